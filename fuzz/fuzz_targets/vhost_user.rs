@@ -6,6 +6,7 @@
 #[path = "../counting.rs"]
 mod counting;
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, IoSlice, Write};
 use std::mem::MaybeUninit;
@@ -15,9 +16,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use arbitrary::Arbitrary;
-use flowstone_block::{Layer, QueueContext, QueueDepth, SectorCount};
+use flowstone_block::{
+    FrontHalf, GuestQueue, Layer, QueueContext, QueueDepth, QueueRunner, SectorCount,
+};
 use flowstone_frontend::vhost_user::fuzzing::Device;
-use flowstone_frontend::vhost_user::{DeviceOptions, DeviceShared, QueueRunner, VirtQueue};
+use flowstone_frontend::vhost_user::{DeviceOptions, DeviceShared, VirtQueue};
 use flowstone_layers::Null;
 use libfuzzer_sys::fuzz_target;
 use rustix::event::{EventfdFlags, eventfd};
@@ -51,25 +54,26 @@ enum Payload {
 }
 
 /// Runs a queue for a moment on the thread that starts it.
-struct Inline(Arc<Null>);
+struct Inline(Arc<Null>, HashMap<usize, VirtQueue>);
 
-impl QueueRunner for Inline {
-    fn start(&mut self, _index: usize, mut queue: VirtQueue) -> io::Result<()> {
-        let mut channel = self.0.channel(&QueueContext::alone(QueueDepth(queue.size()))?)?;
+impl QueueRunner<VirtQueue> for Inline {
+    fn start(&mut self, index: usize, mut queue: VirtQueue) -> io::Result<()> {
+        let mut channel = self.0.channel(&QueueContext::alone(QueueDepth(queue.front().size()))?)?;
         let mut done = Vec::new();
-        queue.take(u16::MAX, || true, |request| channel.submit(request));
+        queue.take(usize::MAX, || true, |request| channel.submit(request));
         channel.reap(&mut done);
         while let Some(completion) = done.pop() {
             queue.complete(completion);
         }
         queue.publish();
+        self.1.insert(index, queue);
         Ok(())
     }
 
     fn begin_stop(&mut self, _index: usize) {}
 
-    fn stop(&mut self, _index: usize) -> Option<u16> {
-        Some(0)
+    fn stop(&mut self, index: usize) -> Option<VirtQueue> {
+        self.1.remove(&index)
     }
 }
 
@@ -119,7 +123,7 @@ fn device() -> Device {
         queues_max: 4,
         id: "fuzz".into(),
     };
-    Device::new(options, Box::new(Inline(layer)))
+    Device::new(options, Box::new(Inline(layer, HashMap::new())))
 }
 
 /// Descriptors that no monitor's end has closed add up.

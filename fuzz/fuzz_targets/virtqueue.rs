@@ -11,7 +11,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use arbitrary::Arbitrary;
-use flowstone_block::{Layer, QueueContext, QueueDepth, Request, SectorCount};
+use flowstone_block::{
+    FrontHalf, GuestQueue, Layer, QueueContext, QueueDepth, Request, SectorCount,
+};
 use flowstone_frontend::vhost_user::VirtQueue;
 use flowstone_frontend::vhost_user::fuzzing::{DISK, REQUEST_BYTES_MAX, log_for, queue_over};
 use flowstone_layers::{Mem, Null};
@@ -144,7 +146,7 @@ fn live(queue: &mut VirtQueue, disk: &dyn Layer, size: u16, dies: bool) {
     for _ in 0..ROUNDS {
         let mut load = Load::default();
         let taken = queue.take(
-            u16::MAX,
+            usize::MAX,
             || true,
             |request| {
                 load.add(&request);
@@ -160,9 +162,9 @@ fn live(queue: &mut VirtQueue, disk: &dyn Layer, size: u16, dies: bool) {
             queue.complete(completion);
         }
         queue.publish();
-        assert_eq!(queue.in_flight(), 0);
-        if queue.ask_for_kicks() {
-            queue.refuse_kicks();
+        assert_eq!(queue.front().in_flight(), 0);
+        if queue.front().ask_for_kicks() {
+            queue.front().refuse_kicks();
         }
     }
 }

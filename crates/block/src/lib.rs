@@ -1,5 +1,6 @@
-//! Vocabulary of the block stack: what a request is, what comes back, and the one seam
-//! ([`Layer`] / [`Channel`]) that every stage above the host file implements.
+//! Vocabulary of the block stack: what a request is, what comes back, the one seam
+//! ([`Layer`] / [`Channel`]) that every stage above the host file implements, and the one that
+//! front ends do ([`GuestQueue`]).
 //!
 //! Nothing here does I/O or knows a transport, a file system or an image format.
 
@@ -12,6 +13,7 @@ mod error;
 mod extent;
 mod geometry;
 mod guarded;
+mod guest_queue;
 mod layer;
 mod log_budget;
 mod origin;
@@ -21,6 +23,7 @@ mod printable;
 mod published;
 mod request;
 mod size;
+mod throttle;
 mod token;
 
 pub use blocking::BlockingDisk;
@@ -32,6 +35,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use extent::{Extent, SECTOR_BYTES, Sector, SectorCount};
 pub use geometry::{FILL_BYTES_MAX, Geometry};
 pub use guarded::{Guarded, is_any_broken, is_whole};
+pub use guest_queue::{BackHalf, Finished, FrontHalf, GuestQueue, QueueRunner, Signal, Taken};
 pub use layer::{Channel, Layer, QueueContext, QueueDepth};
 pub use log_budget::LogBudget;
 pub use origin::{Origin, Peer};
@@ -41,6 +45,7 @@ pub use printable::Printable;
 pub use published::{Published, ReaderWaker, Seen};
 pub use request::{Completion, Op, OpKind, Outcome, Request};
 pub use size::{SizeChange, format_size, parse_size};
+pub use throttle::{Intake, Throttle};
 pub use token::{Token, TokenSource};
 
 #[cfg(feature = "model")]

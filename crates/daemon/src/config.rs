@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, value_parser};
 use flowstone_block::{Error, Result};
+use flowstone_runner::{CpuList, CpuShare, Pipeline, PollMode, PollersConfig};
 use toml::Table;
 
 pub use self::buckets::MetricsBuckets;
@@ -34,10 +35,8 @@ use self::label::check_label;
 pub use self::table::{Keys, key_of, keys_of, table_of, typed_disk};
 pub use self::vm::VmSpec;
 use crate::control::Address;
-use crate::pollers::{Pipeline, PollersConfig};
-use crate::spin::PollMode;
 use crate::stack::{SharedArgs, StackArgs};
-use crate::{CpuList, CpuShare, SocketAccess, SocketGroup, SocketMode};
+use crate::{SocketAccess, SocketGroup, SocketMode};
 
 /// A guest reads this much of a serial number (virtio 1.2, 5.2.6: the device's identity).
 const SERIAL_BYTES_MAX: usize = 20;

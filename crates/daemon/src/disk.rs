@@ -1,35 +1,22 @@
 //! One disk being served: its stack, its socket, its queues.
 
-use std::convert::Infallible;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
-use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
 use flowstone_block::{
     BlockingDisk, Errno, Error, Op, Result, Sector, SectorCount, SizeChange, mutant,
 };
-use flowstone_frontend::vhost_user::{Connection, DeviceOptions, DeviceShared, HangUp, Server};
-use rustix::event::{EventfdFlags, eventfd};
-use tracing::{info, warn};
+use flowstone_runner::{DiskQueues, DiskRun, Pollers, QueueTable};
+use tracing::info;
 
 use crate::SocketAccess;
 use crate::config::{DiskConfig, VmSpec};
 use crate::events::{Event, Events};
+use crate::front_end::{Device, FrontEnd, FrontEndOptions, GuestChange};
 use crate::image_probe::ImageProbe;
-use crate::intake::Throttle;
-use crate::pollers::Pollers;
-use crate::runner::{DiskQueues, QueueTable};
+use crate::memory_charge;
 use crate::stack::Stack;
-
-/// The thread that serves a disk's monitors.
-struct Serving {
-    thread: JoinHandle<()>,
-    /// Disconnected when the thread has nothing left to do.
-    end: Receiver<Infallible>,
-}
 
 /// A disk that is listening.
 pub struct Disk {
@@ -43,15 +30,13 @@ pub struct Disk {
     pub stack: Stack,
     /// What the host tells of the image, if there is one.
     pub probe: Option<ImageProbe>,
-    pub shared: Arc<DeviceShared>,
+    pub shared: Arc<Device>,
     pub queues: Arc<QueueTable>,
     /// What is configured of its VM.
     pub vm: VmSpec,
     /// What the VM that used it last is called.
     vm_name: Mutex<String>,
-    stop: Arc<OwnedFd>,
-    hang_up: HangUp,
-    thread: Mutex<Option<Serving>>,
+    front_end: FrontEnd,
     /// Held while it grows.
     growing: Mutex<()>,
 }
@@ -67,35 +52,33 @@ impl Disk {
         events: &Arc<Events>,
     ) -> Result<Self> {
         let (name, serial) = (config.name(), config.serial());
-        let host = |error| Error::host(format!("disk {name}"), error, "free resources");
         if let Some(image) = &stack.image {
             info!(disk = name, "serving {}", image.serving());
         }
         let probe = stack.image.clone().map(ImageProbe::new);
-        let shared = Arc::new(DeviceShared::new(stack.top.geometry().capacity));
+        let shared = Arc::new(Device::new(stack.top.geometry().capacity));
         let queues = Arc::new(QueueTable::new(name.clone()));
         tell_events(events, &name, &stack, &shared, &queues);
-        let (top, table) = (Arc::clone(&stack.top), Arc::clone(&queues));
-        let throttle = Throttle(Arc::clone(&stack.limits));
-        let device = Arc::clone(&shared);
-        let runner = DiskQueues::new(&config, number, top, throttle, pollers, table, device);
-        let options = DeviceOptions {
+        let run = DiskRun {
+            name: name.clone(),
+            number,
+            poll: config.poll,
+            pipeline: config.pipeline,
+            cpus: config.cpus.unwrap_or_default(),
+            cpu_budget: config.beside.cpu_budget,
+        };
+        let (top, limit) = (Arc::clone(&stack.top), Arc::clone(&stack.limits));
+        let (table, device) = (Arc::clone(&queues), Arc::clone(&shared));
+        let has_started = move || memory_charge::guest_starts(number, &device);
+        let runner = DiskQueues::new(run, top, limit, pollers, table, has_started);
+        let options = FrontEndOptions {
             layer: Arc::clone(&stack.top),
             shared: Arc::clone(&shared),
             queues_max: config.queues,
             id: serial.clone(),
         };
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| host(e.into()))?);
         let access = config.beside.access;
-        let server = Server::bind(&config.socket, access, options, Box::new(runner))?;
-        let hang_up = server.hang_up();
-        let (thread_stop, (running, end)) = (Arc::clone(&stop), mpsc::channel());
-        let serve = move || {
-            let _running: Sender<Infallible> = running;
-            server.run(&thread_stop);
-        };
-        let thread = Builder::new().name(name.clone()).stack_size(256 << 10).spawn(serve);
-        let thread = thread.map_err(host)?;
+        let front_end = FrontEnd::start(&name, &config.socket, access, options, runner)?;
         Ok(Self {
             number,
             vm: config.vm.unwrap_or_default(),
@@ -109,9 +92,7 @@ impl Disk {
             probe,
             shared,
             queues,
-            stop,
-            hang_up,
-            thread: Mutex::new(Some(Serving { thread, end })),
+            front_end,
             growing: Mutex::new(()),
         })
     }
@@ -183,18 +164,14 @@ impl Disk {
 
     /// Asks the disk to stop taking requests; does not wait.
     pub fn begin_stop(&self) {
-        // The counter cannot be full after one write.
-        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        self.front_end.begin_stop();
     }
 
     /// After [`begin_stop`](Self::begin_stop): waits for what is in flight, makes all of it
     /// durable, and ends recordings. A monitor that has not let go by `deadline` is hung up on. The
     /// image is in use until the disk is dropped.
     pub fn stop(&self, deadline: Instant) -> Result<()> {
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread {
-            self.join(thread, deadline);
-        }
+        self.front_end.stop(&self.name, deadline);
         self.stack.recorder.close();
         if mutant("daemon.disk.stops-without-flush") {
             return Ok(());
@@ -207,20 +184,6 @@ impl Disk {
             Error::host(what, error, "check the host's disk: recent writes may be lost")
         })
     }
-
-    fn join(&self, serving: Serving, deadline: Instant) {
-        let Serving { thread, end } = serving;
-        let left = deadline.saturating_duration_since(Instant::now());
-        if end.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
-            // It may be in the middle of a message that never ends, or only waiting for a slow
-            // host. Then the guest misses the last interrupts, which a queue that starts repeats.
-            warn!(disk = self.name, "hanging up on a monitor that does not let go");
-            self.hang_up.now();
-        }
-        if thread.join().is_err() {
-            warn!(disk = self.name, "the disk's control thread has panicked");
-        }
-    }
 }
 
 /// Has a disk's parts tell what happens to it.
@@ -228,16 +191,16 @@ fn tell_events(
     events: &Arc<Events>,
     name: &str,
     stack: &Stack,
-    device: &DeviceShared,
+    device: &Device,
     queues: &QueueTable,
 ) {
     let (mine, disk) = (Arc::clone(events), name.to_owned());
-    device.watch(move |connection| {
+    device.watch(move |change| {
         mine.tell(
             &disk,
-            match connection {
-                Connection::Made(peer) => Event::Connected { process: peer.map(|peer| peer.pid) },
-                Connection::Ended(reason) => Event::Disconnected { reason },
+            match change {
+                GuestChange::Come(peer) => Event::Connected { process: peer.map(|peer| peer.pid) },
+                GuestChange::Gone(reason) => Event::Disconnected { reason },
             },
         );
     });

@@ -12,8 +12,7 @@ use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 
 use flowstone_block::{Error, LogBudget, Peer, Result, mutant};
-use flowstone_frontend::vhost_user::peer_of;
-use flowstone_frontend::{BoundSocket, SocketAccess, bind_socket};
+use flowstone_host::{BoundSocket, SocketAccess, bind_socket, peer_of};
 use flowstone_memory::message::{
     self, Grant, LEASE, LINE_BYTES_MAX, Lines, Refusal, Report, ToGuest, ToHost,
 };

@@ -10,11 +10,11 @@ use std::fs;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use flowstone_block::{LogBudget, Peer, format_size, mutant};
-use flowstone_frontend::vhost_user::{DeviceShared, Guest, expect_disks};
 use serde::Serialize;
 use tracing::warn;
 
 use crate::config::{DiskConfig, VmSpec};
+use crate::front_end::{Device, expect_disks};
 use flowstone_memory::reading::{host_memory, memory_limit, number_after};
 
 /// What `stats` says of the daemon's memory.
@@ -62,7 +62,7 @@ pub fn prepare(disks: &[DiskConfig]) {
 
 /// The guest that uses a disk is served from now on with the memory that it has handed over. Warns
 /// if the guests that are connected have more than the daemon may.
-pub fn guest_starts(disk: u32, device: &Arc<DeviceShared>) {
+pub fn guest_starts(disk: u32, device: &Arc<Device>) {
     static LIMIT: LazyLock<Option<u64>> = LazyLock::new(memory_limit);
     static GUESTS: Mutex<Guests> = Mutex::new(Guests { devices: BTreeMap::new(), said: 0 });
     static LOG: LazyLock<Mutex<LogBudget>> = LazyLock::new(Mutex::default);
@@ -93,7 +93,7 @@ pub fn guest_bytes_of(disks: impl IntoIterator<Item = (u32, Option<Peer>, u64)>)
 
 /// The disks that guests have used, and how much memory of all guests has been complained of.
 struct Guests {
-    devices: BTreeMap<u32, Weak<DeviceShared>>,
+    devices: BTreeMap<u32, Weak<Device>>,
     said: u64,
 }
 
@@ -101,9 +101,9 @@ impl Guests {
     /// What those that are connected have handed over.
     fn bytes(&mut self) -> u64 {
         self.devices.retain(|_, device| device.strong_count() > 0);
-        let guest = |(disk, device): (&u32, &Weak<DeviceShared>)| {
-            let Guest { monitor, memory_bytes } = device.upgrade()?.guest()?;
-            Some((*disk, monitor, memory_bytes))
+        let guest = |(disk, device): (&u32, &Weak<Device>)| {
+            let guest = device.upgrade()?.guest()?;
+            Some((*disk, guest.monitor, guest.memory_bytes))
         };
         guest_bytes_of(self.devices.iter().filter_map(guest))
     }

@@ -9,6 +9,7 @@ mod process;
 
 use std::collections::BTreeMap;
 
+use flowstone_runner::Snapshot;
 use prometheus::proto::{
     Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType, Summary,
 };
@@ -17,7 +18,6 @@ use prometheus::{Encoder, TextEncoder};
 use self::families::{ALL, BUILD_INFO, CACHE_TARGET, Family};
 use crate::config::MetricsBuckets;
 use crate::disks::Disks;
-use crate::histogram::Snapshot;
 
 /// The content type of the text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";

@@ -3,11 +3,10 @@
 
 use std::sync::Arc;
 
+use flowstone_runner::{Node, PollerReport, Pollers, Topology};
 use serde::Serialize;
 
 use crate::disk::Disk;
-use crate::numa::{Node, Topology};
-use crate::pollers::{PollerReport, Pollers};
 use crate::vms;
 
 /// The report; its shape is in docs/operating.md.
@@ -107,14 +106,21 @@ mod tests {
 
     #[test]
     fn advice_names_the_cpus_near_the_memory() {
-        let two = Topology::fake(&[(0, "0-3"), (1, "4-7,12")]);
+        let host = |nodes: &[(u32, &str)]| {
+            let node = |(number, cpus): &(u32, &str)| Node {
+                number: *number,
+                cpus: cpus.parse().unwrap(),
+            };
+            Topology::of(nodes.iter().map(node).collect())
+        };
+        let two = host(&[(0, "0-3"), (1, "4-7,12")]);
         let vm = |pid, home| Guest { name: "vm", pid, home };
         let far = advise(&vm(Some(77), Some(1)), &two);
         assert!(far.contains("on node 1") && far.contains("taskset -apc 4-7,12 77, or"), "{far}");
         let hidden = advise(&vm(None, Some(0)), &two);
         assert!(!hidden.contains("taskset") && hidden.contains("cpuset='0-3'"), "{hidden}");
         assert!(advise(&vm(None, None), &two).contains("bind it to one"));
-        let one = Topology::fake(&[(0, "0-3")]);
+        let one = host(&[(0, "0-3")]);
         assert!(advise(&vm(Some(1), Some(0)), &one).contains("one node"));
     }
 }

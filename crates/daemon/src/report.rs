@@ -5,20 +5,17 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::OpKind;
 use flowstone_image::LogState;
+use flowstone_runner::{FailureReport, Histogram, PollerReport, QueueCounters, Snapshot};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::cache_report::CacheReport;
-use crate::counters::QueueCounters;
 use crate::disk::Disk;
 use crate::disks::{Disks, Failed};
-use crate::failures::FailureReport;
 use crate::guest_agent::Heard;
-use crate::histogram::{Histogram, Snapshot};
 use crate::image_probe::{ImageProbe, PATIENCE};
 use crate::image_report::{DamageReport, DiscardReport, SpaceReport};
 use crate::memory_charge::MemoryReport;
-use crate::pollers::PollerReport;
 use crate::vm_report::VmReport;
 use crate::vms;
 

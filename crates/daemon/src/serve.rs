@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::{Errno, Error, Result};
 use flowstone_fileio::FileOpener;
+use flowstone_runner::Pollers;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
 use tracing::{error, info, warn};
@@ -31,7 +32,6 @@ use crate::guest_agent::GuestAgents;
 use crate::memory_charge;
 use crate::open_files;
 use crate::origin::Origin;
-use crate::pollers::Pollers;
 use crate::recording::Places;
 use crate::resource_monitor::{Caches, ResourceMonitor};
 use crate::stack::{Shared, Stack};

@@ -2,11 +2,7 @@
 //!
 //! [`vhost_user`] serves a disk to a virtual machine monitor over a unix socket; it turns
 //! descriptor chains into [`Request`](flowstone_block::Request)s and completions into used
-//! entries. Who runs the queues is not its business: see [`vhost_user::QueueRunner`].
+//! entries. Who runs the queues is not its business: see
+//! [`QueueRunner`](flowstone_block::QueueRunner).
 
-mod socket;
-mod socket_access;
 pub mod vhost_user;
-
-pub use socket::{BoundSocket, bind_socket};
-pub use socket_access::{SocketAccess, SocketGroup, SocketMode};

@@ -18,7 +18,7 @@ const HANG: Duration = Duration::from_secs(400);
 const LEFT_OUT: [&str; 3] = ["flowstone-vmtest", "flowstone-bench", "flowstone-xtask"];
 /// What has models. With their feature, nothing else of a binary runs.
 const MODELLED: [&str; 4] =
-    ["flowstone-reactor", "flowstone-cache", "flowstone-image", "flowstone-daemon"];
+    ["flowstone-reactor", "flowstone-cache", "flowstone-image", "flowstone-runner"];
 const MODELS: &str = "models::";
 
 /// What the tests have to say about a mutant.

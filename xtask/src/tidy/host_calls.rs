@@ -8,9 +8,11 @@ use super::calls::calls_in;
 use super::lists::List;
 use super::source::Source;
 
-/// What those threads run: all of the daemon, and the way of a request down to the engines.
-const SHARED: [&str; 10] = [
+/// What those threads run: all of the daemon and the runner, and the way of a request down to the
+/// engines.
+const SHARED: [&str; 11] = [
     "crates/daemon/src/",
+    "crates/runner/src/",
     "crates/frontend/src/vhost_user/queue",
     "crates/classify/src/layer.rs",
     "crates/cache/src/",

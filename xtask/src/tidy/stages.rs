@@ -1,5 +1,5 @@
 //! Stages do not name each other: the packages that each may depend on, and, in the daemon, the one
-//! file that names two stages.
+//! file that names two stages, and the one that names a front end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -15,7 +15,7 @@ use super::source::Source;
 
 /// What the packages of the product, of `crates/` and of `guest/`, may depend on. An optional
 /// dependency is for tests.
-const MAY_KNOW: [(&str, &[&str]); 21] = [
+const MAY_KNOW: [(&str, &[&str]); 23] = [
     ("reactor", &[]),
     ("memory", &[]),
     ("ssd", &["block", "fileio"]),
@@ -29,12 +29,15 @@ const MAY_KNOW: [(&str, &[&str]); 21] = [
     ("classify", &["block"]),
     ("cache", &["block"]),
     ("qos", &["block", "fileio"]),
-    ("frontend", &["block"]),
+    ("host", &["block"]),
+    ("frontend", &["block", "host"]),
+    // No stage, and no front end.
+    ("runner", &["block", "reactor"]),
     (
         "daemon",
         &[
-            "reactor", "block", "fileio", "image", "layers", "classify", "cache", "qos",
-            "frontend", "memory", "trace",
+            "block", "fileio", "image", "layers", "classify", "cache", "qos", "host", "frontend",
+            "runner", "memory", "trace",
         ],
     ),
     ("cli", &["block", "fileio", "image", "cache", "qos", "daemon", "replay", "advise", "trace"]),
@@ -63,6 +66,8 @@ const STAGES: [(&str, &str); 7] = [
 ];
 /// The file that may name all of them.
 const WIRING: &str = "crates/daemon/src/stack.rs";
+/// The stage that is named in one file alone, and that file.
+const FRONT_END: (&str, &str) = ("frontend", "crates/daemon/src/front_end.rs");
 
 /// Dependencies between packages that should not be.
 pub fn check_dependencies(workspace: &Path) -> Result<Vec<String>> {
@@ -156,8 +161,8 @@ impl<'ast> Visit<'ast> for Names {
     }
 }
 
-/// Files of the daemon, other than the wiring, that name two stages: by their crates, or by what a
-/// file of the daemon re-exports of them.
+/// Files of the daemon, other than the wiring, that name two stages, or a front end: by their
+/// crates, or by what a file of the daemon re-exports of them.
 pub fn check_wiring(sources: &[Source]) -> Vec<String> {
     let daemon: Vec<_> = sources
         .iter()
@@ -178,17 +183,19 @@ pub fn check_wiring(sources: &[Source]) -> Vec<String> {
             );
         }
     }
-    let named = daemon.into_iter().filter(|source| source.path != WIRING).map(|source| {
+    let complain = |source: &Source| {
         let mut stages = Stages { exported: &exported, found: BTreeSet::new() };
         stages.visit_file(&source.file);
-        (source, stages.found)
-    });
-    let two = named.filter(|(_, stages)| stages.len() > 1);
-    two.map(|(source, stages)| {
-        let stages = Vec::from_iter(stages).join(" and ");
-        format!("{}: names {stages}, as only {WIRING} may", source.path)
-    })
-    .collect()
+        let (path, stages) = (&*source.path, stages.found);
+        let (front_end, its_file) = FRONT_END;
+        if stages.contains(front_end) && path != its_file {
+            return Some(format!("{path}: names {front_end}, as only {its_file} may"));
+        }
+        let two =
+            (stages.len() > 1 && path != WIRING).then(|| Vec::from_iter(stages).join(" and "));
+        two.map(|stages| format!("{path}: names {stages}, as only {WIRING} may"))
+    };
+    daemon.into_iter().filter_map(complain).collect()
 }
 
 /// The first name of a path, and those that it ends with.
@@ -256,6 +263,10 @@ mod tests {
         assert_eq!(of("image", depends("sim", Value::Null, true)), [""; 0]);
         assert_eq!(of("image", depends("sim", Value::Null, false)).len(), 1);
         assert_eq!(of("unheard", depends("block", Value::Null, false)).len(), 1);
+        for other in ["frontend", "qos", "image"] {
+            assert_eq!(of("runner", depends(other, Value::Null, false)).len(), 1);
+            assert_eq!(of("runner", depends(other, "dev".into(), false)), [""; 0]);
+        }
     }
 
     #[test]
@@ -298,6 +309,19 @@ mod tests {
         assert_eq!(of(WIRING, text), 0);
         let text = "use flowstone_image::Image;\nuse flowstone_fileio::FileIo;";
         assert_eq!(of("crates/daemon/src/report.rs", text), 0);
+    }
+
+    #[test]
+    fn a_front_end_has_one_file() {
+        let parse = |path, text| Source::parse(path, text).unwrap();
+        let text = "pub use flowstone_frontend::vhost_user::Server;";
+        let its_file = parse(FRONT_END.1, text);
+        for path in [WIRING, "crates/daemon/src/disk.rs"] {
+            assert_eq!(check_wiring(&[parse(path, text)]).len(), 1);
+            let user = parse(path, "use crate::front_end::Server;");
+            assert_eq!(check_wiring(&[parse(FRONT_END.1, text), user]).len(), 1);
+        }
+        assert_eq!(check_wiring(&[its_file]).len(), 0);
     }
 
     #[test]

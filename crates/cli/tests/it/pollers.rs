@@ -38,7 +38,7 @@ fn serve(place: &Place, disks: &[(&str, &str)]) -> Daemon {
     let command = command.args(["serve", "--config", &place.text("disks.toml")]);
     // With `pipeline = 'auto'` queues change their form at every look.
     let command = command.env("FLOWSTONE_RESTLESS_FORMS", "1");
-    let mut daemon = command.env("FLOWSTONE_LOG", "flowstone_daemon=debug").spawn().unwrap();
+    let mut daemon = command.env("FLOWSTONE_LOG", "flowstone_runner=debug").spawn().unwrap();
     for (name, _) in disks {
         let socket = place.text(&format!("{name}.sock"));
         daemon.wait_stdout(&format!("listening on {socket}"), HANG).unwrap();

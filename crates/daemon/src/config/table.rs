@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 use clap::error::{ContextKind, ContextValue, Error as ClapError, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command};
+use flowstone_runner::CpuList;
 use toml::{Table, Value};
 
 use super::{DaemonConfig, DiskTable, Refusal};
-use crate::{CpuList, SocketMode};
+use crate::SocketMode;
 
 /// As much of a value as an error shows.
 const SHOWN: usize = 60;

@@ -7,8 +7,8 @@ use flowstone_layers::DetectZeroes;
 
 use super::*;
 use crate::control::OPENAPI;
-use crate::pollers::PollerChoice;
 use crate::stack::{Backend, Pdc, Source};
+use flowstone_runner::PollerChoice;
 
 fn read(text: &str) -> Result<Config> {
     let dir = tempfile::tempdir().unwrap();

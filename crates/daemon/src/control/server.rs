@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use flowstone_block::{Error, LogBudget, Result};
-use flowstone_frontend::{BoundSocket, SocketAccess, bind_socket};
+use flowstone_host::{BoundSocket, SocketAccess, bind_socket};
 use http_body_util::{BodyExt, Either, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue};

@@ -1,6 +1,6 @@
 use std::io::{BufRead, BufReader, Write};
 
-use flowstone_frontend::vhost_user::peer_called;
+use flowstone_host::peer_called;
 use flowstone_testkit::{HANG, wait_until};
 
 use super::*;

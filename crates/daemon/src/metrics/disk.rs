@@ -5,15 +5,14 @@ use std::time::Duration;
 
 use flowstone_block::OpKind;
 use flowstone_image::{Image, LogState};
+use flowstone_runner::{Histogram, QueueCounters, Snapshot};
 
 use super::Families;
 use super::families as of;
 use super::families::Family;
 use crate::cache_report::blocks_read;
-use crate::counters::QueueCounters;
 use crate::disk::Disk;
 use crate::disks::Disks;
-use crate::histogram::{Histogram, Snapshot};
 use crate::image_probe::Told;
 
 /// Which of a queue's histograms.

@@ -9,11 +9,12 @@ use flowstone_block::{
     AlignedBuf, Channel, Extent, IoVec, Op, QueueContext, QueueDepth, Request, Sector,
 };
 use flowstone_cache::CacheSize;
-use flowstone_fileio::{DirectChoice, EngineChoice, open_host_file};
+use flowstone_fileio::{LockPatience, open_host_file};
+use flowstone_image::{CreateOptions, create};
 use flowstone_testkit::fuse::FuseHost;
 
 use super::*;
-use crate::served_disk::disk;
+use crate::config::DiskConfig;
 
 const BLOCK_SECTORS: u64 = 8;
 const BLOCK_BYTES: usize = 4096;
@@ -95,7 +96,11 @@ fn no_layer_retires_before_the_host_has_given_everything_back() {
 }
 
 fn ends_in_time(host: &FuseHost, at: &Path, name: &str, has_cache: bool) {
-    let mut config = disk(at, name, EngineChoice::Auto, DirectChoice::Auto).stack;
+    let path = at.join(name);
+    let format = Format::choose(None, &path).unwrap();
+    create(&path, format, 64 << 20, &CreateOptions::default(), LockPatience::NONE).unwrap();
+    let mut config = DiskConfig::new(name, Path::new("unused")).stack;
+    config.image = Some(path);
     let stack = build(&mut config, has_cache);
     let filled = flowstone_block::BlockingDisk::new(&*stack.top)
         .unwrap()

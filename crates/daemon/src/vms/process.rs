@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use flowstone_block::Peer;
 use flowstone_block::mutant;
-use flowstone_frontend::vhost_user::peer_called;
+use flowstone_host::peer_called;
 
 /// What is kept of a VM's name: it is as long as the monitor likes.
 const NAME_CHARS_MAX: usize = 64;

@@ -1,7 +1,7 @@
 use std::os::unix::ffi::OsStrExt as _;
 use std::process::{Child, Command};
 
-use flowstone_frontend::vhost_user::peer_called;
+use flowstone_host::peer_called;
 use flowstone_testkit::wait_for;
 
 use super::*;

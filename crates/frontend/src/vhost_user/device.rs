@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use flowstone_block::{BlockingDisk, Geometry, Layer, Op, mutant};
+use flowstone_block::{BlockingDisk, Geometry, Layer, Op, QueueRunner, mutant};
 use tracing::warn;
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
@@ -43,23 +43,10 @@ pub struct DeviceOptions {
     pub id: String,
 }
 
-/// Runs queues; the daemon implements it with a thread for each.
-pub trait QueueRunner: Send {
-    /// Runs `queue` until it is stopped.
-    fn start(&mut self, index: usize, queue: VirtQueue) -> io::Result<()>;
-
-    /// Asks a queue to take nothing more; does not wait. [`stop`](Self::stop) is to follow.
-    fn begin_stop(&mut self, index: usize);
-
-    /// Stops a queue once nothing is in flight, nor left undone by an earlier life, and returns the
-    /// position of its next avail entry; `None` if it was not running.
-    fn stop(&mut self, index: usize) -> Option<u16>;
-}
-
 /// One device and its connection to a monitor.
 pub struct Device {
     layer: Arc<dyn Layer>,
-    runner: Box<dyn QueueRunner>,
+    runner: Box<dyn QueueRunner<VirtQueue>>,
     shared: Arc<DeviceShared>,
     id: [u8; ID_BYTES],
     features: u64,
@@ -77,7 +64,7 @@ pub struct Device {
 
 impl Device {
     /// A device that no monitor has talked to yet.
-    pub fn new(options: DeviceOptions, runner: Box<dyn QueueRunner>) -> Self {
+    pub fn new(options: DeviceOptions, runner: Box<dyn QueueRunner<VirtQueue>>) -> Self {
         let mut id = [0; ID_BYTES];
         let length = options.id.len().min(ID_BYTES);
         id[..length].copy_from_slice(&options.id.as_bytes()[..length]);
@@ -181,7 +168,7 @@ impl Device {
             return;
         }
         match self.runner.stop(index) {
-            Some(next_avail) => vring.next_avail = next_avail,
+            Some(queue) => vring.next_avail = queue.next_avail(),
             None => vring.fail(),
         }
     }

@@ -1,16 +1,16 @@
 //! vhost-user-blk, the device side.
 //!
-//! Control messages (crate `vhost`) reach `Device`; it hands running rings as
-//! [`VirtQueue`]s to a [`QueueRunner`]. A guest is hostile until proven otherwise: chains are
-//! bounded, headers and range lists are copied once and checked as copies, guest addresses become
-//! host addresses only through [`GuestMemory`], and a ring that breaks the rules is left alone.
+//! Control messages (crate `vhost`) reach `Device`; it hands running rings as [`VirtQueue`]s to a
+//! [`QueueRunner`](flowstone_block::QueueRunner). A guest is hostile until proven otherwise: chains
+//! are bounded, headers and range lists are copied once and checked as copies, guest addresses
+//! become host addresses only through [`GuestMemory`], and a ring that breaks the rules is left
+//! alone.
 
 mod chain;
 mod config_space;
 mod device;
 mod inflight;
 mod memory;
-mod peer;
 mod protocol;
 mod queue;
 mod request;
@@ -19,14 +19,11 @@ mod server;
 mod shared;
 mod vring;
 
-pub use self::peer::{peer_called, peer_of};
-pub use device::{DeviceOptions, QueueRunner};
+pub use device::DeviceOptions;
 pub use memory::{GuestMemory, NodePages, expect_disks};
-pub use queue::{
-    AvailHalf, Finished, QueueFault, Signal, Start, StatusPlace, Taken, UsedHalf, VirtQueue, Work,
-};
+pub use queue::{AvailHalf, QueueFault, Start, UsedHalf, VirtQueue};
 pub use server::{HangUp, Server};
-pub use shared::{Connection, DeviceShared, Guest};
+pub use shared::{DeviceShared, Guest, MonitorChange};
 
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;

@@ -9,16 +9,16 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, Result, mutant};
+use flowstone_block::{Errno, QueueRunner, Result, mutant};
+use flowstone_host::{BoundSocket, SocketAccess, bind_socket, peer_of};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use tracing::{debug, info, warn};
 use vhost::vhost_user::BackendReqHandler;
 
-use super::device::{Device, DeviceOptions, QueueRunner};
-use super::peer::peer_of;
+use super::device::{Device, DeviceOptions};
+use super::queue::VirtQueue;
 use super::shared::DeviceShared;
-use crate::{BoundSocket, SocketAccess, bind_socket};
 
 /// A monitor that does not read our answers is dropped after this. It is waited for before each
 /// message: crate `vhost` tries for ever to send an answer, whatever the socket's own timeout is.
@@ -59,7 +59,7 @@ impl Server {
         path: &Path,
         access: SocketAccess,
         options: DeviceOptions,
-        runner: Box<dyn QueueRunner>,
+        runner: Box<dyn QueueRunner<VirtQueue>>,
     ) -> Result<Self> {
         let socket = bind_socket("socket", path, access)?;
         let shared = Arc::clone(&options.shared);

@@ -35,20 +35,20 @@ pub struct DeviceShared {
     watcher: Watcher,
 }
 
-/// What becomes of a disk's connections.
+/// What a monitor of a disk has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Connection<'a> {
-    /// A monitor has connected: this process, if that is known.
-    Made(Option<Peer>),
-    /// The monitor has gone, for this reason.
-    Ended(&'a str),
+pub enum MonitorChange<'a> {
+    /// It has connected: this process, if that is known.
+    Come(Option<Peer>),
+    /// It has gone, for this reason.
+    Gone(&'a str),
 }
 
 /// Hears of connections, once there is one who does.
 #[derive(Default)]
 struct Watcher(OnceLock<Box<Watch>>);
 
-type Watch = dyn Fn(Connection<'_>) + Send + Sync;
+type Watch = dyn Fn(MonitorChange<'_>) + Send + Sync;
 
 impl fmt::Debug for Watcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -102,12 +102,12 @@ impl DeviceShared {
 
     /// `watcher` hears of all connections from now on, on the thread that serves them: it must not
     /// wait. The first one stays.
-    pub fn watch(&self, watcher: impl Fn(Connection<'_>) + Send + Sync + 'static) {
+    pub fn watch(&self, watcher: impl Fn(MonitorChange<'_>) + Send + Sync + 'static) {
         let _ = self.watcher.0.set(Box::new(watcher));
     }
 
-    fn tell(&self, connection: Connection<'_>) {
-        self.watcher.0.get().into_iter().for_each(|watcher| watcher(connection));
+    fn tell(&self, change: MonitorChange<'_>) {
+        self.watcher.0.get().into_iter().for_each(|watcher| watcher(change));
     }
 
     /// Whether a monitor is connected.
@@ -125,14 +125,14 @@ impl DeviceShared {
         *self.peer() = peer;
         self.connections.fetch_add(1, Ordering::Relaxed);
         self.is_connected.store(true, Ordering::Relaxed);
-        self.tell(Connection::Made(peer));
+        self.tell(MonitorChange::Come(peer));
     }
 
     /// The monitor has gone.
     pub(super) fn disconnected(&self, reason: &str) {
         self.is_connected.store(false, Ordering::Relaxed);
         *self.peer() = None;
-        self.tell(Connection::Ended(reason));
+        self.tell(MonitorChange::Gone(reason));
     }
 
     /// The guest that uses the disk, if one does.

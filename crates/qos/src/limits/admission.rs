@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use flowstone_block::{NextLook, Op, Reactor, mutant};
+use flowstone_block::{Geometry, Intake, NextLook, Op, Reactor, Throttle, mutant};
 
 use super::budget::Cost;
 use super::disk::DiskLimits;
@@ -47,38 +47,6 @@ fn cost(op: Op, zeroes_are_written: bool) -> Cost {
 }
 
 impl Admission {
-    /// Of a queue that runs on the thread of this reactor.
-    pub fn new(disk: Arc<DiskLimits>, zeroes_are_written: bool, reactor: &Reactor) -> Self {
-        let gate = disk.open_gate(reactor);
-        let (lease, chains, spent, waiting, leased_at, look_at) = Default::default();
-        let seen = disk.group.changes();
-        Self {
-            disk,
-            gate,
-            zeroes_are_written,
-            lease,
-            chains,
-            spent,
-            waiting,
-            leased_at,
-            look_at,
-            seen,
-        }
-    }
-
-    /// Begins a batch, of so many chains in the ring at most. Returns whether any may be taken;
-    /// then [`close`](Self::close) is to follow.
-    pub fn open(&mut self, available: usize) -> bool {
-        if !self.gate.is_limited() && self.waiting.is_empty() {
-            return true;
-        }
-        if self.is_closed() {
-            return false;
-        }
-        self.look(available);
-        self.lease.is_some_and(|lease| lease.chains > 0)
-    }
-
     fn look(&mut self, available: usize) {
         let group = &self.disk.group;
         let now = group.now();
@@ -93,14 +61,6 @@ impl Admission {
         (self.lease, self.leased_at) = (Some(lease), now);
     }
 
-    /// Nothing waits any more.
-    pub fn forget(&mut self) {
-        if !self.waiting.is_empty() {
-            self.look(0);
-            (self.lease, self.look_at) = (None, None);
-        }
-    }
-
     fn note_waiting(&mut self, available: usize, now: u64) {
         let known: usize = self.waiting.iter().map(|(_, chains)| chains).sum();
         if available < known {
@@ -112,48 +72,10 @@ impl Admission {
         }
     }
 
-    /// Asked before each chain of a batch: whether it may be taken, too.
-    pub fn goes_on(&self) -> bool {
-        let Some(Lease { chains, cost, counts_bytes }) = self.lease else { return true };
-        let spent = self.spent.get();
-        let is_spent = self.chains.get() >= chains
-            || spent.requests >= cost.requests
-            || counts_bytes && spent.bytes >= cost.bytes;
-        if !is_spent || mutant("qos.admission.takes-all-that-waits") {
-            self.chains.set(self.chains.get() + 1);
-            return true;
-        }
-        false
-    }
-
-    /// Something has been taken that asks for this.
-    pub fn spend(&self, op: Op) {
-        self.add(cost(op, self.zeroes_are_written));
-    }
-
-    /// So many chains have been taken that are answered without the disk.
-    pub fn spend_answered(&self, chains: usize) {
-        self.add(Cost { requests: chains as u64, bytes: 0 });
-    }
-
     fn add(&self, cost: Cost) {
         if self.gate.is_limited() {
             self.spent.set(self.spent.get().plus(cost));
         }
-    }
-
-    /// Ends a batch: what it has cost is paid, or owed by the disk.
-    pub fn close(&mut self) {
-        let (chains, spent) = (self.chains.take(), self.spent.take());
-        let lease = self.lease.take().unwrap_or_default();
-        self.count_waits(chains);
-        if lease.cost == spent && lease.chains == chains {
-            return;
-        }
-        let group = &self.disk.group;
-        group.lock().line.settle(self.gate.queue, lease, chains, spent, group.now());
-        // What was left of the lease is to be asked for again.
-        self.look_at = None;
     }
 
     fn count_waits(&mut self, mut chains: usize) {
@@ -174,16 +96,92 @@ impl Admission {
             self.disk.count_throttled(late, late_ns);
         }
     }
+}
 
-    /// Whether what waits in the ring has to wait on: nothing may be taken before
-    /// [`next_look`](Self::next_look).
-    pub fn is_closed(&self) -> bool {
+impl Throttle for DiskLimits {
+    type Intake = Admission;
+
+    fn intake(self: Arc<Self>, disk: &Geometry, reactor: &Reactor) -> Admission {
+        let gate = self.open_gate(reactor);
+        let (lease, chains, spent, waiting, leased_at, look_at) = Default::default();
+        let (seen, zeroes_are_written) = (self.group.changes(), disk.zeroes_are_written);
+        Admission {
+            disk: self,
+            gate,
+            zeroes_are_written,
+            lease,
+            chains,
+            spent,
+            waiting,
+            leased_at,
+            look_at,
+            seen,
+        }
+    }
+}
+
+impl Intake for Admission {
+    fn open(&mut self, available: usize) -> bool {
+        if !self.gate.is_limited() && self.waiting.is_empty() {
+            return true;
+        }
+        if self.is_closed() {
+            return false;
+        }
+        self.look(available);
+        self.lease.is_some_and(|lease| lease.chains > 0)
+    }
+
+    fn forget(&mut self) {
+        if !self.waiting.is_empty() {
+            self.look(0);
+            (self.lease, self.look_at) = (None, None);
+        }
+    }
+
+    #[inline]
+    fn goes_on(&self) -> bool {
+        let Some(Lease { chains, cost, counts_bytes }) = self.lease else { return true };
+        let spent = self.spent.get();
+        let is_spent = self.chains.get() >= chains
+            || spent.requests >= cost.requests
+            || counts_bytes && spent.bytes >= cost.bytes;
+        if !is_spent || mutant("qos.admission.takes-all-that-waits") {
+            self.chains.set(self.chains.get() + 1);
+            return true;
+        }
+        false
+    }
+
+    #[inline]
+    fn spend(&self, op: Op) {
+        self.add(cost(op, self.zeroes_are_written));
+    }
+
+    #[inline]
+    fn spend_answered(&self, chains: usize) {
+        self.add(Cost { requests: chains as u64, bytes: 0 });
+    }
+
+    fn close(&mut self) {
+        let (chains, spent) = (self.chains.take(), self.spent.take());
+        let lease = self.lease.take().unwrap_or_default();
+        self.count_waits(chains);
+        if lease.cost == spent && lease.chains == chains {
+            return;
+        }
+        let group = &self.disk.group;
+        group.lock().line.settle(self.gate.queue, lease, chains, spent, group.now());
+        // What was left of the lease is to be asked for again.
+        self.look_at = None;
+    }
+
+    fn is_closed(&self) -> bool {
         let group = &self.disk.group;
         self.look_at.is_some_and(|at| group.now() < at) && group.changes() == self.seen
     }
 
-    /// When more of what waits may be taken, as the last look before a sleep.
-    pub fn next_look(&self) -> NextLook {
+    fn next_look(&self) -> NextLook {
         let Some(at) = self.look_at else { return NextLook::OnWake };
         let is_news = self.disk.group.changes() != self.seen;
         if is_news { NextLook::Now } else { NextLook::At(self.disk.group.instant(at)) }

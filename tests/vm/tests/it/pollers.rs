@@ -129,7 +129,7 @@ fn wait_for_threads(fleet: &Fleet, setting: &Setting) -> Result<()> {
 
 /// Whatever the load is: a queue with something to do moves at every look
 /// (`FLOWSTONE_RESTLESS_QUEUES`). When queues move by themselves is tested with made-up loads
-/// (crates/daemon/src/pollers).
+/// (crates/runner/src/pollers).
 #[test]
 fn queues_move_between_pollers_under_a_guest_and_the_daemon_is_killed_after_a_move() -> Result<()> {
     const AUTO: &str = "pollers = 'auto'\npoller-cpus = '0,1,0'"; // three, whatever the machine has

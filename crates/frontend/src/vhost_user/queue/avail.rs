@@ -3,10 +3,11 @@
 //! comes back when it is done.
 
 use std::fs::File;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use flowstone_block::{Op, Request, is_any_broken, mutant};
+use flowstone_block::{FrontHalf, Op, Request, is_any_broken, mutant};
 use tracing::warn;
 
 use super::super::chain::BadChain;
@@ -95,17 +96,6 @@ impl AvailHalf {
         self.parts.next_avail
     }
 
-    /// Requests taken and not back yet.
-    #[inline]
-    pub fn in_flight(&self) -> usize {
-        self.in_flight
-    }
-
-    /// How deep the queue is.
-    pub fn size(&self) -> u16 {
-        self.parts.ring.size()
-    }
-
     /// The guest's memory.
     pub fn memory(&self) -> &GuestMemory {
         self.parts.ring.memory()
@@ -114,27 +104,6 @@ impl AvailHalf {
     /// Why the queue has stopped for good, if it has.
     pub fn fault(&self) -> Option<QueueFault> {
         self.fault
-    }
-
-    /// Readable when the driver has notified us.
-    pub fn kick(&self) -> &Arc<File> {
-        &self.parts.kick
-    }
-
-    /// Forgets the driver's notifications and says how many there were.
-    pub fn clear_kicks(&self) -> u64 {
-        let mut counter = [0; 8];
-        match rustix::io::read(&*self.parts.kick, &mut counter) {
-            Ok(8) => u64::from_ne_bytes(counter),
-            _ => 0,
-        }
-    }
-
-    /// Whether what is in flight weighs so much that nothing more is taken: a completion has to
-    /// come first.
-    #[inline]
-    pub fn is_full(&self) -> bool {
-        self.weight >= WEIGHT_MAX
     }
 
     #[inline]
@@ -152,84 +121,6 @@ impl AvailHalf {
         self.memory().is_broken() || self.parts.log.as_ref().is_some_and(AvailLog::is_broken)
     }
 
-    /// Whether there is something left to take that an earlier life left undone.
-    #[inline]
-    pub fn has_undone(&self) -> bool {
-        self.fault.is_none() && !self.parts.replay.is_empty()
-    }
-
-    /// Asks the driver for a notification with its next request. Returns whether there is
-    /// something to take already.
-    pub fn ask_for_kicks(&self) -> bool {
-        let ring = &self.parts.ring;
-        self.may_take()
-            && (ring.ask_for_kicks(self.parts.next_avail) || !self.parts.replay.is_empty())
-            || self.is_to_fail()
-    }
-
-    /// Asks the driver to save its notifications: we look by ourselves.
-    pub fn refuse_kicks(&self) {
-        self.parts.ring.refuse_kicks(self.parts.next_avail);
-    }
-
-    /// Whether there is something to take.
-    #[inline]
-    pub fn has_available(&self) -> bool {
-        let ring = &self.parts.ring;
-        self.may_take()
-            && (ring.avail_index() != self.parts.next_avail || !self.parts.replay.is_empty())
-            || self.is_to_fail()
-    }
-
-    /// How many new chains the driver has made available.
-    #[inline]
-    pub fn available(&mut self) -> u16 {
-        let available = self.parts.ring.avail_index().wrapping_sub(self.parts.next_avail);
-        if self.is_to_fail() {
-            self.fail(QueueFault::MemoryLost);
-        } else if available > self.parts.ring.size() {
-            self.fail(QueueFault::AvailIndex);
-        }
-        if self.fault.is_some() { 0 } else { available }
-    }
-
-    /// Takes the next available chain; there must be one. Nothing if it cannot be taken: what is in
-    /// flight weighs too much, or the driver has broken the queue.
-    #[inline]
-    pub fn take(&mut self) -> Option<Start> {
-        if !self.may_take() {
-            return None;
-        }
-        let head = self.parts.ring.avail_head(self.parts.next_avail);
-        if self.is_to_fail() {
-            self.fail(QueueFault::MemoryLost);
-            return None;
-        }
-        self.admit(head).then(|| self.start(head, false))?
-    }
-
-    /// Takes the oldest request that an earlier life left undone. Only one at a time is in hand: if
-    /// it is what the daemon dies of, no other one is.
-    #[inline]
-    pub fn take_undone(&mut self) -> Option<(Undone, Start)> {
-        if self.is_to_fail() {
-            self.fail(QueueFault::MemoryLost);
-        }
-        let undone = if self.may_take() { self.parts.replay.pop() } else { None }?;
-        let Undone { head, started, in_hand } = undone;
-        let deadly = (in_hand >= DEATHS_IN_HAND_MAX || started >= DEATHS_MAX)
-            && !mutant("frontend.queue.replays-for-ever");
-        if deadly && in_hand > DEATHS_IN_HAND_MAX {
-            // To answer it, its chain has to be read, and that may be what is deadly.
-            self.fail(QueueFault::Deadly);
-            return None;
-        }
-        if !mutant("frontend.queue.counts-a-life-after-submission") {
-            self.count_life(undone);
-        }
-        Some((undone, self.start(head, deadly)?))
-    }
-
     pub(super) fn count_life(&mut self, undone: Undone) {
         if let Some(log) = &mut self.parts.log {
             log.begin_again(undone);
@@ -241,16 +132,6 @@ impl AvailHalf {
         if let Some(log) = &mut self.parts.log {
             log.begin(head);
         }
-    }
-
-    /// Whether a request with this head has been taken and is not back.
-    pub fn is_busy(&self, head: u16) -> bool {
-        self.slots.get(usize::from(head)).is_some_and(|slot| slot.busy)
-    }
-
-    /// The head of the next available chain; there must be one.
-    pub fn next_head(&self) -> u16 {
-        self.parts.ring.avail_head(self.parts.next_avail)
     }
 
     /// Checks a head from the avail ring and records it as taken.
@@ -350,19 +231,6 @@ impl AvailHalf {
         self.weight += weight;
     }
 
-    /// A chain is done: its head may be used again. A request for the disk comes along.
-    #[inline]
-    pub fn take_back(&mut self, head: u16, request: Option<Box<Request>>) {
-        let slot = &mut self.slots[usize::from(head)];
-        assert!(slot.busy, "a request came back twice");
-        slot.busy = false;
-        self.weight -= slot.weight;
-        self.in_flight -= 1;
-        if let Some(request) = request {
-            slot.put_back(request);
-        }
-    }
-
     fn fail(&mut self, found: QueueFault) {
         // What looks like a guest's mistake may have been read in memory that is lost.
         let fault = if self.is_memory_lost() { QueueFault::MemoryLost } else { found };
@@ -382,6 +250,138 @@ impl AvailHalf {
         }
         if let Some(file) = &self.parts.error {
             let _ = rustix::io::write(&**file, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+impl FrontHalf for AvailHalf {
+    type Start = Start;
+
+    fn size(&self) -> u16 {
+        self.parts.ring.size()
+    }
+
+    #[inline]
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn kick(&self) -> &Arc<File> {
+        &self.parts.kick
+    }
+
+    fn clear_kicks(&self) -> u64 {
+        let mut counter = [0; 8];
+        match rustix::io::read(&*self.parts.kick, &mut counter) {
+            Ok(8) => u64::from_ne_bytes(counter),
+            _ => 0,
+        }
+    }
+
+    fn ask_for_kicks(&self) -> bool {
+        let ring = &self.parts.ring;
+        self.may_take()
+            && (ring.ask_for_kicks(self.parts.next_avail) || !self.parts.replay.is_empty())
+            || self.is_to_fail()
+    }
+
+    fn refuse_kicks(&self) {
+        self.parts.ring.refuse_kicks(self.parts.next_avail);
+    }
+
+    #[inline]
+    fn is_broken(&self) -> bool {
+        self.fault.is_some()
+    }
+
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.weight >= WEIGHT_MAX
+    }
+
+    #[inline]
+    fn has_undone(&self) -> bool {
+        self.fault.is_none() && !self.parts.replay.is_empty()
+    }
+
+    #[inline]
+    fn has_available(&self) -> bool {
+        let ring = &self.parts.ring;
+        self.may_take()
+            && (ring.avail_index() != self.parts.next_avail || !self.parts.replay.is_empty())
+            || self.is_to_fail()
+    }
+
+    #[inline]
+    fn available(&mut self) -> u16 {
+        let available = self.parts.ring.avail_index().wrapping_sub(self.parts.next_avail);
+        if self.is_to_fail() {
+            self.fail(QueueFault::MemoryLost);
+        } else if available > self.parts.ring.size() {
+            self.fail(QueueFault::AvailIndex);
+        }
+        if self.fault.is_some() { 0 } else { available }
+    }
+
+    fn next_head(&self) -> u16 {
+        self.parts.ring.avail_head(self.parts.next_avail)
+    }
+
+    fn is_busy(&self, head: u16) -> bool {
+        self.slots.get(usize::from(head)).is_some_and(|slot| slot.busy)
+    }
+
+    #[inline]
+    fn take(&mut self) -> Option<Start> {
+        if !self.may_take() {
+            return None;
+        }
+        let head = self.parts.ring.avail_head(self.parts.next_avail);
+        if self.is_to_fail() {
+            self.fail(QueueFault::MemoryLost);
+            return None;
+        }
+        self.admit(head).then(|| self.start(head, false))?
+    }
+
+    #[inline]
+    fn take_undone(&mut self) -> Option<Start> {
+        if self.is_to_fail() {
+            self.fail(QueueFault::MemoryLost);
+        }
+        let undone = if self.may_take() { self.parts.replay.pop() } else { None }?;
+        let Undone { head, started, in_hand } = undone;
+        let deadly = (in_hand >= DEATHS_IN_HAND_MAX || started >= DEATHS_MAX)
+            && !mutant("frontend.queue.replays-for-ever");
+        if deadly && in_hand > DEATHS_IN_HAND_MAX {
+            // To answer it, its chain has to be read, and that may be what is deadly.
+            self.fail(QueueFault::Deadly);
+            return None;
+        }
+        if !mutant("frontend.queue.counts-a-life-after-submission") {
+            self.count_life(undone);
+        }
+        self.start(head, deadly)
+    }
+
+    #[inline]
+    fn requests(start: &Start) -> &[Box<Request>] {
+        match &start.work {
+            Work::Submit(request) => slice::from_ref(request),
+            Work::Ranges(parts) => parts,
+            Work::Answer(..) => &[],
+        }
+    }
+
+    #[inline]
+    fn take_back(&mut self, head: u16, request: Option<Box<Request>>) {
+        let slot = &mut self.slots[usize::from(head)];
+        assert!(slot.busy, "a request came back twice");
+        slot.busy = false;
+        self.weight -= slot.weight;
+        self.in_flight -= 1;
+        if let Some(request) = request {
+            slot.put_back(request);
         }
     }
 }

@@ -36,6 +36,7 @@ pub enum Work {
     /// One request for the disk.
     Submit(Box<Request>),
     /// Requests for the disk, one for each range, in any order.
+    #[expect(clippy::vec_box, reason = "requests travel in boxes")]
     Ranges(Vec<Box<Request>>),
     /// An answer with so many bytes written, and nothing for the disk.
     Answer(Status, u32),

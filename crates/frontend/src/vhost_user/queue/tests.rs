@@ -64,12 +64,12 @@ fn ranges_are_given_out_together_and_answered_once_with_any_failure() {
     assert_eq!(starts, [0, 32, 64], "the first two touch");
     for (request, outcome) in parts.drain(..2).zip([Ok(()), Err(Errno::IO)]) {
         assert_eq!(queue.complete(Completion { request, outcome }), None);
-        assert_eq!((status(), queue.in_flight()), (0xff, 1));
+        assert_eq!((status(), queue.front().in_flight()), (0xff, 1));
     }
     let request = parts.pop().unwrap();
     let whole = queue.complete(Completion { request, outcome: Ok(()) });
     assert_eq!(whole, Some(Err(Errno::IO)));
-    assert_eq!((status(), queue.in_flight()), (Status::IoError as u8, 0));
+    assert_eq!((status(), queue.front().in_flight()), (Status::IoError as u8, 0));
 }
 
 fn event() -> File {
@@ -204,7 +204,7 @@ fn take(queue: &mut VirtQueue) -> Vec<Box<Request>> {
     let mut requests = Vec::new();
     loop {
         queue.take(usize::MAX, || true, |request| requests.push(request));
-        if !queue.has_undone() {
+        if !queue.front().has_undone() {
             return requests;
         }
     }
@@ -269,7 +269,7 @@ fn dying_before_the_used_index_moves_loses_nothing() {
     let first = take(&mut queue).remove(0);
     finish(&mut queue, first);
     die(|| {
-        let start = queue.memory().from_guest(0, GUEST_BYTES).unwrap();
+        let start = queue.front().memory().from_guest(0, GUEST_BYTES).unwrap();
         // SAFETY: the mapping is the guest's memory, and this process is about to end.
         unsafe {
             let flags = rustix::mm::MprotectFlags::READ;
@@ -342,7 +342,7 @@ fn a_request_that_two_lives_died_with_is_answered_with_an_error_by_the_third() {
     let mut queue = guest.queue();
     let taken = take(&mut queue);
     assert_eq!(heads(&taken), [2], "the other one is not started any more");
-    assert_eq!((guest.status(6), queue.in_flight()), (Status::IoError as u8, 1));
+    assert_eq!((guest.status(6), queue.front().in_flight()), (Status::IoError as u8, 1));
     queue.publish();
     assert_eq!(guest.undone(), [2]);
     // The head is free, and its next request is a new one.
@@ -416,8 +416,8 @@ fn a_request_that_three_lives_died_with_breaks_its_queue() {
     log.avail.begin_again(undone);
     let mut queue = guest.queue();
     assert!(take(&mut queue).is_empty());
-    assert_eq!((queue.fault(), guest.status(6)), (Some(QueueFault::Deadly), 0xff));
-    assert!(!queue.has_available() && !queue.has_undone());
+    assert_eq!((queue.front().fault(), guest.status(6)), (Some(QueueFault::Deadly), 0xff));
+    assert!(!queue.front().has_available() && !queue.front().has_undone());
 }
 
 /// The daemon waited for ever for the rest of what was undone, and with it the end of the disk.
@@ -429,9 +429,13 @@ fn a_queue_that_breaks_among_what_is_undone_has_nothing_left_to_wait_for() {
     guest.descriptor(16 * 6, (GUEST_BYTES, 16, 4, 0));
     let mut queue = guest.queue();
     queue.take_undone(drop);
-    assert_eq!(queue.fault(), Some(QueueFault::Chain(BadChain::Unmapped)));
-    assert!(!queue.has_available() && !queue.has_undone() && !queue.ask_for_kicks());
-    assert_eq!(queue.in_flight(), 0);
+    assert_eq!(queue.front().fault(), Some(QueueFault::Chain(BadChain::Unmapped)));
+    assert!(
+        !queue.front().has_available()
+            && !queue.front().has_undone()
+            && !queue.front().ask_for_kicks()
+    );
+    assert_eq!(queue.front().in_flight(), 0);
     assert!(
         queue.avail.parts.broken.load(Ordering::Relaxed),
         "left alone when its ring is built anew"
@@ -448,14 +452,14 @@ fn what_is_undone_is_taken_while_the_queue_holds_little_too() {
     (0..256).for_each(|head| guest.offer(head, request_type::IN, 0, &large));
     let mut queue = guest.queue();
     let mut again = 0;
-    while queue.has_undone() {
+    while queue.front().has_undone() {
         let mut taken = Vec::new();
-        while queue.has_available() {
+        while queue.front().has_available() {
             queue.take_undone(|request| taken.push(request));
             assert!(taken.len() <= 8, "{} at once", taken.len());
         }
         queue.take_undone(|_| panic!("taken by a full queue"));
-        assert!(!queue.ask_for_kicks(), "a full queue has no use for notifications");
+        assert!(!queue.front().ask_for_kicks(), "a full queue has no use for notifications");
         again += taken.len();
         taken.into_iter().for_each(|request| finish(&mut queue, request));
     }
@@ -509,7 +513,7 @@ fn a_request_is_as_large_as_a_driver_that_keeps_to_the_limits_can_make_it() {
     guest.offer(1, request_type::IN, 0, &pieces(SEGMENTS_MAX, 512));
     let mut queue = guest.queue();
     assert!(take(&mut queue).is_empty());
-    assert_eq!((guest.status(1), queue.fault()), (Status::IoError as u8, None));
+    assert_eq!((guest.status(1), queue.front().fault()), (Status::IoError as u8, None));
     guest.offer(2, request_type::IN, 0, &pieces(SEGMENTS_MAX - 1, SEGMENT_BYTES_MAX));
     let taken = take(&mut queue);
     assert_eq!(taken[0].op.bytes(), REQUEST_BYTES_MAX);
@@ -543,7 +547,7 @@ fn a_slot_shrinks_whichever_way_its_request_went() {
     guest.offer(1, request_type::IN, 0, &unmapped);
     let mut queue = guest.queue();
     assert!(take(&mut queue).is_empty());
-    assert_eq!(queue.fault(), Some(QueueFault::Chain(BadChain::Unmapped)));
+    assert_eq!(queue.front().fault(), Some(QueueFault::Chain(BadChain::Unmapped)));
     kept(&guest, &queue);
     assert!(guest.undone().is_empty(), "no request, so nothing to repeat");
 }
@@ -566,13 +570,13 @@ fn a_queue_takes_no_more_while_what_it_holds_is_much() {
         let mut queue = guest.queue();
         let mut answered = 0;
         while answered < 1024 {
-            assert!(queue.has_available(), "{answered} answered, and no more taken");
+            assert!(queue.front().has_available(), "{answered} answered, and no more taken");
             let taken = take(&mut queue);
             assert!((1..=most).contains(&taken.len()), "{} at once", taken.len());
-            assert!(!queue.has_available() || answered + queue.in_flight() == 1024);
-            answered += queue.in_flight();
+            assert!(!queue.front().has_available() || answered + queue.front().in_flight() == 1024);
+            answered += queue.front().in_flight();
             taken.into_iter().for_each(|request| finish(&mut queue, request));
-            assert_eq!((queue.in_flight(), queue.avail.weight), (0, 0));
+            assert_eq!((queue.front().in_flight(), queue.avail.weight), (0, 0));
             queue.publish();
         }
         assert_eq!(guest.used_index(), 1024);
@@ -599,7 +603,7 @@ fn zeroes_that_have_to_be_written_are_bounded_by_request_and_by_queue() {
     guest = Guest { region: log_for(1024).unwrap(), zeroes_are_written: true, ..guest };
     let mut queue = guest.queue();
     let mut requests = 0;
-    while queue.has_available() {
+    while queue.front().has_available() {
         let taken = take(&mut queue);
         assert!(taken.len() <= 128, "512 MiB in flight");
         requests += taken.len();
@@ -629,7 +633,7 @@ fn a_request_in_flight_holds_no_room_for_pieces_that_it_does_not_use() {
         let mut queue = guest.queue();
         let taken = take(&mut queue);
         let held: usize = taken.iter().map(|request| request.memory.capacity()).sum();
-        assert_eq!((taken.len(), queue.fault()), (1, None), "kind {kind}");
+        assert_eq!((taken.len(), queue.front().fault()), (1, None), "kind {kind}");
         assert!(held <= PIECES_KEPT, "kind {kind}: {held} pieces");
         taken.into_iter().for_each(|request| finish(&mut queue, request));
     }
@@ -646,7 +650,7 @@ fn a_batch_ends_when_it_is_told_to() {
     let go_on = || left.replace(left.get() - 1) > 0;
     let taken = queue.take(usize::MAX, go_on, drop);
     assert_eq!((taken.chains, queue.next_avail()), (2, 2));
-    assert!(queue.has_available());
+    assert!(queue.front().has_available());
 }
 
 #[test]
@@ -672,11 +676,14 @@ fn a_queue_whose_memory_is_lost_takes_nothing_more_and_says_so() {
     [&mut guest, &mut other].into_iter().for_each(|guest| guest.read(3, 0));
     let [mut queue, mut others] = [guest.queue(), other.queue()];
     guest.memory.set_len(0).unwrap();
-    assert!(queue.has_available() && queue.ask_for_kicks(), "its runner is to look at it");
+    assert!(
+        queue.front().has_available() && queue.front().ask_for_kicks(),
+        "its runner is to look at it"
+    );
     assert!(take(&mut queue).is_empty());
-    assert_eq!(queue.fault(), Some(QueueFault::MemoryLost));
-    assert!(!queue.has_available() && !queue.ask_for_kicks());
-    assert_eq!((heads(&take(&mut others)), others.fault()), (vec![3], None));
+    assert_eq!(queue.front().fault(), Some(QueueFault::MemoryLost));
+    assert!(!queue.front().has_available() && !queue.front().ask_for_kicks());
+    assert_eq!((heads(&take(&mut others)), others.front().fault()), (vec![3], None));
 }
 
 /// What could be read of a chain is not taken for all of it: its header is in lost memory, and a
@@ -688,8 +695,11 @@ fn a_chain_in_lost_memory_is_not_submitted() {
     let mut queue = guest.queue();
     guest.memory.set_len(HEADERS_AT).unwrap();
     assert!(take(&mut queue).is_empty());
-    assert_eq!((queue.take(9, || true, |_| unreachable!()).chains, queue.in_flight()), (0, 0));
-    assert_eq!(queue.fault(), Some(QueueFault::MemoryLost));
+    assert_eq!(
+        (queue.take(9, || true, |_| unreachable!()).chains, queue.front().in_flight()),
+        (0, 0)
+    );
+    assert_eq!(queue.front().fault(), Some(QueueFault::MemoryLost));
 }
 
 /// The data of a read may have gone nowhere; and a next life, with its memory back, has it to do
@@ -703,9 +713,12 @@ fn a_completion_in_lost_memory_is_not_published_and_stays_undone() {
     guest.memory.set_len(HEADERS_AT).unwrap();
     requests.into_iter().for_each(|request| finish(&mut queue, request));
     assert_eq!((queue.publish(), guest.used_index()), (Signal::Nothing, 0));
-    assert!(queue.has_available(), "its runner is to look at it");
+    assert!(queue.front().has_available(), "its runner is to look at it");
     assert!(take(&mut queue).is_empty());
-    assert_eq!((queue.fault(), queue.in_flight()), (Some(QueueFault::MemoryLost), 0));
+    assert_eq!(
+        (queue.front().fault(), queue.front().in_flight()),
+        (Some(QueueFault::MemoryLost), 0)
+    );
     drop(queue);
     guest.memory.set_len(GUEST_BYTES).unwrap();
     assert_eq!(guest.undone(), [3, 5]);

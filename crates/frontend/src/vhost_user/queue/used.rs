@@ -3,35 +3,16 @@
 
 use std::sync::Arc;
 
-use flowstone_block::{Completion, Errno, Outcome, Request, is_any_broken, mutant};
+use flowstone_block::{
+    BackHalf, Completion, Errno, Finished, Outcome, Request, Signal, is_any_broken, mutant,
+};
 
 use super::super::inflight::UsedLog;
 use super::super::protocol::Status;
 use super::super::request::written_bytes;
 use super::super::ring::SplitRing;
 use super::call::CallSlot;
-use super::start::StatusPlace;
-
-/// What became of the wish to interrupt the driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Signal {
-    /// Nothing was published.
-    Nothing,
-    /// Published, and the driver had asked for an interrupt.
-    Sent,
-    /// Published, and the driver did not want one.
-    Suppressed,
-}
-
-/// A request of the guest that is done.
-pub struct Finished {
-    /// Its chain.
-    pub head: u16,
-    /// To be used again.
-    pub request: Box<Request>,
-    /// How it went.
-    pub outcome: Outcome,
-}
+use super::start::{Start, StatusPlace, Work};
 
 /// See the module.
 pub struct UsedHalf {
@@ -67,27 +48,68 @@ impl UsedHalf {
         Self { ring, call, log, pending, next_used: used, published: used }
     }
 
-    /// A chain has come from the avail half; so many completions of the disk are to follow, or an
-    /// answer.
+    /// Writes status and used entry; the driver does not see them before `publish`.
     #[inline]
-    pub fn begin(&mut self, head: u16, status: StatusPlace, parts: usize) {
-        self.pending[usize::from(head)] = Pending { status, parts, outcome: Ok(()) };
+    fn answer(&mut self, head: u16, status: Status, bytes: u32) {
+        if mutant("frontend.queue.used-index-before-status") {
+            self.ring.publish_used(self.next_used.wrapping_add(1));
+        }
+        let pending = &mut self.pending[usize::from(head)];
+        pending.parts = 0;
+        // SAFETY: the pointer is into guest memory that the ring keeps mapped.
+        unsafe { pending.status.0.write_volatile(status as u8) };
+        self.ring.set_used(self.next_used, head, bytes);
+        self.next_used = self.next_used.wrapping_add(1);
         if let Some(log) = &mut self.log {
-            log.take_over(head);
+            log.complete(head);
         }
     }
 
-    /// The disk has all requests that were begun.
     #[inline]
-    pub fn handed_over(&mut self) {
+    fn is_memory_lost(&self) -> bool {
+        let is_lost =
+            || self.ring.memory().is_broken() || self.log.as_ref().is_some_and(UsedLog::is_broken);
+        is_any_broken() && is_lost() && !mutant("frontend.queue.publishes-what-went-nowhere")
+    }
+
+    fn clear_marks(&mut self) {
+        if let Some(log) = &mut self.log {
+            log.published(self.next_used);
+        }
+    }
+}
+
+impl BackHalf for UsedHalf {
+    type Start = Start;
+
+    #[inline]
+    fn begin(&mut self, start: Start, mut submit: impl FnMut(Box<Request>)) -> Option<u16> {
+        let Start { head, status, work } = start;
+        let pending = Pending { status, parts: work.parts(), outcome: Ok(()) };
+        self.pending[usize::from(head)] = pending;
+        if let Some(log) = &mut self.log {
+            log.take_over(head);
+        }
+        match work {
+            Work::Submit(request) => submit(request),
+            Work::Ranges(parts) => parts.into_iter().for_each(submit),
+            Work::Answer(status, bytes) => {
+                self.answer(head, status, bytes);
+                return Some(head);
+            }
+        }
+        None
+    }
+
+    #[inline]
+    fn handed_over(&mut self) {
         if let Some(log) = &mut self.log {
             log.handed_over();
         }
     }
 
-    /// Takes a completion back. Returns the guest's request, if that was all of it.
     #[inline]
-    pub fn complete(&mut self, completion: Completion) -> Option<Finished> {
+    fn complete(&mut self, completion: Completion) -> Option<Finished> {
         let Completion { request, outcome } = completion;
         let head = request.tag as u16;
         let pending = &mut self.pending[usize::from(head)];
@@ -103,30 +125,11 @@ impl UsedHalf {
         Some(Finished { head, request, outcome })
     }
 
-    /// Writes status and used entry; the driver does not see them before `publish`.
-    #[inline]
-    pub fn answer(&mut self, head: u16, status: Status, bytes: u32) {
-        if mutant("frontend.queue.used-index-before-status") {
-            self.ring.publish_used(self.next_used.wrapping_add(1));
-        }
-        let pending = &mut self.pending[usize::from(head)];
-        pending.parts = 0;
-        // SAFETY: the pointer is into guest memory that the ring keeps mapped.
-        unsafe { pending.status.0.write_volatile(status as u8) };
-        self.ring.set_used(self.next_used, head, bytes);
-        self.next_used = self.next_used.wrapping_add(1);
-        if let Some(log) = &mut self.log {
-            log.complete(head);
-        }
-    }
-
-    /// The used index, what is not published yet included.
-    pub fn next_used(&self) -> u16 {
+    fn done(&self) -> u16 {
         self.next_used
     }
 
-    /// Shows all new completions to the driver, and interrupts it if it asks for that.
-    pub fn publish(&mut self) -> Signal {
+    fn publish(&mut self) -> Signal {
         if self.next_used == self.published {
             return Signal::Nothing;
         }
@@ -150,19 +153,6 @@ impl UsedHalf {
             return Signal::Sent;
         }
         Signal::Suppressed
-    }
-
-    #[inline]
-    fn is_memory_lost(&self) -> bool {
-        let is_lost =
-            || self.ring.memory().is_broken() || self.log.as_ref().is_some_and(UsedLog::is_broken);
-        is_any_broken() && is_lost() && !mutant("frontend.queue.publishes-what-went-nowhere")
-    }
-
-    fn clear_marks(&mut self) {
-        if let Some(log) = &mut self.log {
-            log.published(self.next_used);
-        }
     }
 }
 

@@ -4,7 +4,6 @@ use flowstone_block::{Channel, Geometry, Layer, QueueContext, SectorCount};
 use flowstone_testkit::{HANG, wait_until};
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::super::queue::VirtQueue;
 use super::*;
 
 /// A disk that no queue uses.
@@ -20,14 +19,14 @@ impl Layer for Unused {
     }
 }
 
-impl QueueRunner for Unused {
+impl QueueRunner<VirtQueue> for Unused {
     fn start(&mut self, _index: usize, _queue: VirtQueue) -> io::Result<()> {
         unreachable!("no queue starts")
     }
 
     fn begin_stop(&mut self, _index: usize) {}
 
-    fn stop(&mut self, _index: usize) -> Option<u16> {
+    fn stop(&mut self, _index: usize) -> Option<VirtQueue> {
         None
     }
 }

@@ -20,8 +20,13 @@ impl Fixture {
     }
 
     fn queue(&self) -> Admission {
-        Admission::new(Arc::clone(&self.disk), self.zeroes_are_written, &self.reactor)
+        intake(&self.disk, self.zeroes_are_written, &self.reactor)
     }
+}
+
+fn intake(disk: &Arc<DiskLimits>, zeroes_are_written: bool, reactor: &Reactor) -> Admission {
+    let geometry = Geometry::with_capacity(SectorCount::new(8));
+    Arc::clone(disk).intake(&Geometry { zeroes_are_written, ..geometry }, reactor)
 }
 
 fn write() -> Op {
@@ -154,12 +159,11 @@ fn a_disk_that_goes_leaves_its_group_to_the_others() {
     for _ in 0..3 {
         let disk = |_| DiskLimits::new(Arc::clone(&group), Limit::NONE, Weight::default());
         let [first, second] = [0, 1].map(disk);
-        let mut queues =
-            [&first, &second].map(|disk| Admission::new(Arc::clone(disk), false, &reactor));
+        let mut queues = [&first, &second].map(|disk| intake(disk, false, &reactor));
         assert_eq!(first.group(), Some("tenants"));
         queues.iter_mut().for_each(|queue| _ = batch(queue, 4, write()));
         drop((first, queues));
-        let mut queue = Admission::new(Arc::clone(&second), false, &reactor);
+        let mut queue = intake(&second, false, &reactor);
         group.set_limit(Limit::NONE);
         assert_eq!(batch(&mut queue, 4, write()), 4);
         group.set_limit("iops=1".parse().unwrap());

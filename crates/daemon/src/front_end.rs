@@ -1,0 +1,94 @@
+//! How a guest reaches a disk: a socket, and the thread that answers its monitor there. The only
+//! file that names a front end.
+
+use std::convert::Infallible;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::Instant;
+
+use flowstone_block::{Error, QueueRunner, Result};
+use flowstone_frontend::vhost_user::{
+    self, DeviceOptions, DeviceShared, HangUp, Server, VirtQueue,
+};
+use rustix::event::{EventfdFlags, eventfd};
+use tracing::warn;
+
+use crate::SocketAccess;
+
+/// What a front end and the control plane share of a disk.
+pub type Device = DeviceShared;
+
+/// A guest's monitor has come, or has gone.
+pub type GuestChange<'a> = vhost_user::MonitorChange<'a>;
+
+/// What a front end is told about a disk.
+pub type FrontEndOptions = DeviceOptions;
+
+/// Keeps address space for the guests of so many disks, each of which may have so much memory.
+pub fn expect_disks(count: usize, guest_bytes_max: u64) {
+    vhost_user::expect_disks(count, guest_bytes_max);
+}
+
+/// A disk that listens.
+pub struct FrontEnd {
+    stop: Arc<OwnedFd>,
+    hang_up: HangUp,
+    thread: Mutex<Option<Serving>>,
+}
+
+/// The thread that serves a disk's monitors.
+struct Serving {
+    thread: JoinHandle<()>,
+    /// Disconnected when the thread has nothing left to do.
+    end: Receiver<Infallible>,
+}
+
+impl FrontEnd {
+    /// Starts listening at `socket`; `runner` runs the queues. The disk is called `name`.
+    pub fn start(
+        name: &str,
+        socket: &Path,
+        access: SocketAccess,
+        options: FrontEndOptions,
+        runner: impl QueueRunner<VirtQueue> + 'static,
+    ) -> Result<Self> {
+        let host = |error| Error::host(format!("disk {name}"), error, "free resources");
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| host(e.into()))?);
+        let server = Server::bind(socket, access, options, Box::new(runner))?;
+        let hang_up = server.hang_up();
+        let (thread_stop, (running, end)) = (Arc::clone(&stop), mpsc::channel());
+        let serve = move || {
+            let _running: Sender<Infallible> = running;
+            server.run(&thread_stop);
+        };
+        let thread = Builder::new().name(name.into()).stack_size(256 << 10).spawn(serve);
+        let thread = thread.map_err(host)?;
+        Ok(Self { stop, hang_up, thread: Mutex::new(Some(Serving { thread, end })) })
+    }
+
+    /// Asks it to end; does not wait.
+    pub fn begin_stop(&self) {
+        // The counter cannot be full after one write.
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+    }
+
+    /// After [`begin_stop`](Self::begin_stop): waits for what is in flight. A monitor that has not
+    /// let go by `deadline` is hung up on. `disk` is what the disk is called.
+    pub fn stop(&self, disk: &str, deadline: Instant) {
+        let serving = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(Serving { thread, end }) = serving else { return };
+        let left = deadline.saturating_duration_since(Instant::now());
+        if end.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
+            // It may be in the middle of a message that never ends, or only waiting for a slow
+            // host. Then the guest misses the last interrupts, which a queue that starts repeats.
+            warn!(disk, "hanging up on a monitor that does not let go");
+            self.hang_up.now();
+        }
+        if thread.join().is_err() {
+            warn!(disk, "the disk's control thread has panicked");
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! The thread that has the disk's channel: submits what is handed over, waits for completions,
+//! publishes them, and interrupts the driver.
+
+use std::sync::Arc;
+
+use flowstone_block::sync::atomic::{AtomicBool, Ordering};
+use flowstone_block::{
+    BackHalf, Channel, Completion, Finished, GuestQueue, NextLook, Outcome, Request, Signal, Taken,
+    mutant,
+};
+
+use crate::batch::Batch;
+use crate::disk_task::{Chains, Disk, DiskTask};
+use crate::halves::{Back, Return};
+use crate::queue_run::{Made, Part, QueuePart, TaskContext};
+
+/// See the module.
+pub type BackTask<Q> = DiskTask<BackChains<Q>>;
+
+/// The half that completes, and how much of it the disk has.
+pub struct BackChains<Q: GuestQueue> {
+    half: Back<Q>,
+    leave: Arc<AtomicBool>,
+    /// Chains with the disk.
+    in_flight: usize,
+}
+
+impl<Q: GuestQueue> BackTask<Q> {
+    /// As [`DiskTask::with_chains`].
+    pub fn new(half: Back<Q>, channel: Box<dyn Channel>, context: &TaskContext<'_>) -> Self {
+        let _ = half.link.0.back.set(context.reactor.waker());
+        let chains = BackChains { half, leave: Arc::clone(&context.leave), in_flight: 0 };
+        Self::with_chains(chains, channel, context)
+    }
+}
+
+impl<Q: GuestQueue> QueuePart for Back<Q> {
+    fn run(self: Box<Self>, context: &TaskContext<'_>) -> Made {
+        match context.channel(self.size) {
+            Ok(channel) => Ok(Box::new(BackTask::new(*self, channel, context))),
+            Err(error) => Err((self, error)),
+        }
+    }
+}
+
+impl<Q: GuestQueue> BackChains<Q> {
+    /// Before it is published: when the driver offers the chain again, the other thread has it.
+    fn give_back(&mut self, head: u16, request: Option<Box<Request>>) {
+        let Back { back, returns, .. } = &mut self.half;
+        let done = Return { head, request, done: back.done() };
+        if mutant("runner.back.gives-back-after-publishing") {
+            back.publish();
+        }
+        assert!(returns.push(done).is_ok(), "there is room for every head");
+    }
+}
+
+impl<Q: GuestQueue> Chains for BackChains<Q> {
+    fn is_leaving(&self) -> bool {
+        self.leave.load(Ordering::Acquire)
+    }
+
+    fn may_rest(&self) -> bool {
+        let leaves = self.is_leaving() || self.half.link.0.front_leaves();
+        !leaves || mutant("runner.back.rests-while-it-is-to-stop")
+    }
+
+    fn has_available(&self) -> bool {
+        !self.half.starts.is_empty()
+    }
+
+    fn has_undone(&self) -> bool {
+        self.has_available()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn take(&mut self, disk: &mut Disk, batch: &Batch) -> Taken {
+        let handed_over = self.half.starts.slots();
+        let mut taken = Taken::default();
+        while taken.chains < batch.chains().min(handed_over) && batch.goes_on() {
+            let Ok(start) = self.half.starts.pop() else { break };
+            taken.chains += 1;
+            match self.half.back.begin(start, |request| disk.submit(request, batch)) {
+                Some(head) => {
+                    taken.answered += 1;
+                    self.give_back(head, None);
+                }
+                None => self.in_flight += 1,
+            }
+        }
+        taken.left = handed_over - taken.chains;
+        taken
+    }
+
+    fn handed_over(&mut self) {
+        self.half.back.handed_over();
+    }
+
+    fn complete(&mut self, done: Completion) -> Option<Outcome> {
+        let Finished { head, request, outcome } = self.half.back.complete(done)?;
+        self.in_flight -= 1;
+        self.give_back(head, Some(request));
+        Some(outcome)
+    }
+
+    fn publish(&mut self) -> Signal {
+        let Back { back, link, .. } = &mut self.half;
+        let signal = back.publish();
+        link.0.set_cleared(back.done());
+        link.0.wake_front();
+        signal
+    }
+
+    fn park(&mut self) -> bool {
+        self.has_available()
+    }
+
+    fn next_look(&mut self) -> NextLook {
+        NextLook::now_if(self.has_available())
+    }
+
+    fn unpark(&mut self) -> bool {
+        self.has_available()
+    }
+
+    fn into_part(self) -> Part {
+        Box::new(self.half)
+    }
+}

@@ -1,0 +1,242 @@
+//! The thread that takes requests: polls the avail ring, reads chains, and hands them over.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use flowstone_block::{FrontHalf, GuestQueue, Intake, NextLook, Op, Throttle, mutant};
+
+use crate::batch::CHAIN_BYTES;
+use crate::counters::QueueCounters;
+use crate::entrance::Entrance;
+use crate::halves::{Back, Front, Return, join};
+use crate::histogram::{add, nanos};
+use crate::queue_run::{Made, Part, QueuePart, QueueRun, TaskContext, Work};
+use crate::spin::SpinBudget;
+
+/// Chains that are handed over at once, at most: the other thread gets something to do early.
+const HAND_OVER_MAX: u16 = 16;
+
+/// See the module. Stays on the thread that makes it.
+pub struct FrontTask<Q: GuestQueue, T: Throttle> {
+    entrance: Entrance<T::Intake>,
+    half: Front<Q, T>,
+    /// Done, and not to be taken again before their marks are cleared.
+    returned: VecDeque<Return>,
+    counters: Arc<QueueCounters>,
+    spin: SpinBudget,
+    /// Since its thread had nothing to do, if this task has not had anything since.
+    idle: Option<Instant>,
+}
+
+impl<Q: GuestQueue, T: Throttle> QueuePart for Front<Q, T> {
+    fn work_ns(&self) -> fn(&QueueCounters) -> u64 {
+        QueueCounters::front_ns
+    }
+
+    fn run(self: Box<Self>, context: &TaskContext<'_>) -> Made {
+        Ok(Box::new(FrontTask::new(*self, context)))
+    }
+
+    fn join(self: Box<Self>, back: Part) -> Option<Part> {
+        let back = (back as Box<dyn Any>).downcast::<Back<Q>>().ok()?;
+        Some(Box::new(join(*self, *back)?))
+    }
+}
+
+impl<Q: GuestQueue, T: Throttle> FrontTask<Q, T> {
+    /// On the thread of this context.
+    pub fn new(half: Front<Q, T>, context: &TaskContext<'_>) -> Self {
+        let _ = half.link.front.set(context.reactor.waker());
+        let _ = half.link.front_leave.set(Arc::clone(&context.leave));
+        Self {
+            entrance: Entrance::new(&half.front, &half.throttle, context),
+            half,
+            returned: VecDeque::new(),
+            counters: Arc::clone(&context.spec.counters),
+            spin: SpinBudget::new(context.spec.poll, context.patience),
+            idle: None,
+        }
+    }
+
+    fn take_returns(&mut self) {
+        let Self { half, returned, .. } = self;
+        while let Ok(done) = half.returns.pop() {
+            returned.push_back(done);
+        }
+        while let Some(done) = returned.pop_front_if(|done| half.link.is_cleared(done.done)) {
+            half.front.take_back(done.head, done.request);
+        }
+    }
+
+    /// Whether there is something to take. What an earlier life left undone goes first, also if the
+    /// task is to leave, and one by one: if it is what the daemon dies of, no other one is in hand.
+    fn has_available(&self) -> bool {
+        let front = &self.half.front;
+        if front.has_undone() {
+            return front.in_flight() == 0;
+        }
+        !self.is_leaving() && front.has_available()
+    }
+
+    /// Whether what has come back can be made use of.
+    fn has_returns(&self) -> bool {
+        let first = self.returned.front();
+        self.half.returns.slots() > 0 || first.is_some_and(|it| self.half.link.is_cleared(it.done))
+    }
+
+    /// Takes what there is, of about so many bytes, and hands it over. Returns how many chains that
+    /// was.
+    fn hand_over(&mut self, mut bytes_max: u64) -> usize {
+        if let Some(start) = self.half.front.take_undone() {
+            self.push(start);
+            self.entrance.close(&self.half.front);
+            return 1;
+        }
+        let Some(available) = self.entrance.open(&mut self.half.front) else { return 0 };
+        let mut taken = 0;
+        for _ in 0..available.min(HAND_OVER_MAX) {
+            let is_spent = bytes_max == 0 && !mutant("runner.front.takes-more-than-its-bytes");
+            if is_spent
+                || self.is_on_its_way(self.half.front.next_head())
+                || !self.entrance.intake.goes_on()
+            {
+                break;
+            }
+            let Some(start) = self.half.front.take() else { break };
+            bytes_max = bytes_max.saturating_sub(CHAIN_BYTES + self.push(start));
+            taken += 1;
+        }
+        self.entrance.close(&self.half.front);
+        taken
+    }
+
+    /// Returns how many bytes it moves.
+    fn push(&mut self, start: <Q::Front as FrontHalf>::Start) -> u64 {
+        let (requests, intake) = (Q::Front::requests(&start), &self.entrance.intake);
+        if requests.is_empty() {
+            intake.spend_answered(1);
+        }
+        let spend = |op: Op| {
+            intake.spend(op);
+            op.bytes()
+        };
+        let bytes = requests.iter().map(|request| spend(request.op)).sum();
+        assert!(self.half.starts.push(start).is_ok(), "there is room for every head");
+        bytes
+    }
+
+    /// Whether a chain is done and offered again, while its marks are still being cleared. It can
+    /// be taken in a moment; one that is not done is a mistake of the driver.
+    fn is_on_its_way(&mut self, head: u16) -> bool {
+        if self.half.front.is_busy(head) {
+            // It came back before the driver could see it.
+            self.take_returns();
+        }
+        self.half.front.is_busy(head) && self.returned.iter().any(|done| done.head == head)
+    }
+
+    /// Says that it waits for chains to come back, if it does. Returns whether there is something
+    /// to do already.
+    fn wait_for_returns(&mut self) -> bool {
+        if !self.needs_returns() {
+            return false;
+        }
+        self.half.link.begin_wait();
+        self.has_returns() || self.is_over()
+    }
+
+    /// Whether it can go on only when chains come back.
+    fn needs_returns(&self) -> bool {
+        let front = &self.half.front;
+        self.is_leaving() || front.is_full() || front.has_undone() || !self.returned.is_empty()
+    }
+}
+
+impl<Q: GuestQueue, T: Throttle> QueueRun for FrontTask<Q, T> {
+    fn turn(&mut self, bytes_max: u64) -> Option<Work> {
+        if self.half.returns.slots() > 0 || !self.returned.is_empty() {
+            self.take_returns();
+        }
+        if !self.has_available() || bytes_max == 0 {
+            return None;
+        }
+        let found = Instant::now();
+        if self.hand_over(bytes_max) == 0 {
+            return None;
+        }
+        self.half.link.wake_back();
+        if let Some(since) = self.idle.take() {
+            self.spin.learn(found - since);
+        }
+        let time = found.elapsed();
+        self.counters.front.record(time);
+        Some(Work { found, time })
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.entrance.is_leaving()
+    }
+
+    fn is_over(&mut self) -> bool {
+        let front = &self.half.front;
+        let drained = front.in_flight() == 0 && !front.has_undone();
+        self.is_leaving() && (drained || self.half.starts.is_abandoned())
+    }
+
+    fn begin_idle(&mut self, now: Instant) -> Duration {
+        self.idle.get_or_insert(now);
+        self.spin.budget()
+    }
+
+    fn count_looking(&self, time: Duration) {
+        add(&self.counters.front_spin_ns, nanos(time));
+        self.entrance.looked(time, &self.half.front);
+    }
+
+    fn park(&mut self) -> bool {
+        if self.entrance.is_held(&self.half.front) {
+            return self.wait_for_returns();
+        }
+        // A notification from before would keep the next one from being noticed.
+        self.entrance.take_kicks(&self.half.front);
+        if self.wait_for_returns() {
+            return true;
+        }
+        if self.is_leaving() {
+            // It may rest.
+            self.half.link.wake_back();
+        }
+        if self.is_leaving() || self.half.front.has_undone() {
+            return self.has_available();
+        }
+        self.half.front.ask_for_kicks() && !self.is_on_its_way(self.half.front.next_head())
+    }
+
+    /// Who wakes a thread that is not asleep yet is not heard: what has come back since the task
+    /// was parked has to be seen here, and an order to leave, after which it waits for what comes
+    /// back.
+    fn next_look(&mut self) -> NextLook {
+        let missed = (!self.half.link.front_waits() || self.has_returns())
+            && !mutant("runner.front.last-look-sees-no-returns");
+        let admitted = self.entrance.next_look(&self.half.front);
+        NextLook::now_if(self.is_over() || self.needs_returns() && missed).min(admitted)
+    }
+
+    fn unpark(&mut self) -> bool {
+        self.half.link.end_wait();
+        self.entrance.unpark(&self.half.front)
+    }
+
+    fn count_sleep(&self, _time: Duration) {
+        add(&self.counters.front_sleeps, 1);
+    }
+
+    fn finish(self: Box<Self>) -> Part {
+        Box::new(self.half)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,208 @@
+//! The halves of a queue on two threads (S2.2): one takes requests from the driver, the other one
+//! has the disk's channel and gives completions to the driver.
+//!
+//! Chains go to the second thread through a ring of one producer and one consumer, and come back
+//! through another one when they are done. Each has room for all chains that the queue can have in
+//! flight, so nothing waits for room.
+//!
+//! A head comes back before the driver can see that its request is done, and is taken again only
+//! when the marks of its last use are cleared in the in-flight log: [`Link::is_cleared`] says how
+//! far that is. Else the mark of a new request could be cleared with those of the old batch, and a
+//! daemon that is killed would lose it.
+
+use std::any::Any;
+use std::sync::{Arc, OnceLock};
+
+use flowstone_block::sync::atomic::{AtomicBool, AtomicU16, Ordering, fence};
+use flowstone_block::{BackHalf, FrontHalf, GuestQueue, Request, Throttle, Waker, mutant};
+
+use crate::chain_ring::{Consumer, Producer, RingBuffer};
+use crate::queue_run::Part;
+
+/// What both threads see.
+#[derive(Default)]
+pub struct Link {
+    /// Chains whose marks are cleared, as [`BackHalf::done`] counts them.
+    cleared: AtomicU16,
+    /// Whether the front waits for chains to come back.
+    front_waits: AtomicBool,
+    /// Raised when the front is to take nothing more, which the back is told when all has come
+    /// back.
+    pub front_leave: OnceLock<Arc<AtomicBool>>,
+    /// Wakes the thread that takes requests.
+    pub front: OnceLock<Arc<Waker>>,
+    /// Wakes the thread that completes them.
+    pub back: OnceLock<Arc<Waker>>,
+}
+
+/// A chain that is done.
+pub struct Return {
+    /// Its chain.
+    pub head: u16,
+    /// The request, if the disk had one.
+    pub request: Option<Box<Request>>,
+    /// What the other half had counted then, this one included.
+    pub done: u16,
+}
+
+/// A chain on its way to the half that completes.
+type Start<Q> = <<Q as GuestQueue>::Front as FrontHalf>::Start;
+
+/// A queue on its way to a thread, with the limit of its disk.
+pub struct Whole<Q, T> {
+    pub queue: Q,
+    pub throttle: Arc<T>,
+}
+
+/// The half that takes requests, on its way to a thread.
+pub struct Front<Q: GuestQueue, T> {
+    pub front: Q::Front,
+    pub throttle: Arc<T>,
+    pub starts: Producer<Start<Q>>,
+    pub returns: Consumer<Return>,
+    pub link: Arc<Link>,
+}
+
+/// The half that completes them.
+pub struct Back<Q: GuestQueue> {
+    pub back: Q::Back,
+    pub starts: Consumer<Start<Q>>,
+    pub returns: Producer<Return>,
+    pub link: BackLink,
+    /// How deep the queue is.
+    pub size: u16,
+}
+
+/// The queue that a part is, if it is a whole one of this kind.
+pub fn whole<Q: GuestQueue, T: Throttle>(part: Part) -> Option<Box<Whole<Q, T>>> {
+    (part as Box<dyn Any>).downcast().ok()
+}
+
+/// Cuts a queue that has nothing in flight.
+pub fn split<Q: GuestQueue, T>(whole: Whole<Q, T>) -> (Front<Q, T>, Back<Q>) {
+    let Whole { queue, throttle } = whole;
+    let size = queue.front().size();
+    let (front, back) = queue.split();
+    let (to_back, starts) = RingBuffer::new(usize::from(size));
+    let (to_front, returns) = RingBuffer::new(usize::from(size));
+    let link = Arc::new(Link { cleared: AtomicU16::new(back.done()), ..Link::default() });
+    let front = Front { front, throttle, starts: to_back, returns, link: Arc::clone(&link) };
+    (front, Back { back, starts, returns: to_front, link: BackLink(link), size })
+}
+
+/// Puts the halves of a queue together again; nothing if one of them has not come to rest.
+pub fn join<Q: GuestQueue, T>(front: Front<Q, T>, back: Back<Q>) -> Option<Whole<Q, T>> {
+    let Front { front, throttle, .. } = front;
+    (front.in_flight() == 0).then(|| Whole { queue: Q::join(front, back.back), throttle })
+}
+
+impl Link {
+    /// The marks of so many chains are cleared.
+    pub fn set_cleared(&self, done: u16) {
+        self.cleared.store(done, Ordering::Release);
+    }
+
+    /// Whether the marks of a chain are cleared: the one that made it so many.
+    pub fn is_cleared(&self, done: u16) -> bool {
+        // No more than a ring lies between the two.
+        self.cleared.load(Ordering::Acquire).wrapping_sub(done) < 1 << 15
+            || mutant("runner.front.takes-a-head-before-its-mark-is-cleared")
+    }
+
+    /// Whether the front is to take nothing more.
+    pub fn front_leaves(&self) -> bool {
+        self.front_leave.get().is_some_and(|leave| leave.load(Ordering::Acquire))
+    }
+
+    /// Chains have been handed over.
+    pub fn wake_back(&self) {
+        if !mutant("runner.front.does-not-wake-the-back") {
+            self.back.get().inspect(|waker| waker.wake());
+        }
+    }
+
+    /// The front is about to sleep, and can only go on when chains come back. Its last look, behind
+    /// the fence of the sleep, sees those that come back before the other thread sees this.
+    pub fn begin_wait(&self) {
+        self.front_waits.store(true, Ordering::Relaxed);
+    }
+
+    /// It goes on.
+    pub fn end_wait(&self) {
+        self.front_waits.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether it has said that it waits. For the front itself.
+    pub fn front_waits(&self) -> bool {
+        self.front_waits.load(Ordering::Relaxed)
+    }
+
+    /// Chains have come back, or the back is gone.
+    pub fn wake_front(&self) {
+        // Either we see that it waits, or it sees what has come back.
+        if !mutant("runner.link.wakes-the-front-without-fence") {
+            fence(Ordering::SeqCst);
+        }
+        let waits = self.front_waits.load(Ordering::Relaxed);
+        if waits && !mutant("runner.back.does-not-wake-the-front") {
+            self.front.get().inspect(|waker| waker.wake());
+        }
+    }
+}
+
+/// Of the half that completes.
+pub struct BackLink(pub Arc<Link>);
+
+impl Drop for BackLink {
+    /// Also if its thread has panicked: the front must not wait for it.
+    fn drop(&mut self) {
+        self.0.wake_front();
+    }
+}
+
+#[cfg(feature = "model")]
+#[cfg(test)]
+mod models;
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use flowstone_block::SectorCount;
+    use flowstone_frontend::vhost_user::fuzzing::{log_for, queue_over};
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+    use crate::fake_guest::Unlimited;
+
+    #[test]
+    fn marks_are_cleared_up_to_the_used_index_also_across_its_wrap() {
+        let link = Link::default();
+        for (cleared, used, is_cleared) in
+            [(5, 5, true), (5, 4, true), (5, 6, false), (1, 0xffff, true), (0xffff, 1, false)]
+        {
+            link.set_cleared(cleared);
+            assert_eq!(link.is_cleared(used), is_cleared, "{cleared} {used}");
+        }
+    }
+
+    /// A queue is cut in the midst of its life: marks of what is done next are not cleared,
+    /// wherever its ring has got to.
+    #[test]
+    fn a_queue_that_is_cut_has_marks_cleared_up_to_where_it_is() {
+        const SIZE: u16 = 16;
+        for used in [0, 1, 40_000, u16::MAX] {
+            let memory = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
+            memory.set_len(0x1000).unwrap();
+            let used_at = (16 * u64::from(SIZE) + 6 + 2 * u64::from(SIZE)).next_multiple_of(4);
+            memory.write_all_at(&used.to_le_bytes(), used_at + 2).unwrap();
+            let kick = File::from(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+            let (disk, log) = (SectorCount::new(8), log_for(SIZE).unwrap());
+            let queue = queue_over(memory, 0x1000, SIZE, true, kick, disk, &log).unwrap();
+            let (front, _back) = split(Whole { queue, throttle: Arc::new(Unlimited) });
+            assert!(front.link.is_cleared(used));
+            assert!(!front.link.is_cleared(used.wrapping_add(1)), "{used}");
+        }
+    }
+}

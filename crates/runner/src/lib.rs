@@ -1,0 +1,44 @@
+//! Runs the queues of disks: a task is a queue, or a half of one, on a thread; a poller is a thread
+//! that runs tasks; [`Pollers`] are all of them, and what moves queues between them.
+//!
+//! Nothing here knows a front end or a stage: a queue is a
+//! [`GuestQueue`](flowstone_block::GuestQueue), its disk a [`Layer`](flowstone_block::Layer), and
+//! what limits the disk a [`Throttle`](flowstone_block::Throttle). Tasks are compiled for each kind
+//! of queue; pollers run tasks of any kind.
+
+mod back_task;
+mod batch;
+mod chain_ring;
+mod counters;
+mod cpu_budget;
+mod cpus;
+mod disk_queues;
+mod disk_task;
+mod entrance;
+mod failures;
+#[cfg(test)]
+mod fake_guest;
+mod front_task;
+mod halves;
+#[cfg(test)]
+mod held_disk;
+mod histogram;
+mod idle_cpus;
+mod numa;
+mod poller;
+mod pollers;
+mod queue_run;
+mod queue_task;
+#[cfg(test)]
+mod served_disk;
+mod spin;
+
+pub use counters::QueueCounters;
+pub use cpu_budget::CpuShare;
+pub use cpus::CpuList;
+pub use disk_queues::{DiskQueues, DiskRun, QueueTable};
+pub use failures::FailureReport;
+pub use histogram::{Histogram, Snapshot};
+pub use numa::{Node, Topology};
+pub use pollers::{Pipeline, PollerChoice, PollerReport, Pollers, PollersConfig};
+pub use spin::PollMode;

@@ -1,0 +1,137 @@
+//! Which CPUs and pollers are near a guest's memory (S2.8).
+
+use std::fs;
+use std::path::Path;
+
+use crate::CpuList;
+
+/// Where the kernel describes the host's nodes.
+const NODES: &str = "/sys/devices/system/node";
+
+/// A NUMA node with CPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// The kernel's number of it.
+    pub number: u32,
+    /// Its CPUs.
+    pub cpus: CpuList,
+}
+
+/// The nodes of a host that have CPUs, in the order of their numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Topology {
+    nodes: Vec<Node>,
+}
+
+impl Topology {
+    /// Of this host. A host that does not describe itself has no nodes, and nothing is placed.
+    pub fn of_host() -> Self {
+        Self::read(Path::new(NODES))
+    }
+
+    fn read(root: &Path) -> Self {
+        let entries = fs::read_dir(root).into_iter().flatten().flatten();
+        let node = |entry: fs::DirEntry| {
+            let number = entry.file_name().to_str()?.strip_prefix("node")?.parse().ok()?;
+            let cpus = fs::read_to_string(entry.path().join("cpulist")).ok()?;
+            Some(Node { number, cpus: cpus.trim().parse().ok()? })
+        };
+        Self::of(entries.filter_map(node).collect())
+    }
+
+    /// Of these nodes.
+    pub fn of(mut nodes: Vec<Node>) -> Self {
+        nodes.sort_by_key(|node| node.number);
+        Self { nodes }
+    }
+
+    /// All of them.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// Whether it matters where something runs.
+    pub fn matters(&self) -> bool {
+        self.nodes.len() > 1
+    }
+
+    /// The CPUs near the memory of a node; none if it has none.
+    pub fn cpus_near(&self, node: u32) -> CpuList {
+        let node = self.nodes.iter().find(|it| it.number == node);
+        node.map(|node| node.cpus.clone()).unwrap_or_default()
+    }
+
+    /// Where the thread with this number runs if the configuration does not say: on all CPUs of a
+    /// node, the nodes in turn; anywhere if that does not matter.
+    pub fn spread(&self, index: usize) -> CpuList {
+        if self.matters() {
+            self.nodes[index % self.nodes.len()].cpus.clone()
+        } else {
+            CpuList::default()
+        }
+    }
+
+    /// The node of all these CPUs, if they have one.
+    pub fn node_of_all(&self, cpus: &CpuList) -> Option<u32> {
+        let node_of = |cpu| self.nodes.iter().find(|node| node.cpus.contains(cpu));
+        let mut nodes = cpus.iter().map(|cpu| node_of(cpu).map(|node| node.number));
+        let first = nodes.next()??;
+        nodes.all(|node| node == Some(first)).then_some(first)
+    }
+
+    /// A host with these nodes, for tests.
+    #[cfg(test)]
+    pub fn fake(nodes: &[(u32, &str)]) -> Self {
+        let node =
+            |(number, cpus): &(u32, &str)| Node { number: *number, cpus: cpus.parse().unwrap() };
+        Self { nodes: nodes.iter().map(node).collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(text: &str) -> CpuList {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn nodes_are_read_as_the_kernel_describes_them() {
+        let root = tempfile::tempdir().unwrap();
+        for (name, cpus) in [("node10", "8-11\n"), ("node0", "0-3,16\n"), ("node2", "\n")] {
+            fs::create_dir(root.path().join(name)).unwrap();
+            fs::write(root.path().join(name).join("cpulist"), cpus).unwrap();
+        }
+        fs::write(root.path().join("possible"), "0-10\n").unwrap();
+        let host = Topology::read(root.path());
+        // Node 2 has memory only.
+        assert_eq!(host, Topology::fake(&[(0, "0-3,16"), (10, "8-11")]));
+        let node_of = |cpu: usize| host.node_of_all(&cpu.into());
+        assert_eq!([node_of(16), node_of(9), node_of(5)], [Some(0), Some(10), None]);
+        assert_eq!([host.cpus_near(10), host.cpus_near(2)], [list("8-11"), CpuList::default()]);
+        assert_eq!(host.node_of_all(&list("1-2")), Some(0));
+        assert_eq!(
+            [host.node_of_all(&list("1,8")), host.node_of_all(&CpuList::default())],
+            [None; 2]
+        );
+    }
+
+    #[test]
+    fn threads_are_spread_over_nodes_only_where_there_are_several() {
+        let two = Topology::fake(&[(0, "0-1"), (1, "2-3")]);
+        assert_eq!(
+            [two.spread(0), two.spread(1), two.spread(2)],
+            [list("0-1"), list("2-3"), list("0-1")]
+        );
+        for one in [Topology::fake(&[(0, "0-1")]), Topology::read(Path::new("/nowhere"))] {
+            assert!(!one.matters() && one.spread(0).is_empty());
+        }
+    }
+
+    #[test]
+    fn this_host_has_a_node_or_says_nothing() {
+        let host = Topology::of_host();
+        assert!(host.nodes().iter().all(|node| !node.cpus.is_empty()));
+    }
+}

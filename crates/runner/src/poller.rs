@@ -1,0 +1,326 @@
+//! A thread that runs queues: it gives them turns, looks for work while that pays, and sleeps once
+//! for all of them.
+
+mod activity;
+mod counters;
+mod handover;
+mod shares;
+mod task;
+mod thread;
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use flowstone_block::{NextLook, Reactor, mutant};
+use tracing::{error, warn};
+
+pub use self::activity::Activity;
+pub use self::counters::PollerCounters;
+use self::handover::{Arrival, Cause};
+pub use self::handover::{Inbox, NotRun, Orders, RunningQueue};
+use self::shares::Shares;
+use self::task::{THRIFT, Task};
+pub use self::thread::{PollerOptions, PollerThread};
+use crate::histogram::add;
+use crate::queue_run::TaskContext;
+use crate::spin::{FOR_DRIVER, FOR_DRIVER_SHARED};
+
+/// Turns between two looks at the clock while looking for work.
+const TURNS_PER_LOOK: u32 = 16;
+
+/// A cold queue gets one turn of so many.
+const COLD_STRIDE: u32 = 16;
+
+/// Time between two looks at what the process has used of its CPU budget.
+const BUDGET_LOOK: Duration = Duration::from_millis(1);
+
+/// What runs on the thread.
+struct Poller {
+    // Before the reactor's last handle: they have watches and rings in it.
+    tasks: Vec<Task>,
+    reactor: Reactor,
+    inbox: Arc<Inbox>,
+    options: PollerOptions,
+    /// When the budget is looked at again.
+    pay_at: Instant,
+    /// Until when it does not look for work.
+    thrift: Instant,
+    /// Counts passes over the queues.
+    pass: u32,
+    /// Which queue was first in the last one.
+    first: usize,
+    shares: Shares,
+    /// Whether the next pass is over all of them, the cold ones too.
+    look_at_all: bool,
+}
+
+impl Poller {
+    fn new(options: PollerOptions) -> io::Result<Self> {
+        let reactor = Reactor::new()?;
+        let inbox = Arc::new(Inbox::new(options.index, reactor.waker()));
+        let now = Instant::now();
+        Ok(Self {
+            tasks: Vec::new(),
+            reactor,
+            inbox,
+            options,
+            pay_at: now,
+            thrift: now,
+            pass: 0,
+            first: 0,
+            shares: Shares::default(),
+            look_at_all: true,
+        })
+    }
+
+    fn run(mut self) {
+        loop {
+            if self.inbox.is_full() {
+                self.inbox.empty().into_iter().for_each(|arrival| self.begin(arrival));
+            }
+            if self.tasks.is_empty() && self.inbox.end_if_closed() {
+                return;
+            }
+            match self.turn() {
+                Some(found) => self.pay(found),
+                None => self.idle(),
+            }
+        }
+    }
+
+    fn begin(&mut self, arrival: Arrival) {
+        let Arrival { queue, spec, orders, ended, cause } = arrival;
+        let patience = if self.options.is_shared { FOR_DRIVER_SHARED } else { FOR_DRIVER };
+        let (reactor, leave) = (&self.reactor, orders.leave_flag());
+        let context = TaskContext { spec: &spec, reactor, leave, patience };
+        // What a panic leaves of the queue is dropped, and who waits for it hears of that.
+        let made = catch_unwind(AssertUnwindSafe(|| queue.run(&context)));
+        let Ok(made) = made else {
+            return error!(queue = ?spec.origin, "a queue has panicked before its first turn");
+        };
+        match made {
+            Ok(queue) => {
+                cause.succeed(&self.inbox.counters);
+                self.tasks.push(Task::new(queue, spec, orders, ended));
+                self.count_tasks();
+            }
+            Err((queue, error)) => match cause {
+                Cause::Start(started) => {
+                    drop(started.send(Err(NotRun { error, queue: Some(queue) })));
+                }
+                Cause::Move { from, .. } => {
+                    warn!(%error, "a queue cannot run on another poller; it stays where it was");
+                    orders.divert(&from);
+                    let cause = Cause::Return;
+                    send(&from, Arrival { queue, spec, orders, ended, cause });
+                }
+                Cause::Return => error!(%error, "a queue cannot run any more"),
+            },
+        }
+    }
+
+    fn count_tasks(&mut self) {
+        self.inbox.counters.set_queues(self.tasks.len());
+        let places = self.shares.reset(self.tasks.iter().map(Task::disk));
+        self.tasks.iter_mut().zip(places).for_each(|(task, place)| task.share = place);
+    }
+
+    /// Which one is first in this pass: each in turn, so that each queue of a disk has its part of
+    /// what the disk has.
+    fn next_first(&mut self) -> usize {
+        self.first = if self.first + 1 < self.tasks.len() { self.first + 1 } else { 0 };
+        self.first
+    }
+
+    /// A turn for every queue that is not cold or resting. Returns when one found work, or ended.
+    fn turn(&mut self) -> Option<Instant> {
+        let (mut found, mut over, mut busy) = (None, false, Duration::ZERO);
+        let is_shared = self.tasks.len() > 1;
+        let all = std::mem::take(&mut self.look_at_all) || !is_shared;
+        self.pass = self.pass.wrapping_add(1);
+        self.shares.begin(self.pass);
+        let (first, shares) = (self.next_first(), &mut self.shares);
+        let (later, sooner) = self.tasks.split_at_mut(first);
+        for (index, task) in (first as u32..).zip(sooner).chain((0..).zip(later)) {
+            let is_due =
+                all || !task.is_cold() || self.pass.wrapping_add(index).is_multiple_of(COLD_STRIDE);
+            let bytes_max = if is_shared { shares.bytes_left(task.share) } else { u64::MAX };
+            if is_due
+                && task.has_turns()
+                && let Some(work) = task.turn(bytes_max)
+            {
+                found = Some(work.found);
+                busy += work.time;
+                shares.charge(task.share, work.time);
+            }
+            over |= task.is_over();
+        }
+        let counters = &self.inbox.counters;
+        add(&counters.turns, 1);
+        if found.is_some() {
+            PollerCounters::add_time(&counters.busy_ns, busy);
+        }
+        if over { self.end_tasks().or(found) } else { found }
+    }
+
+    fn end_tasks(&mut self) -> Option<Instant> {
+        let now = Instant::now();
+        let over: Vec<Task> = self.tasks.extract_if(.., |task| task.is_over()).collect();
+        self.count_tasks();
+        over.into_iter().for_each(|task| self.end(task, now));
+        Some(now)
+    }
+
+    fn end(&self, task: Task, drained: Instant) {
+        if task.lost {
+            // The kernel may use the guest's memory, and a drop would wait for that with all disks
+            // of the thread.
+            error!(queue = ?task.spec.origin, "a queue that has panicked cannot be ended; its memory is kept");
+            std::mem::forget(task.queue);
+            return;
+        }
+        if task.dead {
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(task)));
+            return;
+        }
+        let Task { queue, spec, orders, ended, .. } = task;
+        let Ok(queue) = catch_unwind(AssertUnwindSafe(|| queue.finish())) else {
+            return error!(queue = ?spec.origin, "a queue has panicked after its last turn");
+        };
+        match orders.depart() {
+            None => {
+                // First: who hears that it has stopped may let go of its disk, and another one take
+                // that over.
+                drop(spec);
+                drop(ended.send(queue));
+            }
+            Some(to) => {
+                let from = Arc::clone(&self.inbox);
+                let cause = Cause::Move { from, drained };
+                send(&to, Arrival { queue, spec, orders, ended, cause });
+            }
+        }
+    }
+
+    /// Rests if the process has used its CPU budget.
+    fn pay(&mut self, now: Instant) {
+        if now < self.pay_at {
+            return;
+        }
+        self.pay_at = now + BUDGET_LOOK;
+        let Some(until) = self.options.budget.as_ref().and_then(|budget| budget.charge(now)) else {
+            return;
+        };
+        while !self.inbox.is_full() && Instant::now() < until {
+            self.reactor.sleep(|| NextLook::now_if(self.inbox.is_full()).min(NextLook::At(until)));
+        }
+        self.thrift = until + THRIFT;
+        PollerCounters::add_time(&self.inbox.counters.resting_ns, now.elapsed());
+    }
+
+    /// Looks for work for a while, then sleeps until there is some. A wake-up for nothing is part
+    /// of the gap between work, and looking again would not pay.
+    fn idle(&mut self) {
+        let start = Instant::now();
+        let budget = self.look_budget(start);
+        let mut found = if budget.is_zero() { None } else { self.look(start, budget) };
+        self.pay(found.unwrap_or(start));
+        while found.is_none() && !self.inbox.is_full() {
+            self.sleep();
+            found = self.turn();
+            if found.is_none() {
+                // A wake-up for nothing is paid for, too.
+                self.pay(Instant::now());
+            }
+        }
+    }
+
+    /// How long it is worth looking for work.
+    fn look_budget(&mut self, now: Instant) -> Duration {
+        let budgets = self.tasks.iter_mut().map(|task| task.begin_idle(now));
+        // Every one is asked, since gaps begin here.
+        let longest = budgets.max().unwrap_or_default();
+        if now < self.thrift { Duration::ZERO } else { longest }
+    }
+
+    /// Returns when it found work, if it did. What was found is done by then, and is not counted
+    /// as looking.
+    fn look(&mut self, start: Instant, mut budget: Duration) -> Option<Instant> {
+        let mut counted = start;
+        loop {
+            let found = self.turns();
+            let now = found.unwrap_or_else(Instant::now);
+            if now >= self.pay_at {
+                self.count_looking(now - counted, now);
+                self.pay(now);
+                budget = self.look_budget(now);
+                counted = Instant::now().max(now);
+            }
+            if found.is_some() || self.inbox.is_full() || now - start > budget {
+                self.count_looking(now.saturating_duration_since(counted), now);
+                return found;
+            }
+            // The threads that do the disk's work may need this core: the kernel's threads that
+            // sync and complete, a maintenance worker, other queues.
+            std::thread::yield_now();
+        }
+    }
+
+    fn count_looking(&mut self, time: Duration, now: Instant) {
+        PollerCounters::add_time(&self.inbox.counters.looking_ns, time);
+        let each = time / self.tasks.len().max(1) as u32;
+        for task in &mut self.tasks {
+            task.queue.count_looking(time);
+            task.charge(each, now);
+        }
+    }
+
+    fn turns(&mut self) -> Option<Instant> {
+        (0..TURNS_PER_LOOK).find_map(|_| {
+            std::hint::spin_loop();
+            self.turn()
+        })
+    }
+
+    /// Sleeps until there may be something to do for any of the queues.
+    fn sleep(&mut self) {
+        let from = Instant::now();
+        let mut has_work = false;
+        for task in &mut self.tasks {
+            // All of them, whatever one finds: each is unparked below.
+            has_work |= task.park(from);
+        }
+        if !has_work {
+            let Self { tasks, reactor, inbox, .. } = self;
+            reactor.sleep(|| {
+                let looks = tasks.iter_mut().map(Task::next_look);
+                // Every one of them: a look also starts what is to be started.
+                let arrived =
+                    inbox.is_full() && !mutant("runner.poller.last-look-sees-no-arrivals");
+                looks.fold(NextLook::now_if(arrived), NextLook::min)
+            });
+            let time = from.elapsed();
+            add(&self.inbox.counters.sleeps, 1);
+            self.options.activity.woke();
+            self.tasks.iter().for_each(|task| task.queue.count_sleep(time));
+        }
+        self.tasks.iter_mut().for_each(Task::unpark);
+        self.look_at_all = true;
+    }
+}
+
+/// Hands a queue over to another poller. If that has ended, so has the daemon: its monitor hears
+/// it.
+fn send(to: &Inbox, arrival: Arrival) {
+    if to.post(arrival).is_err() {
+        error!("a queue's next poller has died; the queue takes no more requests");
+    }
+}
+
+#[cfg(feature = "model")]
+#[cfg(test)]
+mod models;
+#[cfg(test)]
+mod tests;

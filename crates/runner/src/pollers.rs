@@ -1,0 +1,135 @@
+//! The threads that run the queues of all disks: one for each queue, or a few that all queues
+//! share.
+
+#![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
+
+mod balance;
+mod balancer;
+mod form_changer;
+mod form_choice;
+mod load_watch;
+mod placed;
+mod placed_queue;
+mod places;
+mod report;
+
+use std::io;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use clap::{Args, ValueEnum};
+use flowstone_block::{GuestQueue, Throttle};
+
+use self::form_changer::FormChanger;
+use self::placed::Form;
+pub use self::placed_queue::PlacedQueue;
+pub use self::places::OwnThreads;
+use self::places::Places;
+pub use self::report::PollerReport;
+use crate::CpuList;
+use crate::cpu_budget::CpuShare;
+use crate::halves::Whole;
+use crate::numa::Topology;
+use crate::queue_run::QueueSpec;
+
+/// The most pollers: hosts have hardly more CPUs than that.
+const POLLERS_MAX: usize = 256;
+
+/// Which threads run queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PollerChoice {
+    /// One for each queue: a queue waits for no other one.
+    #[default]
+    PerQueue,
+    /// So many, for all queues.
+    Count(usize),
+    /// As many as the load asks for, for all queues.
+    Auto,
+}
+
+impl FromStr for PollerChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.parse()) {
+            ("per-queue", _) => Ok(Self::PerQueue),
+            ("auto", _) => Ok(Self::Auto),
+            (_, Ok(count @ 1..=POLLERS_MAX)) => Ok(Self::Count(count)),
+            _ => Err(format!(
+                "`{text}` is not a choice of pollers; use a number from 1 to {POLLERS_MAX}, auto or per-queue"
+            )),
+        }
+    }
+}
+
+/// How many threads a queue runs on (S2.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Pipeline {
+    /// One does everything
+    #[default]
+    Fused,
+    /// One takes requests from the guest, the other one submits and completes them
+    Split,
+    /// The one of them that does more, measured while it runs
+    Auto,
+}
+
+/// What the daemon's threads are to be.
+#[derive(Clone, Debug, Default, Args)]
+pub struct PollersConfig {
+    /// Which threads run queues: per-queue (one for each), N (so many for all queues; these move
+    /// between them by load), auto (as many as the load asks for)
+    #[arg(long = "pollers", id = "pollers", value_name = "N|auto|per-queue")]
+    #[arg(default_value = "per-queue")]
+    pub choice: PollerChoice,
+    /// Pin shared pollers to these CPUs in turn; with --pollers auto there are as many at most
+    #[arg(long = "poller-cpus", id = "poller_cpus", value_name = "LIST")]
+    pub cpus: Option<CpuList>,
+    /// The most CPU time that the daemon may use, e.g. 50% of one CPU, or 150% [default: no limit]
+    #[arg(long = "cpu-budget", id = "cpu_budget", value_name = "PERCENT")]
+    pub budget: Option<CpuShare>,
+}
+
+/// All pollers of a daemon.
+pub struct Pollers {
+    places: Arc<Places>,
+    forms: FormChanger,
+}
+
+impl Pollers {
+    /// Starts no poller yet.
+    pub fn new(config: &PollersConfig) -> io::Result<Self> {
+        Ok(Self { places: Arc::new(Places::new(config)?), forms: FormChanger::default() })
+    }
+
+    /// Runs a queue: on threads of its own, as `own` says, or on shared ones.
+    pub fn run<Q: GuestQueue, T: Throttle>(
+        &self,
+        whole: Whole<Q, T>,
+        spec: QueueSpec,
+        pipeline: Pipeline,
+        own: OwnThreads,
+    ) -> io::Result<PlacedQueue> {
+        // One that is bound to its thread has no other form.
+        let pipeline = if Q::IS_MOVABLE { pipeline } else { Pipeline::Fused };
+        let form = if pipeline == Pipeline::Split { Form::Split } else { Form::Fused };
+        let queue = PlacedQueue::run(Arc::clone(&self.places), form, Box::new(whole), spec, own)?;
+        if pipeline == Pipeline::Auto {
+            self.forms.add(&queue.0, &self.places.activity)?;
+        }
+        Ok(queue)
+    }
+
+    /// What every poller that lives has done.
+    pub fn report(&self) -> Vec<PollerReport> {
+        self.places.report()
+    }
+
+    /// The host's nodes.
+    pub fn topology(&self) -> &Topology {
+        &self.places.topology
+    }
+}
+
+#[cfg(test)]
+mod tests;

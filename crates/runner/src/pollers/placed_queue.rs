@@ -1,0 +1,172 @@
+//! A queue as the monitor's thread has it: to be stopped. Its form may be changed meanwhile by
+//! another thread.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tracing::{error, warn};
+
+use super::placed::{Form, Placed};
+use super::places::{OwnThreads, Places, Wanted};
+use crate::CpuList;
+use crate::counters::QueueCounters;
+use crate::poller::NotRun;
+use crate::queue_run::{Part, QueueSpec};
+
+/// A queue that runs. Dropped without [`stop`](Self::stop), it stops by itself.
+pub struct PlacedQueue(pub(super) Arc<Changeable>);
+
+/// A queue whose form may change.
+pub(super) struct Changeable {
+    places: Arc<Places>,
+    spec: QueueSpec,
+    own: OwnThreads,
+    home: Option<u32>,
+    /// Held while its form changes, until nothing is in flight and it runs again.
+    state: Mutex<State>,
+    /// The monitor has asked it to stop: it does not run again, in no form.
+    is_to_stop: AtomicBool,
+}
+
+enum State {
+    Runs(Placed),
+    /// The queue is here if it can run in neither form for now, unless it has panicked.
+    Over(Option<Part>),
+}
+
+impl PlacedQueue {
+    pub(super) fn run(
+        places: Arc<Places>,
+        form: Form,
+        queue: Part,
+        spec: QueueSpec,
+        own: OwnThreads,
+    ) -> io::Result<Self> {
+        let home = if places.topology.matters() { queue.home() } else { None };
+        let wanted = Wanted { spec: &spec, own: &own, home };
+        let placed = places.run(form, queue, &wanted).map_err(|not_run| not_run.error)?;
+        spec.counters.runs_as(form == Form::Split);
+        let state = Mutex::new(State::Runs(placed));
+        let is_to_stop = AtomicBool::new(false);
+        Ok(Self(Arc::new(Changeable { places, spec, own, home, state, is_to_stop })))
+    }
+
+    /// Asks it to take nothing more; does not wait.
+    pub fn begin_stop(&self) {
+        self.0.is_to_stop.store(true, Ordering::Release);
+        // A queue whose form changes takes nothing more already, and sees the flag before it runs
+        // again.
+        if let Ok(state) = self.0.state.try_lock()
+            && let State::Runs(placed) = &*state
+        {
+            placed.begin_stop();
+        }
+    }
+
+    /// Waits until nothing is in flight, and gives the queue back; `None` if it has panicked.
+    pub fn stop(self) -> Option<Part> {
+        self.begin_stop();
+        let state = std::mem::replace(&mut *self.0.state(), State::Over(None));
+        match state {
+            State::Runs(placed) => placed.stop(),
+            State::Over(queue) => queue,
+        }
+    }
+}
+
+impl Drop for PlacedQueue {
+    /// Here, not where its form is looked at last: its threads are waited for.
+    fn drop(&mut self) {
+        self.0.is_to_stop.store(true, Ordering::Release);
+        let state = std::mem::replace(&mut *self.0.state(), State::Over(None));
+        drop(state);
+    }
+}
+
+impl Changeable {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_to_stop(&self) -> bool {
+        self.is_to_stop.load(Ordering::Acquire)
+    }
+
+    fn wanted(&self) -> Wanted<'_> {
+        Wanted { spec: &self.spec, own: &self.own, home: self.home }
+    }
+
+    pub fn counters(&self) -> &QueueCounters {
+        &self.spec.counters
+    }
+
+    /// See [`Places::cpus_of_second`].
+    pub fn cpus_of_second(&self) -> Option<CpuList> {
+        self.places.cpus_of_second(&self.wanted())
+    }
+
+    /// Changes its form; waits until nothing is in flight. Returns whether it has that form now.
+    pub fn change(&self, form: Form) -> bool {
+        let mut state = self.state();
+        let placed = match std::mem::replace(&mut *state, State::Over(None)) {
+            State::Runs(placed) => placed,
+            over => {
+                *state = over;
+                return false;
+            }
+        };
+        let Some(queue) = placed.stop() else {
+            error!(queue = ?self.spec.origin, "a queue has panicked; its form does not change");
+            return false;
+        };
+        if self.is_to_stop() {
+            // It would run without the limits of its disk.
+            *state = State::Over(Some(queue));
+            return false;
+        }
+        match self.places.run(form, queue, &self.wanted()) {
+            Ok(placed) => {
+                *state = State::Runs(placed);
+                self.counters().runs_as(form == Form::Split);
+                self.counters().form_changed();
+                true
+            }
+            Err(NotRun { error, queue }) => {
+                warn!(%error, "a queue cannot run in another form; it keeps the one it had");
+                let (back, error) = self.run_again(form.other(), queue);
+                if let Some(error) = error {
+                    error!(%error, queue = ?self.spec.origin, "a queue cannot run for now");
+                }
+                *state = back;
+                false
+            }
+        }
+    }
+
+    fn run_again(&self, form: Form, queue: Option<Part>) -> (State, Option<io::Error>) {
+        let Some(queue) = queue else { return (State::Over(None), None) };
+        match self.places.run(form, queue, &self.wanted()) {
+            Ok(placed) => (State::Runs(placed), None),
+            Err(NotRun { error, queue }) => (State::Over(queue), Some(error)),
+        }
+    }
+
+    /// Whether it could run in neither form, and still cannot: it is tried once more. Its guest
+    /// waits.
+    pub fn is_stranded(&self) -> bool {
+        let Ok(mut state) = self.state.try_lock() else { return false };
+        if self.is_to_stop() || !matches!(*state, State::Over(Some(_))) {
+            return false;
+        }
+        if let State::Over(queue) = std::mem::replace(&mut *state, State::Over(None)) {
+            let is_split = self.counters().is_split.load(Ordering::Relaxed);
+            let form = if is_split { Form::Split } else { Form::Fused };
+            (*state, _) = self.run_again(form, queue);
+        }
+        matches!(*state, State::Over(Some(_)))
+    }
+}
+
+#[cfg(test)]
+mod tests;
