@@ -7,6 +7,7 @@
 //! [`append`](super::append) gives the record its place and [commits](super::append::commit_order)
 //! it in its turn, and [`write_queue`] completes it.
 
+mod device;
 mod flushes;
 mod partial;
 mod pending_record;

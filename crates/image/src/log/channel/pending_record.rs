@@ -7,7 +7,7 @@ use super::super::core::Core;
 use super::super::ids::Sequence;
 use super::super::record_builder::RecordBuilder;
 use super::super::shape::Shape;
-use super::write_queue::Start;
+use super::device::Start;
 
 /// A stretch of a guest write that a record carries.
 #[derive(Clone, Copy, Debug)]

@@ -17,15 +17,13 @@ use flowstone_block::{Completion, Errno, Extent, IoVec, Outcome, Request, mutant
 use flowstone_fileio::{FileOp, FileRequest, MemoryList};
 use slab::Slab;
 
-pub use self::pace::Start;
-
-use self::pace::Device;
 use super::super::address::MapEntry;
 use super::super::append::{Draft, Place, PlaceError};
 use super::super::core::Core;
 use super::super::head::Placed;
 use super::super::ids::Sequence;
 use super::super::shape::Shape;
+use super::device::Device;
 use super::flushes::Flushes;
 use super::partial::PartialCache;
 use super::pending_record::{PendingRecord, Share};

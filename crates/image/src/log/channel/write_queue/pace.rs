@@ -1,12 +1,8 @@
 //! When another record is made, and how large: the device is to have enough to do, and small
 //! requests are to share a record.
 
-mod device;
-
 use super::WriteQueue;
 use crate::log::address::BLOCK_BYTES;
-
-pub use self::device::{Device, Start};
 
 /// Small records of one queue that are being written at once. With fewer, the device is idle at
 /// times.
