@@ -4,8 +4,10 @@
 //! what the process can map, and the next allocation for any disk fails. A quarter is never theirs.
 //! Of the rest each disk has a part that no other one gets, even if it comes first: enough for all
 //! memory that the host has, twice, since a changed memory is mapped beside the old one. What is
-//! left goes to those that ask for more.
+//! left goes to those that ask for more. Disks come and go: parts are of as many as there are, or are
+//! expected.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,16 +18,31 @@ use rustix::process::{Resource, getrlimit};
 const ADDRESS_SPACE: u64 = 1 << 47;
 
 /// What all guests have now.
-static TAKEN: Mutex<Taken> = Mutex::new(Taken { disks: 1, part: 0, bytes: 0, within_parts: 0 });
+static TAKEN: Mutex<Taken> = Mutex::new(Taken::nothing());
 
-/// Says how many disks there will be, on a host with so much memory: each is to have its part.
+/// Says how many disks there will be at least, on a host with so much memory: each is to have its
+/// part, whichever comes first.
 pub fn expect_disks(disks: usize, host_bytes: u64) {
-    lock(&TAKEN).expect(disks as u64, host_bytes, whole());
+    let mut taken = lock(&TAKEN);
+    (taken.expected, taken.host_bytes) = (disks, host_bytes);
 }
 
-/// What the guest of one disk has.
-#[derive(Debug, Default)]
-pub struct DiskSpace(Mutex<u64>);
+/// What the guest of one disk has: a number among those of all disks.
+#[derive(Debug)]
+pub struct DiskSpace(u64);
+
+impl Default for DiskSpace {
+    /// Nothing, of another disk.
+    fn default() -> Self {
+        Self(lock(&TAKEN).add_disk())
+    }
+}
+
+impl Drop for DiskSpace {
+    fn drop(&mut self) {
+        lock(&TAKEN).disks.remove(&self.0);
+    }
+}
 
 /// Address space that is taken, until this is dropped.
 #[derive(Debug)]
@@ -37,59 +54,78 @@ pub struct Space {
 impl Space {
     /// Takes so many bytes for the guest of a disk.
     pub fn take(disk: &Arc<DiskSpace>, bytes: u64) -> io::Result<Self> {
-        let (mut taken, mut has) = (lock(&TAKEN), lock(&disk.0));
-        taken.take(whole(), &mut has, bytes)?;
+        lock(&TAKEN).take(whole(), disk.0, bytes)?;
         Ok(Self { disk: Arc::clone(disk), bytes })
     }
 }
 
 impl Drop for Space {
     fn drop(&mut self) {
-        lock(&TAKEN).give_back(&mut lock(&self.disk.0), self.bytes);
+        lock(&TAKEN).give_back(self.disk.0, self.bytes);
     }
 }
 
 #[derive(Debug)]
 struct Taken {
-    disks: u64,
-    /// What each disk can have whatever the others do.
-    part: u64,
-    bytes: u64,
-    /// Of the bytes, those that are within the parts of their disks.
-    within_parts: u64,
+    /// Disks that are configured: some of them may not be open yet.
+    expected: usize,
+    host_bytes: u64,
+    /// What the guest of each disk has, in bytes.
+    disks: BTreeMap<u64, u64>,
+    next: u64,
 }
 
 impl Taken {
-    /// Before any guest has memory.
-    fn expect(&mut self, disks: u64, host_bytes: u64, whole: u64) {
-        self.disks = disks.max(1);
-        self.part = host_bytes.saturating_mul(2).min(for_guests(whole) / 2 / self.disks);
+    const fn nothing() -> Self {
+        Self { expected: 1, host_bytes: 0, disks: BTreeMap::new(), next: 0 }
     }
 
-    fn take(&mut self, whole: u64, has: &mut u64, bytes: u64) -> io::Result<()> {
-        let all = for_guests(whole);
-        let (mapped, sum) = (has.saturating_add(bytes), self.bytes.saturating_add(bytes));
-        let is_left = sum.saturating_add(self.promised_beside(*has)) <= all;
-        if sum > all || !(mapped <= self.part || is_left) {
-            return Err(too_much(bytes, all, self.part));
+    /// Returns its number.
+    fn add_disk(&mut self) -> u64 {
+        self.next += 1;
+        self.disks.insert(self.next, 0);
+        self.next
+    }
+
+    /// Disks that are to have a part.
+    fn count(&self) -> u64 {
+        self.disks.len().max(self.expected).max(1) as u64
+    }
+
+    /// What each disk can have whatever the others do.
+    fn part(&self, whole: u64) -> u64 {
+        self.host_bytes.saturating_mul(2).min(for_guests(whole) / 2 / self.count())
+    }
+
+    fn take(&mut self, whole: u64, disk: u64, bytes: u64) -> io::Result<()> {
+        let (all, part) = (for_guests(whole), self.part(whole));
+        let mapped = self.disks.get(&disk).map_or(0, |has| *has).saturating_add(bytes);
+        let sum = self.bytes().saturating_add(bytes);
+        let is_left = sum.saturating_add(self.promised_beside(disk, part)) <= all;
+        if sum > all || !(mapped <= part || is_left) {
+            return Err(too_much(bytes, all, part));
         }
-        self.within_parts += mapped.min(self.part) - self.part.min(*has);
-        (self.bytes, *has) = (sum, mapped);
+        self.disks.insert(disk, mapped);
         Ok(())
     }
 
-    /// What other disks have not taken yet of their parts, for one that has so much.
-    fn promised_beside(&self, has: u64) -> u64 {
-        let of_others = self.part * (self.disks - 1);
-        let taken = self.within_parts - has.min(self.part);
+    /// What all guests have.
+    fn bytes(&self) -> u64 {
+        self.disks.values().sum()
+    }
+
+    /// What other disks have not taken yet of their parts.
+    fn promised_beside(&self, disk: u64, part: u64) -> u64 {
+        let others = self.disks.iter().filter(|(number, _)| **number != disk);
+        let taken: u64 = others.map(|(_, has)| part.min(*has)).sum();
+        let of_others = part * (self.count() - 1);
         if mutant("frontend.space.promises-nothing") { 0 } else { of_others.saturating_sub(taken) }
     }
 
-    fn give_back(&mut self, has: &mut u64, bytes: u64) {
-        let left = *has - bytes;
-        self.bytes -= bytes;
-        self.within_parts -= self.part.min(*has) - self.part.min(left);
-        *has = left;
+    fn give_back(&mut self, disk: u64, bytes: u64) {
+        if let Some(has) = self.disks.get_mut(&disk) {
+            *has = has.saturating_sub(bytes);
+        }
     }
 }
 
@@ -125,49 +161,60 @@ mod tests {
 
     const WHOLE: u64 = 1000;
 
-    /// So many disks, on a host with so much memory.
-    fn taken(disks: u64, host_bytes: u64) -> Taken {
-        let mut taken = Taken { disks: 1, part: 0, bytes: 0, within_parts: 0 };
-        taken.expect(disks, host_bytes, WHOLE);
-        taken
+    /// So many disks are expected, on a host with so much memory.
+    fn expecting(expected: usize, host_bytes: u64) -> Taken {
+        Taken { expected, host_bytes, ..Taken::nothing() }
     }
 
     /// Two disks of one tenant took three quarters of the address space: no other guest could map
     /// anything.
     #[test]
     fn whatever_the_disks_of_one_tenant_take_each_other_disk_has_its_part() {
-        let mut all = taken(5, 30);
-        let mut has = [0; 5];
-        let mut take = |disk: usize, bytes| all.take(WHOLE, &mut has[disk], bytes).is_ok();
-        // Two hogs: of 750, three others have 60 each; what the second one has within its part is
-        // never in question.
+        let mut all = expecting(5, 30);
+        let mut take = |disk: u64, bytes| all.take(WHOLE, disk, bytes).is_ok();
+        // Two hogs: of 750, three others have 60 each, which are not there yet; what the second one
+        // has within its part is never in question.
         assert!(!take(0, u64::MAX) && !take(0, 511) && take(0, 510));
         assert!(take(1, 60) && !take(1, 1) && !take(0, 1));
         assert!(take(2, 60) && take(3, 20) && take(3, 40) && take(4, 60) && !take(4, 1));
-        assert_eq!((all.bytes, all.within_parts), (750, 300));
+        assert_eq!(all.bytes(), 750);
     }
 
     #[test]
     fn parts_of_many_disks_are_half_of_what_there_is_at_most() {
-        let mut all = taken(10, 1 << 40);
-        assert_eq!(all.part, 37);
-        let mut large = 0;
-        assert!(
-            all.take(WHOLE, &mut large, 417).is_ok() && all.take(WHOLE, &mut large, 1).is_err()
-        );
-        all.give_back(&mut large, 400);
-        assert_eq!((large, all.bytes, all.within_parts), (17, 17, 17));
-        all.give_back(&mut large, 17);
-        assert_eq!((large, all.bytes, all.within_parts), (0, 0, 0));
+        let mut all = expecting(10, 1 << 40);
+        assert_eq!(all.part(WHOLE), 37);
+        assert!(all.take(WHOLE, 0, 417).is_ok() && all.take(WHOLE, 0, 1).is_err());
+        all.give_back(0, 400);
+        assert_eq!(all.bytes(), 17);
+        all.give_back(0, 17);
+        assert_eq!(all.bytes(), 0);
+    }
+
+    /// Disks that were added to a running daemon were in no count: one of them could take the parts
+    /// of the others.
+    #[test]
+    fn disks_that_are_added_have_their_parts_and_give_them_back_when_they_go() {
+        let mut all = expecting(1, 30);
+        let first = all.add_disk();
+        let others: Vec<u64> = (0..4).map(|_| all.add_disk()).collect();
+        assert!(all.take(WHOLE, first, 511).is_err() && all.take(WHOLE, first, 510).is_ok());
+        assert!(others.iter().all(|disk| all.take(WHOLE, *disk, 60).is_ok()));
+        others.iter().for_each(|disk| drop(all.disks.remove(disk)));
+        assert!(all.take(WHOLE, first, 240).is_ok() && all.take(WHOLE, first, 1).is_err());
     }
 
     #[test]
     fn what_was_taken_comes_back() {
         let disk = Arc::<DiskSpace>::default();
+        let has = |disk: &DiskSpace| lock(&TAKEN).disks[&disk.0];
         let before = Space::take(&disk, 1 << 20).unwrap();
-        assert!(lock(&TAKEN).bytes >= 1 << 20 && *lock(&disk.0) == 1 << 20);
+        assert_eq!(has(&disk), 1 << 20);
         drop(before);
-        assert_eq!(*lock(&disk.0), 0);
+        assert_eq!(has(&disk), 0);
         assert!(Space::take(&disk, ADDRESS_SPACE).is_err());
+        let number = disk.0;
+        drop(disk);
+        assert!(!lock(&TAKEN).disks.contains_key(&number));
     }
 }
