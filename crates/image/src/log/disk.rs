@@ -196,21 +196,47 @@ pub fn prepare_loaded(
     let host = |error: io::Error| Error::host(name.clone(), error, "check the host's file system");
     let mut maintenance =
         Maintenance::new(Arc::clone(&core), Knowledge { superblock, leaves }).map_err(host)?;
-    maintenance.begin_session().map_err(|errno| host(errno.into()))?;
-    if starts_anew {
-        restart(&mut maintenance).map_err(|errno| match is_changed {
-            true => no_other_streams(&name, shape, errno),
-            false => host(errno.into()),
-        })?;
-        maintenance.punch_free();
-    }
+    begin(&mut maintenance, &core, is_changed, starts_anew)?;
     Ok((core, Some(maintenance.into_knowledge())))
+}
+
+/// The session begins. New heads are started after a crash, and where the image is to have other
+/// streams.
+fn begin(
+    maintenance: &mut Maintenance,
+    core: &Core,
+    is_changed: bool,
+    starts_anew: bool,
+) -> Result<()> {
+    let failed = |errno: Errno| match is_changed {
+        true => no_other_streams(&core.name, core.shape, errno),
+        false => Error::host(&*core.name, io::Error::from(errno), "check the host's file system"),
+    };
+    if is_changed && !mutant("log.streams.begins-without-room") {
+        // Before anything says that the image is in use.
+        maintenance.get_ahead(segments_to_change(core.shape)).map_err(failed)?;
+    }
+    maintenance.begin_session().map_err(failed)?;
+    if !starts_anew {
+        return Ok(());
+    }
+    match restart(maintenance) {
+        Ok(()) => maintenance.punch_free(),
+        Err(errno) if is_changed => return Err(failed(errno)),
+        Err(errno) => maintenance.restart_later(errno).map_err(failed)?,
+    }
+    Ok(())
+}
+
+/// What other streams take at once: a head for each, and the map.
+const fn segments_to_change(shape: Shape) -> u32 {
+    shape.streams + 1
 }
 
 /// The image is as it was: nothing that is durable names other streams before they have heads.
 fn no_other_streams(name: &str, shape: Shape, errno: Errno) -> Error {
     let streams = Streams::of(shape.streams);
-    let bytes = u64::from(shape.streams) * shape.segment_bytes();
+    let bytes = u64::from(segments_to_change(shape)) * shape.segment_bytes();
     let advice =
         format!("free {bytes} bytes on the host for --streams {}, or leave it out", streams.name());
     Error::host(name, io::Error::from(errno), advice)

@@ -21,6 +21,17 @@ impl Maintenance {
         self.restarted(outcome)
     }
 
+    /// A start after a crash that has failed: on a full host the image is open all the same, and
+    /// writes are refused until there is room.
+    pub fn restart_later(&mut self, errno: Errno) -> Outcome {
+        let is_full = is_lack_of_space(errno) && !self.core.sync.has_failed();
+        if !is_full || mutant("log.open.refuses-a-full-host") {
+            return Err(errno);
+        }
+        self.restarted(Err(errno));
+        Ok(())
+    }
+
     /// What a restart has come to. After one that was made, guests go on writing already: a record
     /// of theirs may have failed by now, and its restart is the next one's business.
     pub fn restarted(&mut self, outcome: Outcome) -> Progress {

@@ -96,6 +96,17 @@ impl Maintenance {
         Progress::Made
     }
 
+    /// Makes so many segments ready. On a full host none is kept.
+    pub fn get_ahead(&mut self, segments: u32) -> Outcome {
+        while self.core.append_state().segments.ready() < segments {
+            if let Err(errno) = self.obtain(0) {
+                self.release_reserve();
+                return Err(errno);
+            }
+        }
+        Ok(())
+    }
+
     /// Makes a free segment ready, and up to so many that follow it in the file: each call to the
     /// host holds up writes to the file. If the host has no space for the one whose turn it is,
     /// that may lie behind the end of a device, and the first one of all need not.

@@ -203,6 +203,33 @@ fn a_host_without_space_for_all_gives_what_it_has() {
     fixture.check();
 }
 
+/// An image that was not closed could not be opened on a full host: it starts anew, for which there
+/// was no space. It is read, and takes writes when there is.
+#[test]
+fn an_image_that_was_not_closed_is_read_on_a_full_host_and_written_when_there_is_room() {
+    let mut fixture = Setup { blocks: 512, ..Setup::default() }.fixture(1);
+    fixture.guests().mix = Mix::writes(0..100);
+    fixture.run(300);
+    fixture.flush().unwrap();
+    let (setup, (disk, model)) = (fixture.setup, fixture.abandon());
+    let crashed = disk.crash_at(disk.now(), &mut Fate::everything());
+    crashed.inject(Fault::fail(Errno::NOSPC).on(Call::Allocate).always());
+    let model = HistoryModel::new(model.latest(), model.next_stamp());
+    let mut fixture = Fixture::open(&crashed, setup, model, 1).unwrap();
+    let seen = fixture.contents();
+    assert!(seen.iter().any(|stamp| *stamp != 0));
+    assert_eq!(fixture.write_blocks(0..1), Err(Errno::NOSPC));
+    // A stop meanwhile leaves it as it is.
+    let (disk, model) = fixture.close();
+    let model = HistoryModel::new(model.latest(), model.next_stamp());
+    let mut fixture = Fixture::open(&disk, setup, model, 2).unwrap();
+    assert!(fixture.contents() == seen);
+    disk.clear_faults();
+    std::thread::sleep(FULL_RETRY);
+    fixture.write_blocks(0..1).unwrap();
+    fixture.check();
+}
+
 /// After a crash it is not known which of them have space.
 #[test]
 fn free_segments_have_no_space_of_the_host_after_a_crash() {
