@@ -1,4 +1,4 @@
-//! Which process has a file open.
+//! Which process has locked a file.
 //!
 //! A lock belongs to an open file description, and one whose process is gone may live on: until the
 //! kernel has ended the last request that the process had on its way, which takes as long as the
@@ -24,8 +24,9 @@ impl fmt::Display for Process {
     }
 }
 
-/// A process that has `file` open, too, as far as /proc shows it: not those of other users, of
-/// other containers and of other hosts. Asks no server for that.
+/// A process that has `file` locked, as far as /proc shows it: not those of other users, of other
+/// containers and of other hosts. Others that have it open may wait for the same lock. Asks no
+/// server for that.
 pub fn holder(file: impl AsFd) -> Option<Process> {
     let known = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let wanted = identity(&statx(&file, c"", known, StatxFlags::INO).ok()?);
@@ -35,7 +36,7 @@ pub fn holder(file: impl AsFd) -> Option<Process> {
         .find(|pid| {
             descriptors(*pid)
                 .filter(|number| (*pid, *number) != own)
-                .any(|number| leads_to(*pid, number) == Some(wanted))
+                .any(|number| leads_to(*pid, number) == Some(wanted) && locks(*pid, number))
         })
         .map(|pid| Process { pid, name: name_of(pid) })
 }
@@ -49,6 +50,12 @@ fn leads_to(pid: u32, number: i32) -> Option<(u32, u32, u64)> {
     let path = format!("/proc/{pid}/fd/{number}");
     let found = statx(CWD, Path::new(&path), AtFlags::STATX_DONT_SYNC, StatxFlags::INO);
     found.ok().map(|it| identity(&it))
+}
+
+/// Whether locks are held through a descriptor.
+fn locks(pid: u32, number: i32) -> bool {
+    let told = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).unwrap_or_default();
+    told.lines().any(|line| line.starts_with("lock:"))
 }
 
 const fn identity(it: &Statx) -> (u32, u32, u64) {

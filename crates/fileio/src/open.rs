@@ -93,7 +93,7 @@ impl LockPatience {
         Self { time: Duration::from_secs(5), tell }
     }
 
-    /// Locks a file. When no process is seen that has it open, a killed one has had it, and the
+    /// Locks a file. When no process is seen that has it locked, a killed one has had it, and the
     /// kernel is not done with its requests: these are waited for longer than a user.
     fn lock(self, file: &File, sharing: Sharing, name: &str, start: Instant) -> Result<()> {
         let attempt = || lock(file.as_fd(), sharing, name);
@@ -108,14 +108,14 @@ impl LockPatience {
                 return Err(Error::busy(name, why, IN_USE));
             }
             if start.elapsed() > LAST_REQUESTS.max(self.time) {
-                let why = "it is locked, and no process is seen here that has it open";
+                let why = "it is locked, and no process is seen here that has locked it";
                 let advice = "look for one in containers and on other hosts, or wait for the \
                               host's device to end what a killed one has asked for";
                 return Err(Error::busy(name, why, advice));
             }
             if !std::mem::replace(&mut told, true) {
                 (self.tell)(&format!(
-                    "{name} is locked, and no process has it open: waiting up to {} s for the \
+                    "{name} is locked, and no process has locked it: waiting up to {} s for the \
                      requests of a killed one",
                     LAST_REQUESTS.as_secs()
                 ));

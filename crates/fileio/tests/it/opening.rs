@@ -84,13 +84,16 @@ fn a_lock_that_no_process_has_is_waited_for_and_one_that_a_process_has_is_not() 
     assert!(refusal.to_string().contains(&std::process::id().to_string()), "{refusal}");
 
     let held = held_by_no_process(held);
+    // Who looks at it, or waits for it, has not locked it.
+    let looks = File::open(&path).unwrap();
     std::thread::scope(|scope| {
-        let opens = scope.spawn(|| options.open(&path));
+        let opens = [(); 2].map(|()| scope.spawn(|| options.open(&path).map(drop)));
         std::thread::sleep(Duration::from_millis(300));
-        assert!(!opens.is_finished(), "it is locked");
+        assert!(opens.iter().all(|it| !it.is_finished()), "it is locked");
         drop(held);
-        opens.join().unwrap().unwrap();
+        opens.into_iter().for_each(|it| it.join().unwrap().unwrap());
     });
+    drop(looks);
 }
 
 #[test]
