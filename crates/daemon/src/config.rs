@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, value_parser};
 use flowstone_block::{Error, Result};
 use flowstone_runner::{CpuList, CpuShare, Pipeline, PollMode, PollersConfig};
-use toml::Table;
+use toml::{Table, Value};
 
 pub use self::buckets::MetricsBuckets;
 pub use self::groups::{Groups, limit_of_group};
@@ -54,6 +54,8 @@ pub struct Config {
     pub disks: Vec<DiskConfig>,
     /// Why some disks of the file are not among them.
     pub refused: Vec<Error>,
+    /// The keys of these, as far as they can be told.
+    pub refused_tables: Vec<Table>,
     /// What it was read from, and the options that won over its keys.
     pub source: Option<(PathBuf, Vec<OsString>)>,
 }
@@ -216,6 +218,16 @@ impl Config {
     fn without_disks(daemon: DaemonConfig) -> std::result::Result<Self, Refusal> {
         daemon.check().map_err(|(why, advice)| Refusal::new(why, advice))?;
         Ok(Self { daemon, ..Self::default() })
+    }
+
+    /// Whether it has a disk of this name, or with the socket of these keys, that cannot be.
+    pub fn refuses(&self, name: &str, keys: &Keys) -> bool {
+        let socket = keys.get("socket").map(|values| values.join(","));
+        self.refused_tables.iter().any(|table| {
+            let says = |key| table.get(key).and_then(Value::as_str);
+            says("name") == Some(name)
+                || says("socket").is_some_and(|it| socket.as_deref() == Some(it))
+        })
     }
 
     /// One more disk, which must be valid and have nothing that others have.

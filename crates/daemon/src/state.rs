@@ -9,6 +9,7 @@ mod folder;
 mod record;
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -62,17 +63,25 @@ impl State {
         for file in folder.names()? {
             match file.rsplit_once('.') {
                 // It was not finished, so it was not answered.
-                Some((_, NEW)) => folder.remove(&file)?,
+                Some((_, NEW)) => {
+                    if let Err(error) = folder.remove(&file) {
+                        warn!("{}: cannot be removed: {error}", path.join(&file).display());
+                    }
+                }
                 Some((stem, EXTENSION)) => {
                     let text = folder.read(&file).map_err(|error| error.to_string());
                     let record = text.and_then(|text| Record::read(&text));
                     let kept = record.and_then(|record| {
-                        let number = stem.parse().map_err(|_| "its name is no number")?;
+                        let number = stem.parse().ok().filter(|number| name(*number) == file);
+                        let number = number.ok_or("its name is none that a daemon gives")?;
                         Ok(Kept { number, record })
                     });
-                    let taken = kept.and_then(|kept| {
-                        let before = records.insert(kept.record.subject(), kept);
-                        before.map_or(Ok(()), |_| Err("another file is about the same".into()))
+                    let taken = kept.and_then(|kept| match records.entry(kept.record.subject()) {
+                        Entry::Vacant(place) => {
+                            place.insert(kept);
+                            Ok(())
+                        }
+                        Entry::Occupied(_) => Err("another file is about the same".into()),
                     });
                     if let Err(why) = taken {
                         let name = format!("state of a disk {}", path.join(&file).display());

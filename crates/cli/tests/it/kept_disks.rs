@@ -85,6 +85,52 @@ fn a_daemon_begins_without_disks_and_has_them_again_after_a_restart_and_after_a_
     }
 }
 
+/// What was answered with an error was in force all the same, and a disk that was removed so came
+/// back at the next start.
+#[test]
+fn what_cannot_be_kept_is_not_done() {
+    let place = Place::new();
+    let daemon = keeper(&place, &[], 1);
+    assert_eq!(put(&place, "a", &json!({ "backend": "null:1M", "weight": 300 })), 202);
+    wait_until("it is served", || is_serving(&place, "a"));
+    assert_eq!(ask(&place, "PUT", "/v1/groups/web", "{\"iops\": 50}").0, 200);
+    fs::rename(place.path("state"), place.path("away")).unwrap();
+    assert_eq!(ask(&place, "PATCH", "/v1/disks/a", "{\"weight\": 7}").0, 500);
+    assert_eq!(ask(&place, "PATCH", "/v1/groups/web", "{\"limit\": \"iops=9\"}").0, 500);
+    assert_eq!(ask(&place, "DELETE", "/v1/disks/a", "").0, 500);
+    assert!(is_serving(&place, "a"));
+    assert_eq!(place.disk_stats("a")["weight"], 300);
+    let groups: Value = serde_json::from_str(&ask(&place, "GET", "/v1/groups", "").1).unwrap();
+    assert_eq!(groups[0]["limit"]["iops"], 50, "{groups}");
+    fs::rename(place.path("away"), place.path("state")).unwrap();
+    assert_eq!(ask(&place, "PATCH", "/v1/disks/a", "{\"weight\": 7}").0, 200);
+    assert_eq!(place.disk_stats("a")["weight"], 7);
+    assert_eq!(ask(&place, "DELETE", "/v1/disks/a", "").0, 200);
+    stop(daemon);
+    let daemon = keeper(&place, &[], 1);
+    assert!(list(&place).is_empty());
+    stop(daemon);
+}
+
+/// Files with other names than the daemon's own: another one's was removed with a disk.
+#[test]
+fn files_of_state_with_other_names_are_not_taken_for_the_daemons() {
+    let place = Place::new();
+    let daemon = keeper(&place, &[], 1);
+    assert_eq!(put(&place, "a", &json!({ "backend": "null:1M" })), 202);
+    wait_until("it is served", || is_serving(&place, "a"));
+    stop(daemon);
+    let folder = place.path("state");
+    fs::copy(folder.join("0.toml"), folder.join("00.toml")).unwrap();
+    fs::create_dir(folder.join("folder.new")).unwrap();
+    let mut daemon = keeper(&place, &[], 2);
+    daemon.wait_stderr("00.toml: its name is none that a daemon gives", HANG).unwrap();
+    assert!(is_serving(&place, "a"));
+    assert_eq!(ask(&place, "DELETE", "/v1/disks/a", "").0, 200);
+    assert!(folder.join("00.toml").exists() && !folder.join("0.toml").exists());
+    stop(daemon);
+}
+
 fn file(place: &Place, weight: &str) -> String {
     let text = format!(
         "[[group]]\nname = 'web'\niops = 100\n\

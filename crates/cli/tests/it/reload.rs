@@ -62,6 +62,29 @@ fn what_can_be_changed_is_changed_and_the_rest_is_listed() {
     stop(daemon);
 }
 
+/// A key was misspelt, and the disk was removed, with what was set of it.
+#[test]
+fn a_disk_that_is_written_with_a_mistake_stays_as_it_is() {
+    let place = Place::new();
+    let file = config(&place, &[("a", NULL), ("b", NULL)]);
+    let daemon = serve(&file, 2);
+    let control = place.text("control.sock");
+    place.succeed(&["disk", "set", "--control", &control, "a", "--weight", "7"]);
+    // Its name tells which it is, and its socket when that is what is missing.
+    for lines in ["wieght = 3", "group = 'none'", "name = 7"] {
+        config(&place, &[("a", &format!("{NULL}\n{lines}")), ("b", NULL)]);
+        let text = fs::read_to_string(&file).unwrap();
+        if lines == "name = 7" {
+            fs::write(&file, text.replacen("name = \"a\"\n", "", 1)).unwrap();
+        }
+        let done = reload(&place);
+        assert_eq!((&done["removed"], &done["kept"]), (&json!([]), &json!([])), "{lines}: {done}");
+        assert_eq!(done["refused"].as_array().unwrap().len(), 1, "{lines}: {done}");
+        assert_eq!(place.disk_stats("a")["weight"], 7, "{lines}");
+    }
+    stop(daemon);
+}
+
 /// The group of a socket that had one by the file cannot be what it would be without.
 #[test]
 fn who_may_connect_changes_while_a_guest_runs() {

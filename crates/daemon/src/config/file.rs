@@ -132,10 +132,12 @@ impl Read {
 
     fn add_disks(&self, config: &mut Config, defaults: &Table) {
         for (index, table) in self.file.disks.iter().enumerate() {
-            let disk = DiskConfig::read(&with_defaults(table.get_ref(), defaults));
+            let keys = with_defaults(table.get_ref(), defaults);
+            let disk = DiskConfig::read(&keys);
             if let Err(Refusal { why, advice }) = disk.and_then(|disk| config.add(disk)) {
                 let why = format!("disk {} (line {}): {why}", index + 1, self.line_of(table));
                 config.refused.push(Error::invalid(&self.name, why, advice));
+                config.refused_tables.push(keys);
             }
         }
     }

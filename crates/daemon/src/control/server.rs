@@ -128,7 +128,7 @@ async fn accept(listener: Listener, handler: Arc<Handler>, patience: Duration) {
                     let client = Client { handler: Arc::clone(&handler), place: place.into() };
                     tokio::spawn(client.converse(stream, patience));
                 }
-                Err(_) => send_away(stream, Arc::clone(&leaving), patience).await,
+                Err(_) => send_away(stream, Arc::clone(&leaving), patience),
             },
             Err(error) => {
                 if let Some(unsaid) = trouble.spend() {
@@ -140,10 +140,11 @@ async fn accept(listener: Listener, handler: Arc<Handler>, patience: Duration) {
     }
 }
 
-/// An answer says why; a client that does not read it is not waited for. Its request is taken in
-/// for a moment, of so many as `leaving` has room for: a client whose request meets a closed socket
-/// reports that, and not the answer.
-async fn send_away(mut stream: Box<dyn Connection>, leaving: Arc<Semaphore>, patience: Duration) {
+/// An answer says why. It is written, and the request is taken in, for a moment and of so many
+/// clients as `leaving` has room for: one whose request meets a closed socket reports that, and not
+/// the answer.
+fn send_away(mut stream: Box<dyn Connection>, leaving: Arc<Semaphore>, patience: Duration) {
+    let Ok(room) = leaving.try_acquire_owned() else { return };
     let why = format!("{CLIENTS_MAX} clients are being served");
     let refusal = Error::busy("control socket", why, "try again later");
     let body = json(&Body::from(&refusal));
@@ -152,15 +153,15 @@ async fn send_away(mut stream: Box<dyn Connection>, leaving: Arc<Semaphore>, pat
          content-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
-    // It is new: there is room.
     let answer = [head.as_bytes(), &body].concat();
-    let _ = timeout(Duration::ZERO, stream.write_all(&answer)).await;
-    let Ok(room) = leaving.try_acquire_owned() else { return };
     tokio::spawn(async move {
-        let _ = stream.shutdown().await;
-        let mut request = [0; 1024];
-        let take_in = async { while matches!(stream.read(&mut request).await, Ok(1..)) {} };
-        let _ = timeout(patience, take_in).await;
+        let leave = async {
+            let _ = stream.write_all(&answer).await;
+            let _ = stream.shutdown().await;
+            let mut request = [0; 1024];
+            while matches!(stream.read(&mut request).await, Ok(1..)) {}
+        };
+        let _ = timeout(patience, leave).await;
         drop(room);
     });
 }

@@ -33,23 +33,32 @@ pub struct Leaving {
 }
 
 impl Disks {
+    /// Whether [`begin_removal`](Self::begin_removal) would refuse.
+    pub fn check_removal(&self, name: &str, force: bool) -> Result<(), Refused> {
+        let table = self.table();
+        let known = table.known.values();
+        let mut visible = known.filter(|entry| !matches!(entry.state, State::Cancelled));
+        let entry = visible.find(|entry| entry.name == name);
+        let entry = entry.ok_or_else(|| unknown(name))?;
+        match &entry.state {
+            State::Serving(disk) if disk.shared.is_connected() && !force => Err(attached(name)),
+            _ => Ok(()),
+        }
+    }
+
     /// The disk of this name is to be removed. One that a monitor is connected to is refused,
     /// unless that is what is meant by `force`.
     pub fn begin_removal(&self, name: &str, force: bool) -> Result<Removal, Refused> {
-        let what = || format!("disk remove {name}");
         let mut table = self.table();
         let known = table.known.iter_mut();
         let mut visible = known.filter(|(_, entry)| !matches!(entry.state, State::Cancelled));
         let Some((&number, entry)) = visible.find(|(_, entry)| entry.name == name) else {
-            let advice = "see `flowstone disk list` for the names";
-            return Err(Refused::unknown(Error::invalid(what(), "no disk is called that", advice)));
+            return Err(unknown(name));
         };
         let leaving = Leaving { number, count: entry.count };
         let removal = match &entry.state {
             State::Serving(disk) if disk.shared.is_connected() && !force => {
-                let why = "a guest is attached";
-                let advice = "detach it, or add --force to hang up on it";
-                return Err(Error::busy(what(), why, advice).into());
+                return Err(attached(name));
             }
             State::Serving(disk) => Removal::Stop(number, Arc::clone(disk)),
             State::Starting | State::Stopping => Removal::Wait(leaving),
@@ -96,4 +105,14 @@ impl Disks {
             table = self.settled.wait(table).unwrap_or_else(PoisonError::into_inner);
         }
     }
+}
+
+fn unknown(name: &str) -> Refused {
+    let (what, advice) = (format!("disk remove {name}"), "see `flowstone disk list` for the names");
+    Refused::unknown(Error::invalid(what, "no disk is called that", advice))
+}
+
+fn attached(name: &str) -> Refused {
+    let advice = "detach it, or add --force to hang up on it";
+    Error::busy(format!("disk remove {name}"), "a guest is attached", advice).into()
 }

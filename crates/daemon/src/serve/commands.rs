@@ -18,6 +18,7 @@ use crate::disks::{Begun, Removal};
 use crate::events::Event;
 use crate::numa_report::NumaReport;
 use crate::origin::Origin;
+use crate::qos_control::NewShare;
 use crate::report::{Durations, Report};
 use crate::state::{Record, Subject};
 use crate::{metrics, recording};
@@ -64,14 +65,15 @@ impl Daemon {
     fn change(&self, disk: &DiskWord, change: &DiskChange) -> Result<Answer, Refused> {
         let what = if change.size.is_some() { "resize" } else { "disk set" };
         let disk = self.disks.find(what, disk)?;
+        let before = disk.shared.capacity();
         // It may take for ever, and nothing but that disk may wait for it.
-        let now = disk.change(change)?;
-        if change.size.is_some() {
-            let capacity_bytes = disk.shared.capacity().bytes();
+        let changed = disk.change(change, |share| self.keep_share(&disk, *share));
+        let capacity = disk.shared.capacity();
+        if capacity != before {
+            let capacity_bytes = capacity.bytes();
             self.disks.events.tell(&disk.name, Event::Resized { capacity_bytes });
         }
-        self.keep_change(&disk, change)?;
-        Ok(now.into())
+        Ok(changed?.into())
     }
 
     pub(super) fn metrics(&self) -> Answer {
@@ -154,31 +156,47 @@ impl Daemon {
         self.state.as_ref().map_or(Ok(()), |state| state.change(subject, change))
     }
 
-    /// Keeps what a disk has now of what was changed: of two clients, what the last one has set.
-    fn keep_change(&self, disk: &Disk, change: &DiskChange) -> flowstone_block::Result<()> {
-        if change.limit.is_none() && change.weight.is_none() {
-            return Ok(());
+    /// Keeps what is set of a disk that is still there. Others that change anything wait until what
+    /// is returned is dropped.
+    fn keep_share(
+        &self,
+        disk: &Arc<Disk>,
+        share: NewShare,
+    ) -> flowstone_block::Result<MutexGuard<'_, ()>> {
+        let in_order = self.lock_changes();
+        if !self.disks.serving().iter().any(|it| Arc::ptr_eq(it, disk)) {
+            let what = format!("disk set {}", disk.name);
+            return Err(Error::busy(what, "it is being removed", "see `flowstone disk list`"));
         }
-        let written = self.disks.keys_of(&disk.name);
-        self.keep(Subject::Disk(disk.name.clone()), |record| {
-            let limits = &disk.stack.limits;
+        if share.limit.is_some() || share.weight.is_some() {
+            let written = self.disks.keys_of(&disk.name);
             let was = |key: &str| written.get(key).map(|values| values.join(","));
-            if change.limit.is_some() {
-                record.set("limit", limits.limit().to_string(), was("limit"));
-            }
-            if change.weight.is_some() {
-                record.set("weight", limits.weight().to_string(), was("weight"));
-            }
-        })
+            self.keep(Subject::Disk(disk.name.clone()), |record| {
+                if let Some(limit) = share.limit {
+                    record.set("limit", limit.to_string(), was("limit"));
+                }
+                if let Some(weight) = share.weight {
+                    record.set("weight", weight.to_string(), was("weight"));
+                }
+            })?;
+        }
+        Ok(in_order)
     }
 
     /// Serves a disk no longer. When this returns its socket is gone and its image is free.
     pub(super) fn remove(&self, name: &str, force: bool) -> Result<Answer, Refused> {
         let in_order = self.lock_changes();
-        let removal = self.disks.begin_removal(name, force)?;
-        let forgotten = self.keep(Subject::Disk(name.to_owned()), |record| {
-            *record = Record::of(&record.subject());
-        });
+        self.disks.check_removal(name, force)?;
+        // First: what cannot be forgotten would be there again after a restart.
+        let subject = Subject::Disk(name.to_owned());
+        let before = self.state.as_ref().and_then(|state| state.get(&subject));
+        self.keep(subject.clone(), |record| *record = Record::of(&record.subject()))?;
+        let removal = self.disks.begin_removal(name, force).inspect_err(|_| {
+            // A guest has come meanwhile.
+            let Some(before) = before else { return };
+            let kept = self.keep(subject, |record| *record = before);
+            kept.unwrap_or_else(|error| error!("{error}"));
+        })?;
         drop(in_order);
         let outcome = match removal {
             Removal::Done => Ok(()),
@@ -197,7 +215,7 @@ impl Daemon {
             Ok(()) => info!(disk = name, "removed"),
             Err(error) => error!(disk = name, "removed: {error}"),
         }
-        outcome.and(forgotten)?;
+        outcome?;
         Ok(json!({ "name": name, "removed": true }).into())
     }
 }

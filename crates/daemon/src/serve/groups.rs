@@ -1,6 +1,7 @@
 //! Groups come, change and go while disks are served.
 
 use flowstone_block::Error;
+use flowstone_qos::Limit;
 use serde::Serialize;
 use serde_json::{Value, json};
 use toml::Table;
@@ -85,14 +86,17 @@ impl Daemon {
     /// Changes what the disks of a group may use together.
     pub(super) fn set_group(&self, name: &str, limit: &str) -> Result<Answer, Refused> {
         let what = || format!("group set {name}");
-        let group = self.shared.groups.get(name).ok_or_else(|| unknown(what()))?;
         let refuse = |why: String| Error::invalid(what(), why, "see `flowstone help group set`");
-        group.set_limit(limit.parse().map_err(refuse)?);
+        let limit: Limit = limit.parse().map_err(refuse)?;
+        let _in_order = self.lock_changes();
+        let group = self.shared.groups.get(name).ok_or_else(|| unknown(what()))?;
         let written = self.shared.groups.written().remove(name);
         let was = written.filter(|(origin, _)| *origin == Origin::File);
+        // First: what cannot be kept is not set.
         self.keep(Subject::Group(name.to_owned()), |record| {
-            record.set("limit", group.limit().to_string(), was.map(|(_, limit)| limit.to_string()));
+            record.set("limit", limit.to_string(), was.map(|(_, limit)| limit.to_string()));
         })?;
+        group.set_limit(limit);
         Ok(self.group(name).into())
     }
 

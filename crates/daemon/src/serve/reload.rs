@@ -57,8 +57,10 @@ impl Daemon {
         self.reload_groups(&config, &mut done);
         let before = self.disks.written();
         let names: BTreeSet<String> = config.disks.iter().map(DiskConfig::name).collect();
-        for (name, (origin, _)) in &before {
-            if *origin == Origin::File && !names.contains(name) {
+        for (name, (origin, keys)) in &before {
+            // What is written with a mistake is not gone.
+            let is_there = names.contains(name) || config.refuses(name, keys);
+            if *origin == Origin::File && !is_there {
                 match self.remove(name, false) {
                     Ok(_) => done.removed.push(name.clone()),
                     Err(refused) => done.kept.push(format!("{name}: {}", refused.error)),
@@ -122,7 +124,7 @@ impl Daemon {
             if ACCESS.into_iter().any(has) {
                 found.set_access(access)?;
             }
-            found.change(&change)
+            found.change(&change, |_| Ok(()))
         });
         match changed {
             Err(error) => done.refused.push(error.to_string()),

@@ -200,7 +200,7 @@ mod tests {
         let others: Vec<u64> = (0..4).map(|_| all.add_disk()).collect();
         assert!(all.take(WHOLE, first, 511).is_err() && all.take(WHOLE, first, 510).is_ok());
         assert!(others.iter().all(|disk| all.take(WHOLE, *disk, 60).is_ok()));
-        others.iter().for_each(|disk| drop(all.disks.remove(disk)));
+        others.iter().for_each(|disk| assert!(all.disks.remove(disk).is_some()));
         assert!(all.take(WHOLE, first, 240).is_ok() && all.take(WHOLE, first, 1).is_err());
     }
 
