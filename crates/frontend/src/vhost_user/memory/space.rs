@@ -4,8 +4,8 @@
 //! what the process can map, and the next allocation for any disk fails. A quarter is never theirs.
 //! Of the rest each disk has a part that no other one gets, even if it comes first: enough for all
 //! memory that the host has, twice, since a changed memory is mapped beside the old one. What is
-//! left goes to those that ask for more. Disks come and go: parts are of as many as there are, or are
-//! expected.
+//! left goes to those that ask for more. Disks come and go: parts are of as many as there are, or
+//! are expected.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -172,8 +172,8 @@ mod tests {
     fn whatever_the_disks_of_one_tenant_take_each_other_disk_has_its_part() {
         let mut all = expecting(5, 30);
         let mut take = |disk: u64, bytes| all.take(WHOLE, disk, bytes).is_ok();
-        // Two hogs: of 750, three others have 60 each, which are not there yet; what the second one
-        // has within its part is never in question.
+        // Two hogs: of 750, three others have 60 each, which are not there yet; what the second
+        // one has within its part is never in question.
         assert!(!take(0, u64::MAX) && !take(0, 511) && take(0, 510));
         assert!(take(1, 60) && !take(1, 1) && !take(0, 1));
         assert!(take(2, 60) && take(3, 20) && take(3, 40) && take(4, 60) && !take(4, 1));
