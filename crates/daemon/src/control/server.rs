@@ -30,6 +30,8 @@ use super::patient::Patient;
 use super::stream::{self, Stream};
 use super::{Answer, CLIENTS_MAX, Command, Handler, PATIENCE, REQUEST_BYTES_MAX, Refused};
 
+/// A new connection has room for an answer as soon as it is looked at.
+const REFUSAL_TIME: Duration = Duration::from_millis(10);
 /// How long to wait after a failed accept: what it lacks (descriptors) takes time to come back.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// How long a thread that may wait is kept for the next request.
@@ -128,7 +130,7 @@ async fn accept(listener: Listener, handler: Arc<Handler>, patience: Duration) {
                     let client = Client { handler: Arc::clone(&handler), place: place.into() };
                     tokio::spawn(client.converse(stream, patience));
                 }
-                Err(_) => send_away(stream, Arc::clone(&leaving), patience),
+                Err(_) => send_away(stream, Arc::clone(&leaving), patience).await,
             },
             Err(error) => {
                 if let Some(unsaid) = trouble.spend() {
@@ -140,11 +142,10 @@ async fn accept(listener: Listener, handler: Arc<Handler>, patience: Duration) {
     }
 }
 
-/// An answer says why. It is written, and the request is taken in, for a moment and of so many
-/// clients as `leaving` has room for: one whose request meets a closed socket reports that, and not
-/// the answer.
-fn send_away(mut stream: Box<dyn Connection>, leaving: Arc<Semaphore>, patience: Duration) {
-    let Ok(room) = leaving.try_acquire_owned() else { return };
+/// An answer says why. The request is taken in, too, for a moment and of so many clients as
+/// `leaving` has room for: one whose request meets a closed socket reports that, and not the
+/// answer.
+async fn send_away(mut stream: Box<dyn Connection>, leaving: Arc<Semaphore>, patience: Duration) {
     let why = format!("{CLIENTS_MAX} clients are being served");
     let refusal = Error::busy("control socket", why, "try again later");
     let body = json(&Body::from(&refusal));
@@ -154,6 +155,10 @@ fn send_away(mut stream: Box<dyn Connection>, leaving: Arc<Semaphore>, patience:
         body.len()
     );
     let answer = [head.as_bytes(), &body].concat();
+    let Ok(room) = leaving.try_acquire_owned() else {
+        let _ = timeout(REFUSAL_TIME, stream.write_all(&answer)).await;
+        return;
+    };
     tokio::spawn(async move {
         let leave = async {
             let _ = stream.write_all(&answer).await;
