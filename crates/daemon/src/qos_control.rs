@@ -15,7 +15,8 @@ pub struct NewShare {
 }
 
 impl Disk {
-    /// Changes what is given, all of it or nothing. Returns what holds then.
+    /// Changes what is given, all of it or nothing, but that a size stays when the rest cannot be
+    /// kept. Returns what holds then.
     /// `keep` keeps what is new of its share over the end of the daemon, and what it returns is
     /// held until that is in force: it is kept first, so that what cannot be kept is not set.
     pub fn change<Order>(

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use flowstone_block::Error;
 
-use super::{Disks, State};
+use super::{Disks, State, Table};
 use crate::control::Refused;
 use crate::disk::Disk;
 use crate::events::Event;
@@ -35,31 +35,17 @@ pub struct Leaving {
 impl Disks {
     /// Whether [`begin_removal`](Self::begin_removal) would refuse.
     pub fn check_removal(&self, name: &str, force: bool) -> Result<(), Refused> {
-        let table = self.table();
-        let known = table.known.values();
-        let mut visible = known.filter(|entry| !matches!(entry.state, State::Cancelled));
-        let entry = visible.find(|entry| entry.name == name);
-        let entry = entry.ok_or_else(|| unknown(name))?;
-        match &entry.state {
-            State::Serving(disk) if disk.shared.is_connected() && !force => Err(attached(name)),
-            _ => Ok(()),
-        }
+        self.table().removable(name, force).map(drop)
     }
 
     /// The disk of this name is to be removed. One that a monitor is connected to is refused,
     /// unless that is what is meant by `force`.
     pub fn begin_removal(&self, name: &str, force: bool) -> Result<Removal, Refused> {
         let mut table = self.table();
-        let known = table.known.iter_mut();
-        let mut visible = known.filter(|(_, entry)| !matches!(entry.state, State::Cancelled));
-        let Some((&number, entry)) = visible.find(|(_, entry)| entry.name == name) else {
-            return Err(unknown(name));
-        };
+        let number = table.removable(name, force)?;
+        let entry = table.known.get_mut(&number).expect("just seen");
         let leaving = Leaving { number, count: entry.count };
         let removal = match &entry.state {
-            State::Serving(disk) if disk.shared.is_connected() && !force => {
-                return Err(attached(name));
-            }
             State::Serving(disk) => Removal::Stop(number, Arc::clone(disk)),
             State::Starting | State::Stopping => Removal::Wait(leaving),
             State::Opening | State::Cancelled | State::Failed(_) => Removal::Done,
@@ -98,7 +84,7 @@ impl Disks {
     /// Waits until a disk that leaves has gone.
     pub fn wait_until_gone(&self, leaving: Leaving) {
         let mut table = self.table();
-        let is_there = |table: &super::Table| {
+        let is_there = |table: &Table| {
             table.known.get(&leaving.number).is_some_and(|entry| entry.count == leaving.count)
         };
         while is_there(&table) {
@@ -107,12 +93,21 @@ impl Disks {
     }
 }
 
-fn unknown(name: &str) -> Refused {
-    let (what, advice) = (format!("disk remove {name}"), "see `flowstone disk list` for the names");
-    Refused::unknown(Error::invalid(what, "no disk is called that", advice))
-}
-
-fn attached(name: &str) -> Refused {
-    let advice = "detach it, or add --force to hang up on it";
-    Error::busy(format!("disk remove {name}"), "a guest is attached", advice).into()
+impl Table {
+    /// The number of the disk of this name, if it may be removed.
+    fn removable(&self, name: &str, force: bool) -> Result<u32, Refused> {
+        let what = || format!("disk remove {name}");
+        let mut visible = self.visible();
+        let Some((number, entry)) = visible.find(|(_, entry)| entry.name == name) else {
+            let advice = "see `flowstone disk list` for the names";
+            return Err(Refused::unknown(Error::invalid(what(), "no disk is called that", advice)));
+        };
+        match &entry.state {
+            State::Serving(disk) if disk.shared.is_connected() && !force => {
+                let advice = "detach it, or add --force to hang up on it";
+                Err(Error::busy(what(), "a guest is attached", advice).into())
+            }
+            _ => Ok(number),
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! When the pass that puts blocks in order may work and what it may write, and what is told of it.
+//! When the re-sorting pass may work and what it may write, and what is told of it.
 
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -20,7 +20,7 @@ const REST: Duration = Duration::from_millis(200);
 /// Reads that are counted between two looks.
 const READS_MAX: u32 = LIGHT_BURST + LIGHT_RATE * FORGETS.as_secs() as u32;
 
-/// How much the pass of a log image may write to the file in a day, copies, headers and
+/// How much the re-sorting pass of a log image may write to the file in a day, copies, headers and
 /// maps together. It puts blocks that guests have scattered in the order of their LBAs again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ResortLimit {

@@ -146,9 +146,8 @@ impl WriteQueue {
         }
     }
 
-    /// Fills a draft with what waits for the first request's stream, as far as it goes. What waits
-    /// for another stream is left to the next draft, so are journals beside others where these are
-    /// apart, and so is what overlaps any of it: writes of one
+    /// Fills a draft with what waits for the first request's stream, as far as it goes. What does
+    /// not suit the draft is left to the next one, and so is what overlaps that: writes of one
     /// block keep their order. A draft that had to wait takes along what has come meanwhile.
     fn assemble(&mut self, queue: &mut Queue, flushes: &mut Flushes) {
         if self.waiting.is_empty() {

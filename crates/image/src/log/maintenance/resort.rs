@@ -1,7 +1,7 @@
-//! The pass that puts what guests have scattered in the order of its LBAs again, half a segment at
-//! a time and up to 8 MiB, so that sequential readers find it in sequence. It works while guests
-//! ask for nothing, or now and then ([`GuestLoad`]), and stops when one asks for anything. It has a
-//! budget in bytes per day.
+//! The re-sorting pass: what guests have scattered is put in the order of its LBAs again, half a
+//! segment at a time and up to 8 MiB, so that sequential readers find it in sequence. It works
+//! while guests ask for nothing, or now and then ([`GuestLoad`]), and stops when one asks for
+//! anything. It has a budget in bytes per day.
 
 use std::time::Instant;
 
@@ -92,7 +92,7 @@ impl Maintenance {
         }
         if let Err(errno) = self.resort() {
             // It is tried again when guests have written more.
-            tracing::debug!("{}: the pass that puts in order ended: {errno}", self.core.name);
+            tracing::debug!("{}: the re-sorting pass ended: {errno}", self.core.name);
             self.end_pass();
         }
     }

@@ -47,8 +47,7 @@ impl Maintenance {
         self.deadline = self.next_pause();
     }
 
-    /// When to check whether the guest pauses; earlier, when the pass that puts blocks in order may
-    /// go on.
+    /// When to check whether the guest pauses; earlier, when the re-sorting pass may go on.
     pub fn next_pause(&mut self) -> Option<Instant> {
         let (now, gives_back) = (self.core.clock.now(), self.gives_back());
         let resort = self.next_resort(now).map(|paid| match paid <= now {

@@ -1,5 +1,5 @@
 //! A disk that is nearly full, used hard: requests of both classes, small and large, aligned or
-//! not, discards and zeroes between them, many records on their way, cleaning and the idle-time
+//! not, discards and zeroes between them, many records on their way, cleaning and the re-sorting
 //! pass beside them; then the daemon is killed or power is cut.
 
 use flowstone_block::{Errno, OpKind};
