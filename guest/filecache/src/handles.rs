@@ -51,6 +51,17 @@ impl Handle {
         self.dirty.as_ref().map_or(Ok(()), |dirty| dirty.take_error(&self.told))
     }
 
+    /// The same, which is not yet said by that.
+    pub fn error(&self) -> Result<()> {
+        self.dirty.as_ref().map_or(Ok(()), |dirty| dirty.error(&self.told))
+    }
+
+    /// The writer is told of a refusal by the answer, and so of no other before it.
+    pub fn told(&self, error: Errno) -> Errno {
+        let _ = self.take_error();
+        error
+    }
+
     /// Whether it was opened for writing.
     pub fn writes(&self) -> bool {
         self.flags.intersects(OFlags::WRONLY | OFlags::RDWR)

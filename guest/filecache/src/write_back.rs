@@ -357,10 +357,16 @@ impl Dirty {
 
     /// Whether it has, since a writer was told last.
     pub fn has_failed(&self, told: &AtomicU64) -> bool {
-        lock(&self.state).refused.0 > told.load(Ordering::Relaxed)
+        self.error(told).is_err()
     }
 
-    /// What the source has said since a writer was told last. The writer is told now.
+    /// What the source has said since a writer was told last.
+    pub fn error(&self, told: &AtomicU64) -> Result<()> {
+        let (refusals, error) = lock(&self.state).refused;
+        if refusals > told.load(Ordering::Relaxed) { Err(error) } else { Ok(()) }
+    }
+
+    /// The same. The writer is told now.
     pub fn take_error(&self, told: &AtomicU64) -> Result<()> {
         let (refusals, error) = lock(&self.state).refused;
         let told = told.swap(refusals, Ordering::Relaxed);

@@ -1,13 +1,15 @@
 //! Files whose writes are kept back, and copies, when there is no room, when the source hangs, and
 //! when several threads are at them. Each test was one of an attack, and failed.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use flowstone_testkit::fuse::Call;
 use flowstone_testkit::{HANG, wait_until};
 
 use crate::fixture::{Mount, sync};
@@ -103,6 +105,39 @@ fn each_writer_is_told_that_bytes_did_not_get_there() {
     mount.write_source("it", "theirs");
     assert!(sync(&one).is_err());
     assert!(sync(&two).is_err(), "at the source: {}", at_source(&mount, "it"));
+}
+
+/// A child that runs a program closes its copies of the descriptors, which is a close, too.
+#[test]
+fn what_a_childs_close_heard_is_told_to_the_writer() {
+    for options in [&LAZY[..], &LAZY[..2]] {
+        let Some(mount) = Mount::over_server(options) else { return };
+        let mut file = File::create(mount.at("it")).unwrap();
+        mount.server().refuse(&[Call::Write], libc::ENOSPC);
+        file.write_all(b"ours").unwrap();
+        if options.contains(&"--lazy-close") {
+            // The bytes are brought to the source for another call.
+            assert!(fs::set_permissions(mount.at("it"), Permissions::from_mode(0o600)).is_err());
+        }
+        assert!(Command::new("true").status().unwrap().success());
+        mount.server().recover();
+        assert!(sync(&file).is_err(), "{options:?}");
+        let again = sync(&file);
+        assert!(again.is_ok(), "{options:?}: it is said once, and not {again:?}");
+        assert_eq!(behind(&mount, "it"), "ours");
+    }
+}
+
+/// The kernel tries a call by name again that has heard of a conflict (ESTALE).
+#[test]
+fn what_a_change_of_mode_heard_is_told_to_the_writer() {
+    let Some(mount) = Mount::start(&LAZY) else { return };
+    mount.write_source("it", "");
+    let file = written(&mount, "it", "ours");
+    thread::sleep(Duration::from_millis(20));
+    mount.write_source("it", "theirs");
+    let _ = fs::set_permissions(mount.at("it"), Permissions::from_mode(0o600));
+    assert!(sync(&file).is_err(), "at the source: {}", at_source(&mount, "it"));
 }
 
 /// The name of the file beside would be too long.

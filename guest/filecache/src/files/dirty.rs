@@ -135,7 +135,7 @@ impl Files {
                 return Ok(Some(written));
             }
             // Its own writer is told, when it asks.
-            let _ = self.flush_dirty(&oldest).inspect_err(|error| oldest.failed(*error));
+            let _ = self.flush_dirty(&oldest);
         }
         Ok(self.write_to_copy(dirty, offset, from))
     }
@@ -153,10 +153,9 @@ impl Files {
             true => Ok(()),
             false => self.flush_locked(&dirty),
         };
-        if flushed.is_err() {
-            dirty.freeze(self.write_back.of(identity).is_none());
-        } else {
-            self.end(&dirty, true);
+        match flushed {
+            Ok(()) => drop(self.end(&dirty, true)),
+            Err(_) => dirty.freeze(self.write_back.of(identity).is_none()),
         }
         flushed.map(|()| through)
     }
@@ -264,8 +263,13 @@ impl Files {
         self.flush_locked(dirty)
     }
 
-    /// The same while `flushing` is held.
+    /// The same while `flushing` is held. For whatever call that is done, the writers are told what
+    /// was refused: a `chmod` that hears of a conflict (ESTALE) is tried again by the kernel.
     fn flush_locked(&self, dirty: &Dirty) -> Result<()> {
+        self.try_to_flush(dirty).inspect_err(|error| dirty.failed(*error))
+    }
+
+    fn try_to_flush(&self, dirty: &Dirty) -> Result<()> {
         let Some((ranges, base)) = self.write_back.begin_flush(dirty) else { return Ok(()) };
         let mut is_tried = false;
         let result = self.bring(dirty, &ranges, base, &mut is_tried);
@@ -276,13 +280,11 @@ impl Files {
         };
         self.write_back.end_flush(dirty, result == Ok(Brought::Written), base);
         match result {
-            Ok(Brought::Written) => {
+            Ok(brought @ (Brought::Written | Brought::NotNeeded)) => {
+                if brought == Brought::NotNeeded {
+                    self.write_back.forget_bytes(dirty);
+                }
                 // Also when its last writer is gone already.
-                self.end(dirty, false);
-                Ok(())
-            }
-            Ok(Brought::NotNeeded) => {
-                self.write_back.forget_bytes(dirty);
                 self.end(dirty, false);
                 Ok(())
             }
@@ -296,21 +298,30 @@ impl Files {
         }
     }
 
-    /// Brings what was written through an open file to the source, and says what that has said
-    /// before.
-    pub(crate) fn flush_handle(&self, handle: &Handle) -> Result<()> {
+    /// Brings what was written through an open file to the source, and says, once, what that has
+    /// refused since the writer was told last.
+    pub(crate) fn sync_handle(&self, handle: &Handle) -> Result<()> {
         handle.take_error()?;
+        self.flush_handle(handle).map_err(|error| handle.told(error))
+    }
+
+    /// The same when a descriptor is closed, which leaves it to be said again: a process that runs
+    /// another program closes its copies of its parent's descriptors.
+    pub(crate) fn close_handle(&self, handle: &Handle) -> Result<()> {
+        if mutant("guest.write-back.a-close-takes-the-error") {
+            return self.sync_handle(handle);
+        }
+        handle.error()?;
+        self.flush_handle(handle)
+    }
+
+    fn flush_handle(&self, handle: &Handle) -> Result<()> {
+        if mutant("guest.write-back.syncs-its-own-open-only") {
+            return handle.dirty.as_ref().map_or(Ok(()), |dirty| self.flush_dirty(dirty));
+        }
         // Also one that others have made dirty, or that was ended and is dirty again.
-        let dirty = match mutant("guest.write-back.syncs-its-own-open-only") {
-            true => handle.dirty.clone(),
-            false => self.write_back.of(handle.node.identity),
-        };
-        let Some(dirty) = dirty else { return Ok(()) };
-        self.flush_dirty(&dirty).or_else(|error| {
-            dirty.failed(error);
-            // This one is told by the answer.
-            handle.take_error().and(Err(error))
-        })
+        let dirty = self.write_back.of(handle.node.identity);
+        dirty.map_or(Ok(()), |dirty| self.flush_dirty(&dirty))
     }
 
     fn bring(
@@ -355,9 +366,7 @@ impl Files {
             let is_old = dirty.since().is_some_and(|since| since.elapsed() >= time_max);
             if is_old || wanted.contains(&dirty.node.identity) {
                 let _asking = self.hearing.asks();
-                let flushed = self.flush_dirty(&dirty);
-                self.hearing.heard(&flushed);
-                let _ = flushed.inspect_err(|error| dirty.failed(*error));
+                self.hearing.heard(&self.flush_dirty(&dirty));
             }
         }
     }

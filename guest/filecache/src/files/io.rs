@@ -52,7 +52,8 @@ impl Files {
         if let Some(written) = self.write_after_others(&handle, offset, from)? {
             return Ok(written);
         }
-        let _through = self.settle(handle.node.identity)?;
+        let settled = self.settle(handle.node.identity);
+        let _through = settled.map_err(|error| handle.told(error))?;
         if !mutant("guest.write-back.writes-into-a-conflict") {
             handle.take_error()?;
         }
@@ -86,7 +87,7 @@ impl Files {
     pub fn sync(&self, number: u64, data_only: bool) -> Result<()> {
         let handle = self.handles.get(number)?;
         let file = handle.file(&self.nodes)?;
-        self.flush_handle(&handle)?;
+        self.sync_handle(&handle)?;
         if data_only { file.sync_data() } else { file.sync_all() }.map_err(errno)
     }
 
@@ -105,9 +106,9 @@ impl Files {
         let handle = self.handles.get(number)?;
         self.locks.release(handle.node.identity, owner);
         if handle.dirty.is_some() && self.write_back.closes_lazily() {
-            return handle.take_error();
+            return handle.error();
         }
-        self.flush_handle(&handle)?;
+        self.close_handle(&handle)?;
         if !handle.writes() || self.source.is_local() {
             return Ok(());
         }
