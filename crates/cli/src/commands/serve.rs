@@ -8,7 +8,9 @@ use flowstone_daemon::Config;
 use flowstone_fileio::FileOpener;
 use tracing::level_filters::LevelFilter;
 use tracing::warn;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{ParseError, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::args::Serve;
 
@@ -52,14 +54,14 @@ fn start_log() {
     let wanted = std::env::var_os(LOG_VARIABLE).unwrap_or_default();
     let filter = log_filter(&wanted.to_string_lossy());
     let refused = filter.as_ref().err().cloned();
-    tracing_subscriber::fmt()
-        .with_env_filter(filter.unwrap_or_else(|_| LOG_DEFAULT.into()))
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(wants_colours())
         // A log that cannot be written (its reader or terminal is gone) is reported to standard
         // error, which fails too, and that would be a panic of the thread that wrote the line.
-        .log_internal_errors(false)
-        .init();
+        .log_internal_errors(false);
+    let filter = filter.unwrap_or_else(|_| Targets::new().with_default(LevelFilter::INFO));
+    tracing_subscriber::registry().with(filter).with(lines).init();
     if let Some(why) = refused {
         let advice = "give a level (error, warn, info, debug, trace, off) or TARGET=LEVEL";
         warn!("{LOG_VARIABLE}: {why}; {advice}; the log is as without it");
@@ -69,7 +71,7 @@ fn start_log() {
 /// What is asked for on top of the default: a part that is named more closely is not all that is
 /// logged. A word that is neither a level nor a part of ours is refused: it would be taken for the
 /// name of some part, and a misspelt level would change nothing, or silence all.
-fn log_filter(wanted: &str) -> std::result::Result<EnvFilter, String> {
+fn log_filter(wanted: &str) -> std::result::Result<Targets, String> {
     let directives = wanted.split(',').map(str::trim).filter(|it| !it.is_empty());
     let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
     for word in directives.clone().filter(|it| !it.contains(['=', '['])) {
@@ -79,7 +81,7 @@ fn log_filter(wanted: &str) -> std::result::Result<EnvFilter, String> {
     }
     let default = (!directives.clone().any(is_level)).then_some(LOG_DEFAULT);
     let all: Vec<&str> = default.into_iter().chain(directives).collect();
-    EnvFilter::try_new(all.join(",")).map_err(|error| error.to_string())
+    all.join(",").parse().map_err(|error: ParseError| error.to_string())
 }
 
 /// On a terminal, unless NO_COLOR (no-color.org) says not to.
@@ -90,12 +92,15 @@ fn wants_colours() -> bool {
 
 #[cfg(test)]
 mod tests {
+    use tracing_subscriber::{Layer, Registry};
+
     use super::*;
 
     /// `FLOWSTONE_LOG=` silenced everything, errors included, and so did `FLOWSTONE_LOG=debgu`.
     #[test]
     fn an_empty_or_misspelt_selection_silences_nothing() {
-        let level = |wanted| log_filter(wanted).map(|filter| filter.max_level_hint());
+        let level =
+            |wanted| log_filter(wanted).map(|filter| Layer::<Registry>::max_level_hint(&filter));
         for wanted in ["", " ", ",", "info"] {
             assert_eq!(level(wanted), Ok(Some(LevelFilter::INFO)), "{wanted:?}");
         }
