@@ -1,10 +1,12 @@
-//! The bench a guest test works at: one at a time, a folder of its own, or a clear skip.
+//! The bench a guest test works at: a place, a folder of its own, or a clear skip.
 //!
-//! An emulated guest fills this machine, so labs wait for each other through a file lock;
-//! it holds across threads and across programs.
+//! An emulated guest keeps a processor busy, and waits now and then. So there are as many places
+//! as processors; each is a file lock, which holds across threads and across programs.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tempfile::TempDir;
@@ -48,11 +50,11 @@ impl Format {
 /// A folder, an accelerator and the artifacts of guests.
 #[derive(Debug)]
 pub struct Lab {
-    // Dropped in this order: the folder goes while the lock is still held.
+    // Dropped in this order: the folder goes while the place is still taken.
     folder: TempDir,
     artifacts: Artifacts,
     accel: Accel,
-    _turn: File,
+    _place: File,
 }
 
 impl Lab {
@@ -65,13 +67,15 @@ impl Lab {
     fn open_with(kernel: Kernel) -> Result<Self> {
         workspace::flowstone()?;
         fs::create_dir_all(workspace::guest_folder())?;
-        let turn = File::create(workspace::guest_folder().join("lock"))?;
-        turn.lock().context("wait for other guests")?;
+        let place = wait_for_place()?;
+        // One lab at a time builds what all of them boot.
+        let building = File::create(workspace::guest_folder().join("building"))?;
+        building.lock().context("wait for other labs")?;
         let artifacts = Artifacts::find(kernel)?;
         let accel = Accel::choose(&artifacts)?;
         // Not in the source tree: socket paths have to stay below 108 bytes.
         let folder = TempDir::with_prefix("flowstone-")?;
-        Ok(Self { folder, artifacts, accel, _turn: turn })
+        Ok(Self { folder, artifacts, accel, _place: place })
     }
 
     /// Opens a lab for a test. `None` skips the test, with the reason printed.
@@ -193,4 +197,20 @@ impl Lab {
 fn ready(mut guest: Guest) -> Result<Guest> {
     guest.wait_ready()?;
     Ok(guest)
+}
+
+/// Waits until fewer guests run than this machine has processors.
+fn wait_for_place() -> Result<File> {
+    let places = thread::available_parallelism().map_or(1, usize::from);
+    loop {
+        for number in 0..places {
+            let place = File::create(workspace::guest_folder().join(format!("place-{number}")))?;
+            match place.try_lock() {
+                Ok(()) => return Ok(place),
+                Err(TryLockError::WouldBlock) => {}
+                Err(TryLockError::Error(error)) => return Err(error).context("wait for a place"),
+            }
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
 }

@@ -59,7 +59,7 @@ const KILLED: &str = "
 const BEFORE_POWER_FAILS: &str = "
     head -c $((12 << 20)) /dev/urandom >/mnt/source.raw
     /tools/flowstone convert /mnt/source.raw /mnt/copy.flow
-    sha256sum /mnt/source.raw | cut -d' ' -f1 >/mnt/sum
+    xxhsum -q /mnt/source.raw | cut -d' ' -f1 >/mnt/sum
     sync
     serve
     /tools/device-load /tmp/on/disk.sock anything >/tmp/on/load 2>&1 &
@@ -77,7 +77,7 @@ const AFTER_POWER_FAILED: &str = "
     /tools/flowstone check --data /mnt/disk.flow
     /tools/flowstone check --data /mnt/copy.flow
     /tools/flowstone convert /mnt/copy.flow /mnt/copy.raw
-    [ \"$(sha256sum /mnt/copy.raw | cut -d' ' -f1)\" = \"$(cat /mnt/sum)\" ]
+    [ \"$(xxhsum -q /mnt/copy.raw | cut -d' ' -f1)\" = \"$(cat /mnt/sum)\" ]
     umount /mnt
     fsck.f2fs --dry-run /dev/vda";
 

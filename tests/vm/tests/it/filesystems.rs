@@ -162,7 +162,7 @@ fn fill(system: &FileSystem) -> String {
          mkdir /mnt/files
          for i in $(seq 40); do head -c $((i * 4801)) /dev/urandom >/mnt/files/$i; done
          cd /mnt/files
-         sha256sum * >/mnt/sums
+         xxhsum -q * >/mnt/sums
          {FIO_VERIFIED}
          fio --name=fsync --directory=/mnt --size=4M --rw=randwrite --bs=4k --fsync=1 \
              --number_ios=150 --minimal
@@ -179,7 +179,7 @@ fn verify_again(system: &FileSystem) -> String {
     format!(
         "mount -t {} /dev/vda /mnt
          cd /mnt/files
-         sha256sum -c /mnt/sums
+         xxhsum -q -c /mnt/sums
          {FIO_VERIFIED} --verify_only
          cd /
          umount /mnt",

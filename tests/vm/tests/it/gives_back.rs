@@ -90,7 +90,7 @@ fn gives_space_back(system: &FileSystem) -> Result<()> {
     bench.on_each(&format!(
         "mkdir -p /$d; {mount}
          dd if=/dev/urandom of=/$d/stays bs=1M count=8 status=none
-         sha256sum /$d/stays >/$d/sum
+         xxhsum -q /$d/stays >/$d/sum
          cp /tmp/random /$d/goes; sync"
     ))?;
     // XFS has surely given up the blocks of a removed file after an unmount.
@@ -99,7 +99,7 @@ fn gives_space_back(system: &FileSystem) -> Result<()> {
     bench.on_each(&format!("{mount} -o {discarding}; cp /tmp/random /$d/goes; sync"))?;
     // ext4 discards in the background, and forgets what is left when it is unmounted.
     bench.returns("-o discard", 24 * MIB, "rm /$d/goes; sync; sleep 1; sync; umount /$d")?;
-    bench.on_each(&format!("{mount}; sha256sum -c /$d/sum; umount /$d; {check} /dev/$d"))?;
+    bench.on_each(&format!("{mount}; xxhsum -q -c /$d/sum; umount /$d; {check} /dev/$d"))?;
     bench.returns("blkdiscard", 8 * MIB, "blkdiscard /dev/$d")?;
     bench.on_each("[ $(dd if=/dev/$d bs=1M count=32 status=none | tr -d '\\0' | wc -c) = 0 ]")?;
     for disk in &bench.disks {
@@ -115,7 +115,7 @@ fn blkdiscard_gives_back_its_range_and_leaves_the_rest_of_every_format() -> Resu
     bench.on_each("dd if=/tmp/random of=/dev/$d bs=1M oflag=direct status=none")?;
     bench.returns("blkdiscard", 12 * MIB, "blkdiscard -o 6M -l 12M /dev/$d")?;
     for range in ["count=6", "skip=18 count=6"] {
-        let sum = |file: &str| format!("$(dd if={file} bs=1M {range} status=none | sha256sum)");
+        let sum = |file: &str| format!("$(dd if={file} bs=1M {range} status=none | xxhsum -q)");
         let (wrote, found) = (sum("/tmp/random"), sum("/dev/$d"));
         bench.on_each(&format!("[ \"{wrote}\" = \"{found}\" ]"))?;
     }

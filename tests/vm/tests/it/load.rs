@@ -19,7 +19,7 @@ pub fn verified_load(megabytes_per_job: u32) -> String {
 /// Checksum of the whole disk as the guest reads it, past its page cache. Small blocks: an
 /// emulated guest wastes its time on a full pipe.
 pub const DISK_CHECKSUM: &str =
-    "dd if=/dev/vda iflag=direct bs=16k 2>/dev/null | sha256sum | cut -d' ' -f1";
+    "dd if=/dev/vda iflag=direct bs=16k 2>/dev/null | xxhsum -q | cut -d' ' -f1";
 
 /// A raw image with the content of `image`: itself, or a copy of a log image.
 pub fn as_raw(image: &Path) -> Result<PathBuf> {
@@ -48,14 +48,14 @@ pub fn check_sound(image: &Path) -> Result<()> {
 /// Checksum of a raw image on the host, in the same form.
 pub fn image_checksum(image: &Path) -> Result<String> {
     let image = image.display();
-    host("sh", &["-c", &format!("sha256sum <'{image}' | cut -d' ' -f1")])
+    host("sh", &["-c", &format!("xxhsum -q <'{image}' | cut -d' ' -f1")])
 }
 
 /// Checksum of some mebibytes of an image on the host.
 pub fn image_part_checksum(image: &Path, from_mib: u32, mib: u32) -> Result<String> {
     let image = image.display();
     let read = format!("dd if='{image}' bs=1M skip={from_mib} count={mib} status=none");
-    host("sh", &["-c", &format!("{read} | sha256sum | cut -d' ' -f1")])
+    host("sh", &["-c", &format!("{read} | xxhsum -q | cut -d' ' -f1")])
 }
 
 /// Guest script: random data to some mebibytes of the disk; prints their checksum.
@@ -63,7 +63,7 @@ pub fn write_random(options: &str, from_mib: u32, mib: u32) -> String {
     format!(
         "dd if=/dev/urandom of=/tmp/random bs=1M count={mib} 2>/dev/null
          dd if=/tmp/random of=/dev/vda bs=1M seek={from_mib} {options} 2>/dev/null
-         sha256sum </tmp/random | cut -d' ' -f1"
+         xxhsum -q </tmp/random | cut -d' ' -f1"
     )
 }
 

@@ -1,7 +1,7 @@
 //! Real guests on flowstone disks: one module per behaviour, each test a claim.
 //!
-//! Guests run one at a time (the lab's lock), so the order of tests does not matter. Where
-//! guests cannot run, tests say why and pass; with `FLOWSTONE_REQUIRE_GUESTS=1` they fail.
+//! As many guests run at a time as there are processors (the lab's places). Where guests
+//! cannot run, tests say why and pass; with `FLOWSTONE_REQUIRE_GUESTS=1` they fail.
 
 mod caches;
 mod classes;

@@ -216,7 +216,7 @@ fn load(plan: &Plan, round: usize) -> String {
             "for file in $(seq {SMALL_FILES}); do
                  dd if=/dev/urandom of=$dir/{round}.$file bs=16k count=1 conv=fsync 2>/dev/null
              done
-             (cd $dir; sha256sum {round}.* >>sums)"
+             (cd $dir; xxhsum -q {round}.* >>sums)"
         ),
     );
     let fio = "fio --ioengine=libaio --iodepth=16 --direct=1 --bs=4k --rw=randwrite --size=2M \
@@ -236,7 +236,7 @@ fn in_order_after(rounds: usize) -> String {
          mount -o ro $dev $dir
          cd $dir
          [ $(wc -l <sums) = {files} ]
-         sha256sum -c sums >/tmp/checked || {{ cat /tmp/checked; exit 1; }}
+         xxhsum -q -c sums >/tmp/checked || {{ cat /tmp/checked; exit 1; }}
          cd /
          umount $dir"
     )
