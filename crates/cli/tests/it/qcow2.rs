@@ -42,6 +42,16 @@ impl Place {
         text
     }
 
+    /// QEMU finds nothing worse than clusters without an owner (status 3), which a kill in the
+    /// middle of a commit leaves behind.
+    fn qemu_reads(&self, image: &str) {
+        let args = ["check", image];
+        let output =
+            Command::new(QEMU_IMG).args(args).current_dir(self.dir.path()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(matches!(output.status.code(), Some(0 | 3)), "{text}{}", output.status);
+    }
+
     /// Both find the image in perfect order.
     pub fn assert_clean(&self, image: &str) {
         self.qemu(&[QEMU_IMG, "check", "-q", image]);
@@ -400,7 +410,7 @@ fn tools_between_a_kill_and_the_restart_leave_what_has_completed() {
     if has_qemu() {
         // The mark is nothing that it minds.
         place.qemu(&[QEMU_IMG, "info", "disk.qcow2"]);
-        place.qemu(&[QEMU_IMG, "check", "disk.qcow2"]);
+        place.qemu_reads("disk.qcow2");
     }
     let told = place.run(&["check", "disk.qcow2"]);
     let told = String::from_utf8_lossy(&told.stdout).into_owned();

@@ -235,7 +235,7 @@ impl Promises {
         let whole_lines = said.rfind('\n').map_or("", |end| &said[..end]);
         for line in whole_lines.lines() {
             let (word, file, checksum) = match line.split(' ').collect::<Vec<_>>()[..] {
-                [word, file, checksum] if checksum.len() == 64 => (word, file, checksum),
+                [word, file, checksum] if checksum.len() == 16 => (word, file, checksum),
                 _ => anyhow::bail!("the load says {line:?}; all of it:\n{said}"),
             };
             let promise = self.files.entry(file.into()).or_default();
