@@ -144,6 +144,14 @@ impl Bindings {
         lock(&self.files).get(&node.identity)?.anchor.clone()
     }
 
+    /// The copy of a node that the kernel itself reads.
+    pub fn copy_in_kernel(&self, node: &Node) -> Option<Arc<Copy>> {
+        let files = lock(&self.files);
+        let main = files.get(&node.identity)?.main.as_ref()?;
+        let is_it = main.mode == Mode::Copy && main.node.id == node.id;
+        main.copy.clone().filter(|_| is_it)
+    }
+
     /// The copy of a node that was opened on trust.
     pub fn trusted_copy(&self, node: &Node) -> Option<Arc<Copy>> {
         lock(&self.files).get(&node.identity)?.trusted.clone()

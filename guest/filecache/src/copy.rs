@@ -11,6 +11,23 @@ use crate::shelf::Name;
 use crate::stamp::{Attributes, Identity, Stamp};
 use crate::store::space_of;
 
+/// What the source has said of a file.
+#[derive(Clone, Copy)]
+pub struct Look {
+    /// When.
+    pub when: Instant,
+    /// The answer.
+    pub seen: Attributes,
+    /// How many changes were counted when it was asked.
+    pub changes: Option<u64>,
+}
+
+impl Look {
+    fn now(seen: &Attributes, changes: Option<u64>) -> Self {
+        Self { when: Instant::now(), seen: *seen, changes }
+    }
+}
+
 /// A complete copy of a file.
 pub struct Copy {
     /// Its bytes.
@@ -26,7 +43,7 @@ pub struct Copy {
     /// The source does not have all of its bytes.
     is_dirty: AtomicBool,
     /// When it was compared with the source in this life, and what that said.
-    checked: Mutex<Option<(Instant, Attributes)>>,
+    checked: Mutex<Option<Look>>,
     name: Name,
     space: AtomicU64,
     bytes_in_use: Arc<AtomicU64>,
@@ -49,7 +66,7 @@ impl Copy {
             backing: OnceLock::new(),
             is_current: AtomicBool::new(true),
             is_dirty: AtomicBool::new(false),
-            checked: Mutex::new(checked.map(|seen| (Instant::now(), seen))),
+            checked: Mutex::new(checked.map(|seen| Look::now(&seen, None))),
             name,
             space: AtomicU64::new(0),
             bytes_in_use: bytes_in_use.clone(),
@@ -107,19 +124,24 @@ impl Copy {
         self.stamp() == Some(stamp)
     }
 
-    /// It was compared with the source.
-    pub fn checked(&self, seen: &Attributes) {
-        *lock(&self.checked) = Some((Instant::now(), *seen));
+    /// It was compared with the source. `changes`: those before that, if they were counted.
+    pub fn checked(&self, seen: &Attributes, changes: Option<u64>) {
+        *lock(&self.checked) = Some(Look::now(seen, changes));
     }
 
     /// What the source said then.
+    pub fn last_look(&self) -> Option<Look> {
+        *lock(&self.checked)
+    }
+
+    /// The attributes of that.
     pub fn attributes(&self) -> Option<Attributes> {
-        lock(&self.checked).map(|(_, seen)| seen)
+        self.last_look().map(|look| look.seen)
     }
 
     /// Whether that was so short a time ago.
     pub fn was_checked_within(&self, time: Duration) -> bool {
-        lock(&self.checked).is_some_and(|(when, _)| when.elapsed() < time)
+        self.last_look().is_some_and(|look| look.when.elapsed() < time)
     }
 
     /// Its bytes are about to change in place, for those who have it open.

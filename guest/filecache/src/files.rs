@@ -15,6 +15,7 @@ pub mod locks;
 pub mod names;
 pub mod open;
 mod refresh;
+mod seen_by_open;
 mod unasked;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,6 +29,7 @@ use self::ahead::Memory;
 use self::fill::Fills;
 use self::folders::Folder;
 use self::locks::Locks;
+use self::seen_by_open::Changes;
 use crate::bindings::Bindings;
 use crate::copies::Copies;
 use crate::counters::{Counters, Report};
@@ -59,6 +61,7 @@ pub struct Files {
     pub(crate) hearing: Hearing,
     pub(crate) write_back: WriteBack,
     pub(crate) recorders: Recorders,
+    pub(crate) changes: Changes,
     pub(crate) window: Duration,
     pub(crate) trust: Duration,
     wanted_modes: Modes,
@@ -96,6 +99,7 @@ impl Files {
             hearing: Hearing::default(),
             write_back: WriteBack::new(options.write_back),
             recorders: Recorders::default(),
+            changes: Changes::default(),
             window: options.window,
             trust: options.trust,
             wanted_modes: options.modes,
@@ -128,6 +132,9 @@ impl Files {
             return node.told(dirty.shown(*seen).stamp);
         }
         let news = node.told(seen.stamp);
+        if news.changed {
+            self.changes.one_more();
+        }
         if seen.is_file() {
             let stale = self.copies.get(node.identity).filter(|it| !it.is_of(seen.stamp));
             if stale.is_some() && !mutant("guest.open.skips-comparison") {

@@ -84,6 +84,9 @@ impl Filesystem for Answers {
     }
 
     fn getattr(&self, by: &Request, id: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
+        if let Some((seen, window)) = self.files.seen_by_open(id.0) {
+            return reply.attr(&window, &to_kernel(id.0, &seen));
+        }
         let caller = caller(by);
         let look = move |files: &Files, _: &Owed<_>, ask| match ask {
             Ask::Source => Some(files.attributes(id.0, handle.map(|it| it.0), &caller)),

@@ -16,6 +16,7 @@ mod lifecycle;
 mod locks;
 mod modes;
 mod random;
+mod seen_by_open;
 mod soak;
 mod steps;
 mod trouble;

@@ -32,8 +32,8 @@ impl Files {
             let _acting = by.act();
             let anchor = self.nodes.anchor(node)?;
             let opened = source::reopen(anchor, source::daemon_flags(flags) | OFlags::TRUNC)?;
-            // It is done once.
             let _ = file.set(Arc::new(opened));
+            self.changes.one_more();
             Ok(())
         })?;
         self.copies.retire(node.identity);

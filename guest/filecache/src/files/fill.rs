@@ -172,7 +172,8 @@ impl Files {
         buffer: &mut [u8],
     ) -> std::result::Result<Option<(File, Attributes)>, Failed> {
         let acting = task.caller.act();
-        let (anchor, seen) = self.nodes.anchor_and_look(&task.node)?;
+        let anchor = self.nodes.anchor(&task.node)?;
+        let seen = source::stat(&anchor)?;
         if !self.is_settled(&task.node, &seen) {
             return Ok(None);
         }

@@ -65,6 +65,7 @@ impl Files {
             self.take_back_attributes(&handle.node);
         }
         drop(acting);
+        self.changes.one_more();
         let written = written?;
         self.counters.written_bytes.add(written as u64);
         let identity = handle.node.identity;

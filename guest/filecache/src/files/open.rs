@@ -114,6 +114,7 @@ impl Files {
         let own = source::daemon_flags(flags) | kept | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = File::from(openat(&at, name, own, Permissions::from_raw_mode(permissions))?);
         drop(acting);
+        self.changes.one_more();
         let seen = source::stat(&file)?;
         let node = self.nodes.found(&seen, folder, name);
         let news = self.learn(&node, &seen);
@@ -161,18 +162,18 @@ impl Files {
 
     /// Asks the source.
     fn look_at(&self, node: &Arc<Node>, flags: OFlags, writes: bool, by: &Caller) -> Result<Look> {
+        let changes = self.changes.so_far();
         let acting = by.act();
-        let (anchor, _) = self.nodes.anchor_and_look(node)?;
-        let mut seen = self.look_between_flushes(|| source::stat(&anchor))?;
+        let anchor = self.nodes.anchor(node)?;
         let has_copy = !writes && self.copies.get(node.identity).is_some();
-        let file = if has_copy && !self.source.is_local() {
+        let (file, seen) = if has_copy && !self.source.is_local() {
             // This is how a server says whether a file has changed.
             let file = source::reopen(&anchor, source::daemon_flags(flags))?;
-            seen = self.look_between_flushes(|| source::stat(&file))?;
-            Some(Arc::new(file))
+            let seen = self.look_between_flushes(|| source::stat(&file))?;
+            (Some(Arc::new(file)), seen)
         } else {
             may_open(&anchor, flags, by)?;
-            None
+            (None, self.look_between_flushes(|| source::stat(&anchor))?)
         };
         drop(acting);
         if !seen.is_file() {
@@ -191,7 +192,7 @@ impl Files {
             Some(dirty) => Some(dirty.copy.clone()),
             None => self.copies.get(node.identity).filter(is_fresh),
         };
-        copy.iter().for_each(|it| it.checked(&seen));
+        copy.iter().for_each(|it| it.checked(&seen, Some(changes)));
         let (is_set_id, anchor) = (seen.is_set_id(), Some(Arc::new(anchor)));
         Ok(Look { stamp: seen.stamp, is_set_id, anchor, file, copy, is_new: false, news })
     }

@@ -46,6 +46,9 @@ impl Files {
         self.hearing.heard(&seen);
         let (Ok(file), Ok(seen)) = (file, seen) else { return };
         let news = open.node.told(seen.stamp);
+        if news.changed {
+            self.changes.one_more();
+        }
         let updating = lock(&open.copy.updating);
         if open.copy.is_of(seen.stamp) {
             return;
@@ -55,7 +58,7 @@ impl Files {
         if mutant("guest.refresh.skips-bytes") || copy_over(&file, &open.copy).is_ok() {
             // A second change in the same tick would go unseen: then the next look copies again.
             open.copy.becomes(Some(seen.stamp).filter(|_| news.is_settled));
-            open.copy.checked(&seen);
+            open.copy.checked(&seen, None);
         }
         drop(updating);
         self.take_back_attributes(&open.node);

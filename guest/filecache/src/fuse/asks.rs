@@ -12,8 +12,24 @@ use crate::library::{INodeNo, ReplyEmpty, ReplyEntry, Request};
 use crate::requests::{Ask, Nobody, Outcome, Owed, Reply};
 
 impl Answers {
-    /// Answers what only the source knows.
+    /// Answers what only the source knows. All that changes something is asked so, or counts
+    /// itself as a change.
     pub fn ask<R: Reply, T: Outcome + 'static>(
+        &self,
+        by: &Request,
+        reply: R,
+        work: impl Fn(&Files) -> Result<T> + Send + Sync + 'static,
+        send: impl Fn(&Files, R, T) + Send + Sync + 'static,
+    ) {
+        let work = move |files: &Files| {
+            let result = work(files);
+            files.changes.one_more();
+            result
+        };
+        self.ask_source(by, reply, work, send);
+    }
+
+    fn ask_source<R: Reply, T: Outcome + 'static>(
         &self,
         by: &Request,
         reply: R,
@@ -45,7 +61,7 @@ impl Answers {
             work(files);
             Ok(())
         };
-        self.ask(by, Nobody, work, |_, _, ()| {});
+        self.ask_source(by, Nobody, work, |_, _, ()| {});
     }
 
     /// Makes something that has a name.
