@@ -3,29 +3,26 @@
 //! One file for each disk and group that anything was asked of. A file is written whole beside the
 //! one that it replaces, synced, renamed, and the folder synced: after a kill it is what it was or
 //! what it is to be. Its name is a number, since a disk may be called anything. One daemon at a
-//! time has the folder.
+//! time has the folder, which it locks itself.
 
 mod folder;
 mod record;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use flowstone_block::{Error, Result, mutant};
-use rustix::fs::{FlockOperation, flock};
 use tracing::{info, warn};
 
-use self::folder::{Folder, HostFolder, create};
+use self::folder::{Folder, HostFolder};
 pub use self::record::{Record, Subject};
 
 const EXTENSION: &str = "toml";
 /// Of a file that is being written.
 const NEW: &str = "new";
-const LOCK: &str = "lock";
 
 /// The folder.
 pub struct State {
@@ -34,8 +31,6 @@ pub struct State {
     records: Mutex<BTreeMap<Subject, Kept>>,
     /// Files that cannot be read: they are kept.
     unreadable: Vec<Error>,
-    /// Held as long as this lasts.
-    _lock: Option<File>,
 }
 
 /// A record, and the number of its file.
@@ -50,15 +45,14 @@ impl State {
         let name = format!("state-dir {}", path.display());
         let host = |error: io::Error| Error::host(name.clone(), error, "choose another folder");
         let folder = HostFolder::open(path).map_err(host)?;
-        let lock = create(&path.join(LOCK)).map_err(host)?;
-        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if !folder.lock().map_err(host)? && !mutant("daemon.state.does-not-lock") {
             let why = "another daemon is using it";
             return Err(Error::busy(name, why, "stop that, or choose another folder"));
         }
-        Self::read(path, Box::new(folder), Some(lock)).map_err(host)
+        Self::read(path, Box::new(folder)).map_err(host)
     }
 
-    fn read(path: &Path, folder: Box<dyn Folder>, lock: Option<File>) -> io::Result<Self> {
+    fn read(path: &Path, folder: Box<dyn Folder>) -> io::Result<Self> {
         let (mut records, mut unreadable) = (BTreeMap::new(), Vec::new());
         for file in folder.names()? {
             match file.rsplit_once('.') {
@@ -93,7 +87,7 @@ impl State {
             }
         }
         let (path, records) = (path.to_owned(), Mutex::new(records));
-        Ok(Self { path, folder, records, unreadable, _lock: lock })
+        Ok(Self { path, folder, records, unreadable })
     }
 
     fn records(&self) -> MutexGuard<'_, BTreeMap<Subject, Kept>> {
@@ -134,7 +128,7 @@ impl State {
         });
         let number = done.map_err(|error| {
             let name = format!("state-dir {}", self.path.display());
-            Error::host(name, error, "make room, or make it writable")
+            Error::host(name, error, "make room, make it writable, or put it back")
         })?;
         if record.says_nothing() {
             records.remove(&subject);

@@ -131,6 +131,31 @@ fn files_of_state_with_other_names_are_not_taken_for_the_daemons() {
     stop(daemon);
 }
 
+/// Who removed its `lock` let a second daemon in, and each replaced what the other one kept.
+#[test]
+fn a_folder_of_state_is_one_daemons_whatever_is_removed_from_it() {
+    let place = Place::new();
+    fs::create_dir(place.path("state")).unwrap();
+    // Of an earlier version.
+    fs::write(place.path("state/lock"), "").unwrap();
+    let daemon = keeper(&place, &[], 1);
+    assert_eq!(put(&place, "a", &json!({ "backend": "null:1M" })), 202);
+    wait_until("it is served", || is_serving(&place, "a"));
+    for entry in fs::read_dir(place.path("state")).unwrap() {
+        fs::remove_file(entry.unwrap().path()).unwrap();
+    }
+    let (control, state) = (place.text("second.sock"), place.text("state"));
+    let second = place.refused(&["serve", "--control", &control, "--state-dir", &state]);
+    let why = "another daemon is using it; stop that, or choose another folder";
+    assert!(second.contains(&format!("state-dir {state}: {why}")), "{second}");
+    // The first one goes on, and keeps what it is told from now on.
+    assert_eq!(put(&place, "b", &json!({ "backend": "null:1M" })), 202);
+    stop(daemon);
+    let daemon = keeper(&place, &[], 2);
+    assert!(is_serving(&place, "b"));
+    stop(daemon);
+}
+
 fn file(place: &Place, weight: &str) -> String {
     let text = format!(
         "[[group]]\nname = 'web'\niops = 100\n\
