@@ -4,6 +4,7 @@
 
 mod find;
 mod listing;
+mod refusal;
 mod removal;
 
 use std::collections::BTreeMap;
@@ -21,6 +22,7 @@ use crate::disk::Disk;
 use crate::events::{Event, Events};
 use crate::origin::Origin;
 
+use self::refusal::Refusal;
 pub use self::removal::Removal;
 
 /// The thread that does this has panicked.
@@ -41,8 +43,8 @@ pub struct Disks {
 #[derive(Default)]
 struct Table {
     known: BTreeMap<u32, Entry>,
-    /// What is configured and cannot be a disk.
-    refused: Vec<Failed>,
+    /// What was asked for and cannot be a disk.
+    refused: Vec<Refusal>,
     /// How many there have been.
     count: u64,
     end: Option<End>,
@@ -256,16 +258,11 @@ impl Disks {
         }
     }
 
-    /// Something is configured that cannot be a disk.
-    pub fn refuse(&self, error: &Error) {
-        self.table().refused.push(Failed::of(None, error));
-    }
-
     /// Those that could not be opened.
     pub fn failed(&self) -> Vec<Failed> {
         let table = self.table();
         let failed = table.known.values().filter_map(Entry::failed);
-        table.refused.iter().chain(failed).cloned().collect()
+        table.refused.iter().map(|it| &it.failed).chain(failed).cloned().collect()
     }
 
     /// The keys of the disk of this name, as they were written.

@@ -84,9 +84,9 @@ fn run(config: Config, shared: Shared) -> Result<()> {
     let (pollers, disks) = (Arc::new(pollers), Arc::<Disks>::default());
     let state = config.daemon.state_dir.as_deref().map(State::open).transpose()?;
     let plan = Plan::of(&config, state.as_ref(), &shared);
-    for error in &plan.refused {
+    for (error, origin) in &plan.refused {
         error!("{error}");
-        disks.refuse(error);
+        disks.refuse(error, *origin);
     }
     let listen = |path: &PathBuf| GuestAgents::start(path, config.daemon.access);
     let guests = config.daemon.guest_agent.as_ref().map(listen).transpose()?.map(Arc::new);
@@ -224,7 +224,7 @@ impl Daemon {
             Ok(Begun::IsThere) => None,
             Err(error) => {
                 error!("{error}");
-                self.disks.refuse(&error);
+                self.disks.refuse(&error, origin);
                 None
             }
         };

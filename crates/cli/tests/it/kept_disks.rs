@@ -198,6 +198,7 @@ fn what_was_set_of_a_disk_of_the_file_wins_until_the_file_changes() {
     stop(daemon);
 }
 
+/// It was listed as one of the configuration, which has none.
 #[test]
 fn a_file_of_state_that_cannot_be_read_costs_its_disk_alone() {
     let place = Place::new();
@@ -206,10 +207,25 @@ fn a_file_of_state_that_cannot_be_read_costs_its_disk_alone() {
     assert_eq!(put(&place, "b", &json!({ "backend": "null:1M" })), 202);
     stop(daemon);
     fs::write(place.path("state/0.toml"), "nonsense").unwrap();
+    // These can be read, and what they say cannot be.
+    fs::write(place.path("state/7.toml"), "disk = 'c'\n[added]\nscoket = '/c'\n").unwrap();
+    fs::write(place.path("state/8.toml"), "group = 'd'\n[added]\niops = 0\n").unwrap();
     let daemon = keeper(&place, &[], 2);
     assert!(is_serving(&place, "b"));
-    let failed = &list(&place)[0];
-    assert!(failed["error"]["what"].as_str().unwrap().contains("0.toml"), "{failed}");
+    let all = list(&place);
+    let failed: Vec<&Value> = all.iter().filter(|disk| disk["state"] == "failed").collect();
+    let [unread, ..] = failed[..] else { panic!("{all:?}") };
+    assert!(unread["error"]["what"].as_str().unwrap().contains("0.toml"), "{unread}");
+    assert_eq!(failed.len(), 3, "{failed:?}");
+    assert!(failed.iter().all(|disk| disk["origin"] == "api"), "{failed:?}");
+    stop(daemon);
+    let config = place.text("flowstone.toml");
+    let disk = |socket: &str| format!("[[disk]]\nbackend = 'null:1M'\nsocket = '{socket}'\n");
+    fs::write(&config, disk(&place.text("x")) + "scoket = 'y'\n").unwrap();
+    let daemon = keeper(&place, &["--config", &config], 2);
+    let all = list(&place);
+    let failed = all.iter().filter(|disk| disk["state"] == "failed");
+    assert_eq!(failed.filter(|disk| disk["origin"] == "file").count(), 1, "{all:?}");
     stop(daemon);
     assert_eq!(fs::read_to_string(place.path("state/0.toml")).unwrap(), "nonsense");
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use super::refusal::Refusal;
 use super::{Disks, Entry, Failed, State};
 use crate::config::Keys;
 use crate::origin::Origin;
@@ -42,16 +43,16 @@ impl Listed {
         }
     }
 
-    /// What is configured and cannot be a disk.
-    fn refused(error: &Failed) -> Self {
+    /// What was asked for and cannot be a disk.
+    fn refused(refusal: &Refusal) -> Self {
         Self {
             name: None,
             state: "failed",
-            origin: Origin::File,
+            origin: refusal.origin,
             socket: None,
             image: None,
             connected: false,
-            error: Some(error.clone()),
+            error: Some(refusal.failed.clone()),
         }
     }
 }

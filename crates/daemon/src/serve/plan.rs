@@ -11,8 +11,8 @@ use crate::state::{State, Subject};
 /// See the module.
 pub struct Plan {
     pub disks: Vec<(DiskConfig, Origin)>,
-    /// Why some are not among them.
-    pub refused: Vec<Error>,
+    /// Why some are not among them, and who has asked for those.
+    pub refused: Vec<(Error, Origin)>,
 }
 
 impl Plan {
@@ -20,9 +20,10 @@ impl Plan {
     pub fn of(config: &Config, state: Option<&State>, shared: &Shared) -> Self {
         let of_file = config.disks.iter().map(|disk| (disk.clone(), Origin::File));
         let mut plan = Self { disks: of_file.collect(), refused: Vec::new() };
-        plan.refused.extend(config.refused.iter().map(copy_of));
+        let copy = |origin| move |error| (copy_of(error), origin);
+        plan.refused.extend(config.refused.iter().map(copy(Origin::File)));
         let Some(state) = state else { return plan };
-        plan.refused.extend(state.unreadable().iter().map(copy_of));
+        plan.refused.extend(state.unreadable().iter().map(copy(Origin::Api)));
         for record in state.all() {
             match (record.subject(), record.added) {
                 (Subject::Disk(name), Some(keys)) => plan.add(config, &name, keys),
@@ -47,7 +48,7 @@ impl Plan {
         }
         match config.daemon.disk(name, keys) {
             Ok(disk) => self.disks.push((disk, Origin::Api)),
-            Err(error) => self.refused.push(error),
+            Err(error) => self.refused.push((error, Origin::Api)),
         }
     }
 }
