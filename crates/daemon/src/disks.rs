@@ -262,7 +262,7 @@ impl Disks {
     pub fn failed(&self) -> Vec<Failed> {
         let table = self.table();
         let failed = table.known.values().filter_map(Entry::failed);
-        table.refused.iter().map(|it| &it.failed).chain(failed).cloned().collect()
+        table.refused().map(|it| it.failed).chain(failed.cloned()).collect()
     }
 
     /// The keys of the disk of this name, as they were written.

@@ -88,6 +88,10 @@ fn run(config: Config, shared: Shared) -> Result<()> {
         error!("{error}");
         disks.refuse(error, *origin);
     }
+    for (subject, error) in &plan.disputed {
+        error!("{error}");
+        disks.dispute(subject, error);
+    }
     let listen = |path: &PathBuf| GuestAgents::start(path, config.daemon.access);
     let guests = config.daemon.guest_agent.as_ref().map(listen).transpose()?.map(Arc::new);
     let caches =

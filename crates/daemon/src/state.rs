@@ -9,7 +9,6 @@ mod folder;
 mod record;
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -31,6 +30,8 @@ pub struct State {
     records: Mutex<BTreeMap<Subject, Kept>>,
     /// Files that cannot be read: they are kept.
     unreadable: Vec<Error>,
+    /// What several files are about, by their numbers: none is used, and all are kept.
+    disputed: BTreeMap<Subject, Vec<u64>>,
 }
 
 /// A record, and the number of its file.
@@ -53,7 +54,7 @@ impl State {
     }
 
     fn read(path: &Path, folder: Box<dyn Folder>) -> io::Result<Self> {
-        let (mut records, mut unreadable) = (BTreeMap::new(), Vec::new());
+        let (mut found, mut unreadable) = (BTreeMap::<Subject, Vec<Kept>>::new(), Vec::new());
         for file in folder.names()? {
             match file.rsplit_once('.') {
                 // It was not finished, so it was not answered.
@@ -70,24 +71,31 @@ impl State {
                         let number = number.ok_or("its name is none that a daemon gives")?;
                         Ok(Kept { number, record })
                     });
-                    let taken = kept.and_then(|kept| match records.entry(kept.record.subject()) {
-                        Entry::Vacant(place) => {
-                            place.insert(kept);
-                            Ok(())
+                    match kept {
+                        Ok(kept) => found.entry(kept.record.subject()).or_default().push(kept),
+                        Err(why) => {
+                            let name = format!("state of a disk {}", path.join(&file).display());
+                            let advice = "correct it, or remove it and add the disk again";
+                            unreadable.push(Error::invalid(name, why, advice));
                         }
-                        Entry::Occupied(_) => Err("another file is about the same".into()),
-                    });
-                    if let Err(why) = taken {
-                        let name = format!("state of a disk {}", path.join(&file).display());
-                        let advice = "correct it, or remove it and add the disk again";
-                        unreadable.push(Error::invalid(name, why, advice));
                     }
                 }
                 _ => {}
             }
         }
+        let (mut records, mut disputed) = (BTreeMap::new(), BTreeMap::new());
+        for (subject, mut all) in found {
+            let last = all.pop().expect("it has been found");
+            if all.is_empty() || mutant("daemon.state.uses-one-of-several-files") {
+                records.insert(subject, last);
+            } else {
+                let mut numbers = Vec::from_iter(all.iter().chain([&last]).map(|it| it.number));
+                numbers.sort_unstable();
+                disputed.insert(subject, numbers);
+            }
+        }
         let (path, records) = (path.to_owned(), Mutex::new(records));
-        Ok(Self { path, folder, records, unreadable })
+        Ok(Self { path, folder, records, unreadable, disputed })
     }
 
     fn records(&self) -> MutexGuard<'_, BTreeMap<Subject, Kept>> {
@@ -97,6 +105,21 @@ impl State {
     /// Files that cannot be read.
     pub fn unreadable(&self) -> &[Error] {
         &self.unreadable
+    }
+
+    /// What several files are about.
+    pub fn disputed(&self) -> impl Iterator<Item = &Subject> {
+        self.disputed.keys()
+    }
+
+    /// Refuses what several files are about. Which one holds, only an operator can know.
+    pub fn check(&self, subject: &Subject) -> Result<()> {
+        let Some(numbers) = self.disputed.get(subject) else { return Ok(()) };
+        let files: Vec<String> = numbers.iter().map(|number| name(*number)).collect();
+        let what = format!("{subject} in state-dir {}", self.path.display());
+        let why = format!("{} are all about it, so none is used", files.join(", "));
+        let advice = "remove all of them but one, and start the daemon again";
+        Err(Error::invalid(what, why, advice))
     }
 
     /// All records.
@@ -112,6 +135,7 @@ impl State {
     /// Changes what is kept of something; it is durable when this returns. What says nothing is
     /// not kept.
     pub fn change(&self, subject: Subject, change: impl FnOnce(&mut Record)) -> Result<()> {
+        self.check(&subject)?;
         let mut records = self.records();
         let number = records.get(&subject).map(|kept| kept.number);
         let number = number.map_or_else(|| self.free_number(&records), Ok);

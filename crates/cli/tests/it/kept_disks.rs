@@ -131,6 +131,69 @@ fn files_of_state_with_other_names_are_not_taken_for_the_daemons() {
     stop(daemon);
 }
 
+/// The last one won by chance, and a removal took one of them: the disk was there again at the next
+/// start.
+#[test]
+fn of_several_files_of_state_about_a_disk_none_is_used_or_changed() {
+    let place = Place::new();
+    let daemon = keeper(&place, &[], 1);
+    let null = json!({ "backend": "null:1M" });
+    assert_eq!(put(&place, "a", &null), 202);
+    wait_until("it is served", || is_serving(&place, "a"));
+    assert_eq!(put(&place, "b", &null), 202);
+    assert_eq!(ask(&place, "PUT", "/v1/groups/web", "{\"iops\": 50}").0, 200);
+    stop(daemon);
+    let file = |number: u32| place.path(&format!("state/{number}.toml"));
+    let read = |number: u32| fs::read_to_string(file(number)).unwrap();
+    let [disk, group] = ["disk = \"a\"", "group = \"web\""]
+        .map(|about| (0..3).find(|number| read(*number).starts_with(about)).expect("it is kept"));
+    fs::copy(file(disk), file(7)).unwrap();
+    fs::copy(file(group), file(8)).unwrap();
+    let before = [disk, group, 7, 8].map(read);
+    let mut daemon = keeper(&place, &[], 2);
+    assert!(is_serving(&place, "b"));
+    let failed = listed(&place, "a");
+    assert_eq!((&failed["state"], &failed["origin"]), (&"failed".into(), &"api".into()));
+    let why = format!("{disk}.toml, 7.toml are all about it, so none is used");
+    assert_eq!(failed["error"]["why"], why.as_str());
+    assert_eq!(shown(&place, "a")["error"], failed["error"]);
+    daemon.wait_stderr(&format!("{group}.toml, 8.toml are all about it"), HANG).unwrap();
+    // None of this can be kept, so it is not done.
+    let keys = json!({ "backend": "mem:1M", "socket": place.text("a.sock") }).to_string();
+    for (method, target, body, about) in [
+        ("PUT", "disks/a", &*keys, &why),
+        ("PATCH", "disks/a", "{\"weight\": 7}", &why),
+        ("DELETE", "disks/a", "", &why),
+        ("PUT", "groups/web", "{\"iops\": 50}", &format!("{group}.toml, 8.toml are all about it")),
+        ("PATCH", "groups/web", "{\"limit\": \"off\"}", &"8.toml".into()),
+        ("DELETE", "groups/web", "", &"8.toml".into()),
+    ] {
+        let (status, said) = ask(&place, method, &format!("/v1/{target}"), body);
+        assert!(status == 400 && said.contains(about.as_str()), "{method} {target}: {said}");
+    }
+    assert_eq!(ask(&place, "GET", "/v1/groups", "").1.trim(), "[]");
+    stop(daemon);
+    assert_eq!([disk, group, 7, 8].map(read), before);
+    // A disk of the configuration is what that says, and the files are named all the same.
+    let config = self::file(&place, "weight = 100");
+    let daemon = keeper(&place, &["--config", &config], 3);
+    assert_eq!((&*place.disk_stats("a")["weight"].to_string(), list(&place).len()), ("100", 4));
+    assert_eq!(ask(&place, "PATCH", "/v1/disks/a", "{\"weight\": 7}").0, 400);
+    assert_eq!(ask(&place, "DELETE", "/v1/disks/a", "").0, 400);
+    assert_eq!(place.disk_stats("a")["weight"], 100);
+    stop(daemon);
+    assert_eq!([disk, group, 7, 8].map(read), before);
+    // One of two is left.
+    fs::remove_file(file(7)).unwrap();
+    fs::remove_file(file(group)).unwrap();
+    let daemon = keeper(&place, &[], 3);
+    assert!(is_serving(&place, "a") && list(&place).len() == 2);
+    assert_eq!(ask(&place, "DELETE", "/v1/disks/a", "").0, 200);
+    assert_eq!(ask(&place, "DELETE", "/v1/groups/web", "").0, 200);
+    stop(daemon);
+    assert!(![disk, group, 7, 8].into_iter().any(|number| file(number).exists()));
+}
+
 /// Who removed its `lock` let a second daemon in, and each replaced what the other one kept.
 #[test]
 fn a_folder_of_state_is_one_daemons_whatever_is_removed_from_it() {

@@ -44,15 +44,15 @@ impl Listed {
     }
 
     /// What was asked for and cannot be a disk.
-    fn refused(refusal: &Refusal) -> Self {
+    fn refused(refusal: Refusal) -> Self {
         Self {
-            name: None,
+            name: refusal.failed.name.clone(),
             state: "failed",
             origin: refusal.origin,
             socket: None,
             image: None,
             connected: false,
-            error: Some(refusal.failed.clone()),
+            error: Some(refusal.failed),
         }
     }
 }
@@ -61,7 +61,7 @@ impl Disks {
     /// All of them.
     pub fn list(&self) -> Vec<Listed> {
         let table = self.table();
-        let refused = table.refused.iter().map(Listed::refused);
+        let refused = table.refused().map(Listed::refused);
         refused.chain(table.visible().map(|(_, entry)| Listed::of(entry))).collect()
     }
 
@@ -100,7 +100,13 @@ impl Disks {
     /// One of them, with its keys and where each comes from.
     pub fn show(&self, name: &str) -> Option<Value> {
         let table = self.table();
-        let (_, entry) = table.visible().find(|(_, entry)| entry.name == name)?;
+        let Some((_, entry)) = table.visible().find(|(_, entry)| entry.name == name) else {
+            let mut refused = table.refused();
+            let refusal = refused.find(|it| it.failed.name.as_deref() == Some(name))?;
+            let mut shown = json!(Listed::refused(refusal));
+            shown["keys"] = json!({});
+            return Some(shown);
+        };
         let mut shown = json!(Listed::of(entry));
         let key = |(key, values): (&String, &Vec<String>)| {
             (key.clone(), json!({ "value": values.join(","), "origin": entry.origin }))

@@ -45,6 +45,7 @@ impl Daemon {
     pub(super) fn add_group(&self, name: &str, table: Table) -> Result<Answer, Refused> {
         let limit = limit_of_group(name, table)?;
         let _in_order = self.lock_changes();
+        self.check_kept(&Subject::Group(name.to_owned()))?;
         if self.shared.groups.add(name, limit, Origin::Api)? {
             let added: Table =
                 [("limit".to_owned(), limit.to_string().into())].into_iter().collect();
@@ -65,6 +66,7 @@ impl Daemon {
     pub(super) fn remove_group(&self, name: &str) -> Result<Answer, Refused> {
         let what = || format!("group remove {name}");
         let _in_order = self.lock_changes();
+        self.check_kept(&Subject::Group(name.to_owned()))?;
         if self.shared.groups.get(name).is_none() {
             return Err(unknown(what()));
         }
@@ -89,6 +91,7 @@ impl Daemon {
         let refuse = |why: String| Error::invalid(what(), why, "see `flowstone help group set`");
         let limit: Limit = limit.parse().map_err(refuse)?;
         let _in_order = self.lock_changes();
+        self.check_kept(&Subject::Group(name.to_owned()))?;
         let group = self.shared.groups.get(name).ok_or_else(|| unknown(what()))?;
         let written = self.shared.groups.written().remove(name);
         let was = written.filter(|(origin, _)| *origin == Origin::File);

@@ -13,17 +13,23 @@ pub struct Plan {
     pub disks: Vec<(DiskConfig, Origin)>,
     /// Why some are not among them, and who has asked for those.
     pub refused: Vec<(Error, Origin)>,
+    /// Disks and groups that were added, and of which it is not known how.
+    pub disputed: Vec<(Subject, Error)>,
 }
 
 impl Plan {
     /// Makes groups that were added before, and sets what was set of groups, too.
     pub fn of(config: &Config, state: Option<&State>, shared: &Shared) -> Self {
         let of_file = config.disks.iter().map(|disk| (disk.clone(), Origin::File));
-        let mut plan = Self { disks: of_file.collect(), refused: Vec::new() };
+        let disks = of_file.collect();
+        let mut plan = Self { disks, refused: Vec::new(), disputed: Vec::new() };
         let copy = |origin| move |error| (copy_of(error), origin);
         plan.refused.extend(config.refused.iter().map(copy(Origin::File)));
         let Some(state) = state else { return plan };
         plan.refused.extend(state.unreadable().iter().map(copy(Origin::Api)));
+        for subject in state.disputed() {
+            plan.disputed.extend(state.check(subject).err().map(|error| (subject.clone(), error)));
+        }
         for record in state.all() {
             match (record.subject(), record.added) {
                 (Subject::Disk(name), Some(keys)) => plan.add(config, &name, keys),

@@ -53,6 +53,36 @@ fn a_file_that_cannot_be_read_is_kept_and_named() {
     assert!(folder.path().join("1.toml").exists() && !half.exists());
 }
 
+/// The last one won, and one of them was removed with its disk.
+#[test]
+fn of_several_files_about_the_same_none_is_used_or_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |number: u64| folder.path().join(name(number));
+    let text = |weight: u32| format!("disk = 'a'\n[set]\nweight = '{weight}'\n");
+    for number in [10, 3, 0] {
+        fs::write(file(number), text(number as u32)).unwrap();
+    }
+    fs::write(file(1), "disk = 'b'\n[set]\nweight = '9'\n").unwrap();
+    let state = State::open(folder.path()).unwrap();
+    assert_eq!(names(&state), [disk("b")]);
+    assert!(state.unreadable().is_empty() && state.holds(&disk("a"), |_| None).is_empty());
+    assert_eq!(state.disputed().collect::<Vec<_>>(), [&disk("a")]);
+    state.check(&disk("b")).unwrap();
+    for refused in [
+        state.check(&disk("a")),
+        state.change(disk("a"), |record| record.set("weight", "5".into(), None)),
+        state.change(disk("a"), |record| record.forget("weight")),
+    ] {
+        let why = refused.unwrap_err().to_string();
+        assert!(why.contains(": 0.toml, 3.toml, 10.toml are all about it"), "{why}");
+    }
+    state.change(disk("c"), |record| record.set("weight", "5".into(), None)).unwrap();
+    for number in [0, 3, 10] {
+        assert_eq!(fs::read_to_string(file(number)).unwrap(), text(number as u32));
+    }
+    assert!(file(2).exists());
+}
+
 /// Another daemon that made a folder of that name had what it keeps replaced.
 #[test]
 fn a_folder_that_has_taken_the_name_is_left_alone() {
