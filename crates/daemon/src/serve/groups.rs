@@ -1,7 +1,7 @@
 //! Groups come, change and go while disks are served.
 
 use flowstone_block::Error;
-use flowstone_qos::Limit;
+use flowstone_qos::{Group, Limit};
 use serde::Serialize;
 use serde_json::{Value, json};
 use toml::Table;
@@ -58,6 +58,11 @@ impl Daemon {
                 return Err(error.into());
             }
             info!(group = name, "added");
+        } else if let Some(group) = self.shared.groups.get(name) {
+            // What was set of it since is over.
+            if group.limit() != limit {
+                self.set_limit(name, &group, limit)?;
+            }
         }
         Ok(self.group(name).into())
     }
@@ -93,6 +98,12 @@ impl Daemon {
         let _in_order = self.lock_changes();
         self.check_kept(&Subject::Group(name.to_owned()))?;
         let group = self.shared.groups.get(name).ok_or_else(|| unknown(what()))?;
+        self.set_limit(name, &group, limit)?;
+        Ok(self.group(name).into())
+    }
+
+    /// Keeps a limit, and then sets it. The caller sees to it that no other one does so meanwhile.
+    fn set_limit(&self, name: &str, group: &Group, limit: Limit) -> flowstone_block::Result<()> {
         let written = self.shared.groups.written().remove(name);
         let was = written.filter(|(origin, _)| *origin == Origin::File);
         // First: what cannot be kept is not set.
@@ -100,11 +111,12 @@ impl Daemon {
             record.set("limit", limit.to_string(), was.map(|(_, limit)| limit.to_string()));
         })?;
         group.set_limit(limit);
-        Ok(self.group(name).into())
+        Ok(())
     }
 
     /// New groups of the configuration, and those that have another limit there.
     pub(super) fn reload_groups(&self, config: &Config, done: &mut Reloaded) {
+        let _in_order = self.lock_changes();
         let before = self.shared.groups.written();
         for group in config.groups.all() {
             let (name, title) = (&group.name, format!("group {}", group.name));
