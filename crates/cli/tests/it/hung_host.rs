@@ -10,9 +10,11 @@ use flowstone_testkit::{
     Client, ClientOptions, Daemon, HANG, Request, Status, wait_for, wait_until,
 };
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::fixture::{Place, pattern};
+use crate::fixture::{Place, ask, pattern};
+use crate::hot_disks::{list, listed};
+use crate::kept_disks::keeper;
 use crate::many_disks::{config, serve, serve_command};
 
 /// A folder on a host that can be stopped, beside one on a host that is well.
@@ -206,12 +208,46 @@ fn a_host_that_hangs_in_open_keeps_the_daemon_from_being_ready_for_a_while_only(
     assert_eq!(&said[..bytes], b"READY=1\n");
     assert!(!hosts.fake.held().is_empty(), "nothing was hanging");
     daemon.wait_stderr("still being opened; the others are served disks=\"hung\"", HANG).unwrap();
-    assert_eq!(hosts.place.stats()["opening"], serde_json::json!(["hung"]));
+    assert_eq!(hosts.place.stats()["opening"], json!(["hung"]));
     assert_eq!(hosts.connect("well").write(0, &pattern(4096, 1)).unwrap(), Status::Ok);
     // It comes when its host does.
     hosts.fake.release();
     daemon.wait_stdout("hung.sock", HANG).unwrap();
     assert_eq!(hosts.connect("hung").write(0, &pattern(4096, 1)).unwrap(), Status::Ok);
+    crate::fixture::stop(daemon);
+}
+
+/// Each client that added a disk and removed it left a thread that waited for the host.
+#[test]
+fn disks_that_are_removed_while_their_host_hangs_in_open_are_bounded() {
+    let Some(hosts) = Hosts::new() else { return };
+    let place = &hosts.place;
+    place.succeed(&["create", "--size", "1M", "at/hung.raw"]);
+    let daemon = keeper(place, &[], 1);
+    hosts.fake.stop();
+    let put = |name: &str| {
+        let socket = place.text(&format!("{name}.sock"));
+        let keys = json!({ "image": place.text("at/hung.raw"), "socket": socket });
+        ask(place, "PUT", &format!("/v1/disks/{name}"), &keys.to_string()).0
+    };
+    let delete = |name: &str| ask(place, "DELETE", &format!("/v1/disks/{name}"), "");
+    for index in 0..32 {
+        let name = format!("d{index}");
+        assert_eq!((put(&name), delete(&name).0), (202, 200));
+    }
+    assert_eq!(put("more"), 202);
+    let (status, said) = delete("more");
+    let why = "32 removed disks are still being opened";
+    assert!(status == 409 && said.contains(why), "{status} {said}");
+    assert_eq!(listed(place, "more")["state"], "opening");
+    assert_eq!(list(place).len(), 1);
+    hosts.fake.release();
+    // Those that are gone let go of the image.
+    wait_until("it may be removed", || delete("more").0 == 200);
+    // It fails if they are slow to do so, and is tried again.
+    wait_until("it is served", || {
+        put("more") == 200 && listed(place, "more")["state"] == "serving"
+    });
     crate::fixture::stop(daemon);
 }
 
