@@ -14,6 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use flowstone_block::{Error, Result, mutant};
+use flowstone_image::Progress;
 use serde::Serialize;
 use serde_json::json;
 
@@ -87,6 +88,8 @@ struct Entry {
     /// Of all entries that there have been.
     count: u64,
     state: State,
+    /// How far its image has been read while it is opened.
+    progress: Progress,
 }
 
 enum State {
@@ -152,9 +155,16 @@ impl Disks {
             self.events.tell(&name, Event::Added { origin });
         }
         self.events.tell(&name, Event::Opening);
-        let entry = Entry { name, config, origin, count, state: State::Opening };
+        let (state, progress) = (State::Opening, Progress::default());
+        let entry = Entry { name, config, origin, count, state, progress };
         table.known.insert(number, entry);
         Ok(Begun::Opens(number))
+    }
+
+    /// Where it is told how far the image of the disk with this number has been read.
+    pub fn progress_of(&self, number: u32) -> Progress {
+        let table = self.table();
+        table.known.get(&number).map(|entry| entry.progress.clone()).unwrap_or_default()
     }
 
     /// The disk with this number is about to listen. Returns `false` if that is too late: the

@@ -301,7 +301,8 @@ impl Daemon {
     /// Nothing listens from now on if the daemon is stopping.
     fn open_disk(&self, number: u32, config: DiskConfig) -> Result<()> {
         let group = config.beside.group.as_deref();
-        let stack = Stack::build(&self.shared, number, &config.name(), group, &config.stack)?;
+        let (name, progress) = (config.name(), self.disks.progress_of(number));
+        let stack = Stack::build(&self.shared, number, &name, group, &config.stack, progress)?;
         if !self.disks.begin_start(number) {
             return Ok(());
         }

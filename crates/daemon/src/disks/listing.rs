@@ -20,7 +20,24 @@ pub struct Listed {
     socket: Option<String>,
     image: Option<String>,
     connected: bool,
+    /// While it is opened, of an image that is being recovered.
+    progress: Option<Recovery>,
     error: Option<Failed>,
+}
+
+/// How far the recovery of an image has come.
+#[derive(Debug, Serialize)]
+struct Recovery {
+    segments_read: u64,
+    segments: u64,
+}
+
+impl Recovery {
+    fn of(entry: &Entry) -> Option<Self> {
+        let is_opening = matches!(entry.state, State::Opening | State::Starting);
+        let (segments_read, segments) = entry.progress.segments().filter(|_| is_opening)?;
+        Some(Self { segments_read: segments_read.min(segments), segments })
+    }
 }
 
 impl Listed {
@@ -39,6 +56,7 @@ impl Listed {
             socket: Some(config.socket.display().to_string()),
             image: config.stack.image.as_ref().map(|image| image.display().to_string()),
             connected,
+            progress: Recovery::of(entry),
             error: entry.failed().cloned(),
         }
     }
@@ -52,6 +70,7 @@ impl Listed {
             socket: None,
             image: None,
             connected: false,
+            progress: None,
             error: Some(refusal.failed),
         }
     }
