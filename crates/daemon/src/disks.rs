@@ -4,6 +4,7 @@
 
 mod find;
 mod listing;
+mod refusal;
 mod removal;
 
 use std::collections::BTreeMap;
@@ -13,6 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use flowstone_block::{Error, Result, mutant};
+use flowstone_image::Progress;
 use serde::Serialize;
 use serde_json::json;
 
@@ -21,6 +23,7 @@ use crate::disk::Disk;
 use crate::events::{Event, Events};
 use crate::origin::Origin;
 
+use self::refusal::Refusal;
 pub use self::removal::Removal;
 
 /// The thread that does this has panicked.
@@ -41,8 +44,8 @@ pub struct Disks {
 #[derive(Default)]
 struct Table {
     known: BTreeMap<u32, Entry>,
-    /// What is configured and cannot be a disk.
-    refused: Vec<Failed>,
+    /// What was asked for and cannot be a disk.
+    refused: Vec<Refusal>,
     /// How many there have been.
     count: u64,
     end: Option<End>,
@@ -85,6 +88,8 @@ struct Entry {
     /// Of all entries that there have been.
     count: u64,
     state: State,
+    /// How far its image has been read while it is opened.
+    progress: Progress,
 }
 
 enum State {
@@ -150,9 +155,16 @@ impl Disks {
             self.events.tell(&name, Event::Added { origin });
         }
         self.events.tell(&name, Event::Opening);
-        let entry = Entry { name, config, origin, count, state: State::Opening };
+        let (state, progress) = (State::Opening, Progress::default());
+        let entry = Entry { name, config, origin, count, state, progress };
         table.known.insert(number, entry);
         Ok(Begun::Opens(number))
+    }
+
+    /// Where it is told how far the image of the disk with this number has been read.
+    pub fn progress_of(&self, number: u32) -> Progress {
+        let table = self.table();
+        table.known.get(&number).map(|entry| entry.progress.clone()).unwrap_or_default()
     }
 
     /// The disk with this number is about to listen. Returns `false` if that is too late: the
@@ -256,16 +268,11 @@ impl Disks {
         }
     }
 
-    /// Something is configured that cannot be a disk.
-    pub fn refuse(&self, error: &Error) {
-        self.table().refused.push(Failed::of(None, error));
-    }
-
     /// Those that could not be opened.
     pub fn failed(&self) -> Vec<Failed> {
         let table = self.table();
         let failed = table.known.values().filter_map(Entry::failed);
-        table.refused.iter().chain(failed).cloned().collect()
+        table.refused().map(|it| it.failed).chain(failed.cloned()).collect()
     }
 
     /// The keys of the disk of this name, as they were written.

@@ -51,11 +51,12 @@ impl GroupTable {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more. Returns `false` if the same is there already.
+    /// One more. Returns `false` if there is one already that was made with this limit, or has it
+    /// now.
     pub fn add(&self, name: &str, limit: Limit, origin: Origin) -> Result<bool> {
         let mut groups = self.lock();
         if let Some(known) = groups.get(name) {
-            if known.written == limit {
+            if known.written == limit || known.group.limit() == limit {
                 return Ok(false);
             }
             let why = "there is another group of that name";

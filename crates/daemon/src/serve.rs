@@ -84,9 +84,13 @@ fn run(config: Config, shared: Shared) -> Result<()> {
     let (pollers, disks) = (Arc::new(pollers), Arc::<Disks>::default());
     let state = config.daemon.state_dir.as_deref().map(State::open).transpose()?;
     let plan = Plan::of(&config, state.as_ref(), &shared);
-    for error in &plan.refused {
+    for (error, origin) in &plan.refused {
         error!("{error}");
-        disks.refuse(error);
+        disks.refuse(error, *origin);
+    }
+    for (subject, error) in &plan.disputed {
+        error!("{error}");
+        disks.dispute(subject, error);
     }
     let listen = |path: &PathBuf| GuestAgents::start(path, config.daemon.access);
     let guests = config.daemon.guest_agent.as_ref().map(listen).transpose()?.map(Arc::new);
@@ -224,7 +228,7 @@ impl Daemon {
             Ok(Begun::IsThere) => None,
             Err(error) => {
                 error!("{error}");
-                self.disks.refuse(&error);
+                self.disks.refuse(&error, origin);
                 None
             }
         };
@@ -297,7 +301,8 @@ impl Daemon {
     /// Nothing listens from now on if the daemon is stopping.
     fn open_disk(&self, number: u32, config: DiskConfig) -> Result<()> {
         let group = config.beside.group.as_deref();
-        let stack = Stack::build(&self.shared, number, &config.name(), group, &config.stack)?;
+        let (name, progress) = (config.name(), self.disks.progress_of(number));
+        let stack = Stack::build(&self.shared, number, &name, group, &config.stack, progress)?;
         if !self.disks.begin_start(number) {
             return Ok(());
         }

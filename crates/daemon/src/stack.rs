@@ -16,7 +16,7 @@ use flowstone_cache::{Cache, CacheArgs, CacheConfig, Cached, CachedDisk, DiskCac
 use flowstone_classify::{ClassesReport, Classify, ClassifyArgs, DiskClasses, LayoutReport};
 use flowstone_fileio::{FileArgs, FileOpener, FileWrapper};
 use flowstone_image::{
-    CopyArgs, CopyMemory, DiscardMode, Format, Image, ImageArgs, ImageOptions, open,
+    CopyArgs, CopyMemory, DiscardMode, Format, Image, ImageArgs, ImageOptions, Progress, open,
 };
 use flowstone_layers::{
     DetectZeroes, LayerArgs, LayerCounters, Mem, Null, Record, Recorder, ZeroCounters, ZeroesArgs,
@@ -161,17 +161,18 @@ pub struct Stack {
 
 impl Stack {
     /// Opens everything that `args` name for the disk called `name`, which shares the limit of
-    /// `group`. No other disk of the daemon has its `number`.
+    /// `group`. No other disk of the daemon has its `number`. `progress` hears how far it has come.
     pub fn build(
         shared: &Shared,
         number: u32,
         name: &str,
         group: Option<&str>,
         args: &StackArgs,
+        progress: Progress,
     ) -> Result<Self> {
         let weight = args.share.weight.unwrap_or_default();
         let share = DiskShare::new(Arc::clone(&shared.devices), number, weight);
-        let (base, image) = Self::foundation(shared, &share, name, args)?;
+        let (base, image) = Self::foundation(shared, &share, name, args, progress)?;
         let (base, zeroes) = args.zeroes.layer(base);
         let (base, cached) = Self::cache(base, shared, number, args.journals.pdc);
         let record = Record::new(base);
@@ -220,6 +221,7 @@ impl Stack {
         share: &Arc<DiskShare>,
         name: &str,
         args: &StackArgs,
+        progress: Progress,
     ) -> Result<Foundation> {
         let (top, image): Foundation = match args.source(name)? {
             Source::Null(bytes) => (Arc::new(Null::new(capacity(bytes)?)), None),
@@ -233,7 +235,7 @@ impl Stack {
                 let wrapper = FileWrapper::new(move |file| share.charge(file));
                 let copy_memory = shared.copy_memory.clone();
                 let options = args.image_options(shared.opener);
-                let options = ImageOptions { wrapper, copy_memory, ..options };
+                let options = ImageOptions { wrapper, copy_memory, progress, ..options };
                 let image: Arc<dyn Image> = Arc::from(open(path, format, options)?);
                 (Arc::clone(&image) as Arc<dyn Layer>, Some(image))
             }

@@ -3,29 +3,25 @@
 //! One file for each disk and group that anything was asked of. A file is written whole beside the
 //! one that it replaces, synced, renamed, and the folder synced: after a kill it is what it was or
 //! what it is to be. Its name is a number, since a disk may be called anything. One daemon at a
-//! time has the folder.
+//! time has the folder, which it locks itself.
 
 mod folder;
 mod record;
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use flowstone_block::{Error, Result, mutant};
-use rustix::fs::{FlockOperation, flock};
 use tracing::{info, warn};
 
-use self::folder::{Folder, HostFolder, create};
+use self::folder::{Folder, HostFolder};
 pub use self::record::{Record, Subject};
 
 const EXTENSION: &str = "toml";
 /// Of a file that is being written.
 const NEW: &str = "new";
-const LOCK: &str = "lock";
 
 /// The folder.
 pub struct State {
@@ -34,8 +30,8 @@ pub struct State {
     records: Mutex<BTreeMap<Subject, Kept>>,
     /// Files that cannot be read: they are kept.
     unreadable: Vec<Error>,
-    /// Held as long as this lasts.
-    _lock: Option<File>,
+    /// What several files are about, by their numbers: none is used, and all are kept.
+    disputed: BTreeMap<Subject, Vec<u64>>,
 }
 
 /// A record, and the number of its file.
@@ -50,16 +46,15 @@ impl State {
         let name = format!("state-dir {}", path.display());
         let host = |error: io::Error| Error::host(name.clone(), error, "choose another folder");
         let folder = HostFolder::open(path).map_err(host)?;
-        let lock = create(&path.join(LOCK)).map_err(host)?;
-        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if !folder.lock().map_err(host)? && !mutant("daemon.state.does-not-lock") {
             let why = "another daemon is using it";
             return Err(Error::busy(name, why, "stop that, or choose another folder"));
         }
-        Self::read(path, Box::new(folder), Some(lock)).map_err(host)
+        Self::read(path, Box::new(folder)).map_err(host)
     }
 
-    fn read(path: &Path, folder: Box<dyn Folder>, lock: Option<File>) -> io::Result<Self> {
-        let (mut records, mut unreadable) = (BTreeMap::new(), Vec::new());
+    fn read(path: &Path, folder: Box<dyn Folder>) -> io::Result<Self> {
+        let (mut found, mut unreadable) = (BTreeMap::<Subject, Vec<Kept>>::new(), Vec::new());
         for file in folder.names()? {
             match file.rsplit_once('.') {
                 // It was not finished, so it was not answered.
@@ -76,24 +71,31 @@ impl State {
                         let number = number.ok_or("its name is none that a daemon gives")?;
                         Ok(Kept { number, record })
                     });
-                    let taken = kept.and_then(|kept| match records.entry(kept.record.subject()) {
-                        Entry::Vacant(place) => {
-                            place.insert(kept);
-                            Ok(())
+                    match kept {
+                        Ok(kept) => found.entry(kept.record.subject()).or_default().push(kept),
+                        Err(why) => {
+                            let name = format!("state of a disk {}", path.join(&file).display());
+                            let advice = "correct it, or remove it and add the disk again";
+                            unreadable.push(Error::invalid(name, why, advice));
                         }
-                        Entry::Occupied(_) => Err("another file is about the same".into()),
-                    });
-                    if let Err(why) = taken {
-                        let name = format!("state of a disk {}", path.join(&file).display());
-                        let advice = "correct it, or remove it and add the disk again";
-                        unreadable.push(Error::invalid(name, why, advice));
                     }
                 }
                 _ => {}
             }
         }
+        let (mut records, mut disputed) = (BTreeMap::new(), BTreeMap::new());
+        for (subject, mut all) in found {
+            let last = all.pop().expect("it has been found");
+            if all.is_empty() || mutant("daemon.state.uses-one-of-several-files") {
+                records.insert(subject, last);
+            } else {
+                let mut numbers = Vec::from_iter(all.iter().chain([&last]).map(|it| it.number));
+                numbers.sort_unstable();
+                disputed.insert(subject, numbers);
+            }
+        }
         let (path, records) = (path.to_owned(), Mutex::new(records));
-        Ok(Self { path, folder, records, unreadable, _lock: lock })
+        Ok(Self { path, folder, records, unreadable, disputed })
     }
 
     fn records(&self) -> MutexGuard<'_, BTreeMap<Subject, Kept>> {
@@ -103,6 +105,21 @@ impl State {
     /// Files that cannot be read.
     pub fn unreadable(&self) -> &[Error] {
         &self.unreadable
+    }
+
+    /// What several files are about.
+    pub fn disputed(&self) -> impl Iterator<Item = &Subject> {
+        self.disputed.keys()
+    }
+
+    /// Refuses what several files are about. Which one holds, only an operator can know.
+    pub fn check(&self, subject: &Subject) -> Result<()> {
+        let Some(numbers) = self.disputed.get(subject) else { return Ok(()) };
+        let files: Vec<String> = numbers.iter().map(|number| name(*number)).collect();
+        let what = format!("{subject} in state-dir {}", self.path.display());
+        let why = format!("{} are all about it, so none is used", files.join(", "));
+        let advice = "remove all of them but one, and start the daemon again";
+        Err(Error::invalid(what, why, advice))
     }
 
     /// All records.
@@ -118,6 +135,7 @@ impl State {
     /// Changes what is kept of something; it is durable when this returns. What says nothing is
     /// not kept.
     pub fn change(&self, subject: Subject, change: impl FnOnce(&mut Record)) -> Result<()> {
+        self.check(&subject)?;
         let mut records = self.records();
         let number = records.get(&subject).map(|kept| kept.number);
         let number = number.map_or_else(|| self.free_number(&records), Ok);
@@ -134,7 +152,7 @@ impl State {
         });
         let number = done.map_err(|error| {
             let name = format!("state-dir {}", self.path.display());
-            Error::host(name, error, "make room, or make it writable")
+            Error::host(name, error, "make room, make it writable, or put it back")
         })?;
         if record.says_nothing() {
             records.remove(&subject);

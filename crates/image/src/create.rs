@@ -207,7 +207,9 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
         }
         Format::Log => {
             let access = options.file.access;
-            let image = LogImage::open(path, file, options.discard, access, options.streams)?;
+            let (discard, streams) = (options.discard, options.streams);
+            let progress = Some(&options.progress);
+            let image = LogImage::open(path, file, discard, access, streams, progress)?;
             image.set_copy_memory(options.copy_memory);
             image.set_tell(options.tell);
             image.set_resort(options.resort);

@@ -201,7 +201,7 @@ pub const fn blocks() -> u64 {
 
 fn open(disk: &SimDisk) -> flowstone_block::Result<LogImage> {
     let path = Path::new("small.flow");
-    LogImage::open(path, Box::new(disk.clone()), DiscardMode::Deallocate, Access::Write, None)
+    LogImage::open(path, Box::new(disk.clone()), DiscardMode::Deallocate, Access::Write, None, None)
 }
 
 /// Puts bytes into a part of an image, and makes all checksums fit again.

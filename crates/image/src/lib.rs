@@ -16,6 +16,7 @@ pub mod fuzzing;
 mod image;
 pub mod log;
 mod options;
+mod progress;
 pub mod qcow2;
 pub mod raw;
 mod report;
@@ -37,6 +38,7 @@ pub use image::{
 };
 pub use log::{CopyMemory, EraseUnit, LogInfo, LogOptions, ResortLimit, Streams};
 pub use options::{CopyArgs, ImageArgs, ImageOptions};
+pub use progress::Progress;
 pub use qcow2::{Backing, Qcow2Info, Qcow2Options};
 pub use report::{CheckOptions, CheckProgress, CheckReport};
 pub use sample::{ReadSample, sample_reads};

@@ -9,6 +9,7 @@ use clap::Args;
 use flowstone_block::{Error, Result, parse_size};
 use flowstone_fileio::{FileOpener, FileWrapper, OpenOptions, open_host_file};
 
+use crate::Progress;
 use crate::format::Format;
 use crate::image::{DiscardMode, Tell};
 use crate::log::{CopyMemory, ResortLimit, Streams};
@@ -103,6 +104,8 @@ pub struct ImageOptions {
     pub resort: ResortLimit,
     /// Where the cleaner of a log image puts copies together.
     pub copy_memory: CopyMemory,
+    /// Hears how far it has come.
+    pub progress: Progress,
     /// How many images are based on this one, for opening backing files.
     pub chain_depth: usize,
 }
@@ -113,7 +116,7 @@ impl ImageOptions {
         let discard = DiscardMode::Deallocate;
         let opener = open_host_file;
         let resort = ResortLimit::Off;
-        let (wrapper, tell, streams, backing_dirs, copy_memory) = Default::default();
+        let (wrapper, tell, streams, backing_dirs, copy_memory, progress) = Default::default();
         Self {
             file,
             opener,
@@ -124,6 +127,7 @@ impl ImageOptions {
             backing_dirs,
             resort,
             copy_memory,
+            progress,
             chain_depth: 0,
         }
     }

@@ -146,7 +146,7 @@ fn image(format: Format) -> (Host, Box<dyn Layer>) {
             let host = host(SUPERBLOCK_AREA_BYTES);
             log::create("new", &host, capacity, LogOptions::default()).unwrap();
             let file = Box::new(host.clone());
-            (host, Box::new(LogImage::open(path, file, mode, access, None).unwrap()))
+            (host, Box::new(LogImage::open(path, file, mode, access, None, None).unwrap()))
         }
     };
     host.hold();

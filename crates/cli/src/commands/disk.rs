@@ -14,8 +14,9 @@ use crate::args::{AddDisk, DiskCommand, ListDisks, RemoveDisk, SetDisk, ShowDisk
 /// Time between two looks whether a disk is open, at first and at most.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 const LOOK_AGAIN_MAX: Duration = Duration::from_millis(200);
-/// What takes longer is told.
+/// What takes longer is told, and how far it has come as often.
 const QUIET: Duration = Duration::from_secs(1);
+const TELL_AGAIN: Duration = Duration::from_secs(10);
 
 pub fn run(command: DiskCommand) -> Result<ExitCode> {
     match command {
@@ -32,11 +33,16 @@ fn add(args: AddDisk) -> Result<()> {
     let mut daemon = Client::connect(&args.daemon.control)?;
     let name = args.name;
     let mut disk = daemon.run(&Command::Add(name.clone(), args.keys))?;
-    let (begin, mut pause, mut is_told) = (Instant::now(), LOOK_AGAIN, args.no_wait);
+    let (mut tell_at, mut pause, mut told) = (Instant::now() + QUIET, LOOK_AGAIN, String::new());
     while disk["state"] == "opening" && !args.no_wait {
-        if !is_told && begin.elapsed() > QUIET {
-            eprintln!("flowstone: {name} is being opened: its image is locked, or recovered");
-            is_told = true;
+        if Instant::now() > tell_at {
+            tell_at += TELL_AGAIN;
+            let locked = || "its image is locked, or recovered".into();
+            let what = progress_of(&disk).unwrap_or_else(locked);
+            if what != told {
+                eprintln!("flowstone: {} is being opened: {what}", Printable(&name));
+                told = what;
+            }
         }
         sleep(pause);
         pause = (2 * pause).min(LOOK_AGAIN_MAX);
@@ -49,6 +55,13 @@ fn add(args: AddDisk) -> Result<()> {
     let state = disk["state"].as_str().unwrap_or("-");
     println!("{}: {state}, {socket}", Printable(&name));
     Ok(())
+}
+
+/// How far the recovery of its image has come.
+fn progress_of(disk: &Value) -> Option<String> {
+    let figure = |key: &str| disk["progress"][key].as_u64();
+    let (read, segments) = (figure("segments_read")?, figure("segments")?);
+    Some(format!("{read} of {segments} segments read"))
 }
 
 /// Why a disk is not served.
@@ -72,8 +85,9 @@ fn list(args: &ListDisks) -> Result<()> {
 fn print_line(disk: &Value) {
     let text = |key: &str| Printable(disk[key].as_str().unwrap_or("-").to_owned());
     let guest = if disk["connected"] == true { "a guest is attached" } else { "no guest" };
+    let progress = progress_of(disk).map_or_else(String::new, |it| format!(": {it}"));
     println!(
-        "{}  {} ({}), {guest}, socket {}, image {}",
+        "{}  {}{progress} ({}), {guest}, socket {}, image {}",
         text("name"),
         text("state"),
         text("origin"),

@@ -115,6 +115,59 @@ fn groups_are_there_after_a_kill_and_their_disks_are_in_them() {
     stop(daemon);
 }
 
+/// The limit that a group was made with was answered with success, and what had been set stayed in
+/// force.
+#[test]
+fn a_limit_that_is_put_is_in_force_also_if_the_group_was_made_with_it() {
+    let place = Place::new();
+    let file = place.path("flowstone.toml");
+    let write = |iops: u32| {
+        fs::write(&file, format!("[[group]]\nname = 'file'\niops = {iops}\n")).unwrap();
+    };
+    write(900);
+    let path = file.display().to_string();
+    let start = || keeper(&place, &["--config", &path], 1);
+    let mut daemon = start();
+    let ask = |method: &str, name: &str, body: &Value| {
+        let (status, said) = ask(&place, method, &format!("/v1/groups/{name}"), &body.to_string());
+        (status, serde_json::from_str::<Value>(&said).unwrap()["limit"]["iops"].clone())
+    };
+    let in_force = || {
+        let all = groups(&place);
+        let iops = |name: &str| {
+            let all = all.as_array().unwrap();
+            all.iter().find(|group| group["name"] == name).unwrap()["limit"]["iops"].clone()
+        };
+        [iops("file"), iops("web")]
+    };
+    assert_eq!(ask("PUT", "web", &json!({ "iops": 900 })), (200, 900.into()));
+    for name in ["file", "web"] {
+        assert_eq!(ask("PATCH", name, &json!({ "limit": "iops=50" })), (200, 50.into()));
+        // What it has now, and what it was made with; another one is refused, and changes nothing.
+        assert_eq!(ask("PUT", name, &json!({ "iops": 50 })), (200, 50.into()));
+        assert_eq!(ask("PUT", name, &json!({ "iops": 60 })), (409, Value::Null));
+        assert_eq!(in_force()[usize::from(name == "web")], 50);
+        assert_eq!(ask("PUT", name, &json!({ "iops": 900 })), (200, 900.into()));
+        assert_eq!(ask("PATCH", name, &json!({ "limit": "iops=50" })), (200, 50.into()));
+        assert_eq!(ask("PATCH", name, &json!({ "limit": "iops=900" })), (200, 900.into()));
+        assert_eq!(ask("PATCH", name, &json!({ "limit": "iops=50" })), (200, 50.into()));
+        assert_eq!(ask("PUT", name, &json!({ "iops": 900 })), (200, 900.into()));
+    }
+    assert_eq!(in_force(), [900, 900]);
+    // Right behind the answer.
+    daemon.kill().unwrap();
+    let daemon = start();
+    assert_eq!(in_force(), [900, 900]);
+    assert_eq!(place.stats()["groups"][0]["limit"]["iops"], 900);
+    // What was put holds like what is set otherwise: until the file says something else.
+    place.succeed(&["reload", "--control", &place.text("control.sock")]);
+    assert_eq!(in_force(), [900, 900]);
+    write(800);
+    place.succeed(&["reload", "--control", &place.text("control.sock")]);
+    assert_eq!(in_force(), [800, 900]);
+    stop(daemon);
+}
+
 #[test]
 fn a_reload_adds_changes_and_removes_groups() {
     let place = Place::new();

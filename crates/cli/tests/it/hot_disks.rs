@@ -60,7 +60,8 @@ fn a_disk_is_added_used_changed_and_removed() {
     let shown = listed(&place, "a");
     let expected = json!({
         "name": "a", "state": "serving", "origin": "api", "socket": place.text("a.sock"),
-        "image": place.text("a.flow"), "connected": false, "error": null,
+        "image": place.text("a.flow"), "connected": false, "progress": null,
+        "error": null,
     });
     assert_eq!(shown, expected);
     assert_eq!(list(&place).len(), 2);

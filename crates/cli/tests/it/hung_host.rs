@@ -5,14 +5,17 @@ use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
-use flowstone_testkit::fuse::FuseHost;
+use flowstone_testkit::fuse::{Call, FuseHost};
+use flowstone_testkit::process::Ready;
 use flowstone_testkit::{
-    Client, ClientOptions, Daemon, HANG, Request, Status, wait_for, wait_until,
+    Client, ClientOptions, Daemon, DaemonCommand, HANG, Request, Status, wait_for, wait_until,
 };
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::fixture::{Place, pattern};
+use crate::fixture::{Place, ask, pattern};
+use crate::hot_disks::{list, listed};
+use crate::kept_disks::keeper;
 use crate::many_disks::{config, serve, serve_command};
 
 /// A folder on a host that can be stopped, beside one on a host that is well.
@@ -206,12 +209,101 @@ fn a_host_that_hangs_in_open_keeps_the_daemon_from_being_ready_for_a_while_only(
     assert_eq!(&said[..bytes], b"READY=1\n");
     assert!(!hosts.fake.held().is_empty(), "nothing was hanging");
     daemon.wait_stderr("still being opened; the others are served disks=\"hung\"", HANG).unwrap();
-    assert_eq!(hosts.place.stats()["opening"], serde_json::json!(["hung"]));
+    assert_eq!(hosts.place.stats()["opening"], json!(["hung"]));
     assert_eq!(hosts.connect("well").write(0, &pattern(4096, 1)).unwrap(), Status::Ok);
     // It comes when its host does.
     hosts.fake.release();
     daemon.wait_stdout("hung.sock", HANG).unwrap();
     assert_eq!(hosts.connect("hung").write(0, &pattern(4096, 1)).unwrap(), Status::Ok);
+    crate::fixture::stop(daemon);
+}
+
+/// Each client that added a disk and removed it left a thread that waited for the host.
+#[test]
+fn disks_that_are_removed_while_their_host_hangs_in_open_are_bounded() {
+    let Some(hosts) = Hosts::new() else { return };
+    let place = &hosts.place;
+    place.succeed(&["create", "--size", "1M", "at/hung.raw"]);
+    let daemon = keeper(place, &[], 1);
+    hosts.fake.stop();
+    let put = |name: &str| {
+        let socket = place.text(&format!("{name}.sock"));
+        let keys = json!({ "image": place.text("at/hung.raw"), "socket": socket });
+        ask(place, "PUT", &format!("/v1/disks/{name}"), &keys.to_string()).0
+    };
+    let delete = |name: &str| ask(place, "DELETE", &format!("/v1/disks/{name}"), "");
+    for index in 0..32 {
+        let name = format!("d{index}");
+        assert_eq!((put(&name), delete(&name).0), (202, 200));
+    }
+    assert_eq!(put("more"), 202);
+    let (status, said) = delete("more");
+    let why = "32 removed disks are still being opened";
+    assert!(status == 409 && said.contains(why), "{status} {said}");
+    assert_eq!(listed(place, "more")["state"], "opening");
+    assert_eq!(list(place).len(), 1);
+    hosts.fake.release();
+    // Those that are gone let go of the image.
+    wait_until("it may be removed", || delete("more").0 == 200);
+    // It fails if they are slow to do so, and is tried again.
+    wait_until("it is served", || {
+        put("more") == 200 && listed(place, "more")["state"] == "serving"
+    });
+    crate::fixture::stop(daemon);
+}
+
+/// All that an operator saw of a recovery was that it was not over.
+#[test]
+fn a_log_image_that_is_recovered_is_listed_with_its_progress() {
+    let Some(hosts) = Hosts::new() else { return };
+    let place = &hosts.place;
+    place.succeed(&["create", "--size", "64M", "at/hung.flow"]);
+    let mut daemon = keeper(place, &[], 1);
+    let (image, socket) = (place.text("at/hung.flow"), place.text("hung.sock"));
+    let keys = json!({ "image": image, "socket": socket }).to_string();
+    assert_eq!(ask(place, "PUT", "/v1/disks/hung", &keys).0, 202);
+    let is_served = |disk: Value| if disk["state"] == "serving" { Ok(disk) } else { Err(disk) };
+    let served = wait_for("it is served", || is_served(listed(place, "hung")));
+    assert_eq!(served["progress"], Value::Null);
+    let (mut guest, data) = (hosts.connect("hung"), pattern(1 << 20, 3));
+    for lba in (0..16).map(|number| number * 2048) {
+        assert_eq!(guest.write(lba, &data).unwrap(), Status::Ok);
+    }
+    assert_eq!(guest.flush().unwrap(), Status::Ok);
+    daemon.kill().unwrap();
+    hosts.fake.keep(Call::Read);
+    let daemon = keeper(place, &[], 1);
+    // One read after the other, until the recovery begins; and some more.
+    let mut seen: Vec<[u64; 2]> = Vec::new();
+    while seen.len() < 4 {
+        hosts.fake.wait_until_kept();
+        let disk = listed(place, "hung");
+        assert_eq!(disk["state"], "opening");
+        let figure = |key: &str| disk["progress"][key].as_u64();
+        seen.extend(figure("segments_read").zip(figure("segments")).map(|(a, b)| [a, b]));
+        if seen.len() < 4 {
+            hosts.fake.keep(Call::Read);
+        }
+    }
+    assert!(seen.is_sorted() && seen[0][0] == 0 && seen[3][0] <= seen[3][1], "{seen:?}");
+    assert!(seen.iter().all(|it| it[1] == seen[0][1]), "{seen:?}");
+    let control = place.text("control.sock");
+    let said = format!("{} of {} segments read", seen[3][0], seen[3][1]);
+    let listed_text = place.succeed(&["disk", "list", "--control", &control]);
+    assert!(listed_text.starts_with(&format!("hung  opening: {said} (api), no guest,")));
+    let mut add = DaemonCommand::new(env!("CARGO_BIN_EXE_flowstone"))
+        .args(["disk", "add", "--control", &control, "--name", "hung", "--socket", &socket])
+        .args([&image])
+        .ready(Ready::Now)
+        .spawn()
+        .unwrap();
+    add.wait_stderr(&format!("hung is being opened: {said}"), HANG).unwrap();
+    hosts.fake.recover();
+    assert!(add.wait(HANG).unwrap().success());
+    assert_eq!(listed(place, "hung")["progress"], Value::Null);
+    let mut back = vec![0; data.len()];
+    assert_eq!(hosts.connect("hung").read(15 * 2048, &mut back).unwrap(), Status::Ok);
+    assert!(back == data);
     crate::fixture::stop(daemon);
 }
 

@@ -131,6 +131,94 @@ fn files_of_state_with_other_names_are_not_taken_for_the_daemons() {
     stop(daemon);
 }
 
+/// The last one won by chance, and a removal took one of them: the disk was there again at the next
+/// start.
+#[test]
+fn of_several_files_of_state_about_a_disk_none_is_used_or_changed() {
+    let place = Place::new();
+    let daemon = keeper(&place, &[], 1);
+    let null = json!({ "backend": "null:1M" });
+    assert_eq!(put(&place, "a", &null), 202);
+    wait_until("it is served", || is_serving(&place, "a"));
+    assert_eq!(put(&place, "b", &null), 202);
+    assert_eq!(ask(&place, "PUT", "/v1/groups/web", "{\"iops\": 50}").0, 200);
+    stop(daemon);
+    let file = |number: u32| place.path(&format!("state/{number}.toml"));
+    let read = |number: u32| fs::read_to_string(file(number)).unwrap();
+    let [disk, group] = ["disk = \"a\"", "group = \"web\""]
+        .map(|about| (0..3).find(|number| read(*number).starts_with(about)).expect("it is kept"));
+    fs::copy(file(disk), file(7)).unwrap();
+    fs::copy(file(group), file(8)).unwrap();
+    let before = [disk, group, 7, 8].map(read);
+    let mut daemon = keeper(&place, &[], 2);
+    assert!(is_serving(&place, "b"));
+    let failed = listed(&place, "a");
+    assert_eq!((&failed["state"], &failed["origin"]), (&"failed".into(), &"api".into()));
+    let why = format!("{disk}.toml, 7.toml are all about it, so none is used");
+    assert_eq!(failed["error"]["why"], why.as_str());
+    assert_eq!(shown(&place, "a")["error"], failed["error"]);
+    daemon.wait_stderr(&format!("{group}.toml, 8.toml are all about it"), HANG).unwrap();
+    // None of this can be kept, so it is not done.
+    let keys = json!({ "backend": "mem:1M", "socket": place.text("a.sock") }).to_string();
+    for (method, target, body, about) in [
+        ("PUT", "disks/a", &*keys, &why),
+        ("PATCH", "disks/a", "{\"weight\": 7}", &why),
+        ("DELETE", "disks/a", "", &why),
+        ("PUT", "groups/web", "{\"iops\": 50}", &format!("{group}.toml, 8.toml are all about it")),
+        ("PATCH", "groups/web", "{\"limit\": \"off\"}", &"8.toml".into()),
+        ("DELETE", "groups/web", "", &"8.toml".into()),
+    ] {
+        let (status, said) = ask(&place, method, &format!("/v1/{target}"), body);
+        assert!(status == 400 && said.contains(about.as_str()), "{method} {target}: {said}");
+    }
+    assert_eq!(ask(&place, "GET", "/v1/groups", "").1.trim(), "[]");
+    stop(daemon);
+    assert_eq!([disk, group, 7, 8].map(read), before);
+    // A disk of the configuration is what that says, and the files are named all the same.
+    let config = self::file(&place, "weight = 100");
+    let daemon = keeper(&place, &["--config", &config], 3);
+    assert_eq!((&*place.disk_stats("a")["weight"].to_string(), list(&place).len()), ("100", 4));
+    assert_eq!(ask(&place, "PATCH", "/v1/disks/a", "{\"weight\": 7}").0, 400);
+    assert_eq!(ask(&place, "DELETE", "/v1/disks/a", "").0, 400);
+    assert_eq!(place.disk_stats("a")["weight"], 100);
+    stop(daemon);
+    assert_eq!([disk, group, 7, 8].map(read), before);
+    // One of two is left.
+    fs::remove_file(file(7)).unwrap();
+    fs::remove_file(file(group)).unwrap();
+    let daemon = keeper(&place, &[], 3);
+    assert!(is_serving(&place, "a") && list(&place).len() == 2);
+    assert_eq!(ask(&place, "DELETE", "/v1/disks/a", "").0, 200);
+    assert_eq!(ask(&place, "DELETE", "/v1/groups/web", "").0, 200);
+    stop(daemon);
+    assert!(![disk, group, 7, 8].into_iter().any(|number| file(number).exists()));
+}
+
+/// Who removed its `lock` let a second daemon in, and each replaced what the other one kept.
+#[test]
+fn a_folder_of_state_is_one_daemons_whatever_is_removed_from_it() {
+    let place = Place::new();
+    fs::create_dir(place.path("state")).unwrap();
+    // Of an earlier version.
+    fs::write(place.path("state/lock"), "").unwrap();
+    let daemon = keeper(&place, &[], 1);
+    assert_eq!(put(&place, "a", &json!({ "backend": "null:1M" })), 202);
+    wait_until("it is served", || is_serving(&place, "a"));
+    for entry in fs::read_dir(place.path("state")).unwrap() {
+        fs::remove_file(entry.unwrap().path()).unwrap();
+    }
+    let (control, state) = (place.text("second.sock"), place.text("state"));
+    let second = place.refused(&["serve", "--control", &control, "--state-dir", &state]);
+    let why = "another daemon is using it; stop that, or choose another folder";
+    assert!(second.contains(&format!("state-dir {state}: {why}")), "{second}");
+    // The first one goes on, and keeps what it is told from now on.
+    assert_eq!(put(&place, "b", &json!({ "backend": "null:1M" })), 202);
+    stop(daemon);
+    let daemon = keeper(&place, &[], 2);
+    assert!(is_serving(&place, "b"));
+    stop(daemon);
+}
+
 fn file(place: &Place, weight: &str) -> String {
     let text = format!(
         "[[group]]\nname = 'web'\niops = 100\n\
@@ -173,6 +261,7 @@ fn what_was_set_of_a_disk_of_the_file_wins_until_the_file_changes() {
     stop(daemon);
 }
 
+/// It was listed as one of the configuration, which has none.
 #[test]
 fn a_file_of_state_that_cannot_be_read_costs_its_disk_alone() {
     let place = Place::new();
@@ -181,10 +270,25 @@ fn a_file_of_state_that_cannot_be_read_costs_its_disk_alone() {
     assert_eq!(put(&place, "b", &json!({ "backend": "null:1M" })), 202);
     stop(daemon);
     fs::write(place.path("state/0.toml"), "nonsense").unwrap();
+    // These can be read, and what they say cannot be.
+    fs::write(place.path("state/7.toml"), "disk = 'c'\n[added]\nscoket = '/c'\n").unwrap();
+    fs::write(place.path("state/8.toml"), "group = 'd'\n[added]\niops = 0\n").unwrap();
     let daemon = keeper(&place, &[], 2);
     assert!(is_serving(&place, "b"));
-    let failed = &list(&place)[0];
-    assert!(failed["error"]["what"].as_str().unwrap().contains("0.toml"), "{failed}");
+    let all = list(&place);
+    let failed: Vec<&Value> = all.iter().filter(|disk| disk["state"] == "failed").collect();
+    let [unread, ..] = failed[..] else { panic!("{all:?}") };
+    assert!(unread["error"]["what"].as_str().unwrap().contains("0.toml"), "{unread}");
+    assert_eq!(failed.len(), 3, "{failed:?}");
+    assert!(failed.iter().all(|disk| disk["origin"] == "api"), "{failed:?}");
+    stop(daemon);
+    let config = place.text("flowstone.toml");
+    let disk = |socket: &str| format!("[[disk]]\nbackend = 'null:1M'\nsocket = '{socket}'\n");
+    fs::write(&config, disk(&place.text("x")) + "scoket = 'y'\n").unwrap();
+    let daemon = keeper(&place, &["--config", &config], 2);
+    let all = list(&place);
+    let failed = all.iter().filter(|disk| disk["state"] == "failed");
+    assert_eq!(failed.filter(|disk| disk["origin"] == "file").count(), 1, "{all:?}");
     stop(daemon);
     assert_eq!(fs::read_to_string(place.path("state/0.toml")).unwrap(), "nonsense");
 }

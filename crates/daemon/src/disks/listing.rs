@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use super::refusal::Refusal;
 use super::{Disks, Entry, Failed, State};
 use crate::config::Keys;
 use crate::origin::Origin;
@@ -19,7 +20,24 @@ pub struct Listed {
     socket: Option<String>,
     image: Option<String>,
     connected: bool,
+    /// While it is opened, of an image that is being recovered.
+    progress: Option<Recovery>,
     error: Option<Failed>,
+}
+
+/// How far the recovery of an image has come.
+#[derive(Debug, Serialize)]
+struct Recovery {
+    segments_read: u64,
+    segments: u64,
+}
+
+impl Recovery {
+    fn of(entry: &Entry) -> Option<Self> {
+        let is_opening = matches!(entry.state, State::Opening | State::Starting);
+        let (segments_read, segments) = entry.progress.segments().filter(|_| is_opening)?;
+        Some(Self { segments_read: segments_read.min(segments), segments })
+    }
 }
 
 impl Listed {
@@ -38,20 +56,22 @@ impl Listed {
             socket: Some(config.socket.display().to_string()),
             image: config.stack.image.as_ref().map(|image| image.display().to_string()),
             connected,
+            progress: Recovery::of(entry),
             error: entry.failed().cloned(),
         }
     }
 
-    /// What is configured and cannot be a disk.
-    fn refused(error: &Failed) -> Self {
+    /// What was asked for and cannot be a disk.
+    fn refused(refusal: Refusal) -> Self {
         Self {
-            name: None,
+            name: refusal.failed.name.clone(),
             state: "failed",
-            origin: Origin::File,
+            origin: refusal.origin,
             socket: None,
             image: None,
             connected: false,
-            error: Some(error.clone()),
+            progress: None,
+            error: Some(refusal.failed),
         }
     }
 }
@@ -60,7 +80,7 @@ impl Disks {
     /// All of them.
     pub fn list(&self) -> Vec<Listed> {
         let table = self.table();
-        let refused = table.refused.iter().map(Listed::refused);
+        let refused = table.refused().map(Listed::refused);
         refused.chain(table.visible().map(|(_, entry)| Listed::of(entry))).collect()
     }
 
@@ -99,7 +119,13 @@ impl Disks {
     /// One of them, with its keys and where each comes from.
     pub fn show(&self, name: &str) -> Option<Value> {
         let table = self.table();
-        let (_, entry) = table.visible().find(|(_, entry)| entry.name == name)?;
+        let Some((_, entry)) = table.visible().find(|(_, entry)| entry.name == name) else {
+            let mut refused = table.refused();
+            let refusal = refused.find(|it| it.failed.name.as_deref() == Some(name))?;
+            let mut shown = json!(Listed::refused(refusal));
+            shown["keys"] = json!({});
+            return Some(shown);
+        };
         let mut shown = json!(Listed::of(entry));
         let key = |(key, values): (&String, &Vec<String>)| {
             (key.clone(), json!({ "value": values.join(","), "origin": entry.origin }))

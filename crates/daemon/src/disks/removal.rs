@@ -4,7 +4,7 @@ use std::sync::{Arc, PoisonError};
 use std::thread::sleep;
 use std::time::Duration;
 
-use flowstone_block::Error;
+use flowstone_block::{Error, mutant};
 
 use super::{Disks, State, Table};
 use crate::control::Refused;
@@ -14,6 +14,10 @@ use crate::events::Event;
 /// Time between two looks whether others have let go of a disk, at first and at most.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 const LOOK_AGAIN_MAX: Duration = Duration::from_millis(100);
+
+/// Disks that have been removed and are still being opened: each has a thread, and its image open,
+/// for as long as that is locked, or its host hangs.
+pub(super) const CANCELLED_MAX: usize = 32;
 
 /// What is to be done to remove a disk.
 pub enum Removal {
@@ -107,7 +111,18 @@ impl Table {
                 let advice = "detach it, or add --force to hang up on it";
                 Err(Error::busy(what(), "a guest is attached", advice).into())
             }
+            State::Opening if self.too_many_are_cancelled() => {
+                let why = format!("{CANCELLED_MAX} removed disks are still being opened");
+                let advice = "see the log for what those wait for, and try again later";
+                Err(Error::busy(what(), why, advice).into())
+            }
             _ => Ok(number),
         }
+    }
+
+    fn too_many_are_cancelled(&self) -> bool {
+        let all = self.known.values();
+        let cancelled = all.filter(|entry| matches!(entry.state, State::Cancelled)).count();
+        cancelled >= CANCELLED_MAX && !mutant("daemon.disks.removes-any-number-that-open")
     }
 }

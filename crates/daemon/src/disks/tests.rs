@@ -92,3 +92,31 @@ fn a_daemon_ends_because_of_a_signal_or_because_nothing_can_be_served() {
     assert!(stopped.stop().is_some() && !stopped.end_if_empty() && stopped.stop().is_some());
     assert!(failed.end_if_empty() && failed.stop().is_none() && failed.end_if_empty());
 }
+
+/// Clients that add a disk and remove it again had a thread more in the daemon each time, for as
+/// long as its image was locked.
+#[test]
+fn so_many_disks_are_removed_while_they_are_opened_and_no_more() {
+    let disks = Disks::default();
+    let name = |index: usize| format!("d{index}");
+    let numbers: Vec<u32> =
+        (0..=removal::CANCELLED_MAX).map(|index| begin(&disks, &name(index))).collect();
+    let failed = begin(&disks, "failed");
+    let fail = || Err(Error::invalid("/images/a.raw", "no such file", "make it"));
+    disks.open(failed, "failed", fail).unwrap_err();
+    let remove = |name: &str| disks.begin_removal(name, false);
+    let is_done = |name: &str| matches!(remove(name).unwrap(), Removal::Done);
+    assert!((0..removal::CANCELLED_MAX).all(|index| is_done(&name(index))));
+    let last = name(removal::CANCELLED_MAX);
+    let said = disks.check_removal(&last, true).unwrap_err().error.to_string();
+    assert_eq!(said, remove(&last).err().unwrap().error.to_string());
+    let why = "disk remove d32: 32 removed disks are still being opened; see the log";
+    assert!(said.starts_with(why), "{said}");
+    assert_eq!(disks.opening(), [&*last]);
+    // Others are removed, and the names of those that are gone are free.
+    assert!(is_done("failed"));
+    assert!(begin(&disks, "d0") > numbers[removal::CANCELLED_MAX]);
+    // One of them comes to its end.
+    disks.open(numbers[5], "d5", || Ok(())).unwrap();
+    assert!(is_done(&last) && remove("d0").is_err());
+}

@@ -64,7 +64,10 @@ impl Daemon {
 
     fn change(&self, disk: &DiskWord, change: &DiskChange) -> Result<Answer, Refused> {
         let what = if change.size.is_some() { "resize" } else { "disk set" };
-        let disk = self.disks.find(what, disk)?;
+        let disk = self.disks.find(what, disk).or_else(|refused| {
+            self.check_kept(&Subject::Disk(disk.name.clone()))?;
+            Err(refused)
+        })?;
         let before = disk.shared.capacity();
         // It may take for ever, and nothing but that disk may wait for it.
         let changed = disk.change(change, |share| self.keep_share(&disk, *share));
@@ -103,6 +106,7 @@ impl Daemon {
         let config = self.config.disk(name, table)?;
         let added = table_of::<DiskTable>(&config.keys);
         let in_order = self.lock_changes();
+        self.check_kept(&Subject::Disk(name.to_owned()))?;
         if let Some(group) = &config.beside.group
             && self.shared.groups.get(group).is_none()
         {
@@ -147,6 +151,11 @@ impl Daemon {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Refuses what several files of the folder of state are about.
+    pub(super) fn check_kept(&self, subject: &Subject) -> flowstone_block::Result<()> {
+        self.state.as_ref().map_or(Ok(()), |state| state.check(subject))
+    }
+
     /// Keeps something over the end of the daemon, if there is a folder for it.
     pub(super) fn keep(
         &self,
@@ -186,9 +195,10 @@ impl Daemon {
     /// Serves a disk no longer. When this returns its socket is gone and its image is free.
     pub(super) fn remove(&self, name: &str, force: bool) -> Result<Answer, Refused> {
         let in_order = self.lock_changes();
+        let subject = Subject::Disk(name.to_owned());
+        self.check_kept(&subject)?;
         self.disks.check_removal(name, force)?;
         // First: what cannot be forgotten would be there again after a restart.
-        let subject = Subject::Disk(name.to_owned());
         let before = self.state.as_ref().and_then(|state| state.get(&subject));
         self.keep(subject.clone(), |record| *record = Record::of(&record.subject()))?;
         let removal = self.disks.begin_removal(name, force).inspect_err(|_| {

@@ -1,7 +1,7 @@
 //! Groups come, change and go while disks are served.
 
 use flowstone_block::Error;
-use flowstone_qos::Limit;
+use flowstone_qos::{Group, Limit};
 use serde::Serialize;
 use serde_json::{Value, json};
 use toml::Table;
@@ -45,6 +45,7 @@ impl Daemon {
     pub(super) fn add_group(&self, name: &str, table: Table) -> Result<Answer, Refused> {
         let limit = limit_of_group(name, table)?;
         let _in_order = self.lock_changes();
+        self.check_kept(&Subject::Group(name.to_owned()))?;
         if self.shared.groups.add(name, limit, Origin::Api)? {
             let added: Table =
                 [("limit".to_owned(), limit.to_string().into())].into_iter().collect();
@@ -57,6 +58,11 @@ impl Daemon {
                 return Err(error.into());
             }
             info!(group = name, "added");
+        } else if let Some(group) = self.shared.groups.get(name) {
+            // What was set of it since is over.
+            if group.limit() != limit {
+                self.set_limit(name, &group, limit)?;
+            }
         }
         Ok(self.group(name).into())
     }
@@ -65,6 +71,7 @@ impl Daemon {
     pub(super) fn remove_group(&self, name: &str) -> Result<Answer, Refused> {
         let what = || format!("group remove {name}");
         let _in_order = self.lock_changes();
+        self.check_kept(&Subject::Group(name.to_owned()))?;
         if self.shared.groups.get(name).is_none() {
             return Err(unknown(what()));
         }
@@ -89,7 +96,14 @@ impl Daemon {
         let refuse = |why: String| Error::invalid(what(), why, "see `flowstone help group set`");
         let limit: Limit = limit.parse().map_err(refuse)?;
         let _in_order = self.lock_changes();
+        self.check_kept(&Subject::Group(name.to_owned()))?;
         let group = self.shared.groups.get(name).ok_or_else(|| unknown(what()))?;
+        self.set_limit(name, &group, limit)?;
+        Ok(self.group(name).into())
+    }
+
+    /// Keeps a limit, and then sets it. The caller sees to it that no other one does so meanwhile.
+    fn set_limit(&self, name: &str, group: &Group, limit: Limit) -> flowstone_block::Result<()> {
         let written = self.shared.groups.written().remove(name);
         let was = written.filter(|(origin, _)| *origin == Origin::File);
         // First: what cannot be kept is not set.
@@ -97,11 +111,12 @@ impl Daemon {
             record.set("limit", limit.to_string(), was.map(|(_, limit)| limit.to_string()));
         })?;
         group.set_limit(limit);
-        Ok(self.group(name).into())
+        Ok(())
     }
 
     /// New groups of the configuration, and those that have another limit there.
     pub(super) fn reload_groups(&self, config: &Config, done: &mut Reloaded) {
+        let _in_order = self.lock_changes();
         let before = self.shared.groups.written();
         for group in config.groups.all() {
             let (name, title) = (&group.name, format!("group {}", group.name));
@@ -158,7 +173,7 @@ impl Plan {
                 let limit = limit_of_group(name, keys);
                 let added = limit.and_then(|limit| shared.groups.add(name, limit, Origin::Api));
                 if let Err(error) = added {
-                    self.refused.push(error);
+                    self.refused.push((error, Origin::Api));
                 }
             }
             None => {}

@@ -11,18 +11,25 @@ use crate::state::{State, Subject};
 /// See the module.
 pub struct Plan {
     pub disks: Vec<(DiskConfig, Origin)>,
-    /// Why some are not among them.
-    pub refused: Vec<Error>,
+    /// Why some are not among them, and who has asked for those.
+    pub refused: Vec<(Error, Origin)>,
+    /// Disks and groups that were added, and of which it is not known how.
+    pub disputed: Vec<(Subject, Error)>,
 }
 
 impl Plan {
     /// Makes groups that were added before, and sets what was set of groups, too.
     pub fn of(config: &Config, state: Option<&State>, shared: &Shared) -> Self {
         let of_file = config.disks.iter().map(|disk| (disk.clone(), Origin::File));
-        let mut plan = Self { disks: of_file.collect(), refused: Vec::new() };
-        plan.refused.extend(config.refused.iter().map(copy_of));
+        let disks = of_file.collect();
+        let mut plan = Self { disks, refused: Vec::new(), disputed: Vec::new() };
+        let copy = |origin| move |error| (copy_of(error), origin);
+        plan.refused.extend(config.refused.iter().map(copy(Origin::File)));
         let Some(state) = state else { return plan };
-        plan.refused.extend(state.unreadable().iter().map(copy_of));
+        plan.refused.extend(state.unreadable().iter().map(copy(Origin::Api)));
+        for subject in state.disputed() {
+            plan.disputed.extend(state.check(subject).err().map(|error| (subject.clone(), error)));
+        }
         for record in state.all() {
             match (record.subject(), record.added) {
                 (Subject::Disk(name), Some(keys)) => plan.add(config, &name, keys),
@@ -47,7 +54,7 @@ impl Plan {
         }
         match config.daemon.disk(name, keys) {
             Ok(disk) => self.disks.push((disk, Origin::Api)),
-            Err(error) => self.refused.push(error),
+            Err(error) => self.refused.push((error, Origin::Api)),
         }
     }
 }

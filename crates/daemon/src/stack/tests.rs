@@ -31,7 +31,7 @@ fn build(args: &mut StackArgs, has_cache: bool) -> Stack {
     let cache = CacheArgs { cache, ..CacheArgs::default() };
     let shared =
         Shared::new(open_host_file, &SharedArgs { cache, ..SharedArgs::default() }, &[]).unwrap();
-    Stack::build(&shared, 0, "served", None, args).unwrap()
+    Stack::build(&shared, 0, "served", None, args, Progress::default()).unwrap()
 }
 
 /// What a queue is told, and tells.

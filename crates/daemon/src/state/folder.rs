@@ -2,8 +2,12 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use flowstone_block::mutant;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 /// What a folder of the host does, and what tests put in its place.
 pub trait Folder: Send + Sync {
@@ -31,7 +35,11 @@ pub trait Folder: Send + Sync {
 }
 
 /// A folder of the host.
-pub struct HostFolder(PathBuf);
+pub struct HostFolder {
+    path: PathBuf,
+    /// The folder itself, which is locked: nothing can be removed from it to get around that.
+    folder: File,
+}
 
 impl HostFolder {
     /// The folder at `path`, which is made if its parent is there.
@@ -42,7 +50,32 @@ impl HostFolder {
             // What is kept in it is worth nothing without its name.
             Ok(()) => sync(&File::open(path.join(".."))?)?,
         }
-        Ok(Self(path.to_owned()))
+        Ok(Self { path: path.to_owned(), folder: File::open(path)? })
+    }
+
+    /// Locks the folder until this is dropped. Returns `false` if another process has done so.
+    pub fn lock(&self) -> io::Result<bool> {
+        match flock(&self.folder, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(true),
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Another folder that has the name by now may be another daemon's.
+    fn is_there(&self) -> io::Result<()> {
+        let number = |file: &File| file.metadata().map(|it| (it.dev(), it.ino()));
+        let named = match File::open(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(io::Error::other("it has another name now"));
+            }
+            named => number(&named?)?,
+        };
+        let is_ours = named == number(&self.folder)?;
+        if !is_ours && !mutant("daemon.state.writes-to-a-folder-that-it-has-not-locked") {
+            return Err(io::Error::other("another folder has its name now"));
+        }
+        Ok(())
     }
 }
 
@@ -52,36 +85,38 @@ impl Folder for HostFolder {
             // Of a name that is not UTF-8, something that is no name of ours.
             Ok(entry?.file_name().to_string_lossy().into_owned())
         };
-        fs::read_dir(&self.0)?.map(name).collect()
+        fs::read_dir(&self.path)?.map(name).collect()
     }
 
     fn read(&self, name: &str) -> io::Result<String> {
-        fs::read_to_string(self.0.join(name))
+        fs::read_to_string(self.path.join(name))
     }
 
     fn write(&self, name: &str, text: &str) -> io::Result<()> {
-        create(&self.0.join(name))?.write_all(text.as_bytes())
+        self.is_there()?;
+        create(&self.path.join(name))?.write_all(text.as_bytes())
     }
 
     fn sync_file(&self, name: &str) -> io::Result<()> {
-        sync(&File::open(self.0.join(name))?)
+        sync(&File::open(self.path.join(name))?)
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        fs::rename(self.0.join(from), self.0.join(to))
+        fs::rename(self.path.join(from), self.path.join(to))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        fs::remove_file(self.0.join(name))
+        self.is_there()?;
+        fs::remove_file(self.path.join(name))
     }
 
     fn sync(&self) -> io::Result<()> {
-        sync(&File::open(&self.0)?)
+        sync(&self.folder)
     }
 }
 
 /// For its owner alone: names of tenants are in it.
-pub fn create(path: &Path) -> io::Result<File> {
+fn create(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
 }
 

@@ -4,6 +4,8 @@ mod power;
 
 use std::fs;
 
+use flowstone_testkit::wait_for;
+
 use super::*;
 
 fn disk(name: &str) -> Subject {
@@ -31,7 +33,8 @@ fn records_are_there_again_whatever_their_disks_are_called() {
     assert_eq!(before.len(), subjects.len());
     assert!(State::open(&path).is_err_and(|it| it.to_string().contains("another daemon is using")));
     drop(state);
-    let state = State::open(&path).unwrap();
+    // A process that another test starts has the lock, too, until it runs its program.
+    let state = wait_for("the folder is free", || State::open(&path));
     assert_eq!(state.all(), before);
     assert!(names(&state).contains(&group) && !names(&state).contains(&disk("a/b")));
 }
@@ -48,6 +51,63 @@ fn a_file_that_cannot_be_read_is_kept_and_named() {
     state.change(disk("a"), |record| record.set("weight", "7".into(), None)).unwrap();
     assert_eq!(fs::read_to_string(&broken).unwrap(), "disk = [");
     assert!(folder.path().join("1.toml").exists() && !half.exists());
+}
+
+/// The last one won, and one of them was removed with its disk.
+#[test]
+fn of_several_files_about_the_same_none_is_used_or_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |number: u64| folder.path().join(name(number));
+    let text = |weight: u32| format!("disk = 'a'\n[set]\nweight = '{weight}'\n");
+    for number in [10, 3, 0] {
+        fs::write(file(number), text(number as u32)).unwrap();
+    }
+    fs::write(file(1), "disk = 'b'\n[set]\nweight = '9'\n").unwrap();
+    let state = State::open(folder.path()).unwrap();
+    assert_eq!(names(&state), [disk("b")]);
+    assert!(state.unreadable().is_empty() && state.holds(&disk("a"), |_| None).is_empty());
+    assert_eq!(state.disputed().collect::<Vec<_>>(), [&disk("a")]);
+    state.check(&disk("b")).unwrap();
+    for refused in [
+        state.check(&disk("a")),
+        state.change(disk("a"), |record| record.set("weight", "5".into(), None)),
+        state.change(disk("a"), |record| record.forget("weight")),
+    ] {
+        let why = refused.unwrap_err().to_string();
+        assert!(why.contains(": 0.toml, 3.toml, 10.toml are all about it"), "{why}");
+    }
+    state.change(disk("c"), |record| record.set("weight", "5".into(), None)).unwrap();
+    for number in [0, 3, 10] {
+        assert_eq!(fs::read_to_string(file(number)).unwrap(), text(number as u32));
+    }
+    assert!(file(2).exists());
+}
+
+/// Another daemon that made a folder of that name had what it keeps replaced.
+#[test]
+fn a_folder_that_has_taken_the_name_is_left_alone() {
+    let place = tempfile::tempdir().unwrap();
+    let [path, away] = ["state", "away"].map(|name| place.path().join(name));
+    let state = State::open(&path).unwrap();
+    let set = |state: &State, weight: &str| {
+        state.change(disk("a"), |record| record.set("weight", weight.into(), None))
+    };
+    set(&state, "1").unwrap();
+    fs::rename(&path, &away).unwrap();
+    let forget = |state: &State| state.change(disk("a"), |record| record.forget("weight"));
+    let refused = forget(&state).unwrap_err().to_string();
+    assert!(refused.contains("it has another name now; "), "{refused}");
+    let other = State::open(&path).unwrap();
+    set(&other, "2").unwrap();
+    let refused = set(&state, "3").unwrap_err().to_string();
+    assert!(refused.contains("another folder has its name"), "{refused}");
+    assert!(forget(&state).is_err());
+    let kept = fs::read_to_string(path.join("0.toml")).unwrap();
+    assert_eq!(Record::read(&kept).unwrap().set["weight"], "2");
+    assert_eq!(state.get(&disk("a")).unwrap().set["weight"], "1");
+    fs::remove_dir_all(&path).unwrap();
+    fs::rename(&away, &path).unwrap();
+    set(&state, "3").unwrap();
 }
 
 /// The file wins from the moment that its text changes, and what was set does not come back.

@@ -31,7 +31,7 @@ use crate::capacity::valid_capacity;
 use crate::runtime::worker;
 use crate::{
     CompactProgress, DamageWatcher, Damages, DiscardMode, Discards, Format, Image, Layout,
-    LogState, Space, Tell,
+    LogState, Progress, Space, Tell,
 };
 
 /// An open log image.
@@ -51,15 +51,14 @@ impl LogImage {
         discard: DiscardMode,
         access: Access,
         streams: Option<Streams>,
+        progress: Option<&Progress>,
     ) -> Result<Self> {
         let name = path.display().to_string();
         let readonly = access != Access::Write;
-        let (core, knowledge) = prepare(name.clone(), file, readonly, streams)?;
+        let (core, knowledge) = prepare(name.clone(), file, readonly, streams, progress)?;
         let mut image = Self { core, discard, readonly, maintenance: None };
-        if let Some(knowledge) = knowledge {
-            let host = |error| Error::host(name.clone(), error, "free resources");
-            image.maintenance = Some(start_maintenance(&image.core, knowledge).map_err(host)?);
-        }
+        let started = knowledge.map(|it| start_maintenance(&image.core, it)).transpose();
+        image.maintenance = started.map_err(|error| Error::host(name, error, "free resources"))?;
         Ok(image)
     }
 
@@ -112,7 +111,7 @@ impl LogImage {
         discard: DiscardMode,
         streams: Option<Streams>,
     ) -> Result<(Self, Maintenance)> {
-        let (core, knowledge) = prepare(name.clone(), file, false, streams)?;
+        let (core, knowledge) = prepare(name.clone(), file, false, streams, None)?;
         let knowledge = knowledge.expect("an image that is open for writing is known");
         let maintenance = Maintenance::new(Arc::clone(&core), knowledge)
             .map_err(|error| Error::host(name, error, "free resources"))?;
@@ -133,8 +132,9 @@ pub fn prepare(
     file: Box<dyn FileIo>,
     readonly: bool,
     streams: Option<Streams>,
+    progress: Option<&Progress>,
 ) -> Result<(Arc<Core>, Option<Knowledge>)> {
-    let mut loaded = load(&*file).map_err(|error| error.explain(&name))?;
+    let mut loaded = load(&*file, progress).map_err(|error| error.explain(&name))?;
     if let Some(flaw) = loaded.replay.damage.take() {
         return Err(LoadError::Damaged(flaw).explain(&name));
     }

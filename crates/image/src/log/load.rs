@@ -11,16 +11,17 @@ use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
 use super::address::{Address, BLOCK_BYTES, BLOCK_SECTORS, MapEntry};
 use super::head::HeadPlace;
 use super::ids::SegmentId;
-use super::lost_tail::LostTailScan;
+use super::lost_tail::{LostTailScan, segments_of};
 use super::map::{BlockMap, LEAF_BLOCKS};
 use super::record::{Codec, LEAF_ON_DISK_BLOCKS};
 use super::refusal::{LoadError, damaged, damaged_at};
-use super::replay::{Replay, replay};
+use super::replay::{Medium, Replay, replay};
 use super::root::{Bounds, LeafPlace, Root, SegmentNote};
 use super::segments::{Segment, SegmentTable, State};
 use super::shape::{Shape, blocks_of_sectors};
 use super::slots::{read_superblock, shape_of};
 use super::superblock::{RootPlace, Superblock};
+use crate::Progress;
 use crate::damage::Flaw;
 
 /// Where the leaves of the newest checkpoint are.
@@ -38,8 +39,8 @@ pub struct Loaded {
 }
 
 /// Reads the whole image but its data.
-pub fn load(file: &dyn FileIo) -> Result<Loaded, LoadError> {
-    load_from(file, read_superblock(file)?, |_, error| Err(error))
+pub fn load(file: &dyn FileIo, progress: Option<&Progress>) -> Result<Loaded, LoadError> {
+    load_from(file, read_superblock(file)?, progress, |_, error| Err(error))
 }
 
 /// Reads the image that this superblock names. `bad_leaf` says what to do about a leaf that cannot
@@ -47,6 +48,7 @@ pub fn load(file: &dyn FileIo) -> Result<Loaded, LoadError> {
 pub fn load_from(
     file: &dyn FileIo,
     superblock: Superblock,
+    progress: Option<&Progress>,
     bad_leaf: impl FnMut(&LeafPlace, LoadError) -> Result<(), LoadError>,
 ) -> Result<Loaded, LoadError> {
     let shape = shape_of(&superblock);
@@ -70,10 +72,14 @@ pub fn load_from(
     let mut replay = if superblock.clean {
         Replay::nothing(&superblock)
     } else {
-        replay(&mut reader, &superblock, shape, codec, file_blocks, &map, &mut segments)?
+        if let Some(progress) = progress {
+            progress.begin(segments_of(shape, file_blocks, &segments).saturating_sub(1).into());
+        }
+        let medium = Medium { shape, codec, file_blocks, progress };
+        replay(&mut reader, &superblock, medium, &map, &mut segments)?
     };
     if replay.damage.is_none() && !mutant("log.open.lost-tail-unchecked") {
-        let mut scan = LostTailScan { reader: &mut reader, shape, codec, file_blocks };
+        let mut scan = LostTailScan { reader: &mut reader, shape, codec, file_blocks, progress };
         replay.damage = scan.find(&superblock, &replay, &segments)?;
         replay.is_stale = superblock.clean && replay.damage.is_some();
     }

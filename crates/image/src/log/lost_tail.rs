@@ -20,6 +20,7 @@ use super::segments::SegmentTable;
 use super::shape::Shape;
 use super::superblock::Superblock;
 use super::window::Window;
+use crate::Progress;
 use crate::damage::Flaw;
 
 /// Segments looked at together.
@@ -31,6 +32,12 @@ pub struct LostTailScan<'a> {
     pub shape: Shape,
     pub codec: Codec,
     pub file_blocks: u64,
+    pub progress: Option<&'a Progress>,
+}
+
+/// Segments that the file has, and those that it has for its superblocks.
+pub fn segments_of(shape: Shape, file_blocks: u64, segments: &SegmentTable) -> u32 {
+    segments.limit().min((file_blocks / u64::from(shape.segment_blocks)) as u32)
 }
 
 impl LostTailScan<'_> {
@@ -61,8 +68,7 @@ impl LostTailScan<'_> {
 
     /// The seal that led to a segment may be gone: reads the segments that nothing leads to.
     fn astray(&mut self, replay: &Replay, segments: &SegmentTable) -> Result<Option<Flaw>, Errno> {
-        let in_file = (self.file_blocks / u64::from(self.shape.segment_blocks)) as u32;
-        let limit = segments.limit().min(in_file);
+        let limit = segments_of(self.shape, self.file_blocks, segments);
         // All but those in which guests' records were replayed: one that the map root names, or the
         // superblock as a head of copies, may have died since, and have been used again.
         let was_replayed = |number: &SegmentId| {
@@ -81,6 +87,9 @@ impl LostTailScan<'_> {
             if mutant("log.lost-tail.unreadable-free-space-is-the-end") {
                 all_read?;
                 all_read = Ok(());
+            }
+            if let Some(progress) = self.progress {
+                progress.add(batch.len() as u64);
             }
             for (segment, block) in batch.iter().zip(buffer.chunks_exact_mut(BLOCK_BYTES)) {
                 let at = self.shape.address(*segment, 0).offset();
@@ -114,7 +123,7 @@ impl LostTailScan<'_> {
         let mut window = Window::default();
         let mut entries = Vec::new();
         let (mut block, mut promise, mut incarnation) = (0, Sequence::default(), None);
-        let Self { reader, shape, codec, file_blocks } = self;
+        let Self { reader, shape, codec, file_blocks, .. } = self;
         while window.show(reader, *shape, *file_blocks, segment, block, 1)? {
             let Some(header) = codec.decode(window.block(block), &mut entries) else { break };
             let belongs = header.position == block
@@ -133,7 +142,7 @@ impl LostTailScan<'_> {
         let mut window = Window::default();
         let mut entries = Vec::new();
         let mut promise = Sequence::default();
-        let Self { reader, shape, codec, file_blocks } = self;
+        let Self { reader, shape, codec, file_blocks, .. } = self;
         for block in 0..shape.segment_blocks {
             match window.show(reader, *shape, *file_blocks, segment, block, 1) {
                 Ok(false) => break,

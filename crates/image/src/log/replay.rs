@@ -25,6 +25,7 @@ use super::segments::{Segment, SegmentTable, State};
 use super::shape::{Shape, blocks_of_sectors};
 use super::superblock::Superblock;
 use super::window::Window;
+use crate::Progress;
 use crate::damage::Flaw;
 
 /// What replay found.
@@ -80,16 +81,33 @@ struct Replayer<'a> {
     blocks: u64,
 }
 
+/// What the records of an image are read by, and who hears of it.
+#[derive(Clone, Copy)]
+pub struct Medium<'a> {
+    pub shape: Shape,
+    pub codec: Codec,
+    pub file_blocks: u64,
+    pub progress: Option<&'a Progress>,
+}
+
+impl Medium<'_> {
+    /// So many segments that guests' records were in have been read.
+    fn tell(&self, segments: usize) {
+        if let Some(progress) = self.progress {
+            progress.add(segments as u64);
+        }
+    }
+}
+
 /// Applies everything after the checkpoint to `map`, and notes the segments it is in.
 pub fn replay(
     reader: &mut BlockingFile,
     superblock: &Superblock,
-    shape: Shape,
-    codec: Codec,
-    file_blocks: u64,
+    medium: Medium<'_>,
     map: &BlockMap,
     segments: &mut SegmentTable,
 ) -> Result<Replay, LoadError> {
+    let Medium { shape, codec, file_blocks, .. } = medium;
     let mut replayer = Replayer {
         reader,
         shape,
@@ -116,6 +134,7 @@ pub fn replay(
         }
         if cursor.head.block == 0 {
             note_segment(segments, cursor);
+            medium.tell(usize::from(cursor.lifetime <= LIFETIME_GUEST_MAX));
         }
         replayer.look(cursor)?;
     }
@@ -124,6 +143,7 @@ pub fn replay(
             found.damage = replayer.find_promises(cursor, found.next_sequence)?;
         }
     }
+    medium.tell(guests.len());
     for cursor in &guests {
         found.heads[usize::from(cursor.lifetime)] = cursor.head;
     }

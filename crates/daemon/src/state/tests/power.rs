@@ -94,7 +94,7 @@ impl Folder for Simulated {
 }
 
 fn open(folder: &Simulated) -> State {
-    State::read(Path::new("/simulated"), Box::new(folder.clone()), None).unwrap()
+    State::read(Path::new("/simulated"), Box::new(folder.clone())).unwrap()
 }
 
 /// The weight of each disk that is kept.

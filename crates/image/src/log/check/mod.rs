@@ -111,7 +111,7 @@ impl Examination {
 
     fn load(&mut self, name: &str, file: &dyn FileIo, superblock: &Superblock) {
         let Self { report, bad_leaves, .. } = self;
-        let loaded = load_from(file, superblock.clone(), |place, error| {
+        let loaded = load_from(file, superblock.clone(), None, |place, error| {
             *bad_leaves += 1;
             report.error(format!("{name}: {}: {}", leaf_name(place), words(&error)));
             Ok(())

@@ -36,6 +36,7 @@ fn open(disk: &SimDisk, access: Access) -> Result<LogImage> {
         DiscardMode::Deallocate,
         access,
         None,
+        None,
     )
 }
 
@@ -79,7 +80,7 @@ fn refused(bytes: &[u8], words: &str) -> CheckReport {
 /// A live block with its word.
 fn a_live_block(bytes: &[u8]) -> (u64, MapEntry) {
     let superblock = Corrupter::new(bytes.to_vec()).superblock();
-    let loaded = load_from(&SimDisk::from_bytes(bytes), superblock, |_, it| Err(it)).unwrap();
+    let loaded = load_from(&SimDisk::from_bytes(bytes), superblock, None, |_, it| Err(it)).unwrap();
     let lba = loaded.map.next_mapped(50..blocks()).unwrap();
     (lba, loaded.map.get(lba))
 }

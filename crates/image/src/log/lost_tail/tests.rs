@@ -56,8 +56,13 @@ impl Disk {
         let replay = Replay { next_sequence: Sequence::new(5), ..Replay::default() };
         let mut reader = BlockingFile::new(&self.disk).unwrap();
         let file_blocks = u64::from(SEGMENTS * SHAPE.segment_blocks);
-        let mut scan =
-            LostTailScan { reader: &mut reader, shape: SHAPE, codec: self.codec, file_blocks };
+        let mut scan = LostTailScan {
+            reader: &mut reader,
+            shape: SHAPE,
+            codec: self.codec,
+            file_blocks,
+            progress: None,
+        };
         scan.find(&superblock, &replay, &self.segments).unwrap().map(|flaw| flaw.what)
     }
 }

@@ -113,7 +113,8 @@ impl Log {
         let codec = Codec::new(&self.superblock.identity);
         let file_blocks = u64::from(SEGMENTS * SHAPE.segment_blocks);
         let Self { superblock, map, segments, .. } = self;
-        replay(&mut reader, superblock, SHAPE, codec, file_blocks, map, segments).unwrap()
+        let medium = Medium { shape: SHAPE, codec, file_blocks, progress: None };
+        replay(&mut reader, superblock, medium, map, segments).unwrap()
     }
 
     /// Where the map says that a block is: segment and block.

@@ -42,7 +42,7 @@ fn a_map_root_names_the_segment_that_it_is_in_wherever_that_ends() {
     for (round, leaves) in leaves.into_iter().enumerate() {
         change_leaves(&mut fixture, leaves);
         fixture.checkpoint().unwrap();
-        let found = load(&fixture.disk).unwrap();
+        let found = load(&fixture.disk, None).unwrap();
         let segment = fixture.core.shape.segment_of(found.superblock.root.address);
         let noted = found.segments.get(segment);
         assert_eq!((noted.lifetime, noted.live > 0), (LIFETIME_MAP, true), "round {round}");
@@ -95,7 +95,7 @@ fn a_superblock_reaches_as_far_as_the_limit_and_as_the_last_segment_in_use() {
         fixture.maintenance.checkpoint(CheckpointKind::Running).unwrap();
         let highest = fixture.core.append_state().segments.highest_used().get();
         assert!(highest > 2);
-        (load(&fixture.disk).unwrap().superblock.segments, highest + 1)
+        (load(&fixture.disk, None).unwrap().superblock.segments, highest + 1)
     };
     let (segments, used) = made(2);
     assert_eq!(segments, used);
@@ -109,7 +109,7 @@ fn a_superblock_says_where_each_stream_goes_on_and_how_much_was_written() {
         let mut fixture = setup.fixture(1);
         fixture.run(30);
         fixture.maintenance.checkpoint(CheckpointKind::Running).unwrap();
-        let found = load(&fixture.disk).unwrap().superblock;
+        let found = load(&fixture.disk, None).unwrap().superblock;
         let state = fixture.core.append_state();
         assert_eq!(found.heads[..STREAMS_MAX], state.committed_heads());
         assert_eq!((found.next_sequence, found.clock), (state.committed(), state.clock));

@@ -26,7 +26,7 @@ enum Found {
 
 /// Opens a damaged image both ways. What can be read must be `expected`.
 fn look(disk: &SimDisk, setup: Setup, expected: &[Stamp]) -> Found {
-    let reader = prepare("image".into(), Box::new(disk.clone()), true, None);
+    let reader = prepare("image".into(), Box::new(disk.clone()), true, None, None);
     let read_only = match &reader {
         Err(_) => Found::Refused,
         Ok((core, _)) => lacking(&readable_contents(core), expected),
@@ -150,7 +150,7 @@ fn a_seal_is_missed_even_if_it_led_to_a_segment_that_the_map_root_names() {
         let setup = Setup { blocks: 512, reserve: Some(40), ..Setup::default() };
         let (disk, expected) = crashed_after(setup, seed, 700 + seed as u32 * 31);
         let bytes = disk.to_bytes();
-        let loaded = load(&disk).unwrap();
+        let loaded = load(&disk, None).unwrap();
         // The last record is not promised, nor is a seal that was made for its sake.
         let promised =
             loaded.superblock.next_sequence..Sequence::new(loaded.replay.next_sequence.get() - 2);
@@ -169,7 +169,7 @@ fn a_seal_is_missed_even_if_it_led_to_a_segment_that_the_map_root_names() {
         let _tell = Tell(format!("seed {seed}: seal {} in block {block}", header.sequence));
         let disk = SimDisk::from_bytes(&bytes);
         disk.flip_bit(block as u64 * 4096 + 20, 1);
-        let behind = load(&disk).unwrap().segments.get(SegmentId::new(header.link as u32));
+        let behind = load(&disk, None).unwrap().segments.get(SegmentId::new(header.link as u32));
         named += u32::from(behind.state != State::Free);
         assert_eq!(look(&disk, setup, &expected), Found::Refused);
     }

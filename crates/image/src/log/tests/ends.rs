@@ -112,7 +112,8 @@ impl Queue {
 
 fn image(file: &Deadly) -> LogImage {
     let boxed = Box::new(file.clone());
-    LogImage::open(Path::new("image"), boxed, DiscardMode::Deallocate, Access::Write, None).unwrap()
+    LogImage::open(Path::new("image"), boxed, DiscardMode::Deallocate, Access::Write, None, None)
+        .unwrap()
 }
 
 #[test]

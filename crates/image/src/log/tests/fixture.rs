@@ -409,7 +409,7 @@ impl Fixture {
     /// Opens for writing what `model` is about.
     pub fn open(disk: &SimDisk, setup: Setup, model: HistoryModel, seed: u64) -> Result<Self> {
         let file = Box::new(Scheduled(disk.clone()));
-        let (core, knowledge) = prepare("image".into(), file, false, Some(setup.streams()))?;
+        let (core, knowledge) = prepare("image".into(), file, false, Some(setup.streams()), None)?;
         let maintenance = Maintenance::new(Arc::clone(&core), knowledge.unwrap()).unwrap();
         let queues = (0..setup.queues).map(|_| queue(&core, false)).collect();
         let guests = Guests {
@@ -719,7 +719,7 @@ pub fn readable_contents(core: &Arc<Core>) -> Vec<Option<Vec<Stamp>>> {
 /// What a read-only open finds on a disk.
 pub fn contents_read_only(disk: &SimDisk) -> Result<Vec<Stamp>> {
     let before = disk.now();
-    let (core, knowledge) = prepare("image".into(), Box::new(disk.clone()), true, None)?;
+    let (core, knowledge) = prepare("image".into(), Box::new(disk.clone()), true, None, None)?;
     assert!(knowledge.is_none());
     let seen = contents(&core);
     assert_eq!(disk.now(), before, "a reader has changed the disk");

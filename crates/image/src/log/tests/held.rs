@@ -298,7 +298,7 @@ fn guests_that_are_held_go_on_leave_are_stopped_and_killed_and_lose_nothing() {
     let setup = Setup { blocks: 1024, reserve: Some(5), ..Setup::default() };
     let disk = setup.image();
     let (core, knowledge) =
-        prepare("image".into(), Box::new(Slow(disk.clone())), false, None).unwrap();
+        prepare("image".into(), Box::new(Slow(disk.clone())), false, None, None).unwrap();
     let (done, all_done) = channel();
     let worker = spawn(&done, WORKER, {
         let core = Arc::clone(&core);
@@ -344,7 +344,7 @@ fn guests_that_are_held_go_on_leave_are_stopped_and_killed_and_lose_nothing() {
         let killed = disk.kill_at(moment, &mut Fate::seeded(index as u64));
         let seen = contents_read_only(&killed).unwrap();
         judge(&seen, &guests, moment);
-        drop(prepare("image".into(), Box::new(killed.clone()), false, None).unwrap());
+        drop(prepare("image".into(), Box::new(killed.clone()), false, None, None).unwrap());
         assert!(contents_read_only(&killed).unwrap() == seen, "recovery came to another end");
     }
 }

@@ -249,7 +249,7 @@ fn free_segments_have_no_space_of_the_host_after_a_crash() {
         bytes.get(start as usize..end).is_some_and(|it| it.iter().any(|byte| *byte != 0))
     };
     let before = killed.crash_at(killed.now(), &mut Fate::everything());
-    let (core, _) = prepare("image".into(), Box::new(killed.clone()), false, None).unwrap();
+    let (core, _) = prepare("image".into(), Box::new(killed.clone()), false, None, None).unwrap();
     let free: Vec<u32> = {
         let state = core.append_state();
         let free = state.segments.iter().filter(|(_, segment)| segment.state == State::Free);

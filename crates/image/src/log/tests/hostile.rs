@@ -37,8 +37,14 @@ fn ends(corrupter: Corrupter) {
         let _ = check("x.flow", &disk, true, true, &mut |_, _| {});
         for access in [Access::Read, Access::Write] {
             let file = Box::new(disk.clone());
-            let _ =
-                LogImage::open(Path::new("x.flow"), file, DiscardMode::Deallocate, access, None);
+            let _ = LogImage::open(
+                Path::new("x.flow"),
+                file,
+                DiscardMode::Deallocate,
+                access,
+                None,
+                None,
+            );
         }
         done.send(()).unwrap();
     });

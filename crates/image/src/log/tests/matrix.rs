@@ -146,7 +146,7 @@ fn resize(fixture: &mut Fixture, blocks: u64) {
 
 /// What a discard leaves is anything.
 fn put_garbage_into_free_space(disk: &SimDisk, seed: u64) {
-    let Ok(loaded) = load(disk) else { return };
+    let Ok(loaded) = load(disk, None) else { return };
     let mut random = fastrand::Rng::with_seed(seed);
     let in_file = (disk.size().unwrap() / SEGMENT_BYTES) as u32;
     for number in
@@ -173,7 +173,7 @@ fn look_and_repair(disk: &SimDisk, repairs: bool) {
 
 /// What the disk was resized to need not be what a crash leaves.
 fn with_size_of(disk: &SimDisk, setup: Setup, model: &HistoryModel) -> (Setup, HistoryModel) {
-    let sectors = load(disk).unwrap().superblock.capacity_sectors;
+    let sectors = load(disk, None).unwrap().superblock.capacity_sectors;
     (Setup { blocks: sectors / BLOCK_SECTORS, ..setup }, model.resized(sectors))
 }
 

@@ -21,6 +21,7 @@ mod matrix;
 mod odd_sizes;
 mod outlive;
 mod overlaps;
+mod progress;
 mod races;
 mod resize;
 mod resort;

@@ -100,7 +100,7 @@ fn a_disk_is_not_made_smaller_inside_a_block_that_holds_something() {
     let disk = cut(0).image();
     let file = Box::new(disk.clone());
     let mode = DiscardMode::Deallocate;
-    let image = LogImage::open(Path::new("image"), file, mode, Access::Write, None).unwrap();
+    let image = LogImage::open(Path::new("image"), file, mode, Access::Write, None, None).unwrap();
     let mut guest = BlockingDisk::new(&image).unwrap();
     let sectors = cut(0).sectors();
     guest.write(Sector::new(sectors - 8), &mut [7; 4096]).unwrap();

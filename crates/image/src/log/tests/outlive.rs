@@ -21,6 +21,7 @@ fn open(disk: &SimDisk, access: Access) -> LogImage {
         DiscardMode::Deallocate,
         access,
         None,
+        None,
     )
     .unwrap()
 }

@@ -265,8 +265,10 @@ fn segments_of_a_compact_that_failed_are_not_used() {
             .inject(Fault::fail(Errno::IO).on(Call::Write).within(0..SEGMENT_BYTES).always());
         fixture.maintenance(|maintenance| maintenance.compact()).unwrap_err();
         fixture.disk.clear_faults();
-        let (limit, known) =
-            (fixture.core.append_state().segments.limit(), load(&fixture.disk).unwrap().superblock);
+        let (limit, known) = (
+            fixture.core.append_state().segments.limit(),
+            load(&fixture.disk, None).unwrap().superblock,
+        );
         assert!(limit <= known.segments, "seed {seed}: {limit} segments, {} known", known.segments);
         for _ in 0..20 {
             fixture.run(25);

@@ -379,7 +379,7 @@ fn first_writes_are_taken(reserves: bool) -> bool {
     }
     let file = Box::new(disk.clone());
     let mode = DiscardMode::Deallocate;
-    let image = LogImage::open(Path::new("image"), file, mode, Access::Write, None).unwrap();
+    let image = LogImage::open(Path::new("image"), file, mode, Access::Write, None, None).unwrap();
     let mut guest = BlockingDisk::new(&image).unwrap();
     let mut write = |block: u64| guest.write(Sector::new(block * BLOCK_SECTORS), &mut [7; 4096]);
     let refused = (0..setup.blocks).find(|block| write(*block).is_err());

@@ -25,7 +25,7 @@ const HANGS: Duration = flowstone_testkit::HANG;
 fn open(disk: &SimDisk) -> Arc<LogImage> {
     let file = Box::new(disk.clone());
     let mode = DiscardMode::Deallocate;
-    Arc::new(LogImage::open(Path::new("image"), file, mode, Access::Write, None).unwrap())
+    Arc::new(LogImage::open(Path::new("image"), file, mode, Access::Write, None, None).unwrap())
 }
 
 /// Every fourth block, from `first` on, written and read again many times.

@@ -34,7 +34,8 @@ struct Told {
 
 fn open(disk: &SimDisk) -> LogImage {
     let file = Box::new(disk.clone());
-    LogImage::open(Path::new("image"), file, DiscardMode::Deallocate, Access::Write, None).unwrap()
+    LogImage::open(Path::new("image"), file, DiscardMode::Deallocate, Access::Write, None, None)
+        .unwrap()
 }
 
 fn guest(image: &LogImage, disk: &SimDisk, me: u64, sectors: u64, rounds: u64, seed: u64) -> Told {

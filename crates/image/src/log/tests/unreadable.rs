@@ -42,7 +42,7 @@ fn without_block(disk: &SimDisk, block: u64) -> SimDisk {
 
 /// Blocks of segments in which nothing is, and headers of records that replay must find.
 fn places(disk: &SimDisk) -> (Vec<u64>, BTreeSet<u64>) {
-    let loaded = load(disk).unwrap();
+    let loaded = load(disk, None).unwrap();
     let per_segment = SEGMENT_BYTES / BLOCK;
     let is_free =
         |number: &u64| loaded.segments.get(SegmentId::new(*number as u32)).state == State::Free;
@@ -101,7 +101,7 @@ fn an_unreadable_block_where_a_durable_record_is_is_never_passed_over() {
             }
             let _tell = Tell(format!("seed {seed}, block {block}"));
             let bad = without_block(&disk, block);
-            let opened = prepare("image".into(), Box::new(bad), true, None);
+            let opened = prepare("image".into(), Box::new(bad), true, None, None);
             assert!(opened.is_err() || !needed.contains(&block), "opened without a record");
             let Ok((core, _)) = opened else { continue };
             // What can be read is right; no more than the one block cannot.

@@ -116,7 +116,7 @@ fn an_image_on_a_full_host_that_is_only_looked_at_is_closed_in_order() {
         let mut fixture = Fixture::open(&disk, setup, model, 1).unwrap();
         fixture.read(0..8).unwrap();
         fixture.close();
-        assert!(load(&disk).unwrap().superblock.clean);
+        assert!(load(&disk, None).unwrap().superblock.clean);
     }
 }
 
