@@ -1,10 +1,17 @@
 //! What is known of a disk from the structures on it: which sectors are journal, which are metadata
 //! that never moves, where recognised file systems lie, and which writes may change all this.
 
+mod journals;
+mod trees;
+
 use std::ops::Range;
 
 use flowstone_block::{Class, Extent, SECTOR_BYTES, mutant};
 
+use self::journals::Journals;
+use self::trees::Trees;
+use crate::btrfs;
+use crate::listed::journal::{Journal, Kind};
 use crate::volume::Volume;
 
 /// The most regions that a layout has, 24 bytes each. A file system of 16 TiB with flex_bg has
@@ -21,6 +28,11 @@ const VOLUMES_MAX: usize = 256;
 /// The most steps that making a layout takes: a group that is looked at, or a piece of a volume in
 /// which a range lies. 64 TiB of ext4 take 2 million.
 const STEPS_MAX: u64 = 4 << 20;
+/// The most journals whose lists are read, and pieces of one of them.
+const JOURNALS_MAX: usize = 64;
+const JOURNAL_PIECES_MAX: usize = 1024;
+/// The most pieces of file systems whose metadata has headers.
+const TREES_MAX: usize = 4096;
 /// What lies at the beginning of a volume tells what it is: boot sector, labels and superblocks.
 const BEGINNING_BYTES: u64 = 8192;
 
@@ -73,6 +85,8 @@ pub struct Layout {
     file_systems: Box<[Range<u64>]>,
     /// What says where all this is, the same way.
     definers: Box<[Range<u64>]>,
+    journals: Journals,
+    trees: Trees,
     found: Box<[Found]>,
     truncated: bool,
 }
@@ -84,6 +98,8 @@ impl Default for Layout {
             regions: Box::default(),
             file_systems: Box::default(),
             definers: Box::new([sectors(0..BEGINNING_BYTES)]),
+            journals: Journals::default(),
+            trees: Trees::default(),
             found: Box::default(),
             truncated: false,
         }
@@ -119,6 +135,22 @@ impl Layout {
         self.definers == other.definers
     }
 
+    /// Its journals whose lists of metadata are read.
+    pub(crate) fn journals(&self) -> &Journals {
+        &self.journals
+    }
+
+    /// What of it has been listed before is so still, if the journals are the same. Returns whether
+    /// they are.
+    pub(crate) fn keep_list_of(&mut self, before: &Self) -> bool {
+        self.journals.keep_list_of(&before.journals)
+    }
+
+    /// Its file systems whose metadata has headers.
+    pub(crate) fn trees(&self) -> &Trees {
+        &self.trees
+    }
+
     /// What has been recognised.
     pub fn found(&self) -> &[Found] {
         &self.found
@@ -146,6 +178,8 @@ pub struct Builder {
     regions: Vec<Region>,
     file_systems: Vec<Range<u64>>,
     definers: Vec<Range<u64>>,
+    journals: Vec<Journal>,
+    trees: Vec<(Range<u64>, btrfs::Nodes)>,
     found: Vec<Found>,
     volumes: usize,
     steps: u64,
@@ -216,7 +250,51 @@ impl Builder {
 
     /// Nothing is known of `volume`: what is written at its beginning may change that.
     pub fn unknown(&mut self, volume: &Volume) {
+        self.beginning(volume);
+        let last = btrfs::SUPERBLOCKS_AT[0];
+        self.definer(volume, last..last + BEGINNING_BYTES);
+    }
+
+    /// What is written at the beginning of `volume` may change what it is.
+    pub fn beginning(&mut self, volume: &Volume) {
         self.definer(volume, 0..BEGINNING_BYTES);
+    }
+
+    /// The lists of this journal in the file system on `volume` are to be read; its ranges are in
+    /// bytes of the volume, in the journal's own order.
+    pub fn journal(
+        &mut self,
+        volume: &Volume,
+        (uuid, block_bytes): ([u8; 16], u64),
+        kind: Kind,
+        ranges: &[Range<u64>],
+    ) {
+        let mut pieces: Vec<Range<u64>> = Vec::new();
+        for range in ranges {
+            volume.on_disk(range.clone(), |it| {
+                let it = trees::whole_sectors(&it);
+                match pieces.last_mut().filter(|last| last.end == it.start) {
+                    Some(last) => last.end = it.end,
+                    None => pieces.push(it),
+                }
+            });
+            if pieces.len() > JOURNAL_PIECES_MAX {
+                return;
+            }
+        }
+        if self.journals.len() < JOURNALS_MAX && !pieces.is_empty() {
+            let (volume, pieces) = (volume.clone(), pieces.into());
+            self.journals.push(Journal { uuid, volume, block_bytes, kind, pieces });
+        }
+    }
+
+    /// The nodes of the trees of the file system on `volume` look like this.
+    pub fn trees(&mut self, volume: &Volume, nodes: btrfs::Nodes) {
+        volume.on_disk(0..volume.bytes(), |range| {
+            if self.trees.len() < TREES_MAX {
+                self.trees.push((trees::whole_sectors(&range), nodes));
+            }
+        });
     }
 
     /// Something has been recognised on `volume`. How much of it has a class is counted in the end.
@@ -284,7 +362,24 @@ impl Builder {
 
     /// The layout.
     pub fn finish(mut self) -> Layout {
-        self.regions = merged(self.regions);
+        self.finish_regions();
+        if self.truncated {
+            // What takes a block back may be written where no journal is known.
+            self.journals.clear();
+        }
+        Layout {
+            regions: self.regions.into(),
+            file_systems: joined(self.file_systems).into(),
+            definers: joined(self.definers).into(),
+            journals: Journals::new(self.journals),
+            trees: Trees::new(self.trees),
+            found: self.found.into(),
+            truncated: self.truncated,
+        }
+    }
+
+    fn finish_regions(&mut self) {
+        self.regions = merged(std::mem::take(&mut self.regions));
         if self.regions.len() > REGIONS_MAX && !mutant("classify.layout.grows-without-end") {
             self.truncated = true;
             let journals = self.regions.iter().filter(|it| it.class == Class::Journal).count();
@@ -295,13 +390,6 @@ impl Builder {
                 stays
             });
             self.regions.truncate(REGIONS_MAX);
-        }
-        Layout {
-            regions: self.regions.into(),
-            file_systems: joined(self.file_systems).into(),
-            definers: joined(self.definers).into(),
-            found: self.found.into(),
-            truncated: self.truncated,
         }
     }
 }
