@@ -2,15 +2,18 @@
 //! that never moves, where recognised file systems lie, and which writes may change all this.
 
 mod journals;
+mod ranges;
 mod trees;
 
 use std::ops::Range;
 
 use flowstone_block::{Class, Extent, SECTOR_BYTES, mutant};
 
+pub use self::trees::Nodes;
+
 use self::journals::Journals;
+use self::ranges::{Region, contains, joined, merged, sectors, whole_sectors};
 use self::trees::Trees;
-use crate::btrfs;
 use crate::listed::journal::{Journal, Kind};
 use crate::volume::Volume;
 
@@ -35,14 +38,8 @@ const JOURNAL_PIECES_MAX: usize = 1024;
 const TREES_MAX: usize = 4096;
 /// What lies at the beginning of a volume tells what it is: boot sector, labels and superblocks.
 const BEGINNING_BYTES: u64 = 8192;
-
-/// A range of sectors that has a class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Region {
-    start: u64,
-    end: u64,
-    class: Class,
-}
+/// But for the superblock of btrfs.
+pub const BTRFS_AT: u64 = 64 << 10;
 
 /// Where a request lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,11 +164,6 @@ impl Layout {
     }
 }
 
-fn contains(ranges: &[Range<u64>], start: u64, end: u64) -> bool {
-    let next = ranges.partition_point(|range| range.end <= start);
-    ranges.get(next).is_some_and(|range| range.start <= start && end <= range.end)
-}
-
 /// A layout on its way.
 #[derive(Default)]
 pub struct Builder {
@@ -179,7 +171,7 @@ pub struct Builder {
     file_systems: Vec<Range<u64>>,
     definers: Vec<Range<u64>>,
     journals: Vec<Journal>,
-    trees: Vec<(Range<u64>, btrfs::Nodes)>,
+    trees: Vec<(Range<u64>, Nodes)>,
     found: Vec<Found>,
     volumes: usize,
     steps: u64,
@@ -251,8 +243,7 @@ impl Builder {
     /// Nothing is known of `volume`: what is written at its beginning may change that.
     pub fn unknown(&mut self, volume: &Volume) {
         self.beginning(volume);
-        let last = btrfs::SUPERBLOCKS_AT[0];
-        self.definer(volume, last..last + BEGINNING_BYTES);
+        self.definer(volume, BTRFS_AT..BTRFS_AT + BEGINNING_BYTES);
     }
 
     /// What is written at the beginning of `volume` may change what it is.
@@ -272,7 +263,7 @@ impl Builder {
         let mut pieces: Vec<Range<u64>> = Vec::new();
         for range in ranges {
             volume.on_disk(range.clone(), |it| {
-                let it = trees::whole_sectors(&it);
+                let it = whole_sectors(&it);
                 match pieces.last_mut().filter(|last| last.end == it.start) {
                     Some(last) => last.end = it.end,
                     None => pieces.push(it),
@@ -289,10 +280,10 @@ impl Builder {
     }
 
     /// The nodes of the trees of the file system on `volume` look like this.
-    pub fn trees(&mut self, volume: &Volume, nodes: btrfs::Nodes) {
+    pub fn trees(&mut self, volume: &Volume, nodes: Nodes) {
         volume.on_disk(0..volume.bytes(), |range| {
             if self.trees.len() < TREES_MAX {
-                self.trees.push((trees::whole_sectors(&range), nodes));
+                self.trees.push((whole_sectors(&range), nodes));
             }
         });
     }
@@ -392,43 +383,6 @@ impl Builder {
             self.regions.truncate(REGIONS_MAX);
         }
     }
-}
-
-/// The sectors that hold some of these bytes.
-fn sectors(bytes: Range<u64>) -> Range<u64> {
-    bytes.start / SECTOR_BYTES..bytes.end.div_ceil(SECTOR_BYTES)
-}
-
-/// In order and apart. Where two overlap, which no sound file system has, the first one counts.
-fn merged(mut regions: Vec<Region>) -> Vec<Region> {
-    regions.sort_by_key(|region| region.start);
-    let mut merged: Vec<Region> = Vec::with_capacity(regions.len());
-    for mut region in regions {
-        if let Some(last) = merged.last_mut() {
-            region.start = region.start.max(last.end);
-            if region.start >= region.end {
-                continue;
-            }
-            if region.start == last.end && region.class == last.class {
-                last.end = region.end;
-                continue;
-            }
-        }
-        merged.push(region);
-    }
-    merged
-}
-
-fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    ranges.sort_by_key(|range| range.start);
-    let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
-    for range in ranges.into_iter().filter(|range| range.start < range.end) {
-        match joined.last_mut() {
-            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-            _ => joined.push(range),
-        }
-    }
-    joined
 }
 
 #[cfg(test)]

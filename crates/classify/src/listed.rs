@@ -10,6 +10,7 @@ mod blocks;
 pub mod jbd2;
 pub mod journal;
 mod records;
+mod told;
 mod xfs;
 
 use std::sync::{Mutex, PoisonError};
@@ -17,8 +18,9 @@ use std::sync::{Mutex, PoisonError};
 use flowstone_block::{Extent, Request, SECTOR_BYTES};
 
 use self::blocks::{Block, Blocks};
-use self::journal::{Journal, Kind, Told};
+use self::journal::{Journal, Kind};
 use self::records::Records;
+use self::told::Told;
 
 /// The largest write to a journal that is read.
 const WRITE_BYTES_MAX: u64 = 2 << 20;

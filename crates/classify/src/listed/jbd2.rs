@@ -9,7 +9,7 @@
 
 use flowstone_block::mutant;
 
-use super::journal::{Tell, Told};
+use super::told::{Tell, Told};
 use crate::fields::{be16, be32, be64};
 
 const MAGIC: u32 = 0xC03B_3998;

@@ -1,4 +1,4 @@
-//! What the layout knows of a journal whose lists are read, and what such a journal tells.
+//! What the layout knows of a journal whose lists are read.
 
 use std::ops::Range;
 
@@ -33,22 +33,6 @@ pub enum Kind {
         group_blocks: u64,
     },
 }
-
-/// What a journal says of a range of its file system, in bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
-    /// It holds metadata.
-    Lists(Range<u64>),
-    /// It holds metadata, unless it has been taken back.
-    Mentions(Range<u64>),
-    /// It holds metadata no more: a file may get it soon.
-    TakesBack(Range<u64>),
-    /// All that was listed has been written to its place, and the journal is empty.
-    Empty,
-}
-
-/// What reads a journal hands over; `None`: it cannot be followed any more.
-pub type Tell<'a> = &'a mut dyn FnMut(Told) -> Option<()>;
 
 impl Journal {
     /// Whether it is the same one, in whatever format.

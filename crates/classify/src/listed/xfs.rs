@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use flowstone_block::mutant;
 
-use super::journal::{Tell, Told};
+use super::told::{Tell, Told};
 use crate::fields::{be32, be64, le16, le32, le64};
 
 /// Unit of the log, and of addresses in buffer and inode items.
