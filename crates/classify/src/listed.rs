@@ -121,7 +121,7 @@ impl Reader {
                 let geometry = xfs::Geometry { block_bytes: journal.block_bytes, group_blocks };
                 self.records.read((number, journal), start, &mut self.write, |record| {
                     let sequence = xfs::sequence(record);
-                    // Another queue was faster: what the newer one has taken back is not to be
+                    // Another queue was faster: what a newer record has taken back is not to be
                     // listed by this one.
                     let is_late = sequence < state.sequence;
                     state.sequence = state.sequence.max(sequence);
@@ -143,9 +143,8 @@ impl Changes<'_> {
     fn make(&mut self, told: Told, is_late: bool) -> Option<()> {
         let (range, change): (_, fn(&Blocks, Block)) = match told {
             Told::Empty => return None,
-            Told::Lists(_) | Told::Mentions(_) if is_late => return Some(()),
-            Told::Lists(range) => (range, Blocks::add),
-            Told::Mentions(range) => (range, Blocks::mention),
+            Told::Lists(range) if !is_late => (range, Blocks::add),
+            Told::Lists(range) | Told::Mentions(range) => (range, Blocks::mention),
             // Nothing but the log of XFS mentions blocks.
             Told::TakesBack(range) if matches!(self.journal.kind, Kind::Jbd2(_)) => {
                 (range, Blocks::remove)
