@@ -1,5 +1,6 @@
 //! What the blocks of a file system hold, as its own tools say: dumpe2fs, debugfs and e2image for
-//! ext2 to ext4, xfs_db and xfs_metadump for XFS, btrfs for itself. To compare with what others find out.
+//! ext2 to ext4, xfs_db and xfs_metadump for XFS, btrfs for itself. To compare with what others
+//! find out.
 //!
 //! # Panics
 //! All of it does where a tool is missing or does not say what it says today.
