@@ -93,6 +93,7 @@ fn the_module_marks_the_metadata_of_btrfs_and_goes_and_comes_back_under_load() -
     let (mut guest, mut carrier) = boot_with_module(&lab, kernel, &daemon)?;
     guest
         .run("rmmod flowstone_hint; modprobe btrfs; mkfs.btrfs -q /dev/vda; mount /dev/vda /mnt")?;
+    wait_for_layout(&daemon, &["\"kind\":\"btrfs\""])?;
     let files = "for file in $(seq 100); do dd if=/dev/zero of=/mnt/$file bs=4k count=2 conv=fsync 2>/dev/null; done";
     guest.run(files)?;
     let without = daemon.stats()?.classes;
