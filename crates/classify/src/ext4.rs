@@ -4,11 +4,13 @@
 //! what mke2fs and dumpe2fs say of the same image, which the tests compare. Only what never moves
 //! while the file system is in use counts: superblocks, group descriptors and the room kept for
 //! more of them, bitmaps, inode tables, the journal, the orphan file. Directories and extent blocks
-//! lie anywhere and change with the files: they stay data.
+//! lie anywhere and change with the files: the journal lists them (`listed`).
 
 mod groups;
 mod inode;
 mod superblock;
+
+use std::ops::Range;
 
 use flowstone_block::Class;
 
@@ -16,6 +18,8 @@ use self::groups::Groups;
 use self::inode::BlockMap;
 use self::superblock::{SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
 use crate::layout::Builder;
+use crate::listed::jbd2;
+use crate::listed::journal::Kind;
 use crate::volume::{Scan, Volume};
 
 /// Adds the file system on `volume` to the layout; `None` if there is none.
@@ -26,7 +30,8 @@ pub fn read(volume: &Volume, scan: &mut Scan<'_>, depth: u8, layout: &mut Builde
     // What replaces it begins before that: a boot sector, another superblock.
     layout.definer(&volume, 0..SUPERBLOCK_AT + SUPERBLOCK_BYTES as u64);
     layout.file_system(&volume, bytes);
-    let mut marks = Marks { volume: &volume, block_bytes: superblock.block_bytes, layout };
+    let (block_bytes, journal) = (superblock.block_bytes, Vec::new());
+    let mut marks = Marks { volume: &volume, block_bytes, layout, journal };
     if superblock.is_journal_device() {
         marks.layout.found("ext4 journal", &volume, depth, &superblock.label);
         let first = superblock.superblock_block() + 1;
@@ -39,10 +44,14 @@ pub fn read(volume: &Volume, scan: &mut Scan<'_>, depth: u8, layout: &mut Builde
     let groups = Groups { superblock: &superblock, volume: &volume };
     for (inode, class) in superblock.files_that_never_move() {
         if let Some(map) = groups.find_inode(scan, inode) {
-            BlockMap { superblock: &superblock, volume: &volume }
-                .mark(scan, &map, class, &mut marks);
+            let blocks = BlockMap { superblock: &superblock, volume: &volume };
+            let is_whole = blocks.mark(scan, &map, class, &mut marks).is_some();
+            if class == Class::Journal && !is_whole {
+                marks.journal.clear();
+            }
         }
     }
+    marks.follow_journal(scan, superblock.uuid);
     groups.mark_static(scan, &mut marks);
     if let Some(block) = superblock.mmp_block {
         marks.mark(block, 1, Class::Metadata);
@@ -55,7 +64,12 @@ struct Marks<'a> {
     volume: &'a Volume,
     block_bytes: u64,
     layout: &'a mut Builder,
+    /// What has been marked as journal, in bytes, as far as there is not too much of it.
+    journal: Vec<Range<u64>>,
 }
+
+/// The most ranges of a journal that are remembered: if there are more, it is not followed.
+const JOURNAL_RANGES_MAX: usize = 1024;
 
 impl Marks<'_> {
     /// Returns `false` when the reader is to stop.
@@ -69,7 +83,32 @@ impl Marks<'_> {
         if start >= end {
             return self.layout.step(1);
         }
+        if class == Class::Journal {
+            self.remember_journal(start..end);
+        }
         self.layout.counted(class, end - start);
         self.layout.region(self.volume, start..end, class)
+    }
+
+    /// Lists of blocks name each block for itself.
+    fn remember_journal(&mut self, range: Range<u64>) {
+        let count = self.journal.len();
+        match self.journal.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ if count <= JOURNAL_RANGES_MAX => self.journal.push(range),
+            _ => {}
+        }
+    }
+
+    /// What the journal lists is to be read.
+    fn follow_journal(&mut self, scan: &mut Scan<'_>, uuid: [u8; 16]) {
+        let Some(first) = self.journal.first().map(|range| range.start) else { return };
+        if self.journal.len() > JOURNAL_RANGES_MAX {
+            return;
+        }
+        let superblock: Option<[u8; jbd2::SUPERBLOCK_BYTES]> = self.volume.read_array(scan, first);
+        let format = superblock.and_then(|it| jbd2::Format::parse(&it, self.block_bytes));
+        let file_system = (uuid, self.block_bytes);
+        self.layout.journal(self.volume, file_system, Kind::Jbd2(format), &self.journal);
     }
 }

@@ -1,7 +1,7 @@
 //! Numbers in bytes that a guest wrote. A field beyond the end is a mistake of ours: structures are
 //! read whole.
 
-fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+pub fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     bytes[at..at + N].try_into().expect("a slice of that length")
 }
 

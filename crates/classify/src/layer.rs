@@ -14,7 +14,7 @@ use flowstone_block::{
 use crate::counters::{Counters, QueueCounters};
 use crate::layout::Layout;
 use crate::pattern::queues::{QueueMemory, SharedDetector};
-use crate::verdict::{Asked, judge};
+use crate::verdict::{Asked, Rule, judge};
 use crate::watcher::{Pace, Watcher};
 
 /// The layer.
@@ -41,6 +41,8 @@ struct ClassifyChannel {
     memory: QueueMemory,
     /// Whether layout and journals are as the batch that is being submitted found them.
     is_fresh: bool,
+    /// Whether its requests are a guest's.
+    is_guests: bool,
     counters: Arc<QueueCounters>,
 }
 
@@ -118,6 +120,7 @@ impl Layer for Classify {
             layout: Seen::of(&self.disk.layout),
             memory,
             is_fresh: false,
+            is_guests: matches!(context.origin, Origin::Queue { .. }),
             disk: Arc::clone(&self.disk),
             counters,
         }))
@@ -134,10 +137,18 @@ impl ClassifyChannel {
         }
         let layout = self.layout.last();
         let asked = Asked { extent, writes, priority: request.priority };
+        let is_metadata = || {
+            let has_headers = || writes && layout.trees().are_written(extent, request);
+            let is_listed = layout.journals().have_listed(extent);
+            is_listed.then_some(Rule::Journal).or_else(|| has_headers().then_some(Rule::Header))
+        };
         let memory = &mut self.memory;
-        let verdict = judge(layout, self.disk.journal_level, asked, || {
+        let verdict = judge(layout, self.disk.journal_level, asked, is_metadata, || {
             if writes { memory.wrote(extent) } else { memory.reads_journal(extent) }
         });
+        if writes && self.is_guests {
+            layout.journals().are_written(extent, request);
+        }
         request.class = verdict.class;
         self.counters.count(verdict, writes, extent.bytes());
     }

@@ -1,10 +1,20 @@
 //! What is known of a disk from the structures on it: which sectors are journal, which are metadata
 //! that never moves, where recognised file systems lie, and which writes may change all this.
 
+mod journals;
+mod ranges;
+mod trees;
+
 use std::ops::Range;
 
 use flowstone_block::{Class, Extent, SECTOR_BYTES, mutant};
 
+pub use self::trees::Nodes;
+
+use self::journals::Journals;
+use self::ranges::{Region, contains, joined, merged, sectors, whole_sectors};
+use self::trees::Trees;
+use crate::listed::journal::{Journal, Kind};
 use crate::volume::Volume;
 
 /// The most regions that a layout has, 24 bytes each. A file system of 16 TiB with flex_bg has
@@ -21,16 +31,15 @@ const VOLUMES_MAX: usize = 256;
 /// The most steps that making a layout takes: a group that is looked at, or a piece of a volume in
 /// which a range lies. 64 TiB of ext4 take 2 million.
 const STEPS_MAX: u64 = 4 << 20;
+/// The most journals whose lists are read, and pieces of one of them.
+const JOURNALS_MAX: usize = 64;
+const JOURNAL_PIECES_MAX: usize = 1024;
+/// The most pieces of file systems whose metadata has headers.
+const TREES_MAX: usize = 4096;
 /// What lies at the beginning of a volume tells what it is: boot sector, labels and superblocks.
 const BEGINNING_BYTES: u64 = 8192;
-
-/// A range of sectors that has a class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Region {
-    start: u64,
-    end: u64,
-    class: Class,
-}
+/// But for the superblock of btrfs.
+pub const BTRFS_AT: u64 = 64 << 10;
 
 /// Where a request lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +82,8 @@ pub struct Layout {
     file_systems: Box<[Range<u64>]>,
     /// What says where all this is, the same way.
     definers: Box<[Range<u64>]>,
+    journals: Journals,
+    trees: Trees,
     found: Box<[Found]>,
     truncated: bool,
 }
@@ -84,6 +95,8 @@ impl Default for Layout {
             regions: Box::default(),
             file_systems: Box::default(),
             definers: Box::new([sectors(0..BEGINNING_BYTES)]),
+            journals: Journals::default(),
+            trees: Trees::default(),
             found: Box::default(),
             truncated: false,
         }
@@ -119,6 +132,22 @@ impl Layout {
         self.definers == other.definers
     }
 
+    /// Its journals whose lists of metadata are read.
+    pub(crate) fn journals(&self) -> &Journals {
+        &self.journals
+    }
+
+    /// What of it has been listed before is so still, if the journals are the same. Returns whether
+    /// they are.
+    pub(crate) fn keep_list_of(&mut self, before: &Self) -> bool {
+        self.journals.keep_list_of(&before.journals)
+    }
+
+    /// Its file systems whose metadata has headers.
+    pub(crate) fn trees(&self) -> &Trees {
+        &self.trees
+    }
+
     /// What has been recognised.
     pub fn found(&self) -> &[Found] {
         &self.found
@@ -135,17 +164,14 @@ impl Layout {
     }
 }
 
-fn contains(ranges: &[Range<u64>], start: u64, end: u64) -> bool {
-    let next = ranges.partition_point(|range| range.end <= start);
-    ranges.get(next).is_some_and(|range| range.start <= start && end <= range.end)
-}
-
 /// A layout on its way.
 #[derive(Default)]
 pub struct Builder {
     regions: Vec<Region>,
     file_systems: Vec<Range<u64>>,
     definers: Vec<Range<u64>>,
+    journals: Vec<Journal>,
+    trees: Vec<(Range<u64>, Nodes)>,
     found: Vec<Found>,
     volumes: usize,
     steps: u64,
@@ -216,7 +242,50 @@ impl Builder {
 
     /// Nothing is known of `volume`: what is written at its beginning may change that.
     pub fn unknown(&mut self, volume: &Volume) {
+        self.beginning(volume);
+        self.definer(volume, BTRFS_AT..BTRFS_AT + BEGINNING_BYTES);
+    }
+
+    /// What is written at the beginning of `volume` may change what it is.
+    pub fn beginning(&mut self, volume: &Volume) {
         self.definer(volume, 0..BEGINNING_BYTES);
+    }
+
+    /// The lists of this journal in the file system on `volume` are to be read; its ranges are in
+    /// bytes of the volume, in the journal's own order.
+    pub fn journal(
+        &mut self,
+        volume: &Volume,
+        (uuid, block_bytes): ([u8; 16], u64),
+        kind: Kind,
+        ranges: &[Range<u64>],
+    ) {
+        let mut pieces: Vec<Range<u64>> = Vec::new();
+        for range in ranges {
+            volume.on_disk(range.clone(), |it| {
+                let it = whole_sectors(&it);
+                match pieces.last_mut().filter(|last| last.end == it.start) {
+                    Some(last) => last.end = it.end,
+                    None => pieces.push(it),
+                }
+            });
+            if pieces.len() > JOURNAL_PIECES_MAX {
+                return;
+            }
+        }
+        if self.journals.len() < JOURNALS_MAX && !pieces.is_empty() {
+            let (volume, pieces) = (volume.clone(), pieces.into());
+            self.journals.push(Journal { uuid, volume, block_bytes, kind, pieces });
+        }
+    }
+
+    /// The nodes of the trees of the file system on `volume` look like this.
+    pub fn trees(&mut self, volume: &Volume, nodes: Nodes) {
+        volume.on_disk(0..volume.bytes(), |range| {
+            if self.trees.len() < TREES_MAX {
+                self.trees.push((whole_sectors(&range), nodes));
+            }
+        });
     }
 
     /// Something has been recognised on `volume`. How much of it has a class is counted in the end.
@@ -284,7 +353,24 @@ impl Builder {
 
     /// The layout.
     pub fn finish(mut self) -> Layout {
-        self.regions = merged(self.regions);
+        self.finish_regions();
+        if self.truncated {
+            // What takes a block back may be written where no journal is known.
+            self.journals.clear();
+        }
+        Layout {
+            regions: self.regions.into(),
+            file_systems: joined(self.file_systems).into(),
+            definers: joined(self.definers).into(),
+            journals: Journals::new(self.journals),
+            trees: Trees::new(self.trees),
+            found: self.found.into(),
+            truncated: self.truncated,
+        }
+    }
+
+    fn finish_regions(&mut self) {
+        self.regions = merged(std::mem::take(&mut self.regions));
         if self.regions.len() > REGIONS_MAX && !mutant("classify.layout.grows-without-end") {
             self.truncated = true;
             let journals = self.regions.iter().filter(|it| it.class == Class::Journal).count();
@@ -296,51 +382,7 @@ impl Builder {
             });
             self.regions.truncate(REGIONS_MAX);
         }
-        Layout {
-            regions: self.regions.into(),
-            file_systems: joined(self.file_systems).into(),
-            definers: joined(self.definers).into(),
-            found: self.found.into(),
-            truncated: self.truncated,
-        }
     }
-}
-
-/// The sectors that hold some of these bytes.
-fn sectors(bytes: Range<u64>) -> Range<u64> {
-    bytes.start / SECTOR_BYTES..bytes.end.div_ceil(SECTOR_BYTES)
-}
-
-/// In order and apart. Where two overlap, which no sound file system has, the first one counts.
-fn merged(mut regions: Vec<Region>) -> Vec<Region> {
-    regions.sort_by_key(|region| region.start);
-    let mut merged: Vec<Region> = Vec::with_capacity(regions.len());
-    for mut region in regions {
-        if let Some(last) = merged.last_mut() {
-            region.start = region.start.max(last.end);
-            if region.start >= region.end {
-                continue;
-            }
-            if region.start == last.end && region.class == last.class {
-                last.end = region.end;
-                continue;
-            }
-        }
-        merged.push(region);
-    }
-    merged
-}
-
-fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    ranges.sort_by_key(|range| range.start);
-    let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
-    for range in ranges.into_iter().filter(|range| range.start < range.end) {
-        match joined.last_mut() {
-            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-            _ => joined.push(range),
-        }
-    }
-    joined
 }
 
 #[cfg(test)]

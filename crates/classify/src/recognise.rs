@@ -2,7 +2,7 @@
 
 use crate::layout::{Builder, Layout};
 use crate::volume::{ReadBytes, Scan, Volume};
-use crate::{ext4, lvm, partitions, xfs};
+use crate::{btrfs, ext4, lvm, partitions, xfs};
 
 /// Where md (metadata 1.2, its default) and bcache have their labels.
 const MEMBER_LABEL_AT: u64 = 4096;
@@ -67,5 +67,7 @@ fn read_file_system(
     if is_member(volume, scan) {
         return None;
     }
-    xfs::read(volume, scan, depth, layout).or_else(|| ext4::read(volume, scan, depth, layout))
+    xfs::read(volume, scan, depth, layout)
+        .or_else(|| ext4::read(volume, scan, depth, layout))
+        .or_else(|| btrfs::read(volume, scan, depth, layout))
 }

@@ -21,6 +21,8 @@ pub struct ClassesReport {
 struct RulesReport {
     layout: u64,
     hint: u64,
+    journal: u64,
+    header: u64,
     pattern: u64,
     none: u64,
 }
@@ -36,6 +38,8 @@ impl ClassesReport {
             rules: RulesReport {
                 layout: counters.of_rule(Rule::Layout),
                 hint: counters.of_rule(Rule::Hint),
+                journal: counters.of_rule(Rule::Journal),
+                header: counters.of_rule(Rule::Header),
                 pattern: counters.of_rule(Rule::Pattern),
                 none: counters.of_rule(Rule::None),
             },

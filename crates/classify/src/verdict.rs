@@ -13,6 +13,10 @@ pub enum Rule {
     Layout,
     /// The request's priority word.
     Hint,
+    /// The file system's journal, which has listed it.
+    Journal,
+    /// The header of what is written.
+    Header,
     /// Earlier writes and flushes.
     Pattern,
     /// Nothing: it is data for want of a rule.
@@ -21,13 +25,16 @@ pub enum Rule {
 
 impl Rule {
     /// Every rule, in the order of their discriminants.
-    pub const ALL: [Self; 4] = [Self::Layout, Self::Hint, Self::Pattern, Self::None];
+    pub const ALL: [Self; 6] =
+        [Self::Layout, Self::Hint, Self::Journal, Self::Header, Self::Pattern, Self::None];
 
     /// The name used in statistics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Layout => "layout",
             Self::Hint => "hint",
+            Self::Journal => "journal",
+            Self::Header => "header",
             Self::Pattern => "pattern",
             Self::None => "none",
         }
@@ -60,12 +67,14 @@ pub struct Asked {
     pub priority: IoPriority,
 }
 
-/// Judges a request. `has_pattern` is asked only if nothing more trusted knows.
+/// Judges a request. What of a file system is metadata that moves, and `has_pattern`, is asked only
+/// if nothing more trusted knows.
 #[inline]
 pub fn judge(
     layout: &Layout,
     journal_level: u8,
     asked: Asked,
+    is_metadata: impl FnOnce() -> Option<Rule>,
     has_pattern: impl FnOnce() -> bool,
 ) -> Verdict {
     let says_metadata = asked.priority.hint() == IoPriority::METADATA_HINT;
@@ -77,7 +86,10 @@ pub fn judge(
         Place::Metadata => Verdict::new(Class::Metadata, Rule::Layout),
         _ if says_metadata => Verdict::new(Class::Metadata, Rule::Hint),
         // A process may have the journal's priority; the journal itself is elsewhere.
-        Place::FileSystem => Verdict::new(Class::Data, Rule::Layout),
+        Place::FileSystem => is_metadata()
+            .map_or(Verdict::new(Class::Data, Rule::Layout), |rule| {
+                Verdict::new(Class::Metadata, rule)
+            }),
         // Nothing reads a journal but recovery, which has no priority of its own.
         Place::Unknown if writes && asked.priority.is_best_effort(journal_level) => {
             Verdict::new(Class::Journal, Rule::Hint)
@@ -109,7 +121,7 @@ mod tests {
     fn verdict(sector: u64, writes: bool, priority: IoPriority, pattern: bool) -> (Class, Rule) {
         let extent = Extent::new(Sector::new(sector), SectorCount::new(8)).unwrap();
         let asked = Asked { extent, writes, priority };
-        let verdict = judge(&layout(), 3, asked, || pattern);
+        let verdict = judge(&layout(), 3, asked, || None, || pattern);
         (verdict.class, verdict.rule)
     }
 

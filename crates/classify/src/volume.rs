@@ -100,6 +100,11 @@ impl Volume {
         Self { pieces }
     }
 
+    /// Of how many pieces it consists.
+    pub fn pieces(&self) -> usize {
+        self.pieces.len()
+    }
+
     /// Where it ends.
     pub fn bytes(&self) -> u64 {
         self.pieces.last().map_or(0, |last| last.start + last.bytes)

@@ -182,7 +182,7 @@ impl Shared {
         }
     }
 
-    fn publish(&self, layout: Layout, has_failed: bool) {
+    fn publish(&self, mut layout: Layout, has_failed: bool) {
         let mut state = self.state();
         // A reading that was stopped has not seen all.
         if state.stopped {
@@ -199,7 +199,8 @@ impl Shared {
         let has_new = !layout.has_definers_of(&old);
         state.wanted |= has_new && !mutant("classify.watcher.reads-new-definers-once");
         drop(state);
-        if *old != layout {
+        let has_same_journals = layout.keep_list_of(&old);
+        if !has_same_journals || *old != layout {
             self.layout.publish(layout);
         }
     }

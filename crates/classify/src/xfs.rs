@@ -1,12 +1,13 @@
-//! XFS: its log, and the headers of its allocation groups.
+//! XFS: its log, and the headers of its allocation groups. What the log says of the rest: `listed`.
 //!
 //! Source: the XFS Filesystem Structure (superblocks, AG free space management, internal log).
-//! Everything is big-endian. Trees and directories lie anywhere: they stay data.
+//! Everything is big-endian. Trees and directories lie anywhere.
 
 use flowstone_block::Class;
 
-use crate::fields::{be16, be32, be64};
+use crate::fields::{array, be16, be32, be64};
 use crate::layout::Builder;
+use crate::listed::journal::Kind;
 use crate::volume::{Scan, Volume};
 
 const SUPERBLOCK_BYTES: usize = 512;
@@ -26,6 +27,7 @@ struct Superblock {
     /// How many bits of a block's number count within its group.
     group_bits: u32,
     sector_bytes: u64,
+    uuid: [u8; 16],
     label: String,
 }
 
@@ -41,6 +43,12 @@ pub fn read(volume: &Volume, scan: &mut Scan<'_>, depth: u8, layout: &mut Builde
     layout.definer(&volume, 0..SUPERBLOCK_BYTES as u64);
     layout.file_system(&volume, bytes);
     layout.found("xfs", &volume, depth, &superblock.label);
+    let log_bytes = superblock.log_blocks.saturating_mul(superblock.block_bytes);
+    if let Some(start) = superblock.log_start_bytes() {
+        let kind = Kind::Xfs { group_blocks: superblock.group_blocks };
+        let log = start..start.saturating_add(log_bytes).min(volume.bytes());
+        layout.journal(&volume, (superblock.uuid, superblock.block_bytes), kind, &[log]);
+    }
     let mut mark = |start: u64, length: u64, class| {
         let end = start.saturating_add(length).min(volume.bytes());
         if start >= end {
@@ -50,7 +58,7 @@ pub fn read(volume: &Volume, scan: &mut Scan<'_>, depth: u8, layout: &mut Builde
         layout.region(&volume, start..end, class) && !layout.is_full()
     };
     if let Some(start) = superblock.log_start_bytes() {
-        mark(start, superblock.log_blocks.saturating_mul(superblock.block_bytes), Class::Journal);
+        mark(start, log_bytes, Class::Journal);
     }
     let group_bytes = superblock.group_blocks * superblock.block_bytes;
     let headers = HEADERS_PER_GROUP * superblock.sector_bytes;
@@ -73,6 +81,7 @@ impl Superblock {
             groups: u64::from(be32(bytes, 88)),
             group_bits: u32::from(bytes[124]),
             sector_bytes: u64::from(be16(bytes, 102)),
+            uuid: array(bytes, 32),
             label: String::from_utf8_lossy(label).replace(char::is_control, "?"),
         })
     }

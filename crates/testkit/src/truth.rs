@@ -1,5 +1,6 @@
 //! What the blocks of a file system hold, as its own tools say: dumpe2fs, debugfs and e2image for
-//! ext2 to ext4, xfs_db for XFS. To compare with what others find out.
+//! ext2 to ext4, xfs_db and xfs_metadump for XFS, btrfs for itself. To compare with what others
+//! find out.
 //!
 //! # Panics
 //! All of it does where a tool is missing or does not say what it says today.
@@ -7,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::ops::Range;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// What a block holds. All others hold the contents of files, or nothing.
@@ -68,12 +70,52 @@ impl Truth {
         truth
     }
 
+    /// Of an image of btrfs on one device, whose metadata is in chunks of its own.
+    pub fn of_btrfs(image: &str) -> Self {
+        let chunks = run("btrfs", &["inspect-internal", "dump-tree", "-t", "chunk", image], "");
+        let mut truth = Self { block_bytes: 4096, ..Self::default() };
+        let after = |line: &str, key: &str| {
+            let (_, behind) = line.split_once(key)?;
+            Some(number(behind.split(' ').next().unwrap_or_default()))
+        };
+        let mut of_metadata = None;
+        for line in chunks.lines().map(str::trim) {
+            if let Some(bytes) = after(line, "total_bytes ") {
+                truth.bytes = bytes;
+            } else if line.starts_with("length ") {
+                let is_metadata = !line.contains("type DATA");
+                of_metadata = after(line, "length ").filter(|_| is_metadata);
+            } else if line.starts_with("stripe ")
+                && let (Some(bytes), Some(start)) = (of_metadata, after(line, " offset "))
+            {
+                truth.add(start..start + bytes, Holds::MovingMetadata);
+            }
+        }
+        for start in [64 << 10, 64 << 20] {
+            truth.add(start..start + 4096, Holds::FixedMetadata);
+        }
+        truth
+    }
+
     /// Adds directories and lists of extents of an image of ext4, as it is now.
     pub fn add_moving(&mut self, image: &str) {
         let metadata = tempfile::NamedTempFile::new().expect("a temporary file");
-        let path = metadata.path().to_str().expect("a path of plain text");
-        run("e2image", &["-r", image, path], "");
-        let bytes = std::fs::read(path).expect("what e2image has written");
+        run("e2image", &["-r", image, text_of(metadata.path())], "");
+        self.add_all_of(metadata.path());
+    }
+
+    /// Adds trees, inodes and directories of an image of XFS, as it is now.
+    pub fn add_moving_of_xfs(&mut self, image: &str) {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let [dump, metadata] = ["dump", "metadata"].map(|name| folder.path().join(name));
+        run("xfs_metadump", &["-o", image, text_of(&dump)], "");
+        run("xfs_mdrestore", &[text_of(&dump), text_of(&metadata)], "");
+        self.add_all_of(&metadata);
+    }
+
+    /// Adds blocks that hold something in a copy of the metadata.
+    fn add_all_of(&mut self, metadata: &Path) {
+        let bytes = std::fs::read(metadata).expect("a copy of the metadata");
         let blocks = bytes.chunks(usize::try_from(self.block_bytes).expect("a small number"));
         for (block, _) in blocks.enumerate().filter(|(_, block)| block.iter().any(|it| *it != 0)) {
             let start = block as u64 * self.block_bytes;
@@ -135,6 +177,10 @@ impl Truth {
             self.add_blocks(numbers(range), if is_content { holds } else { Holds::FixedMetadata });
         }
     }
+}
+
+fn text_of(path: &Path) -> &str {
+    path.to_str().expect("a path of plain text")
 }
 
 /// Runs a tool with `input`, and returns what it prints.

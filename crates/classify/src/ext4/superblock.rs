@@ -2,7 +2,7 @@
 
 use flowstone_block::Class;
 
-use crate::fields::{le16, le32, le64};
+use crate::fields::{array, le16, le32, le64};
 use crate::volume::{Scan, Volume};
 
 /// Where it is, whatever the size of a block.
@@ -49,6 +49,7 @@ pub struct Superblock {
     /// Descriptor blocks from this one on lie in their own groups.
     pub first_meta_group: Option<u64>,
     pub mmp_block: Option<u64>,
+    pub uuid: [u8; 16],
     pub label: String,
     compat: u32,
     incompat: u32,
@@ -91,6 +92,7 @@ impl Superblock {
             reserved_descriptor_blocks: u64::from(le16(bytes, 0xCE)),
             first_meta_group: meta_groups.then(|| u64::from(le32(bytes, 0x104))),
             mmp_block: has_mmp.then(|| le64(bytes, 0x168)),
+            uuid: array(bytes, 0x68),
             label: label(&bytes[0x78..0x88]),
             compat: feature(0x5C),
             incompat,

@@ -4,10 +4,12 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod bounds;
+mod btrfs;
 mod disk;
 mod ext4;
 mod forged;
 mod hostile;
+mod listed;
 mod lvm;
 mod partitions;
 mod rare;

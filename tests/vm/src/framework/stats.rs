@@ -104,6 +104,19 @@ pub struct Classes {
     pub metadata: ClassCount,
     /// Of data, or of what nobody knows.
     pub data: ClassCount,
+    /// What has decided.
+    pub rules: Rules,
+}
+
+/// Requests by the rule that decided their class.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct Rules {
+    /// The guest's priority word.
+    pub hint: u64,
+    /// The list of a journal.
+    pub journal: u64,
+    /// The header of what was written.
+    pub header: u64,
 }
 
 /// Requests of a class.

@@ -1,4 +1,4 @@
-//! The module of `guest/kmod` in stock kernels: metadata that no layout knows is marked, data never
+//! The module of `guest/kmod` in stock kernels: metadata is marked, data never
 //! is, and the module comes and goes under load.
 
 use std::fs;
@@ -10,7 +10,9 @@ use flowstone_vmtest::framework::daemon::Daemon;
 use flowstone_vmtest::framework::guest::Guest;
 use flowstone_vmtest::framework::lab::Lab;
 
-use super::classes::{Confusion, LOAD, MARK, requests_after_mark, serve_with_log, wait_for_layout};
+use super::classes::{
+    Confusion, load_that_keeps_folders, requests_after_mark, serve_with_log, wait_for_layout,
+};
 
 const STATS: &str = "cat /sys/module/flowstone_hint/parameters/stats";
 
@@ -44,17 +46,14 @@ fn ensure_calm(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// All of it: directories and extent blocks, too, of which the layout knows nothing (classes.rs has
-/// 60 % of the writes without the module).
+/// All of it: directories and extent blocks, too, of which the layout knows nothing.
 fn all_metadata_of_ext4_is_known(kernel: Kernel) -> Result<()> {
     let Some(lab) = Lab::open_with_or_skip(kernel) else { return Ok(()) };
     let (image, mut daemon, log) = serve_with_log(&lab, "256M")?;
     let (mut guest, mut carrier) = boot_with_module(&lab, kernel, &daemon)?;
     guest.run("mkfs.ext4 -q -J size=8 /dev/vda")?;
     wait_for_layout(&daemon, &["\"kind\":\"ext4\"", "\"journal_bytes\":8388608"])?;
-    // The image shows what blocks hold at the end: those of directories that are gone would count
-    // as data.
-    guest.run(&[MARK, &LOAD.replace("rm -r /mnt/1 /mnt/2", "")].join("\n"))?;
+    guest.run(&load_that_keeps_folders())?;
     println!("{kernel:?}: {}", guest.run(STATS)?.trim());
     ensure_calm(&mut guest)?;
     let hints = daemon.stats()?.classes;
@@ -84,7 +83,7 @@ fn the_module_marks_all_metadata_of_ext4_on_a_newer_kernel() -> Result<()> {
     all_metadata_of_ext4_is_known(Kernel::Newer)
 }
 
-/// btrfs has no layout that we read: without the module the host knows none of its metadata.
+/// Of btrfs the host knows the nodes that it sees whole; with the module those that are cut, too.
 #[test]
 fn the_module_marks_the_metadata_of_btrfs_and_goes_and_comes_back_under_load() -> Result<()> {
     let kernel = Kernel::Newer;
@@ -94,16 +93,19 @@ fn the_module_marks_the_metadata_of_btrfs_and_goes_and_comes_back_under_load() -
     let (mut guest, mut carrier) = boot_with_module(&lab, kernel, &daemon)?;
     guest
         .run("rmmod flowstone_hint; modprobe btrfs; mkfs.btrfs -q /dev/vda; mount /dev/vda /mnt")?;
+    wait_for_layout(&daemon, &["\"kind\":\"btrfs\""])?;
     let files = "for file in $(seq 100); do dd if=/dev/zero of=/mnt/$file bs=4k count=2 conv=fsync 2>/dev/null; done";
     guest.run(files)?;
-    let without = daemon.stats()?.classes.metadata.writes;
+    let without = daemon.stats()?.classes;
     guest.run(&format!("insmod /tmp/flowstone_hint.ko\n{files}"))?;
-    let with = daemon.stats()?.classes.metadata.writes;
+    let with = daemon.stats()?.classes;
     println!(
-        "btrfs: {without} writes of metadata are known without the module, {} with it",
-        with - without
+        "btrfs: {} writes of metadata are known without the module, {} with it",
+        without.metadata.writes,
+        with.metadata.writes - without.metadata.writes
     );
-    ensure!(without == 0 && with >= 100, "{without} without, {with} with the module");
+    ensure!(without.rules.hint == 0 && without.rules.header > 0, "without the module: {without:?}");
+    ensure!(with.rules.hint >= 100, "with the module: {with:?}");
 
     guest.run(&format!(
         "({files}; sync) &

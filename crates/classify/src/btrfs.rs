@@ -1,0 +1,68 @@
+//! btrfs: its superblocks. Its trees move with each change: the layout keeps how their nodes begin.
+//!
+//! Source: Linux, include/uapi/linux/btrfs_tree.h (`btrfs_super_block`).
+//! Everything is little-endian.
+
+use flowstone_block::Class;
+
+use crate::fields::{array, le32, le64};
+use crate::layout::{BTRFS_AT, Builder, Nodes};
+use crate::volume::{Scan, Volume};
+
+/// As much of a superblock as matters here.
+const SUPERBLOCK_BYTES: usize = 1024;
+/// What a superblock takes.
+const SUPERBLOCK_ROOM: u64 = 4096;
+/// Where it is, and its copies, as far as the volume reaches.
+const SUPERBLOCKS_AT: [u64; 3] = [BTRFS_AT, 64 << 20, 256 << 30];
+const MAGIC: [u8; 8] = *b"_BHRfS_M";
+/// Blocks have the metadata's own UUID in place of the file system's.
+const INCOMPAT_METADATA_UUID: u64 = 1 << 10;
+
+/// What a superblock says, as far as it matters here.
+struct Superblock {
+    bytes: u64,
+    nodes: Nodes,
+    label: String,
+}
+
+/// Adds the file system on `volume` to the layout; `None` if there is none.
+pub fn read(volume: &Volume, scan: &mut Scan<'_>, depth: u8, layout: &mut Builder) -> Option<()> {
+    let bytes: [u8; SUPERBLOCK_BYTES] = volume.read_array(scan, SUPERBLOCKS_AT[0])?;
+    let superblock = Superblock::parse(&bytes).filter(|it| it.bytes <= volume.bytes())?;
+    let volume = volume.part(0, superblock.bytes);
+    // Its superblock is written with each commit. What replaces it begins before that, and mkfs of
+    // btrfs clears the beginning, too.
+    layout.beginning(&volume);
+    layout.file_system(&volume, superblock.bytes);
+    layout.found("btrfs", &volume, depth, &superblock.label);
+    for start in SUPERBLOCKS_AT {
+        let end = start + SUPERBLOCK_ROOM;
+        if end <= superblock.bytes {
+            layout.counted(Class::Metadata, SUPERBLOCK_ROOM);
+            layout.region(&volume, start..end, Class::Metadata);
+        }
+    }
+    layout.trees(&volume, superblock.nodes);
+    Some(())
+}
+
+impl Superblock {
+    fn parse(bytes: &[u8; SUPERBLOCK_BYTES]) -> Option<Self> {
+        if bytes[64..72] != MAGIC {
+            return None;
+        }
+        let has_uuid_of_metadata = le64(bytes, 188) & INCOMPAT_METADATA_UUID != 0;
+        let uuid = array(bytes, if has_uuid_of_metadata { 571 } else { 32 });
+        let nodes = Nodes {
+            uuid,
+            sector_bytes: le32(bytes, 144).into(),
+            node_bytes: le32(bytes, 148).into(),
+        };
+        let label = bytes[299..555].split(|byte| *byte == 0).next().unwrap_or_default();
+        let label = String::from_utf8_lossy(label).replace(char::is_control, "?");
+        // The device's own size: others may belong to the file system.
+        let superblock = Self { bytes: le64(bytes, 209), nodes, label };
+        (superblock.bytes > 0 && nodes.are_plausible()).then_some(superblock)
+    }
+}

@@ -1,0 +1,289 @@
+//! The log of XFS: each item of a transaction says where the buffer or the inodes lie that it
+//! changes; a buffer that is freed is cancelled.
+//!
+//! Source: the XFS Filesystem Structure (internal log), Linux fs/xfs/libxfs/xfs_log_format.h.
+//! Headers of records and operations are big-endian, items are as the guest's CPU writes them:
+//! only little-endian ones are read. An operation carries one region of an item; the first one of
+//! each item says how many there are. So within a record it is known what a region is, once the
+//! transaction has begun there or an item has been found by its form. Of a region that the end of
+//! a record cuts, the second part is not read. A file gets the space of a cancelled buffer when
+//! the transaction is in the log, and no earlier (busy extents).
+
+use std::ops::Range;
+
+use flowstone_block::mutant;
+
+use super::told::{Tell, Told};
+use crate::fields::{be32, be64, le16, le32, le64};
+
+/// Unit of the log, and of addresses in buffer and inode items.
+pub const SECTOR: usize = 512;
+
+const RECORD_MAGIC: [u8; 4] = 0xFEED_BABE_u32.to_be_bytes();
+const VERSION_2: u32 = 2;
+const FORMAT_LITTLE_ENDIAN: u32 = 1;
+/// A header has the first words of so many sectors.
+const CYCLES_PER_HEADER: usize = 64;
+const CYCLES_AT: usize = 44;
+const CYCLES_AT_IN_EXTENSION: usize = 4;
+/// The largest that there are.
+const RECORD_BYTES_MAX: usize = 256 << 10;
+
+const OPERATION_BYTES: usize = 12;
+const CLIENT_TRANSACTION: u8 = 0x69;
+
+mod operation {
+    pub const START: u8 = 0x01;
+    pub const COMMIT: u8 = 0x02;
+    pub const CONTINUES: u8 = 0x04;
+    pub const WAS_CONTINUED: u8 = 0x08;
+    pub const UNMOUNT: u8 = 0x20;
+}
+
+mod item {
+    pub const INODE: u16 = 0x123B;
+    pub const BUFFER: u16 = 0x123C;
+    pub const INODE_CREATE: u16 = 0x123F;
+    /// First and last that there are, with room for some more.
+    pub const KNOWN: std::ops::RangeInclusive<u16> = 0x1236..=0x125F;
+}
+
+const TRANSACTION_MAGIC: u32 = 0x5452_414E;
+const TRANSACTION_BYTES: usize = 16;
+const BUFFER_BYTES: usize = 20;
+const BUFFER_PLACE_BYTES: usize = 16;
+const BUFFER_CANCELLED: u16 = 0x2;
+const INODE_BYTES: usize = 56;
+const INODE_CREATE_BYTES: usize = 28;
+/// No buffer is larger than the largest block, no cluster of inodes has more blocks.
+const BUFFER_SECTORS_MAX: u64 = 128;
+const CREATED_BLOCKS_MAX: u64 = 256;
+/// Runs of changed pieces of a buffer, and the parts of an inode, are far fewer.
+const REGIONS_MAX: u16 = 1024;
+/// Transactions that a record has parts of.
+const TRANSACTIONS_MAX: usize = 8;
+
+/// Whether a record begins there. No other sector of a log begins like this.
+pub fn begins_record(sectors: &[u8]) -> bool {
+    sectors.starts_with(&RECORD_MAGIC)
+}
+
+/// How long the record is that begins there; `None` if none does.
+pub fn record_bytes(sectors: &[u8]) -> Option<usize> {
+    if !begins_record(sectors) {
+        return None;
+    }
+    // Where old records may lie, the guest writes headers alone.
+    if sectors.get(SECTOR..).is_some_and(begins_record) {
+        return Some(SECTOR);
+    }
+    let body = be32(sectors, 12) as usize;
+    let whole = header_bytes(sectors)? + body.next_multiple_of(SECTOR);
+    (body <= RECORD_BYTES_MAX).then_some(whole)
+}
+
+fn header_bytes(record: &[u8]) -> Option<usize> {
+    if be32(record, 8) & VERSION_2 == 0 {
+        return Some(SECTOR);
+    }
+    let size = be32(record, 320) as usize;
+    let headers = size.div_ceil(CYCLES_PER_HEADER * SECTOR).max(1);
+    (size <= RECORD_BYTES_MAX).then_some(headers * SECTOR)
+}
+
+/// Its place in the order of all records.
+pub fn sequence(record: &[u8]) -> u64 {
+    be64(record, 16)
+}
+
+/// Reads a record, in which it puts back what the log keeps elsewhere. `None` if it cannot be read.
+pub fn read(record: &mut [u8], geometry: Geometry, tell: Tell<'_>) -> Option<()> {
+    if record.len() == SECTOR {
+        return Some(());
+    }
+    if be32(record, 300) != FORMAT_LITTLE_ENDIAN {
+        return None;
+    }
+    let (operations, body_bytes) = (be32(record, 40), be32(record, 12) as usize);
+    let header = header_bytes(record)?;
+    restore(record, header)?;
+    let mut body = record.get(header..)?.get(..body_bytes)?;
+    let mut transactions = Transactions::default();
+    for _ in 0..operations {
+        let (head, behind) = body.split_at_checked(OPERATION_BYTES)?;
+        let (region, behind) = behind.split_at_checked(be32(head, 4) as usize)?;
+        body = behind;
+        let (transaction, client, flags) = (be32(head, 0), head[8], head[9]);
+        if flags & operation::UNMOUNT != 0 {
+            tell(Told::Empty)?;
+        } else if client == CLIENT_TRANSACTION {
+            transactions.read(transaction, flags, region, geometry, tell)?;
+        }
+    }
+    Some(())
+}
+
+/// Puts the first word of each sector back, in place of which the log has the number of its turn.
+fn restore(record: &mut [u8], header: usize) -> Option<()> {
+    let (header, body) = record.split_at_mut_checked(header)?;
+    for (nth, sector) in body.chunks_exact_mut(SECTOR).enumerate() {
+        let (extension, place) = (nth / CYCLES_PER_HEADER, nth % CYCLES_PER_HEADER);
+        let first = if extension == 0 { CYCLES_AT } else { CYCLES_AT_IN_EXTENSION };
+        let at = extension * SECTOR + first + 4 * place;
+        sector[..4].copy_from_slice(header.get(at..at + 4)?);
+    }
+    Some(())
+}
+
+/// What is needed to find an allocation group's blocks.
+#[derive(Clone, Copy)]
+pub struct Geometry {
+    pub block_bytes: u64,
+    pub group_blocks: u64,
+}
+
+/// How many regions of its item each transaction has still to come; those that are not here may
+/// have any number.
+#[derive(Default)]
+struct Transactions(Vec<(u32, u16)>);
+
+impl Transactions {
+    fn read(
+        &mut self,
+        transaction: u32,
+        flags: u8,
+        region: &[u8],
+        geometry: Geometry,
+        tell: Tell<'_>,
+    ) -> Option<()> {
+        if flags & (operation::START | operation::COMMIT) != 0 {
+            self.0.retain(|(it, _)| *it != transaction);
+            if flags & operation::START != 0 {
+                self.set(transaction, 0)?;
+            }
+        }
+        if region.is_empty() || flags & operation::WAS_CONTINUED != 0 {
+            return Some(());
+        }
+        let left = self.0.iter_mut().find(|(it, _)| *it == transaction);
+        if let Some((_, left @ 1..)) = left {
+            *left -= 1;
+            return Some(());
+        }
+        let (is_known, is_cut) = (left.is_some(), flags & operation::CONTINUES != 0);
+        let is_transaction =
+            region.len() == TRANSACTION_BYTES && le32(region, 0) == TRANSACTION_MAGIC;
+        if is_transaction || is_known && is_cut && region.len() < 4 {
+            // What is too short to tell may be a buffer that is cancelled.
+            return if is_transaction { self.set(transaction, 0) } else { None };
+        }
+        match Item::parse(region, is_cut) {
+            Parsed::Item(item, regions) => {
+                item.tell(geometry, tell)?;
+                self.set(transaction, regions - 1)
+            }
+            // It may be a region of an item that began in the record before.
+            Parsed::Unread(_) | Parsed::Other if !is_known => Some(()),
+            Parsed::Unread(regions) => self.set(transaction, regions - 1),
+            Parsed::Other | Parsed::Cut => None,
+        }
+    }
+
+    fn set(&mut self, transaction: u32, left: u16) -> Option<()> {
+        if let Some(entry) = self.0.iter_mut().find(|(it, _)| *it == transaction) {
+            entry.1 = left;
+            return Some(());
+        }
+        self.0.push((transaction, left));
+        (self.0.len() <= TRANSACTIONS_MAX).then_some(())
+    }
+}
+
+/// What the first region of an item says.
+enum Item {
+    Buffer { sectors: Range<u64>, is_cancelled: bool },
+    Inode { sectors: Range<u64> },
+    InodeCreate { group: u64, block: u64, blocks: u64 },
+}
+
+/// What a region has been found to be.
+enum Parsed {
+    /// The first one of an item of so many regions.
+    Item(Item, u16),
+    /// The same of an item that says nothing here.
+    Unread(u16),
+    /// None that begins an item.
+    Other,
+    /// One that may begin an item, of which too little is there.
+    Cut,
+}
+
+impl Item {
+    fn parse(region: &[u8], is_cut: bool) -> Parsed {
+        if region.len() < 4 {
+            return if is_cut { Parsed::Cut } else { Parsed::Other };
+        }
+        let (kind, regions) = (le16(region, 0), le16(region, 2));
+        if !item::KNOWN.contains(&kind) || !(1..=REGIONS_MAX).contains(&regions) {
+            return Parsed::Other;
+        }
+        let parsed = match kind {
+            item::BUFFER if is_cut && region.len() < BUFFER_PLACE_BYTES => return Parsed::Cut,
+            item::BUFFER => Self::buffer(region, is_cut),
+            item::INODE if region.len() == INODE_BYTES => {
+                let sectors = sectors(le64(region, 40), le32(region, 48).into());
+                sectors.map(|sectors| Self::Inode { sectors })
+            }
+            item::INODE_CREATE if region.len() == INODE_CREATE_BYTES => Self::create(region),
+            // Its second part is in another record, or it is of no use here.
+            _ => return Parsed::Unread(regions),
+        };
+        parsed.map_or(Parsed::Other, |item| Parsed::Item(item, regions))
+    }
+
+    /// With a bitmap behind it, of what the next regions hold.
+    fn buffer(region: &[u8], is_cut: bool) -> Option<Self> {
+        if !is_cut {
+            let words = le32(region.get(..BUFFER_BYTES)?, 16) as usize;
+            words.checked_mul(4).filter(|bitmap| region.len() == BUFFER_BYTES + bitmap)?;
+        }
+        let sectors = sectors(le64(region, 8), le16(region, 6).into())?;
+        let is_cancelled = le16(region, 4) & BUFFER_CANCELLED != 0;
+        Some(Self::Buffer { sectors, is_cancelled })
+    }
+
+    fn create(region: &[u8]) -> Option<Self> {
+        let (group, block, blocks) = (be32(region, 4), be32(region, 8), be32(region, 20));
+        let (group, block, blocks) = (group.into(), block.into(), u64::from(blocks));
+        (blocks <= CREATED_BLOCKS_MAX).then_some(Self::InodeCreate { group, block, blocks })
+    }
+
+    fn tell(self, geometry: Geometry, tell: Tell<'_>) -> Option<()> {
+        let bytes = |sectors: Range<u64>| {
+            let start = sectors.start.checked_mul(SECTOR as u64)?;
+            Some(start..sectors.end.checked_mul(SECTOR as u64)?)
+        };
+        tell(match self {
+            Self::Buffer { sectors, is_cancelled: true } => {
+                if mutant("classify.xfs.ignores-what-is-cancelled") {
+                    return Some(());
+                }
+                Told::TakesBack(bytes(sectors)?)
+            }
+            Self::Buffer { sectors, .. } => Told::Lists(bytes(sectors)?),
+            // Of inodes that are freed, too, in the transaction that cancels their buffer.
+            Self::Inode { sectors } => Told::Mentions(bytes(sectors)?),
+            Self::InodeCreate { group, block, blocks } => {
+                let start = group.checked_mul(geometry.group_blocks)?.checked_add(block)?;
+                let end = start.checked_add(blocks)?;
+                let bytes = |block: u64| block.checked_mul(geometry.block_bytes);
+                Told::Lists(bytes(start)?..bytes(end)?)
+            }
+        })
+    }
+}
+
+fn sectors(start: u64, count: u64) -> Option<Range<u64>> {
+    let end = start.checked_add(count)?;
+    (count <= BUFFER_SECTORS_MAX).then_some(start..end)
+}
