@@ -132,10 +132,10 @@ impl Files {
             return node.told(dirty.shown(*seen).stamp);
         }
         let news = node.told(seen.stamp);
-        if news.changed {
-            self.changes.one_more();
-        }
         if seen.is_file() {
+            if news.changed {
+                self.changes.one_more();
+            }
             let stale = self.copies.get(node.identity).filter(|it| !it.is_of(seen.stamp));
             if stale.is_some() && !mutant("guest.open.skips-comparison") {
                 self.bring_up_to_date(node, seen.stamp);

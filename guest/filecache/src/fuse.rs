@@ -108,7 +108,7 @@ impl Filesystem for Answers {
         let change = Change { mode, uid, gid, size, times };
         let (handle, caller) = (handle.map(|it| it.0), caller(by));
         let work = move |files: &Files| files.change(id.0, handle, &change, &caller);
-        self.ask(by, reply, work, move |files, reply: ReplyAttr, seen| {
+        self.change(by, reply, work, move |files, reply: ReplyAttr, seen| {
             reply.attr(&files.window, &to_kernel(id.0, &seen));
         });
     }
@@ -155,12 +155,12 @@ impl Filesystem for Answers {
             let (from, to) = ((parent.0, &*name), (newparent.0, &*newname));
             files.rename(from, to, flags.bits(), &caller)
         };
-        self.ask(by, reply, work, done);
+        self.change(by, reply, work, done);
     }
 
     fn link(&self, by: &Request, id: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let (caller, name) = (caller(by), name.to_owned());
-        self.ask(by, reply, move |files| files.link(id.0, parent.0, &name, &caller), entry);
+        self.change(by, reply, move |files| files.link(id.0, parent.0, &name, &caller), entry);
     }
 
     fn open(&self, by: &Request, id: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -357,7 +357,7 @@ impl Filesystem for Answers {
         &self, by: &Request, _: INodeNo, handle: FileHandle, offset: u64, length: u64, mode: i32,
         reply: ReplyEmpty
     ) {
-        self.ask(by, reply, move |files| files.allocate(handle.0, offset, length, mode), done);
+        self.change(by, reply, move |files| files.allocate(handle.0, offset, length, mode), done);
     }
 
     fn lseek(
@@ -379,7 +379,7 @@ impl Filesystem for Answers {
         // The answer has 32 bits; a part is as good as the whole.
         let length = length.min(1 << 30);
         let (from, to) = ((from.0, from_offset), (to.0, to_offset));
-        self.ask(by, reply, move |files| files.copy_bytes(from, to, length), written);
+        self.change(by, reply, move |files| files.copy_bytes(from, to, length), written);
     }
 }
 

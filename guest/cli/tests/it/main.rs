@@ -19,6 +19,7 @@ mod random;
 mod seen_by_open;
 mod soak;
 mod steps;
+mod told;
 mod trouble;
 mod users;
 mod write_back;

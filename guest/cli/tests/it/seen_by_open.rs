@@ -1,21 +1,29 @@
 //! What an open asks the source, and attributes that it has seen.
 
-use std::fs::{self, File, Permissions};
-use std::io::Read;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::fs::{self, File, FileTimes, Metadata, Permissions};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::SystemTime;
 
 use flowstone_testkit::fuse::Call;
 use flowstone_testkit::skip;
+use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::fixture::Mount;
+use crate::kept_back::LAZY;
 
 /// Names and attributes last.
 const LASTING: [&str; 2] = ["--window", "1000s"];
 
-/// Opens the file, and reads it, which leaves its time of access unknown.
+/// Reads an open file, which leaves its time of access unknown.
+fn read(file: &File) {
+    file.read_at(&mut [0; 100], 0).unwrap();
+}
+
 fn opened(mount: &Mount) -> File {
-    let mut file = File::open(mount.at("it")).unwrap();
-    file.read_to_end(&mut Vec::new()).unwrap();
+    let file = File::open(mount.at("it")).unwrap();
+    read(&file);
     file
 }
 
@@ -44,24 +52,123 @@ fn an_open_of_a_copy_and_its_attributes_are_one_look_at_the_source() {
     assert!(asked[2] <= 3 * OPENS, "{asked:?}");
 }
 
+/// The list of a folder and the space of the source.
 #[test]
-fn attributes_after_a_change_are_those_of_the_change() {
-    let Some(mount) = Mount::with_passthrough(&LASTING) else { return };
+fn what_changes_nothing_is_no_change() {
+    let Some(mount) = Mount::over_server(&LASTING) else { return };
     mount.copied("it", "text");
-    let (mut file, it) = (opened(&mount), mount.at("it"));
-    let mut look = || {
-        file.read_to_end(&mut Vec::new()).unwrap();
-        file.metadata().unwrap()
-    };
-    for mode in [0o600, 0o640] {
-        fs::set_permissions(&it, Permissions::from_mode(mode)).unwrap();
-        assert_eq!(look().mode() & 0o777, mode);
+    fs::write(mount.beside("behind/other"), "text").unwrap();
+    let file = opened(&mount);
+    if mount.stat("opens/copy") == 0 {
+        return skip(
+            "this kernel or this machine has no FUSE passthrough (Linux 6.9, CAP_SYS_ADMIN)",
+        );
     }
-    fs::hard_link(&it, mount.at("link")).unwrap();
-    assert_eq!(look().nlink(), 2);
-    fs::rename(mount.at("link"), mount.at("other")).unwrap();
-    fs::remove_file(mount.at("other")).unwrap();
-    assert_eq!(look().nlink(), 1);
+    let asked_after = |what: &dyn Fn()| {
+        drop(opened(&mount));
+        what();
+        read(&file);
+        let before = mount.server().count(Call::GetAttr).calls;
+        file.metadata().unwrap();
+        mount.server().count(Call::GetAttr).calls - before
+    };
+    assert_eq!(asked_after(&|| ()), 0);
+    assert_eq!(asked_after(&|| assert_eq!(fs::read_dir(mount.root()).unwrap().count(), 2)), 0);
+    assert_eq!(asked_after(&|| assert!(rustix::fs::statfs(mount.root()).is_ok())), 0);
+}
+
+type Shown = (u32, u64, u32, u32, u64, (i64, i64), (i64, i64));
+
+fn shown(it: &Metadata) -> Shown {
+    let times = ((it.mtime(), it.mtime_nsec()), (it.ctime(), it.ctime_nsec()));
+    (it.mode(), it.nlink(), it.uid(), it.gid(), it.len(), times.0, times.1)
+}
+
+/// A file of which there is a copy, by its two names, and a name that is free.
+struct Names {
+    one: PathBuf,
+    two: PathBuf,
+    free: PathBuf,
+}
+
+type Change = (&'static str, fn(&Names, &File));
+
+/// All ways of changing a file through the mount, by its path, its other name and an open file.
+const CHANGES: [Change; 16] = [
+    ("chmod", |it, _| fs::set_permissions(&it.one, Permissions::from_mode(0o600)).unwrap()),
+    ("chmod by the other name", |it, _| {
+        fs::set_permissions(&it.two, Permissions::from_mode(0o640)).unwrap();
+    }),
+    ("chown", |it, _| chown(&it.two, Some(7), Some(8)).unwrap()),
+    ("fchmod", |_, file| file.set_permissions(Permissions::from_mode(0o611)).unwrap()),
+    ("futimens", |_, file| {
+        file.set_times(FileTimes::new().set_modified(SystemTime::UNIX_EPOCH)).unwrap();
+    }),
+    ("truncate", |it, _| writer(&it.two).set_len(2).unwrap()),
+    ("truncate to more", |it, _| writer(&it.one).set_len(1000).unwrap()),
+    ("link", |it, _| fs::hard_link(&it.one, &it.free).unwrap()),
+    ("unlink", |it, _| fs::remove_file(&it.one).unwrap()),
+    ("unlink of the other name", |it, _| fs::remove_file(&it.two).unwrap()),
+    ("rename", |it, _| fs::rename(&it.two, &it.free).unwrap()),
+    ("rename over it", |it, _| {
+        fs::write(&it.free, "another").unwrap();
+        fs::rename(&it.free, &it.two).unwrap();
+    }),
+    ("write", |it, _| writer(&it.two).write_all_at(b"longer than it was", 2).unwrap()),
+    ("open that empties", |it, _| drop(File::create(&it.two).unwrap())),
+    ("fallocate", |it, _| {
+        fallocate(writer(&it.two), FallocateFlags::empty(), 0, 5000).unwrap();
+    }),
+    ("copy_file_range", |it, file| {
+        let to = writer(&it.one);
+        rustix::fs::copy_file_range(file, Some(&mut 0), &to, Some(&mut 4), 4).unwrap();
+    }),
+];
+
+fn writer(path: &Path) -> File {
+    File::options().write(true).open(path).unwrap()
+}
+
+/// Whatever is done through the mount, `fstat` of an open copy shows it when it has returned.
+fn attributes_after_a_change_are_those_of_the_change(options: &[&str]) {
+    let options = [&LASTING, options].concat();
+    let Some(mount) = Mount::with_passthrough(&options) else { return };
+    let name = |kind: &str, number: usize| format!("{kind}{number}");
+    for number in 0..CHANGES.len() {
+        mount.write_source(&name("one", number), "text");
+        fs::hard_link(mount.source(&name("one", number)), mount.source(&name("two", number)))
+            .unwrap();
+    }
+    (0..CHANGES.len()).for_each(|number| mount.wait_for_copy(&name("one", number)));
+    // Side by side: what is done to one file says nothing of another.
+    thread::scope(|scope| {
+        for (number, (what, change)) in CHANGES.iter().enumerate() {
+            let mount = &mount;
+            scope.spawn(move || {
+                let at = |kind: &str| mount.at(&name(kind, number));
+                let names = Names { one: at("one"), two: at("two"), free: at("free") };
+                let truth = File::open(mount.source(&name("one", number))).unwrap();
+                let file = File::open(&names.one).unwrap();
+                read(&file);
+                file.metadata().unwrap();
+                read(&file);
+                change(&names, &file);
+                read(&file);
+                let (here, there) = (file.metadata().unwrap(), truth.metadata().unwrap());
+                assert_eq!(shown(&here), shown(&there), "{what}");
+            });
+        }
+    });
+}
+
+#[test]
+fn attributes_after_a_change_are_those_of_the_change_through_the_source() {
+    attributes_after_a_change_are_those_of_the_change(&[]);
+}
+
+#[test]
+fn attributes_after_a_change_are_those_of_the_change_where_writes_are_kept_back() {
+    attributes_after_a_change_are_those_of_the_change(&LAZY[..2]);
 }
 
 /// Who opens it after a change at the source sees that, and so does who has it open.

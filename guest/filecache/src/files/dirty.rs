@@ -266,10 +266,6 @@ impl Files {
     /// The same while `flushing` is held. For whatever call that is done, the writers are told what
     /// was refused: a `chmod` that hears of a conflict (ESTALE) is tried again by the kernel.
     fn flush_locked(&self, dirty: &Dirty) -> Result<()> {
-        self.try_to_flush(dirty).inspect_err(|error| dirty.failed(*error))
-    }
-
-    fn try_to_flush(&self, dirty: &Dirty) -> Result<()> {
         let Some((ranges, base)) = self.write_back.begin_flush(dirty) else { return Ok(()) };
         let mut is_tried = false;
         let result = self.bring(dirty, &ranges, base, &mut is_tried);
@@ -278,31 +274,33 @@ impl Files {
             true => source::stat_now(&*dirty.file).ok().map(|it| it.stamp),
             false => base,
         };
+        let refused = match result {
+            Ok(Brought::Beside) => Some(Errno::STALE),
+            result => result.err(),
+        };
+        // Before a sync finds nothing more to be done.
+        refused.iter().for_each(|error| dirty.failed(*error));
         self.write_back.end_flush(dirty, result == Ok(Brought::Written), base);
-        match result {
-            Ok(brought @ (Brought::Written | Brought::NotNeeded)) => {
-                if brought == Brought::NotNeeded {
-                    self.write_back.forget_bytes(dirty);
-                }
-                // Also when its last writer is gone already.
-                self.end(dirty, false);
-                Ok(())
-            }
-            Ok(Brought::Beside) => {
-                self.write_back.forget_bytes(dirty);
-                self.end(dirty, true);
-                self.take_back_attributes(&dirty.node);
-                Err(Errno::STALE)
-            }
-            Err(error) => Err(error),
+        let is_beside = result == Ok(Brought::Beside);
+        if is_beside || result == Ok(Brought::NotNeeded) {
+            self.write_back.forget_bytes(dirty);
         }
+        if result.is_ok() {
+            // Also when its last writer is gone already.
+            self.end(dirty, is_beside);
+        }
+        if is_beside {
+            self.take_back_attributes(&dirty.node);
+        }
+        refused.map_or(Ok(()), Err)
     }
 
     /// Brings what was written through an open file to the source, and says, once, what that has
-    /// refused since the writer was told last.
+    /// refused since the writer was told last: also to another call, for which this one has waited.
     pub(crate) fn sync_handle(&self, handle: &Handle) -> Result<()> {
-        handle.take_error()?;
-        self.flush_handle(handle).map_err(|error| handle.told(error))
+        let flushed = self.flush_handle(handle);
+        let said = handle.take_error();
+        flushed.and(said)
     }
 
     /// The same when a descriptor is closed, which leaves it to be said again: a process that runs
@@ -311,8 +309,8 @@ impl Files {
         if mutant("guest.write-back.a-close-takes-the-error") {
             return self.sync_handle(handle);
         }
-        handle.error()?;
-        self.flush_handle(handle)
+        let flushed = self.flush_handle(handle);
+        flushed.and_then(|()| handle.error())
     }
 
     fn flush_handle(&self, handle: &Handle) -> Result<()> {

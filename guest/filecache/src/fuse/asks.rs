@@ -12,9 +12,8 @@ use crate::library::{INodeNo, ReplyEmpty, ReplyEntry, Request};
 use crate::requests::{Ask, Nobody, Outcome, Owed, Reply};
 
 impl Answers {
-    /// Answers what only the source knows. All that changes something is asked so, or counts
-    /// itself as a change.
-    pub fn ask<R: Reply, T: Outcome + 'static>(
+    /// Has something done at the source that may change a file, and counts it.
+    pub fn change<R: Reply, T: Outcome + 'static>(
         &self,
         by: &Request,
         reply: R,
@@ -26,10 +25,11 @@ impl Answers {
             files.changes.one_more();
             result
         };
-        self.ask_source(by, reply, work, send);
+        self.ask(by, reply, work, send);
     }
 
-    fn ask_source<R: Reply, T: Outcome + 'static>(
+    /// Answers what only the source knows.
+    pub fn ask<R: Reply, T: Outcome + 'static>(
         &self,
         by: &Request,
         reply: R,
@@ -49,7 +49,8 @@ impl Answers {
         send: impl Fn(&Files, R, T) + Send + Sync + 'static,
     ) {
         if self.has_xattrs {
-            self.ask(by, reply, work, send);
+            // Some change the file.
+            self.change(by, reply, work, send);
         } else {
             reply.fail(Errno::NOSYS);
         }
@@ -61,13 +62,13 @@ impl Answers {
             work(files);
             Ok(())
         };
-        self.ask_source(by, Nobody, work, |_, _, ()| {});
+        self.ask(by, Nobody, work, |_, _, ()| {});
     }
 
     /// Makes something that has a name.
     pub fn make(&self, by: &Request, parent: INodeNo, name: &OsStr, what: New, reply: ReplyEntry) {
         let (caller, name) = (caller(by), name.to_owned());
-        self.ask(by, reply, move |files| files.make(parent.0, &name, &what, &caller), entry);
+        self.change(by, reply, move |files| files.make(parent.0, &name, &what, &caller), entry);
     }
 
     /// Takes a name away.
@@ -80,6 +81,6 @@ impl Answers {
         to: ReplyEmpty,
     ) {
         let (caller, name) = (caller(by), name.to_owned());
-        self.ask(by, to, move |files| files.remove(parent.0, &name, folder, &caller), done);
+        self.change(by, to, move |files| files.remove(parent.0, &name, folder, &caller), done);
     }
 }
