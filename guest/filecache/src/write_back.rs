@@ -369,7 +369,7 @@ impl Dirty {
     /// The same. The writer is told now.
     pub fn take_error(&self, told: &AtomicU64) -> Result<()> {
         let (refusals, error) = lock(&self.state).refused;
-        let told = told.swap(refusals, Ordering::Relaxed);
+        let told = told.fetch_max(refusals, Ordering::Relaxed);
         if refusals > told { Err(error) } else { Ok(()) }
     }
 

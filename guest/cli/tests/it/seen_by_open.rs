@@ -182,3 +182,25 @@ fn attributes_are_not_older_than_what_another_open_has_seen() {
     assert_eq!(second.metadata().unwrap().len(), 11);
     assert_eq!(file.metadata().unwrap().len(), 11);
 }
+
+/// A change has begun, an open looks, and then the change is made.
+#[test]
+fn a_look_while_a_change_is_on_its_way_says_nothing_after_it() {
+    let Some(mount) = Mount::over_server(&LASTING) else { return };
+    fs::write(mount.beside("behind/it"), "text").unwrap();
+    fs::hard_link(mount.beside("behind/it"), mount.beside("behind/other")).unwrap();
+    mount.wait_for_copy("it");
+    fs::metadata(mount.at("other")).unwrap();
+    let file = thread::scope(|scope| {
+        mount.server().keep(Call::Lookup);
+        let remove = scope.spawn(|| fs::remove_file(mount.at("other")).unwrap());
+        mount.server().wait_until_kept();
+        let file = opened(&mount);
+        assert_eq!(file.metadata().unwrap().nlink(), 2);
+        mount.server().recover();
+        remove.join().unwrap();
+        file
+    });
+    read(&file);
+    assert_eq!(file.metadata().unwrap().nlink(), 1);
+}

@@ -136,3 +136,31 @@ fn duplicates_and_children_take_nothing() {
     assert!(is_closed_well(one) && is_closed_well(two));
     assert_eq!(behind(&mount, "it").len(), 10);
 }
+
+#[test]
+fn a_writer_is_not_told_of_what_was_refused_before_its_open() {
+    let Some(mount) = Mount::over_server(&LAZY) else { return };
+    let one = written(&mount, "it", "one");
+    mount.server().refuse(&[Call::Write], libc::ENOSPC);
+    assert!(sync(&one).is_err());
+    let later = File::options().write(true).open(mount.at("it")).unwrap();
+    mount.server().recover();
+    later.write_all_at(b"later", 3).unwrap();
+    sync(&later).unwrap();
+    sync(&one).unwrap();
+    assert_eq!(behind(&mount, "it"), "onelater");
+}
+
+/// A write that is written through hears it.
+#[test]
+fn a_refusal_that_a_write_has_heard_is_not_said_again() {
+    let options = ["--write-back", "1000s,1K", "--lazy-close"];
+    let Some(mount) = Mount::over_server(&options) else { return };
+    let one = written(&mount, "it", "one");
+    mount.server().refuse(&[Call::Write], libc::ENOSPC);
+    // There is no room for it: earlier bytes go first.
+    assert!(one.write_all_at(&[b'x'; 2000], 3).is_err());
+    mount.server().recover();
+    sync(&one).unwrap();
+    assert_eq!(behind(&mount, "it"), "one");
+}
