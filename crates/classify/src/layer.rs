@@ -137,11 +137,7 @@ impl ClassifyChannel {
         }
         let layout = self.layout.last();
         let asked = Asked { extent, writes, priority: request.priority };
-        let is_metadata = || {
-            let has_headers = || writes && layout.trees().are_written(extent, request);
-            let is_listed = layout.journals().have_listed(extent);
-            is_listed.then_some(Rule::Journal).or_else(|| has_headers().then_some(Rule::Header))
-        };
+        let is_metadata = || moving_metadata(layout, asked, request);
         let memory = &mut self.memory;
         let verdict = judge(layout, self.disk.journal_level, asked, is_metadata, || {
             if writes { memory.wrote(extent) } else { memory.reads_journal(extent) }
@@ -152,6 +148,15 @@ impl ClassifyChannel {
         request.class = verdict.class;
         self.counters.count(verdict, writes, extent.bytes());
     }
+}
+
+/// Out of line: most disks have no file system whose metadata moves.
+#[inline(never)]
+fn moving_metadata(layout: &Layout, asked: Asked, request: &Request) -> Option<Rule> {
+    let Asked { extent, writes, .. } = asked;
+    let has_headers = || writes && layout.trees().are_written(extent, request);
+    let is_listed = layout.journals().have_listed(extent);
+    is_listed.then_some(Rule::Journal).or_else(|| has_headers().then_some(Rule::Header))
 }
 
 impl Channel for ClassifyChannel {
