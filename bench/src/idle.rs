@@ -107,7 +107,8 @@ fn sleeps(pid: u32) -> Result<f64> {
     Ok(total)
 }
 
-fn status_kib(pid: u32, name: &str) -> Result<f64> {
+/// A figure of `/proc/PID/status`, in KiB.
+pub fn status_kib(pid: u32, name: &str) -> Result<f64> {
     let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
     field(&text, name).with_context(|| format!("no {name} in the status of {pid}"))
 }

@@ -22,6 +22,7 @@ mod log_image;
 mod markdown;
 mod memory_group;
 mod noise;
+mod operations;
 mod overlay;
 mod pair;
 mod pdc;
@@ -76,6 +77,8 @@ enum Command {
     /// Measure reads through an overlay that is empty, beside qemu-storage-daemon and the base
     /// itself.
     Overlay(overlay::OverlayArgs),
+    /// Measure what it costs to run many disks: start, metrics, adding and removing.
+    Operations(operations::OperationsArgs),
     /// Two binaries of Flowstone beside each other: has a change made anything slower?
     Pair(pair::PairArgs),
     /// What it brings, and costs, that queues of several disks share threads.
@@ -118,6 +121,7 @@ fn main() -> ExitCode {
         Some(Command::Cached(args)) => cached::cached(&args),
         Some(Command::Pdc(args)) => pdc::pdc(&args),
         Some(Command::Qos(args)) => qos::qos(&args),
+        Some(Command::Operations(args)) => operations::operations(&args),
         Some(Command::Pair(args)) => pair::pair(&args),
         Some(Command::Pollers(args)) => pollers::pollers(&args),
         Some(Command::Writers(args)) => writers::writers(&args),
