@@ -1,5 +1,5 @@
-//! The walk through the records of every segment that holds something: header by header, many
-//! segments side by side. Where a header is missing and something is, it goes on block by block.
+//! Walks through the records of every segment in use: header by header, many segments side by side.
+//! Where a header is missing, it goes on block by block as long as claims are unconfirmed.
 
 use std::ops::Range;
 
@@ -14,18 +14,18 @@ use crate::log::load::Loaded;
 use crate::log::record::{Entry, Header};
 use crate::report::{CheckProgress, CheckReport};
 
-/// Segments walked side by side.
+/// Number of segments walked side by side.
 const CURSORS: usize = 32;
 
-/// A segment, as far as it has been walked.
+/// Position of the walk in one segment.
 struct SegmentCursor {
     segment: SegmentId,
-    /// Of the segment's present use; none if it is not known.
+    /// Incarnation of the segment's present use; none if unknown.
     incarnation: Incarnation,
     block: u32,
-    /// Claims and pieces of the map in it that no record has agreed with.
+    /// Claims and pieces of the map in it that no record has confirmed.
     missing: usize,
-    /// Whether the header that should be here is not: what comes is found by looking everywhere.
+    /// Whether the expected header is missing: the next record is searched block by block.
     lost: bool,
     header: AlignedBuf,
 }
@@ -34,7 +34,7 @@ struct SegmentCursor {
 struct Payload {
     first: u32,
     buffer: AlignedBuf,
-    /// Claims in it, by number.
+    /// Indices of its claims.
     claims: Vec<usize>,
 }
 
@@ -75,7 +75,7 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// Walks through all segments that something is claimed to be in.
+    /// Walks through all segments that contain claims.
     pub fn run(&mut self, progress: CheckProgress<'_>) -> Result<(), Errno> {
         let waiting: Vec<SegmentCursor> = self.cursors();
         let total = waiting.len() as u64;
@@ -120,7 +120,7 @@ impl<'a> Walk<'a> {
 
     fn addresses(&self, segment: SegmentId) -> Range<u32> {
         let start = self.loaded.shape.address(segment, 0).get();
-        // The last segment may end where addresses do.
+        // The last segment may end at the highest address.
         start..start.saturating_add(self.loaded.shape.segment_blocks)
     }
 
