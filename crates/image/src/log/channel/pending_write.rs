@@ -158,7 +158,7 @@ impl PendingWrite {
         self.cursor = after;
     }
 
-    /// Returns whether the copied memory of the request was complete.
+    /// Returns whether the copy of its memory is valid: no part of that memory is broken.
     pub fn has_its_memory(&self) -> bool {
         is_whole(&self.request.memory)
     }

@@ -23,7 +23,7 @@ use super::{Purpose, Queue};
 pub struct Reads {
     requests: Slab<Reading>,
     parts: Slab<ReadPart>,
-    /// Finished parts: their lists are used again.
+    /// Finished parts, whose lists are reused.
     spare: Vec<BlockRun>,
 }
 
