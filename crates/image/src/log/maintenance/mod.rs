@@ -72,11 +72,12 @@ pub struct Maintenance {
     root: RootPlace,
     space: SpaceAhead,
     resort: Resort,
-    /// Places of leaves and roots that the newest superblock still names and the next will not.
+    /// Addresses and lengths of leaves and roots that the newest superblock still names and the
+    /// next will not.
     outdated: Vec<(Address, u32)>,
     streams: [Option<AppendStream>; LIFETIMES],
     lifetimes: Lifetimes,
-    /// Records written, which numbers them.
+    /// Number of records written; the sequence number of the next one.
     records: u64,
     /// The lifetime whose stream is being filled.
     filling: Option<u8>,
@@ -106,7 +107,7 @@ pub struct Maintenance {
     deadline: Option<Instant>,
     /// When guests count as paused, if they write nothing until then.
     quiet_at: Option<Instant>,
-    /// Why it works.
+    /// Work it was woken for.
     called_for: PendingWork,
     /// Whether the last step did anything: then another one may follow.
     is_awake: bool,

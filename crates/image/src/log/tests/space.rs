@@ -1,4 +1,4 @@
-//! Space: a disk that is full, a host that is, and what happens when some of it comes back.
+//! Tests of a full disk, a full host, and freed space.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -18,7 +18,7 @@ use crate::log::disk::LogImage;
 use crate::log::maintenance::CheckpointKind;
 use crate::log::segments::State;
 
-/// A maintenance worker asks a full host again after a tenth of a second.
+/// Period after which the maintenance worker tries a full host again: a tenth of a second.
 const ASK_AGAIN: Duration = Duration::from_millis(120);
 
 /// Every block is in use and is overwritten again and again.
