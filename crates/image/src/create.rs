@@ -299,8 +299,8 @@ fn check_keeps(path: &Path, file: &dyn FileIo) -> Result<()> {
     }
 }
 
-/// Returns where the redo memory is kept so that it survives the daemon; an image can be served
-/// without.
+/// Returns where changes of the map are kept so that they survive the daemon; an image can be
+/// served without.
 fn remember<'a>(path: &'a Path, file: &dyn FileIo, access: Access) -> qcow2::Memory<'a> {
     // Redo records would name data that was lost with the process.
     if !file.survives_a_kill() {

@@ -40,7 +40,7 @@ impl UnitSource {
 pub struct EraseUnit {
     /// Size in bytes.
     pub bytes: u64,
-    /// How the size is known.
+    /// Source of the size.
     pub source: UnitSource,
 }
 

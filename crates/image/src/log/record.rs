@@ -28,7 +28,8 @@ pub enum Kind {
     Writes = 1,
     /// The end of a segment, in the order of guest writes: the stream goes on in another segment.
     Seal = 2,
-    /// Copies made by the cleaner, in an order of their own; replay applies those that it finds.
+    /// Copies made by the cleaner, in an order of their own; replay applies those that have a
+    /// `link`.
     Relocated = 3,
     /// Leaves and roots of the map; never replayed.
     Map = 4,

@@ -69,7 +69,7 @@ pub(crate) struct RawParts {
     pub activity: Arc<ActivityCounter>,
 }
 
-/// How a request is carried out.
+/// Way to carry out a request.
 enum Plan {
     File(FileOp),
     Sync,

@@ -18,7 +18,7 @@ use crate::log::record_builder::RecordBuilder;
 use crate::log::reserve::Step;
 use crate::log::segments::Segment;
 
-/// How long cleaning waits for guests at once, and how often before the next record.
+/// Duration of one wait for guests, and maximum number of waits before the next record.
 const AHEAD_WAIT: Duration = Duration::from_millis(1);
 const AHEAD_WAITS: u32 = 20;
 

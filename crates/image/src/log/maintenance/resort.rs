@@ -50,7 +50,7 @@ pub struct Resort {
     committed: Sequence,
 }
 
-/// How room for the copies was found.
+/// Origin of the room for the copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Room {
     Found,

@@ -227,6 +227,7 @@ fn a_checkpoint_hears_of_the_failed_sync_of_a_queue_that_has_not_looked_yet() {
     }
 }
 
+/// A bad block must not be retried for ever.
 #[test]
 fn maintenance_leaves_a_bad_block_in_its_way_behind() {
     let setup = Setup::default();

@@ -20,7 +20,7 @@ const BLOCK_SECTORS: u64 = 8;
 /// Content of a sector: 0 for zeroes, or the number of the write that it comes from.
 pub type Stamp = u64;
 
-/// How the use of an image ended.
+/// End of the use of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     PowerCut,

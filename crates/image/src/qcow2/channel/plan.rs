@@ -8,7 +8,7 @@ use super::super::entry::Mapping;
 use super::super::meta::{Filling, MappedPart, Meta, Source};
 use super::super::shape::GuestCluster;
 
-/// How a request is carried out.
+/// Plan of a request.
 #[derive(Default)]
 pub struct Plan {
     /// Transfers of the host file.

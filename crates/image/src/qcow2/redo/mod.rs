@@ -41,7 +41,7 @@ use super::boot::{Boot, Clocks, random_number};
 use super::mark::Mark;
 use super::shape::GuestCluster;
 
-/// Where changes of the map are kept, besides the image.
+/// Storage for changes of the map, besides the image.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Memory<'a> {
     /// Nowhere: writes that are not flushed do not survive a killed daemon.

@@ -317,7 +317,7 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// How to write a cluster.
+/// Way to write a cluster.
 enum Prepared {
     InPlace {
         host: HostCluster,

@@ -16,7 +16,7 @@ use super::worker::{ASKS_MAX, SlowPathWorker};
 /// Maximum number of clusters changed under one hold of the map's lock.
 const PIECE_CLUSTERS_MAX: u64 = 1 << 12;
 
-/// How to make a cluster read as zeroes.
+/// Step that makes a cluster read as zeroes.
 enum Step {
     Nothing,
     /// Change its entry.
