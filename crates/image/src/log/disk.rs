@@ -74,8 +74,7 @@ impl LogImage {
         self.core.telling.store(telling, Ordering::Relaxed);
     }
 
-    /// Sets the memory in which the cleaner gathers copies; only once, before the first cleaning.
-    /// Without it, the cleaner uses memory of its own.
+    /// Sets the cleaner's copy memory; once, before the first cleaning. Default: memory of its own.
     pub fn set_copy_memory(&self, memory: CopyMemory) {
         let _ = self.core.copy_memory.set(memory);
     }
