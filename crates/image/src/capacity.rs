@@ -1,8 +1,8 @@
-//! Which sizes a disk can have.
+//! Valid disk sizes.
 
 use flowstone_block::SectorCount;
 
-/// A disk's size from bytes, or why there is no such disk.
+/// Converts a size in bytes to sectors, or returns why no disk can have it.
 pub(crate) fn valid_capacity(bytes: u64) -> Result<SectorCount, &'static str> {
     // File offsets are signed 64-bit numbers (off_t).
     const BYTES_MAX: u64 = i64::MAX as u64;

@@ -1,4 +1,4 @@
-//! Checking an image, whatever its format.
+//! Checks an image of any format.
 
 use std::path::Path;
 
@@ -8,8 +8,8 @@ use flowstone_fileio::{Access, LockPatience, OpenOptions};
 use crate::report::{CheckOptions, CheckProgress, CheckReport};
 use crate::{Format, log, qcow2, raw};
 
-/// Checks the image at `path`, which must not be written meanwhile; for a repair it must not be in
-/// use. Waits for a lock for `lock_patience`. Also checks images that are too damaged to be opened.
+/// Checks the image at `path`, which must not be written meanwhile; a repair requires that it is
+/// not in use. Waits up to `lock_patience` for a lock. Also checks images too damaged to open.
 pub fn check(
     path: &Path,
     format: Format,
@@ -30,7 +30,7 @@ pub fn check(
         }
         Format::Log => {
             let name = path.display().to_string();
-            // All of a device is "allocated", so there is nothing to tell leaks by.
+            // A block device is fully "allocated", so leaks cannot be told from its allocation.
             let tells_space = !crate::create::is_block_device(path);
             if options.repair {
                 log::repair(&name, file, options.data, tells_space, progress)

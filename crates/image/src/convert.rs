@@ -1,4 +1,4 @@
-//! Copying one image into another, keeping what is sparse sparse.
+//! Copies one image into another and keeps holes sparse.
 
 use flowstone_block::{
     AlignedBuf, BlockingDisk, Errno, Error, Extent, Op, Result, SECTOR_BYTES, Sector, SectorCount,
@@ -7,11 +7,11 @@ use flowstone_block::{
 use crate::Image;
 
 pub(crate) const CHUNK_BYTES: u64 = 2 << 20;
-/// Runs of zeroes shorter than this are written as data: a hole costs the host an extent.
+/// Runs of zeroes shorter than this are written as data: each hole costs the host an extent.
 const HOLE_BYTES: usize = 4096;
 
 /// Copies all data of `source` into `target`, a new image of the same size, and makes it durable.
-/// `progress` is called with the bytes of the disk that have been copied or skipped.
+/// `progress` is called with the number of bytes copied or skipped so far.
 pub fn convert(
     source: &dyn Image,
     target: &dyn Image,
@@ -36,7 +36,7 @@ pub fn convert(
     Ok(())
 }
 
-/// `extent` in pieces of at most one chunk.
+/// Splits `extent` into pieces of at most one chunk.
 pub(crate) fn chunks(extent: Extent) -> impl Iterator<Item = Extent> {
     let step = CHUNK_BYTES / SECTOR_BYTES;
     let end = extent.end().get();
@@ -45,7 +45,7 @@ pub(crate) fn chunks(extent: Extent) -> impl Iterator<Item = Extent> {
     })
 }
 
-/// Writes what is not zero.
+/// Writes the blocks that are not all zeroes.
 fn write_data(
     writer: &mut BlockingDisk,
     start: Sector,

@@ -1,4 +1,4 @@
-//! The doors into this crate: making a new image, opening an existing one, and looking at one that
+//! Entry points of this crate: create a new image, open an existing one, and inspect one that
 //! another process may have open.
 
 use std::io;
@@ -19,7 +19,7 @@ use crate::qcow2::{self, Backing, Qcow2Image, Qcow2Info, Qcow2Options};
 use crate::raw::RawImage;
 use crate::{DiscardMode, Format, Image, Space, Upkeep};
 
-/// What can be chosen when an image is made, by format.
+/// Options for creating an image, by format.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CreateOptions {
     /// For log images.
@@ -29,7 +29,7 @@ pub struct CreateOptions {
 }
 
 impl CreateOptions {
-    /// Refuses what another format was meant by.
+    /// Refuses options that belong to another format.
     pub fn check(&self, name: &str, format: Format) -> Result<()> {
         let others: [(bool, &str, &'static str); 2] = [
             (
@@ -52,7 +52,8 @@ impl CreateOptions {
     }
 }
 
-/// Makes a new, empty image of `bytes` bytes. Waits for the lock of a device for `lock_patience`.
+/// Creates a new, empty image of `bytes` bytes. Waits up to `lock_patience` for the lock of a
+/// device.
 pub fn create(
     path: &Path,
     format: Format,
@@ -85,14 +86,13 @@ fn create_qcow2(
         .open(path)
         .and_then(|file| qcow2::create(name, &file, capacity, options));
     if made.is_err() {
-        // What we made and could not finish must not look like an image.
+        // A partly created file must not look like an image.
         let _ = std::fs::remove_file(path);
     }
     made
 }
 
-/// Opens the backing file, so that one that cannot be used is an error now and not at the first
-/// read.
+/// Opens the backing file, so that an unusable one is an error now and not at the first read.
 fn check_backing(name: &str, path: &Path, backing: &Backing) -> Result<()> {
     if !matches!(backing.format, Format::Raw | Format::Qcow2) {
         let why = format!("a {} image cannot be a backing file", backing.format);
@@ -121,7 +121,7 @@ fn create_log(
         log::create(name, &file, capacity, options)
     });
     if made.is_err() && !on_device {
-        // What we made and could not finish must not look like an image.
+        // A partly created file must not look like an image.
         let _ = std::fs::remove_file(path);
     }
     made
@@ -144,14 +144,14 @@ fn check_blank(name: &str, device: &dyn FileIo) -> Result<()> {
     Err(Error::invalid(name, why, "empty the device first (blkdiscard or wipefs)"))
 }
 
-/// What can be seen of an image without opening it.
+/// Information about an image that is available without opening it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageInfo {
-    /// How much room it takes.
+    /// Space that the image takes.
     pub space: Space,
-    /// More about a log image.
+    /// Details of a log image.
     pub log: Option<LogInfo>,
-    /// More about a qcow2 image.
+    /// Details of a qcow2 image.
     pub qcow2: Option<Qcow2Info>,
 }
 
@@ -230,7 +230,7 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
     }
 }
 
-/// Makes a new, empty image of `bytes` bytes in a file that is open and empty.
+/// Creates a new, empty image of `bytes` bytes in an open, empty file.
 pub fn create_in(
     name: &str,
     file: &dyn FileIo,
@@ -250,8 +250,7 @@ pub fn create_in(
     }
 }
 
-/// Opens an image in a file that is open, for writing. It has no thread: the caller lets the upkeep
-/// work.
+/// Opens an image in an open file, for writing. No thread is started: the caller runs the upkeep.
 pub fn open_stepped(
     name: &str,
     file: Box<dyn FileIo>,
@@ -281,7 +280,8 @@ pub fn open_stepped(
     }
 }
 
-/// Space is kept so that writes never meet a full host.
+/// Refuses a copy-on-write host file system: space kept for an image must guarantee that writes
+/// never meet a full host.
 fn check_keeps(path: &Path, file: &dyn FileIo) -> Result<()> {
     let name = path.display().to_string();
     let found = file
@@ -299,9 +299,10 @@ fn check_keeps(path: &Path, file: &dyn FileIo) -> Result<()> {
     }
 }
 
-/// Where the daemon's knowledge survives it. An image can be served without.
+/// Returns where changes of the map are kept so that they survive the daemon; an image can be
+/// served without.
 fn remember<'a>(path: &'a Path, file: &dyn FileIo, access: Access) -> qcow2::Memory<'a> {
-    // What it knows of data that is not there any more would be wrong.
+    // Redo records would name data that was lost with the process.
     if !file.survives_a_kill() {
         return qcow2::Memory::None;
     }
@@ -317,8 +318,8 @@ fn remember<'a>(path: &'a Path, file: &dyn FileIo, access: Access) -> qcow2::Mem
     qcow2::Memory::None
 }
 
-/// The last sector of a qcow2 file that others have written need not be whole, and direct I/O
-/// could not read it. (The writer of the image makes it whole first.)
+/// The last sector of a qcow2 file that another program has written may be partial, and direct I/O
+/// could not read it. (A writer of the image pads it first.)
 fn file_options(path: &Path, format: Format, options: OpenOptions) -> OpenOptions {
     let is_odd = || std::fs::metadata(path).is_ok_and(|file| !file.len().is_multiple_of(4096));
     if format == Format::Qcow2 && options.access != Access::Write && is_odd() {

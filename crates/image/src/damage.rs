@@ -1,4 +1,5 @@
-//! Damage of an image: found when it is opened, which is refused then, or met while it is served.
+//! Damage of an image: an image found damaged at open is refused; damage met while serving is
+//! recorded.
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -6,7 +7,7 @@ use flowstone_block::{Damage, LogBudget, Sector};
 use flowstone_fileio::FileOffset;
 use tracing::error;
 
-/// Damage of an image whose name is not known where it is found.
+/// Damage of an image whose name is not known where the damage is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flaw {
     pub what: String,
@@ -15,22 +16,22 @@ pub struct Flaw {
 }
 
 impl Flaw {
-    /// Which part of the image, and what is wrong with it.
+    /// Names the part of the image and its defect.
     pub fn new(what: impl Into<String>) -> Self {
         Self { what: what.into(), lba: None, offset: None }
     }
 
-    /// There in the host file.
+    /// Sets the offset in the host file.
     pub fn at(self, offset: FileOffset) -> Self {
         Self { offset: Some(offset.get()), ..self }
     }
 
-    /// The sectors of the disk from this one on are lost.
+    /// Sets the first lost LBA of the disk.
     pub fn of(self, lba: Sector) -> Self {
         Self { lba: Some(lba), ..self }
     }
 
-    /// Of the image with this path.
+    /// Adds the path of the image.
     pub fn in_image(self, image: &str) -> Damage {
         Damage { image: image.to_owned(), what: self.what, lba: self.lba, offset: self.offset }
     }
@@ -39,24 +40,23 @@ impl Flaw {
 /// Damage met while an image is served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Damages {
-    /// How often a request, or maintenance, met any.
+    /// Times that a request, or maintenance, met damage.
     pub met: u64,
-    /// What was met, each place once, the newest last.
+    /// Damaged places, each once, the newest last.
     pub recent: Vec<Damage>,
 }
 
-/// Places that are remembered.
+/// Maximum number of remembered places.
 const RECENT_MAX: usize = 16;
 
-/// What is known of the damage of one open image. Bounded: a guest may read a damaged block over
-/// and over.
+/// Known damage of one open image. Bounded: a guest may read a damaged block over and over.
 #[derive(Default)]
 pub struct DamageList {
     list: Mutex<List>,
     watcher: OnceLock<DamageWatcher>,
 }
 
-/// Hears of damage.
+/// Callback for newly found damage.
 pub type DamageWatcher = Box<dyn Fn(&Damage) + Send + Sync>;
 
 #[derive(Default)]
@@ -66,7 +66,7 @@ struct List {
 }
 
 impl DamageList {
-    /// Remembers a flaw and says so in the log, each place once.
+    /// Records a flaw and logs it, each place once.
     pub fn add(&self, image: &str, flaw: Flaw) {
         let damage = flaw.in_image(image);
         let mut list = self.lock();
@@ -87,12 +87,12 @@ impl DamageList {
         }
     }
 
-    /// What is known.
+    /// Returns the known damage.
     pub fn get(&self) -> Damages {
         self.lock().known.clone()
     }
 
-    /// `watcher` hears of each place from now on.
+    /// Calls `watcher` with each newly damaged place from now on.
     pub fn watch(&self, watcher: DamageWatcher) {
         let _ = self.watcher.set(watcher);
     }

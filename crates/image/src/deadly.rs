@@ -1,5 +1,4 @@
-//! A host file for tests that makes a thread panic at its next request: one of those that work
-//! behind queues.
+//! A host file for tests that makes a worker thread behind queues panic at its next request.
 
 use std::io;
 use std::ops::Range;
@@ -15,7 +14,7 @@ use flowstone_sim::SimDisk;
 #[derive(Clone)]
 pub struct Deadly {
     disk: SimDisk,
-    /// The name of the thread that is to die, and of what: of a sync, or of anything.
+    /// Name of the thread that is to panic, and whether only at a sync (`true`) or at any request.
     victim: Arc<Mutex<Option<(&'static str, bool)>>>,
 }
 
@@ -29,24 +28,24 @@ impl Deadly {
         Self { disk: disk.clone(), victim: Arc::default() }
     }
 
-    /// The next request of a thread of this name is its last.
+    /// The next request of the thread with this name panics.
     pub fn kill(&self, thread: &'static str) {
         *self.victim.lock().unwrap() = Some((thread, false));
     }
 
-    /// Its next sync is its last request.
+    /// The next sync of the thread with this name panics.
     pub fn kill_at_sync(&self, thread: &'static str) {
         *self.victim.lock().unwrap() = Some((thread, true));
     }
 
-    /// Waits for the death.
+    /// Waits for the panic.
     pub fn wait(&self) {
         wait_until("the thread has died", || self.victim.lock().unwrap().is_none());
     }
 
     fn strike(&self, op: FileOp) {
         let name = thread::current().name().map(str::to_owned);
-        // Not while the lock is held, which others take.
+        // The lock is released before the panic: others take it.
         let struck = self.victim.lock().unwrap().take_if(|(it, at_sync)| {
             Some(*it) == name.as_deref() && (!*at_sync || op == FileOp::Datasync)
         });
@@ -54,7 +53,7 @@ impl Deadly {
     }
 }
 
-/// Waits for what another thread does; a minute without it is a hang.
+/// Waits until another thread has made `is_so` true; a minute without that is a hang.
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {

@@ -1,5 +1,5 @@
-//! Which format an image has: said by the operator or by the file's name, never by bytes that a
-//! guest can write (a guest could otherwise turn its raw disk into an image that names host files).
+//! The format of an image: given by the operator or by the file's name, never by bytes that a guest
+//! can write (a guest could otherwise turn its raw disk into an image that names host files).
 
 use std::fmt;
 use std::path::Path;
@@ -10,11 +10,11 @@ use flowstone_block::{Error, Result};
 /// A disk image format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// The disk's sectors, one after the other, in a sparse file or on a block device.
+    /// The disk's sectors in LBA order, in a sparse file or on a block device.
     Raw,
-    /// Clusters and tables that find them, as QEMU specifies.
+    /// Clusters and the tables that map them, as QEMU specifies.
     Qcow2,
-    /// Writes in the order of their arrival, and a map that finds them.
+    /// Writes in order of arrival, and a map from LBA to address.
     Log,
 }
 
@@ -31,7 +31,7 @@ impl Format {
         }
     }
 
-    /// The format that was asked for, or else the one that the file's name tells.
+    /// Returns the requested format, or else the one that the file's extension implies.
     pub fn choose(asked: Option<Self>, path: &Path) -> Result<Self> {
         let told = || match path.extension().and_then(|extension| extension.to_str()) {
             Some("raw" | "img") => Some(Self::Raw),

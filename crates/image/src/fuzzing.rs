@@ -1,5 +1,5 @@
-//! What the fuzz targets drive: the decoders of a log image, and small images that have been
-//! tampered with by an attacker who recomputes checksums.
+//! Entry points of the fuzz targets: the decoders of a log image, and small images tampered with by
+//! an attacker who recomputes checksums.
 
 use std::iter::repeat;
 use std::path::Path;
@@ -23,10 +23,10 @@ pub use crate::log::corrupter::{Target, decode};
 /// Blocks of the small image's disk.
 const BLOCKS: u64 = 192;
 const BLOCK_BYTES: usize = 4096;
-/// Most bytes that are read of an image that claims to be large.
+/// Maximum number of bytes read from an image that claims to be large.
 const READ_MAX: u64 = 8 << 20;
 
-/// How the small image was left.
+/// State in which the small image was left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     /// Closed in order.
@@ -35,7 +35,7 @@ pub enum Left {
     Killed,
 }
 
-/// A small image with data, trims, copies and maps; its blocks hold what [`content`] says.
+/// A small image with data, trims, copies and maps; its blocks hold [`content`].
 pub fn small_image(left: Left) -> &'static [u8] {
     static CLOSED: OnceLock<Vec<u8>> = OnceLock::new();
     static KILLED: OnceLock<Vec<u8>> = OnceLock::new();
@@ -54,7 +54,7 @@ fn make(left: Left) -> Vec<u8> {
     };
     log::create("small", &disk, SectorCount::new(BLOCKS * 8), options).expect("sound options");
     let mut scene = Scene::open(&disk);
-    // Segments of which a part dies are cleaned before the disk has been written three times.
+    // A disk written three times over makes the cleaner run on partly dead segments.
     for round in 1..=ROUNDS {
         for (count, lba) in (0..BLOCKS).filter(|lba| is_written(*lba, round)).enumerate() {
             let mut block = content_after(lba, round);
@@ -120,8 +120,8 @@ impl Scene {
     }
 }
 
-/// Writes once more what is there, until the daemon would have had something to replay: segments
-/// full of it, flushed.
+/// Rewrites blocks until a killed daemon would have enough to replay: full segments of flushed
+/// records.
 fn kill(disk: &SimDisk) -> Vec<u8> {
     let mut scene = Scene::open(disk);
     for count in 0..KILL_WRITES_MAX {
@@ -148,8 +148,8 @@ fn kill(disk: &SimDisk) -> Vec<u8> {
 
 const KILL_WRITES_MAX: u64 = 100_000;
 
-/// Whether the log goes on for a while after the checkpoint, and into another segment, and a later
-/// record knows the middle to be durable.
+/// Returns whether the log goes on well past the checkpoint and into another segment, and a later
+/// record states that the middle is durable.
 fn has_much_to_replay(bytes: &[u8]) -> bool {
     let records = Corrupter::new(bytes.to_vec()).replayed();
     let Some((_, last, _)) = records.last() else { return false };
@@ -163,7 +163,7 @@ fn has_much_to_replay(bytes: &[u8]) -> bool {
 }
 
 const ROUNDS: u64 = 24;
-/// Discarded half-way, and not written again.
+/// Blocks discarded half-way, and not written again.
 const TRIMMED: (u64, u64) = (120, 140);
 
 fn trimmed() -> Extent {
@@ -185,7 +185,7 @@ fn content_after(lba: u64, round: u64) -> Vec<u8> {
     block
 }
 
-/// What a block of the small image holds; zeroes if it has been discarded.
+/// Content of a block of the small image; zeroes if it has been discarded.
 pub fn content(lba: u64) -> Vec<u8> {
     if (TRIMMED.0..TRIMMED.1).contains(&lba) {
         return vec![0; BLOCK_BYTES];
@@ -204,14 +204,14 @@ fn open(disk: &SimDisk) -> flowstone_block::Result<LogImage> {
     LogImage::open(path, Box::new(disk.clone()), DiscardMode::Deallocate, Access::Write, None, None)
 }
 
-/// Puts bytes into a part of an image, and makes all checksums fit again.
+/// Bytes to put into a part of an image; all checksums are then recomputed.
 #[derive(Clone, Debug)]
 pub struct Patch {
-    /// Where.
+    /// The part to change.
     pub target: Target,
-    /// At which byte of the part, counted round.
+    /// Offset in the part, modulo its length.
     pub at: u16,
-    /// What; at most 64 bytes of it.
+    /// Bytes to write; at most 64 are used.
     pub bytes: Vec<u8>,
 }
 
@@ -222,7 +222,7 @@ pub fn patched(image: Vec<u8>, patch: &Patch) -> Vec<u8> {
     corrupter.into_bytes()
 }
 
-/// What [`survive`] begins with, made once.
+/// Starting state of [`survive`], made once.
 struct Ready {
     corrupter: Corrupter,
     disk: SimDisk,
@@ -254,8 +254,8 @@ impl Ready {
     }
 }
 
-/// Uses an image that has been tampered with in every way that there is. Whatever it holds: no
-/// panic, no endless loop, and a repair leaves nothing for another one to do.
+/// Opens, uses, checks and repairs a tampered image. Whatever it holds: no panic, no endless loop,
+/// and a repair leaves nothing for a second repair to do.
 pub fn survive(left: Left, patches: &[Patch], length: Option<usize>) {
     let ready = Ready::get(left);
     let mut corrupter = ready.corrupter.clone();
@@ -282,7 +282,7 @@ pub fn survive(left: Left, patches: &[Patch], length: Option<usize>) {
     }
 }
 
-/// Reads, writes and discards; errors are answers too.
+/// Reads, writes and discards; errors are valid answers.
 fn use_it(image: &LogImage) {
     let mut guest = BlockingDisk::new(image).expect("a channel");
     let mut buffer = vec![0; 64 << 10];

@@ -1,4 +1,4 @@
-//! What every image format can do besides serving requests.
+//! Operations of every image format besides serving requests.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::damage::{DamageWatcher, Damages};
 use crate::format::Format;
 
-/// What becomes of the space behind a discarded range.
+/// Treatment of the space behind a discarded range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum DiscardMode {
     /// The host gets the space back
@@ -23,7 +23,7 @@ pub enum DiscardMode {
     Ignore,
 }
 
-/// When a log image gives back segments in which nothing lives, besides when it is idle.
+/// When a log image gives back segments without live blocks, besides when it is idle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Tell {
     /// At once on a device that takes discards; in a file they are written again as they are,
@@ -35,37 +35,37 @@ pub enum Tell {
     Always,
 }
 
-/// How much room an image takes.
+/// Space that an image takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Space {
     /// Size of the virtual disk in bytes.
     pub virtual_bytes: u64,
-    /// Bytes of the disk that hold data, where the image knows. A raw image has no map: what the
-    /// host has given it is taken for data.
+    /// Bytes of the disk that hold data, where the image knows. A raw image has no map: all that
+    /// the host has allocated counts as data.
     pub live_bytes: Option<u64>,
-    /// Bytes that the host has given to the image.
+    /// Bytes that the host has allocated to the image.
     pub allocated_bytes: u64,
-    /// Bytes of the image that hold nothing of use any more, where its format leaves such behind:
-    /// they go back to the host later.
+    /// Bytes of the image that are no longer in use, in formats that leave such behind: they go
+    /// back to the host later.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dead_bytes: Option<u64>,
 }
 
-/// How the data of an image lies in its file.
+/// Layout of an image's data in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Bytes that the host has given to the image.
+    /// Bytes that the host has allocated to the image.
     pub allocated_bytes: u64,
-    /// Who reads the data in the order of the disk reads so many pieces of the file.
+    /// Contiguous pieces of the file that a read of all data in LBA order touches.
     pub data_runs: u64,
-    /// Extents in which the host keeps the file, where its file system tells.
+    /// Extents in which the host keeps the file, where its file system reports them.
     pub host_extents: Option<u64>,
     /// Whether reads bypass the host's page cache.
     pub direct: bool,
 }
 
 impl Layout {
-    /// What a file tells, without any data.
+    /// Returns what the file itself reports, without data runs.
     pub(crate) fn of(file: &dyn FileIo) -> io::Result<Self> {
         Ok(Self {
             allocated_bytes: file.allocated_bytes()?,
@@ -76,134 +76,132 @@ impl Layout {
     }
 }
 
-/// How far `compact` has come: so much of so much.
+/// Progress of `compact`: work done, and work in all.
 pub type CompactProgress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// What became of discards, and of write-zeroes that may give space back, since an image was
-/// opened.
+/// Counters of discards, and of write-zeroes that may give space back, since an image was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Discards {
-    /// Ranges that came in.
+    /// Ranges received.
     pub ranges: u64,
-    /// Bytes of these.
+    /// Bytes of the received ranges.
     pub bytes: u64,
-    /// Runs of neighbours that the host was to have back.
+    /// Merged runs of neighbouring ranges handed to the host.
     pub merged: u64,
-    /// Ranges that came in and are not done.
+    /// Ranges received and not completed.
     pub waiting: u64,
-    /// Calls that gave space back; none is made for what is a hole already.
+    /// Host calls that deallocated space; none is made for ranges that are holes already.
     pub punches: u64,
-    /// Bytes of their ranges.
+    /// Bytes of the ranges of these calls.
     pub punched_bytes: u64,
-    /// Bytes that the host has back by them.
+    /// Bytes that these calls returned to the host.
     #[serde(skip)]
     pub reclaimed_bytes: u64,
 }
 
-/// What a log costs besides the blocks that guests write, since the image was opened.
+/// Costs of a log besides the blocks that guests write, since the image was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LogCosts {
     /// Headers of records of all kinds.
     pub header_blocks: u64,
     /// Seals at the ends of segments.
     pub seal_blocks: u64,
-    /// Segments whose live blocks cleaning has copied.
+    /// Segments whose live blocks the cleaner has copied.
     pub cleaned_segments: u64,
-    /// Blocks that it has copied, without headers.
+    /// Blocks that the cleaner has copied, without headers.
     pub copied_blocks: u64,
-    /// How long it took, without the time that it let guests go first.
+    /// Time spent cleaning, without the rests for guests.
     pub cleaning_seconds: f64,
 }
 
-/// A log image while it is open.
+/// State of an open log image.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LogState {
     /// Bytes of the disk that are mapped.
     pub live_bytes: u64,
-    /// Memory that the map takes.
+    /// Memory of the map in bytes.
     pub map_memory_bytes: u64,
-    /// Segments that the image may use, that hold something, that are ready to be written, and that
-    /// wait for a checkpoint to be freed.
+    /// Segments that the image may use.
     pub segments_limit: u32,
-    /// See above.
+    /// Segments in use.
     pub segments_used: u32,
-    /// See above.
+    /// Segments that are ready to be written.
     pub segments_ready: u32,
-    /// See above.
+    /// Segments that wait for a checkpoint to be freed.
     pub segments_dead: u32,
-    /// Blocks that guests have written since the image was made.
+    /// Blocks that guests have written since the image was created.
     pub guest_blocks: u64,
-    /// Blocks written to the file since the image was made: data, headers, copies and maps.
+    /// Blocks written to the file since the image was created: data, headers, copies and maps.
     pub appended_blocks: u64,
-    /// Of these, copies that cleaning made, with their headers.
+    /// Of the appended blocks, copies made by the cleaner, with their headers.
     pub relocated_blocks: u64,
-    /// Of these, leaves and roots of the map, with their headers.
+    /// Of the appended blocks, leaves and roots of the map, with their headers.
     pub map_blocks: u64,
-    /// Their quotient.
+    /// Write amplification: appended blocks per guest block.
     pub write_amplification: f64,
-    /// What the log has cost besides the blocks of guests.
+    /// Costs of the log besides the blocks of guests.
     #[serde(flatten)]
     pub costs: LogCosts,
     /// Number of the newest checkpoint.
     pub checkpoint: u64,
-    /// Blocks appended since.
+    /// Blocks appended since the newest checkpoint.
     pub since_checkpoint_blocks: u64,
-    /// Bytes of segments in which nothing lives and which the host still has as they were.
+    /// Bytes of dead segments that are still allocated on the host.
     pub untold_dead_bytes: u64,
-    /// Whether such segments are given back at once, so that the drive knows.
+    /// Whether dead segments are deallocated at once, so that the drive knows.
     pub telling: bool,
-    /// Bytes of copies that cleaning writes in a row; 0 while it has no memory for them: it has
-    /// none to make.
+    /// Bytes of copies that the cleaner writes in a row; 0 while it holds no copy memory because it
+    /// has nothing to copy.
     pub run_bytes: u64,
     /// Bytes that the re-sorting pass has written since the image was opened.
     pub resorted_bytes: u64,
-    /// How often it has gone through the whole disk.
+    /// Completed re-sorting passes over the whole disk.
     pub resort_passes: u64,
-    /// Whether writes are refused for lack of room.
+    /// Whether writes are refused for lack of space.
     pub full: bool,
 }
 
 /// An open disk image.
 pub trait Image: Layer {
-    /// Its format.
+    /// Returns the format of the image.
     fn format(&self) -> Format;
 
-    /// How much room it takes now.
+    /// Returns the space that the image takes now.
     fn space(&self) -> io::Result<Space>;
 
-    /// The first range at or after `from` that may hold something other than zeroes.
+    /// Returns the first range at or after `from` that may hold something other than zeroes.
     fn next_data(&self, from: Sector) -> io::Result<Option<Extent>>;
 
-    /// What became of discards.
+    /// Returns the counters of discards.
     fn discards(&self) -> Discards;
 
     /// Changes the size of the disk, live. Shrinking is refused where there is data.
     fn resize(&self, capacity: SectorCount) -> Result<()>;
 
-    /// How its data lies in the file.
+    /// Returns the layout of the data in the file.
     fn layout(&self) -> io::Result<Layout>;
 
-    /// Gives the host back what holds no data, and puts the rest in order where its place can be
-    /// chosen. The image must not be in use.
+    /// Deallocates what holds no data, and puts the data in LBA order where the format can place
+    /// it. The image must not be in use.
     fn compact(&self, progress: CompactProgress<'_>) -> Result<()>;
 
-    /// Damage that was met since it was opened; a raw image cannot know.
+    /// Returns the damage met since the image was opened; a raw image cannot detect any.
     fn damages(&self) -> Damages {
         Damages::default()
     }
 
-    /// `watcher` hears of each place that is damaged when it is met, on the thread that meets it:
-    /// it must not wait. The first one stays.
+    /// Calls `watcher` for each newly damaged place, on the thread that meets it: it must not
+    /// block. Only the first watcher set is kept.
     fn watch_damages(&self, _watcher: DamageWatcher) {}
 
-    /// What only a log image can tell.
+    /// Returns the state that only a log image has.
     fn log_state(&self) -> Option<LogState> {
         None
     }
 
-    /// Its host file.
+    /// Returns the host file.
     fn file(&self) -> &dyn FileIo;
 
-    /// One line on how the image is being served: engine, caching.
+    /// Returns one line on how the image is served: I/O engine, caching.
     fn serving(&self) -> String;
 }

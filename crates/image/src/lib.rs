@@ -1,6 +1,6 @@
 //! Virtual disk images: the only place where guest sectors meet host file offsets.
 //!
-//! An [`Image`] is a [`Layer`](flowstone_block::Layer) with the verbs of an image's life: size,
+//! An [`Image`] is a [`Layer`](flowstone_block::Layer) with the operations on an image: size,
 //! space, resize, check, convert.
 
 mod capacity;

@@ -1,4 +1,4 @@
-//! What can be chosen when an image is opened.
+//! Options for opening an image.
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
 
@@ -38,7 +38,7 @@ pub struct ImageArgs {
 }
 
 impl ImageArgs {
-    /// To open an image whose host file is opened like this, by `opener`.
+    /// Returns the options for an image whose host file `opener` opens with `file`.
     pub fn options(&self, file: OpenOptions, opener: FileOpener) -> ImageOptions {
         let Self { discard, tell, streams, resort, backing_dirs } = self.clone();
         let resort = resort.unwrap_or(ResortLimit::Tenth);
@@ -65,13 +65,13 @@ pub struct CopyArgs {
 }
 
 impl CopyArgs {
-    /// That memory.
+    /// Returns the memory for copies.
     pub fn memory(&self) -> CopyMemory {
         self.copy_memory.map_or_else(CopyMemory::default, |it| CopyMemory::new(it.0))
     }
 }
 
-/// Bytes for copies.
+/// Size of the copy memory in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyMemorySize(pub u64);
 
@@ -83,35 +83,36 @@ impl FromStr for CopyMemorySize {
     }
 }
 
-/// How to open an image.
+/// Options for opening an image.
 #[derive(Clone, Debug)]
 pub struct ImageOptions {
-    /// How to open its host file.
+    /// Options for opening the host file.
     pub file: OpenOptions,
-    /// What opens it.
+    /// Function that opens the host file.
     pub opener: FileOpener,
-    /// What stands between it and the image.
+    /// Wrapper between the host file and the image.
     pub wrapper: FileWrapper,
-    /// What discards do.
+    /// Treatment of discards.
     pub discard: DiscardMode,
-    /// Whether a log image tells the drive what is dead.
+    /// Whether a log image deallocates dead segments at once.
     pub tell: Tell,
-    /// Which streams a log image is to have, if it is not to keep those it has.
+    /// Streams that a log image changes to; `None` keeps those it has.
     pub streams: Option<Streams>,
-    /// Where the backing file of a qcow2 image may be, besides the directory of the image.
+    /// Directories allowed for the backing file of a qcow2 image, besides the directory of the
+    /// image.
     pub backing_dirs: Vec<PathBuf>,
-    /// How much the re-sorting pass of a log image may write.
+    /// Write budget of the re-sorting pass of a log image.
     pub resort: ResortLimit,
-    /// Where the cleaner of a log image puts copies together.
+    /// Memory in which the cleaner of a log image gathers copies.
     pub copy_memory: CopyMemory,
-    /// Hears how far it has come.
+    /// Progress of the open.
     pub progress: Progress,
-    /// How many images are based on this one, for opening backing files.
+    /// Number of images based on this one, for opening backing files.
     pub chain_depth: usize,
 }
 
 impl ImageOptions {
-    /// To open the host file like this, with everything else left to its default.
+    /// Options to open the host file with `file`, and defaults for everything else.
     pub fn new(file: OpenOptions) -> Self {
         let discard = DiscardMode::Deallocate;
         let opener = open_host_file;
@@ -132,7 +133,7 @@ impl ImageOptions {
         }
     }
 
-    /// Refuses what a format has no use for.
+    /// Refuses options that the format does not support.
     pub fn check(&self, name: &str, format: Format) -> Result<()> {
         if format != Format::Log && matches!(self.resort, ResortLimit::Bytes(_)) {
             let why = "only a log image is put in order";
@@ -147,7 +148,8 @@ impl ImageOptions {
             return Err(Error::unsupported(name, why, "leave out --streams"));
         }
         let why = match (format, self.discard) {
-            // It writes elsewhere anyway: space kept for a discarded block would have no use.
+            // A log image writes elsewhere anyway: space kept for a discarded block would be
+            // useless.
             (Format::Log, DiscardMode::Keep) => {
                 "a log image keeps no space for a discarded block, which it would write elsewhere"
             }

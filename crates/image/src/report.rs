@@ -1,35 +1,35 @@
-//! What a check is asked, and what it answers.
+//! Options and report of a check.
 
-/// What to check, and what to do about what is found.
+/// Options of a check: its scope, and whether to repair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CheckOptions {
-    /// Log images: also read all data and compare it with its checksums. Of a raw image there is
-    /// nothing else to check, so it is always read.
+    /// Log images: also read all data and compare it with its checksums. A raw image is always
+    /// read, since there is nothing else to check.
     pub data: bool,
-    /// Repair what can be repaired without losing anything that could still be read.
+    /// Repair what can be repaired without losing anything that is still readable.
     pub repair: bool,
 }
 
-/// What a check found.
+/// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckReport {
-    /// Bytes of data read and found as they were written, or, in a raw image, readable.
+    /// Bytes of data that match their checksum or, in a raw image, are readable.
     pub readable_bytes: u64,
-    /// Bytes of data that there are.
+    /// Bytes of data in all.
     pub data_bytes: u64,
-    /// What is wrong, one line each; a long list is cut short.
+    /// Errors, one line each; limited to `ERRORS_LISTED_MAX`.
     pub errors: Vec<String>,
-    /// How many errors there are in all.
+    /// Number of errors in all.
     pub error_count: u64,
-    /// Bytes that belong to nothing; a raw image has none.
+    /// Allocated bytes without a reference; a raw image has none.
     pub leaked_bytes: u64,
-    /// What is not wrong, and good to know.
+    /// Remarks that are not errors.
     pub notes: Vec<String>,
-    /// What has been repaired, and what that has cost.
+    /// Repairs made, and data lost by them.
     pub repairs: Vec<String>,
 }
 
-/// Maximum of errors listed; the rest are counted.
+/// Maximum number of errors listed; further ones are only counted.
 pub const ERRORS_LISTED_MAX: usize = 100;
 
 impl CheckReport {
@@ -41,5 +41,5 @@ impl CheckReport {
     }
 }
 
-/// How far a check has come: so many bytes of so many.
+/// Progress of a check: bytes done, and bytes in all.
 pub type CheckProgress<'a> = &'a mut dyn FnMut(u64, u64);

@@ -1,5 +1,5 @@
 //! When a queue may be dropped without waiting (`Channel::retire`), over a host that does not
-//! answer before it is told to: the same for every format.
+//! answer until released: the same for every format.
 
 use std::io;
 use std::ops::Range;
@@ -21,7 +21,7 @@ use crate::qcow2::{self, Memory, Qcow2Image, Qcow2Options};
 use crate::raw::RawImage;
 use crate::{DiscardMode, Format};
 
-/// A host file whose channels, those made after `hold()`, keep what they are given.
+/// A host file that holds the requests of channels made after `hold()`.
 #[derive(Clone)]
 struct Host {
     disk: SimDisk,
@@ -31,9 +31,9 @@ struct Host {
 #[derive(Default)]
 struct State {
     holds: AtomicBool,
-    /// How many more requests are carried out although it holds.
+    /// Number of requests still carried out while it holds.
     passes: AtomicUsize,
-    /// Channels say that the kernel has something of theirs.
+    /// Channels report requests in flight in the kernel.
     is_busy: AtomicBool,
 }
 
@@ -124,7 +124,7 @@ impl FileChannel for HostChannel {
     }
 }
 
-/// A new image of a format over a host that holds what queues ask of it from now on.
+/// A new image of a format over a host that holds all requests of queues from now on.
 fn image(format: Format) -> (Host, Box<dyn Layer>) {
     let capacity = SectorCount::new(8192);
     let host = |bytes| Host { disk: SimDisk::new(bytes), state: Arc::default() };
@@ -175,7 +175,7 @@ fn comes_back(queue: &mut dyn Channel) -> Completion {
 const FORMATS: [Format; 3] = [Format::Raw, Format::Qcow2, Format::Log];
 
 /// A queue that was stopped went on with syncs for others, as long as these flushed: it was never
-/// dropped, and the stop of its disk waited.
+/// dropped, and the stop of its disk hung.
 #[test]
 fn a_queue_that_retires_leaves_the_lead_to_one_that_waits() {
     for format in FORMATS {
@@ -185,7 +185,7 @@ fn a_queue_that_retires_leaves_the_lead_to_one_that_waits() {
         submit(&mut *other, Op::Flush);
         let early = leader.retire();
         host.let_pass(1);
-        // Its sync is back now, and the next one is not its own.
+        // Its own sync is back now, and the next one is for the other queue.
         let retires = leader.retire() || leader.retire();
         host.release();
         assert!(!early, "{format}: its sync is with the host");
@@ -195,8 +195,8 @@ fn a_queue_that_retires_leaves_the_lead_to_one_that_waits() {
     }
 }
 
-/// What a queue that has panicked does not know of any more may still be with the kernel: the drop
-/// of its file would wait for it, on a thread that serves other disks too.
+/// Requests that a panicked queue has lost track of may still be in flight in the kernel: the drop
+/// of its file would wait for them, on a thread that serves other disks too.
 #[test]
 fn a_queue_does_not_retire_before_its_file_has_everything_back() {
     for format in FORMATS {
@@ -210,7 +210,7 @@ fn a_queue_does_not_retire_before_its_file_has_everything_back() {
     }
 }
 
-/// A discard of a raw image is with another thread: the drop of its queue waits for it.
+/// A discard of a raw image is carried out by another thread: the drop of its queue waits for it.
 #[test]
 fn a_queue_does_not_retire_before_its_discards_are_back() {
     let (host, image) = image(Format::Raw);

@@ -1,4 +1,4 @@
-//! How fast an image is read in the order of its disk: a sample, for before and after `compact`.
+//! Samples the sequential read speed of an image in LBA order, for before and after `compact`.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -7,21 +7,21 @@ use flowstone_block::{AlignedBuf, BlockingDisk, Extent, SECTOR_BYTES, Sector, Se
 
 use crate::Image;
 
-/// A guest that reads ahead asks for so much at once, or less.
+/// Size of one read: a guest's read-ahead asks for this much or less.
 const READ_BYTES: u64 = 1 << 20;
-/// Read in one go, before the next place.
+/// Bytes read sequentially at one place.
 const PLACE_BYTES: u64 = 8 << 20;
-/// As many places as are read at most.
+/// Maximum number of places read.
 const PLACES: u64 = 16;
-/// A slow disk is not kept busy for longer.
+/// Maximum duration of a sample, so that a slow disk is not kept busy for longer.
 const TIME_MAX: Duration = Duration::from_secs(1);
 
-/// What was read, and how long it took.
+/// Bytes read, and the time it took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadSample {
     /// Bytes of data.
     pub bytes: u64,
-    /// From the first request to the last completion.
+    /// Time from the first request to the last completion.
     pub time: Duration,
 }
 
@@ -32,8 +32,7 @@ impl ReadSample {
     }
 }
 
-/// Reads some of the image's data, from places that are spread evenly over it, each in the order of
-/// the disk.
+/// Reads some of the image's data, from places spread evenly over it, each in LBA order.
 pub fn sample_reads(image: &dyn Image) -> io::Result<ReadSample> {
     let places = choose_places(image)?;
     let mut disk = BlockingDisk::new(image)?;
@@ -59,13 +58,13 @@ fn pieces(place: Extent) -> impl Iterator<Item = Extent> {
     })
 }
 
-/// Where to read.
+/// Chooses the places to read.
 fn choose_places(image: &dyn Image) -> io::Result<Vec<Extent>> {
     let data_bytes = each_data(image, |_, _| {})?;
     let step = (data_bytes / PLACES).next_multiple_of(READ_BYTES).max(PLACE_BYTES);
     let mut places: Vec<Extent> = Vec::new();
     each_data(image, |data, before| {
-        // What of each place lies in this range.
+        // The part of each place that lies in this range.
         for place in before / step..=(before + data.bytes() - 1) / step {
             let from = (place * step).max(before) - before;
             let to = (place * step + PLACE_BYTES).min(before + data.bytes());
@@ -77,8 +76,8 @@ fn choose_places(image: &dyn Image) -> io::Result<Vec<Extent>> {
     Ok(places)
 }
 
-/// Calls `visit` with each range of data, wherever in the file it is, and the bytes of all before
-/// it. Returns how many there are.
+/// Calls `visit` with each range of data in LBA order and the number of data bytes before it.
+/// Returns the number of data bytes.
 fn each_data(image: &dyn Image, mut visit: impl FnMut(Extent, u64)) -> io::Result<u64> {
     let mut bytes = 0;
     let mut found = image.next_data(Sector::new(0))?;

@@ -1,13 +1,13 @@
-//! The states in which a request waits inside an image, and who ends each: docs/durability.md,
-//! "What a request waits for", has the same table. A state without an owner whose death ends it is
-//! a request that never comes back, and a disk that cannot be stopped.
+//! The states in which a request waits inside an image, and the owner that ends each:
+//! docs/durability.md, "What a request waits for", has the same table. A state without an owner
+//! whose death ends it is a request that never completes, and a disk that cannot be stopped.
 //!
-//! Channels tell tests what they wait for (`waits`). They take themselves apart for that field by
-//! field, so that a new place where requests are kept does not compile without an answer.
+//! Channels report to tests what they wait for (`waits`). They destructure themselves for that
+//! field by field, so that a new place where requests are kept does not compile without an answer.
 
 use std::fmt;
 
-/// Why a request is not back yet.
+/// Why a request has not completed yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Wait {
     Host,
@@ -24,7 +24,7 @@ pub enum Wait {
     Command,
 }
 
-/// What ends a wait.
+/// The owner that ends a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     Kernel,
@@ -66,7 +66,7 @@ impl Wait {
         Self::Command,
     ];
 
-    /// For what, in which formats.
+    /// Describes the wait, and in which formats it occurs.
     pub const fn what(self) -> &'static str {
         match self {
             Self::Host => "all: a call of the host's for it, or for what it needs",
@@ -101,7 +101,7 @@ impl Wait {
         }
     }
 
-    /// How the owner's death ends it.
+    /// Describes how the owner's death ends the wait.
     pub const fn ends(self) -> &'static str {
         match self {
             Self::Host => "it fails the call",
@@ -121,7 +121,7 @@ impl Wait {
         }
     }
 
-    /// The tests that kill the owner.
+    /// Names the tests that kill the owner.
     pub const fn shown_by(self) -> &'static [&'static str] {
         match self {
             Self::Host => &["no_single_failure_of_the_host_costs_what_was_promised"],
@@ -157,7 +157,7 @@ impl Wait {
         }
     }
 
-    /// Its row of the table.
+    /// Returns the row of the table.
     fn row(self) -> String {
         let tests: Vec<&str> = self.shown_by().to_vec();
         let (what, owner, ends, tests) = (self.what(), self.owner(), self.ends(), tests.join(", "));
@@ -173,7 +173,7 @@ mod tests {
 
     use super::*;
 
-    /// The table of the document is that of the code.
+    /// The table of the document matches the code.
     #[test]
     fn the_document_names_each_state_its_owner_and_its_test() {
         let mark = "<!-- crates/image/src/waits.rs -->\n";

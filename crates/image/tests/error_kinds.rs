@@ -1,4 +1,4 @@
-//! What a program can tell of a refusal without reading its text.
+//! Errors distinguished by kind, without reading their text.
 
 #![allow(clippy::unwrap_used)]
 
@@ -99,7 +99,7 @@ fn damage_says_of_which_image_and_where() {
     assert_eq!(error.damage().and_then(|damage| damage.offset), Some(0), "{error}");
 }
 
-/// A guest reads a block that has rotted, over and over.
+/// A guest reads a damaged block over and over.
 #[test]
 fn damage_that_is_met_is_listed_once_and_counted() {
     let place = Place::new();

@@ -1,7 +1,7 @@
-//! The end of the log: where the next record goes, which are on their way, and what commits.
+//! The end of the log: the place of the next record, the records in flight, and commits.
 //!
-//! Everything here happens under the log's one lock, which is held for moments: to place a record,
-//! and to apply a committed one to the map. Data is copied, summed and written outside it.
+//! All of this runs under the log's one lock, which is held only briefly: to place a record, and to
+//! apply a committed one to the map. Data is copied, checksummed and written outside it.
 
 pub mod commit_order;
 mod room;
@@ -26,26 +26,26 @@ use super::superblock::Totals;
 use crate::LogCosts;
 use crate::runtime::wakers::QueueWaker;
 
-/// Streams of guest data.
+/// Maximum number of streams of guest data.
 pub const STREAMS_MAX: usize = 2;
 
 /// The place where a stream is appended to.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Head {
     pub place: HeadPlace,
-    /// Whether the host has given the segment space.
+    /// Whether the host has allocated space for the segment.
     pub has_space: bool,
-    /// It was opened when writes had to leave the segment alone: only trims are appended until
-    /// there is room, so no live block is in it, and the first checkpoint after its end frees it.
+    /// Opened when writes had to leave the segment alone: only trims are appended until there is
+    /// room, so it holds no live block, and the first checkpoint after its end frees it.
     pub for_trims: bool,
 }
 
-/// Whether records can be made.
+/// Whether records can be placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Health {
     Running,
-    /// A record could not be written: nothing is made until the maintenance worker has started new
+    /// A record could not be written: none is placed until the maintenance worker has started new
     /// heads.
     Restarting,
     /// The new heads could not be started either: nothing is written until the image is reopened.
@@ -57,9 +57,9 @@ pub struct Draft<'a> {
     pub stream: usize,
     pub entries: &'a [Entry],
     pub payload_blocks: u32,
-    /// Blocks of which only a part is new, and the map entries that the rest was read with.
+    /// Partial blocks, and the map entries with which their rest was read.
     pub expected: &'a [(u64, MapEntry)],
-    /// Whether it only unmaps blocks: that may use segments that others must leave.
+    /// Whether the record only unmaps blocks: such a record may use segments reserved for trims.
     pub only_trims: bool,
 }
 
@@ -69,27 +69,28 @@ impl Draft<'_> {
     }
 }
 
-/// Why a record has no place.
+/// Why a record gets no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlaceError {
-    /// Not now: the maintenance worker wakes the queue when it may try again.
+    /// No room now: the maintenance worker wakes the queue when it may try again.
     Wait,
-    /// The rest of this block has changed, or is about to.
+    /// The rest of this partial block has changed, or is about to.
     Stale {
         lba: u64,
-        /// What had committed, if the block is on its way in a record that has not.
+        /// The committed sequence number at that time, if the block is in a record that has not
+        /// committed.
         in_flight: Option<Sequence>,
     },
-    /// There is no room, and waiting brings none.
+    /// There is no room, and waiting does not help.
     Full(Errno),
 }
 
-/// Where to write a record.
+/// The place of a record to write.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     pub record: Placed,
-    /// Ends the segment before, if the record is the first of another; to be written, too. It has
-    /// the sequence number before the record's.
+    /// Seal of the previous segment, to be written too, if the record is the first of a segment.
+    /// Its sequence number is the one before the record's.
     pub seal: Option<(Placed, Entry)>,
 }
 
@@ -101,28 +102,28 @@ pub struct AppendState {
     pub health: Health,
     pub totals: Totals,
     pub costs: LogCosts,
-    /// Guest blocks committed since the image was made: the log's own time.
+    /// Guest blocks committed since the image was created: the log's own time.
     pub clock: u64,
-    /// The file's time.
+    /// Clock of the file.
     pub time: Clock,
     /// Number of the newest durable checkpoint.
     pub generation: u64,
-    /// Everything before this sequence number is durable.
+    /// All records before this sequence number are durable.
     pub durable: Sequence,
     /// Blocks appended since the last checkpoint.
     pub since_checkpoint: u64,
     pub writes: Want,
     pub trims: Want,
-    /// Which part of cleaning writes have to wait for.
+    /// Amount of cleaning that writes have to wait for.
     pub rate: CleaningRate,
-    /// Why new heads could not be started yet: the host was full.
+    /// Error and time when a full host kept new heads from being started.
     pub restart_full: Option<Full>,
     /// Whether anything has changed since the last checkpoint.
     pub changed: bool,
-    /// Leaves that a full map of the disk has.
+    /// Leaves of the map when every block of the disk is mapped.
     pub disk_leaves: u64,
     order: CommitOrder,
-    /// Queues that wait for a block which is on its way.
+    /// Queues that wait for a block that is in flight.
     watchers: Vec<Arc<QueueWaker>>,
 }
 
@@ -160,17 +161,17 @@ impl AppendState {
         }
     }
 
-    /// Everything before this sequence number has committed.
+    /// Returns the first sequence number that has not committed.
     pub fn committed(&self) -> Sequence {
         self.order.committed()
     }
 
-    /// The sequence number that the next record gets.
+    /// Returns the sequence number that the next record gets.
     pub fn next_sequence(&self) -> Sequence {
         self.order.next()
     }
 
-    /// Whether a record that has not committed says something about blocks in this range.
+    /// Returns whether an uncommitted record concerns blocks in this range.
     pub fn is_any_in_flight(&self, blocks: Range<u64>) -> bool {
         self.order.mentions_any(blocks)
     }
@@ -180,8 +181,8 @@ impl AppendState {
         Stamp { sequence, durable, generation: self.generation }
     }
 
-    /// Gives a draft the next place and sequence number. `entries` goes along until the commit. The
-    /// disk has so many blocks: what is beyond them must not get into the log.
+    /// Gives a draft the next place and sequence number. The entries are kept until the commit. The
+    /// disk has `blocks` blocks: entries beyond them must not get into the log.
     pub fn place(
         &mut self,
         draft: &Draft<'_>,
@@ -193,7 +194,7 @@ impl AppendState {
         match self.health {
             Health::Running => {}
             Health::Restarting => {
-                // With each request the host is asked again.
+                // Each request makes the maintenance worker try the host again.
                 effects.wake_maintenance |= self.restart_full.is_some();
                 let fresh = self.restart_full.filter(|full| full.is_fresh(&self.time));
                 return Err(fresh.map_or(PlaceError::Wait, |full| PlaceError::Full(full.errno)));
@@ -234,7 +235,7 @@ impl AppendState {
         }
     }
 
-    /// A record is in the file, or could not be written; commits what can be.
+    /// Marks a record as written or failed, and commits all records that can commit.
     pub fn written(
         &mut self,
         sequence: Sequence,
@@ -249,7 +250,7 @@ impl AppendState {
                 other => other,
             };
             effects.wake_maintenance = true;
-            // The owners of records behind it must stop waiting.
+            // The owners of the records behind it must stop waiting.
             effects.wake.extend(self.order.in_flight().map(|record| Arc::clone(&record.owner)));
         }
         if self.health != Health::Running {
@@ -262,7 +263,7 @@ impl AppendState {
             effects.wake.push(record.owner);
             effects.wake.append(&mut self.watchers);
         }
-        // The maintenance worker sleeps longer when nothing is dead.
+        // The maintenance worker sleeps longer when no segment is dead.
         effects.wake_maintenance |= dead == 0 && self.segments.dead_count() > 0;
     }
 
@@ -271,7 +272,8 @@ impl AppendState {
         match record.kind {
             Kind::Seal => self.segments.seal(segment, self.clock),
             Kind::Writes => {
-                // Before the losses: a record that writes a block twice loses one of its own.
+                // Gains before losses: a record that writes a block twice loses one of its own
+                // blocks.
                 let blocks = record.entries.iter().map(|entry| entry.payload_blocks()).sum();
                 self.segments.gain(segment, blocks);
                 self.clock += u64::from(blocks);
@@ -283,25 +285,26 @@ impl AppendState {
         }
     }
 
-    /// After a failure: the owner of a record knows that it has not committed.
+    /// After a failure: notes that the owner of a record knows that it has not committed.
     pub fn give_up(&mut self, sequence: Sequence) {
         self.order.give_up(sequence);
     }
 
-    /// After a failure: whether every record on its way has been given up by its owner.
+    /// After a failure: returns whether the owners of all records in flight have given them up.
     pub fn all_given_up(&self) -> bool {
         self.order.all_given_up()
     }
 
-    /// After a failure: forgets the records that did not commit; their numbers are not used again.
+    /// After a failure: drops the records that did not commit; their sequence numbers are not
+    /// reused.
     pub fn forget(&mut self) {
         for record in self.order.forget().filter(|record| record.kind == Kind::Seal) {
-            // The head has left this segment all the same.
+            // The head has left this segment in any case.
             self.segments.seal(self.shape.segment_of(record.address), self.clock);
         }
     }
 
-    /// The heads as they were when everything before `committed` had been placed and nothing else.
+    /// Returns the heads as they were when exactly the records before `committed` had been placed.
     pub fn committed_heads(&self) -> [HeadPlace; STREAMS_MAX] {
         let mut heads = self.heads.map(|head| head.place);
         // Backwards, so that the earliest record of each stream is applied last.
@@ -316,7 +319,7 @@ impl AppendState {
     }
 }
 
-/// Puts the entries of a record at `address` into the map. `died` is called with every map entry
+/// Applies the entries of a record at `address` to the map. `died` is called with every map entry
 /// that was replaced or removed.
 pub fn apply_entries(
     entries: &[Entry],

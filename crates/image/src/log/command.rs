@@ -1,10 +1,10 @@
-//! Work of the maintenance worker that has a reply.
+//! Commands of the maintenance worker, which have a reply.
 
-/// What it is asked for.
+/// A command.
 #[derive(Clone, Copy, Debug)]
 pub enum Command {
-    /// The disk has another size, in sectors, and may use so many segments.
+    /// Change the size of the disk, in sectors, and the number of segments that it may use.
     Resize { capacity: u64, segments: u32 },
-    /// Put live blocks in order and give back what is dead.
+    /// Put live blocks in LBA order and deallocate dead segments.
     Compact,
 }

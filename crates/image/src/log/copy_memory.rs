@@ -1,21 +1,21 @@
-//! Memory in which cleaning puts copies together, to write them as one run.
+//! Memory in which the cleaner gathers copies, to write them as one run.
 //!
-//! A drive fills an erase block with what comes in a row. Where records of guests and of copies
-//! take turns, each block holds some of both, which die at different times, and the drive has to
-//! copy what is left (`flowstone replay`: 1.3 blocks for one, against 1.0 with runs of 4 MiB on
-//! erase blocks of 512 KiB).
+//! A drive fills an erase block with consecutively written data. Where records of guests and of
+//! copies alternate, each erase block holds some of both, which die at different times, and the
+//! drive has to copy the rest (`flowstone replay`: 1.3 blocks for one, against 1.0 with runs of 4
+//! MiB on erase blocks of 512 KiB).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What cleaners share unless told.
+/// Default size of the memory that all cleaners share.
 pub const COPY_MEMORY_DEFAULT: u64 = 64 << 20;
-/// One of them takes a quarter, or as much as this: a run of 4 MiB, and what is sorted for it.
+/// One cleaner takes a quarter, or at least this: a run of 4 MiB, and the blocks sorted for it.
 const ONE_TAKES: u64 = 20 << 20;
-/// A run takes so much of that in so many parts: what is sorted, twice (a victim, and the one after
-/// it), each twice as long as a run; and the run itself.
+/// Parts of that memory, each as long as a run: the blocks being sorted, of a victim and of the
+/// next one, each twice as long as a run; and the run itself.
 const PARTS: u64 = 5;
-/// The shortest run, in memory of the cleaner's own: it goes on if others have all.
+/// Minimum length of a run, in memory of the cleaner's own: it goes on when others have taken all.
 const RUN_LEAST: u64 = 256 << 10;
 
 /// Memory that the cleaners of all log images of a process share. Cheap to clone.
@@ -28,7 +28,7 @@ struct Budget {
     lent: AtomicU64,
 }
 
-/// What one cleaner has of it. Given back when dropped.
+/// The share of one cleaner. Returned when dropped.
 #[derive(Debug)]
 pub struct Lent {
     from: CopyMemory,
@@ -42,12 +42,12 @@ impl Default for CopyMemory {
 }
 
 impl CopyMemory {
-    /// So many bytes in all.
+    /// Memory of `bytes` bytes in all.
     pub fn new(bytes: u64) -> Self {
         Self(Arc::new(Budget { bytes, lent: AtomicU64::new(0) }))
     }
 
-    /// What a cleaner may have now: nothing, if others have all.
+    /// Lends a cleaner its share: 0 bytes, if others have taken all.
     pub fn lend(&self) -> Lent {
         let Budget { bytes, lent } = &*self.0;
         let wanted = (bytes / 4).max(ONE_TAKES);
@@ -60,13 +60,13 @@ impl CopyMemory {
 }
 
 impl Lent {
-    /// How much it is.
+    /// Returns its size.
     #[cfg(test)]
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Bytes of copies that are written in a row: half of a segment, as far as there is memory.
+    /// Returns the bytes of copies written in a row: half of a segment, as far as there is memory.
     pub fn run_bytes(&self, segment_bytes: u64) -> u64 {
         (self.bytes / PARTS).min(segment_bytes / 2).max(RUN_LEAST)
     }

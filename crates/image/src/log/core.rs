@@ -1,4 +1,4 @@
-//! What the queues of a log image and its maintenance worker share.
+//! State shared by the queues of a log image and its maintenance worker.
 
 use std::sync::{Arc, OnceLock, PoisonError};
 
@@ -28,7 +28,7 @@ pub struct Core {
     /// The image's path, for messages.
     pub name: String,
     pub file: Box<dyn FileIo>,
-    /// The file's.
+    /// Clock of the file.
     pub clock: Clock,
     pub codec: Codec,
     pub shape: Shape,
@@ -38,19 +38,19 @@ pub struct Core {
     pub discards: Arc<DiscardCounters>,
     pub damages: DamageList,
     pub resorting: Resorting,
-    /// Where cleaning puts copies together, once the image's owner has said it.
+    /// Memory in which the cleaner gathers copies, once the image's owner has set it.
     pub copy_memory: OnceLock<CopyMemory>,
-    /// Whether dead segments are given back at once.
+    /// Whether dead segments are deallocated at once.
     pub telling: AtomicBool,
     /// Bytes of copies that are written in a row now; 0 while none are made.
     pub run_bytes: AtomicU64,
     /// In sectors; a live resize changes it.
     capacity: AtomicU64,
     state: Mutex<AppendState>,
-    /// Copies of what `state` knows, to look at without the lock.
+    /// Copies of fields of `state`, readable without the lock.
     committed: AtomicU64,
     health: AtomicU8,
-    /// Counts the times that the maintenance worker has made room, or started new heads.
+    /// Counts how often the maintenance worker has freed space or started new heads.
     room_made: AtomicU64,
     pub wakers: Wakers,
 }
@@ -99,9 +99,9 @@ impl Core {
         self.append_state().disk_leaves = leaves_of(capacity);
     }
 
-    /// Makes the disk smaller at once, so that nothing is written there any more, and larger when
-    /// `work` has made that durable, so that no record says anything about blocks that a crash
-    /// would take away again.
+    /// Shrinks the disk at once, so that nothing is written beyond the new end, or grows it when
+    /// `work` has made the new size durable, so that no record concerns blocks that a crash would
+    /// take away again.
     pub fn resize_while(&self, capacity: SectorCount, work: impl FnOnce() -> Outcome) -> Outcome {
         let before = self.capacity();
         let meanwhile = match mutant("log.resize.told-before-durable") {
@@ -114,32 +114,33 @@ impl Core {
         resized
     }
 
-    /// Blocks of the disk.
+    /// Returns the blocks of the disk.
     pub fn blocks(&self) -> u64 {
         blocks_of_sectors(self.capacity().get())
     }
 
-    /// Bytes of the disk that are mapped; of its last block, what the disk has of it.
+    /// Returns the bytes of the disk that are mapped, limited to the size of the disk (its last
+    /// block may be partial).
     pub fn live_bytes(&self) -> u64 {
         (self.map.mapped() * BLOCK_BYTES as u64).min(self.capacity().bytes())
     }
 
-    /// The lock. Held for moments only, never across I/O.
+    /// Takes the lock. Held only briefly, never across I/O.
     pub fn append_state(&self) -> MutexGuard<'_, AppendState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the record with this sequence number has committed.
+    /// Returns whether the record with this sequence number has committed.
     pub fn has_committed(&self, sequence: Sequence) -> bool {
         sequence < self.commits()
     }
 
-    /// How much has committed: another number means that something has.
+    /// Returns the first uncommitted sequence number: a change means that a record has committed.
     pub fn commits(&self) -> Sequence {
         Sequence::new(self.committed.load(Ordering::Acquire))
     }
 
-    /// Another number means that requests which were refused a place may try again.
+    /// Returns a counter: a change means that requests which were refused a place may try again.
     pub fn room_made(&self) -> u64 {
         self.room_made.load(Ordering::Acquire)
     }
@@ -150,38 +151,38 @@ impl Core {
         self.wakers.wake_all();
     }
 
-    /// Whether no record can commit any more before the maintenance worker has started new heads.
+    /// Returns whether no record can commit until the maintenance worker has started new heads.
     pub fn is_broken(&self) -> bool {
         self.health.load(Ordering::Acquire) != Health::Running as u8
     }
 
-    /// Whether no record can ever commit any more: what waits for one is to end.
+    /// Returns whether no record can ever commit again: requests that wait for one must end.
     pub fn has_stopped(&self) -> bool {
         self.health.load(Ordering::Acquire) == Health::Stopped as u8
     }
 
-    /// Whether blocks that are not mapped read as zeroes after a crash, too. Until the maintenance
+    /// Returns whether unmapped blocks read as zeroes after a crash, too. Until the maintenance
     /// worker has started new heads, replay may find a record that failed, or one behind it: its
-    /// guests got an error, so the outcome is not known, but a trim or zeroing of the block
-    /// afterwards must hold.
+    /// guests got an error, so the outcome is undefined, but a later trim or zeroing of the block
+    /// must hold.
     pub fn unmapped_is_zero(&self) -> bool {
         !self.is_broken() || mutant("log.trim.ignores-failed-records")
     }
 
-    /// Gives a record its place in the order and in the file.
+    /// Gives a record its place in the file and in the order.
     pub fn place(&self, draft: &Draft<'_>, owner: &Arc<QueueWaker>) -> Result<Place, PlaceError> {
         let mut effects = Effects::default();
         let placed = {
             let mut state = self.append_state();
-            // Read under the lock: a resize that makes the disk smaller checks for records in
-            // flight there.
+            // Read under the lock: a resize that shrinks the disk checks for records in flight
+            // beyond the new end.
             state.place(draft, &self.map, self.blocks(), owner, &mut effects)
         };
         self.apply_effects(effects, owner);
         placed
     }
 
-    /// A record of `owner` is in the file, or could not be written.
+    /// Marks a record of `owner` as written or failed.
     pub fn written(&self, sequence: Sequence, succeeded: bool, owner: &Arc<QueueWaker>) {
         let mut effects = Effects::default();
         {
@@ -218,7 +219,7 @@ impl Core {
         self.announce_room();
     }
 
-    /// Publishes copies of what the lock protects, for readers without it.
+    /// Publishes copies of locked fields, for readers without the lock.
     pub fn show(&self, state: &AppendState) {
         self.committed.store(state.committed().get(), Ordering::Release);
         self.health.store(state.health as u8, Ordering::Release);
@@ -238,7 +239,7 @@ impl Core {
             .for_each(|waker| waker.wake());
     }
 
-    /// A block of the disk is lost.
+    /// Records that a block of the disk is lost.
     pub fn report_damage(&self, lba: u64, map_entry: MapEntry, what: &str) {
         let flaw = Flaw::new(what).at(map_entry.address().offset());
         self.damages.add(&self.name, flaw.of(Sector::new(lba * BLOCK_SECTORS)));

@@ -1,5 +1,5 @@
-//! Corrupts an image and recomputes the checksums of what it changes, for fuzzing and tests: an
-//! attacker can do the same.
+//! Corrupts an image and recomputes the checksums of the changed structures, for fuzzing and tests:
+//! an attacker can do the same.
 
 use super::address::{Address, BLOCK_BYTES};
 use super::ids::SegmentId;
@@ -16,15 +16,15 @@ pub enum Target {
     Superblock(u8),
     /// The map root.
     Root,
-    /// The n-th leaf, counted round.
+    /// The n-th leaf, modulo their number.
     Leaf(u8),
-    /// The header of the n-th record, counted round.
+    /// The header of the n-th record, modulo their number.
     Header(u8),
-    /// Any 64 KiB of the file, counted round; no checksum is made to fit.
+    /// Any 64 KiB of the file, modulo its size; no checksum is recomputed.
     Anywhere(u16),
 }
 
-/// Runs every decoder over the bytes as they are, and with right checksums.
+/// Runs every decoder over the bytes as they are, and with corrected checksums.
 pub fn decode(bytes: &[u8]) {
     let mut block = [0; BLOCK_BYTES];
     let taken = bytes.len().min(BLOCK_BYTES);
@@ -57,12 +57,12 @@ pub fn decode(bytes: &[u8]) {
 #[derive(Clone)]
 pub struct Corrupter {
     bytes: Vec<u8>,
-    /// The superblock and the root as they were at first: targets are found through these, however
-    /// they are changed later.
+    /// The original superblock and root: targets are found through these, however they are changed
+    /// later.
     superblock: Superblock,
     root: Root,
     codec: Codec,
-    /// Where record headers are.
+    /// Offsets of the record headers.
     headers: Vec<usize>,
     bounds: Bounds,
 }
@@ -89,12 +89,12 @@ impl Corrupter {
         Self { bytes, superblock, root, codec, headers, bounds }
     }
 
-    /// The image as it is now.
+    /// Returns the image as it is now.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }
 
-    /// The newest superblock.
+    /// Returns the newest superblock.
     pub fn superblock(&self) -> Superblock {
         newest_in(&self.bytes).unwrap_or_else(|| self.superblock.clone())
     }
@@ -104,7 +104,7 @@ impl Corrupter {
         self.put(superblock.slot(), &superblock.encode());
     }
 
-    /// The map root as it is now; empty if it cannot be read.
+    /// Returns the map root as it is now; empty if it cannot be read.
     pub fn root(&self) -> Root {
         Root::decode(self.root_bytes(), self.bounds).unwrap_or_default()
     }
@@ -115,7 +115,7 @@ impl Corrupter {
         &self.bytes[start..start + bytes]
     }
 
-    /// Writes another map root in the place of the one that was there.
+    /// Replaces the map root.
     pub fn set_root(&mut self, root: &Root) {
         self.set_root_bytes(&root.encode());
     }
@@ -129,13 +129,13 @@ impl Corrupter {
         self.set_superblock(&superblock);
     }
 
-    /// A leaf that the root named at first, as it is now.
+    /// Returns the current bytes of a leaf that the original root names.
     pub fn leaf(&self, index: usize) -> Vec<u8> {
         let start = self.root.leaves[index].address.offset().get() as usize;
         self.bytes[start..start + LEAF_ON_DISK_BLOCKS as usize * BLOCK_BYTES].to_vec()
     }
 
-    /// Writes another leaf in the place of this one.
+    /// Replaces a leaf.
     pub fn set_leaf(&mut self, index: usize, bytes: &[u8]) {
         self.put(self.root.leaves[index].address, bytes);
         let mut root = self.root();
@@ -145,7 +145,7 @@ impl Corrupter {
         }
     }
 
-    /// What is in the header block at an address.
+    /// Decodes the header block at an address.
     pub fn record(&self, address: Address) -> Option<(Header, Vec<Entry>)> {
         let start = address.offset().get() as usize;
         let mut entries = Vec::new();
@@ -153,7 +153,7 @@ impl Corrupter {
         Some((self.codec.decode(block, &mut entries)?, entries))
     }
 
-    /// The records of the first stream after the checkpoint, with their places.
+    /// Returns the records of the first stream after the checkpoint, with their addresses.
     pub fn replayed(&self) -> Vec<(Address, Header, Vec<Entry>)> {
         let superblock = self.superblock();
         let shape = shape_of(&superblock);
@@ -177,7 +177,7 @@ impl Corrupter {
         records
     }
 
-    /// Everything in the file that looks like a record.
+    /// Returns everything in the file that decodes as a record.
     #[cfg(test)]
     pub fn records(&self) -> Vec<(Address, Header, Vec<Entry>)> {
         let addresses = self.headers.iter().map(|at| Address::new((at / BLOCK_BYTES) as u32));
@@ -194,7 +194,7 @@ impl Corrupter {
         self.put(at, &block);
     }
 
-    /// Puts bytes anywhere.
+    /// Writes bytes at an address.
     pub fn put(&mut self, at: Address, bytes: &[u8]) {
         let at = at.offset().get() as usize;
         if self.bytes.len() < at + bytes.len() {
@@ -203,12 +203,12 @@ impl Corrupter {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Puts bytes into a part and makes the checksums fit that cover it.
+    /// Writes bytes into a part and recomputes the checksums that cover it.
     pub fn patch(&mut self, target: Target, at: usize, bytes: &[u8]) {
         match target {
             Target::Superblock(slot) => {
                 let start = SLOTS[usize::from(slot % 2)].offset().get() as usize;
-                // What lies behind the first root is zero and ignored.
+                // The superblock's bytes behind the first root are zero and ignored.
                 overlay(&mut self.bytes[start..start + 432], at, bytes);
                 let block = &mut self.bytes[start..start + BLOCK_BYTES];
                 Superblock::seal(block.try_into().expect("one block"));
@@ -244,7 +244,7 @@ impl Corrupter {
     }
 }
 
-/// Puts bytes over others, as far as there are others.
+/// Overwrites part of `target`, up to its end.
 fn overlay(target: &mut [u8], at: usize, bytes: &[u8]) {
     if target.is_empty() {
         return;

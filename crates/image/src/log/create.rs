@@ -1,4 +1,4 @@
-//! Making an empty log image.
+//! Creates an empty log image.
 
 use std::io::{self, Read};
 
@@ -13,36 +13,36 @@ use super::shape::{RESERVE_DEFAULT_PERCENT, RESERVE_PERCENT, SEGMENT_BYTES, Shap
 use super::streams::Streams;
 use super::superblock::{Superblock, Totals};
 
-/// What can be chosen when a log image is made.
+/// Options for creating a log image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogOptions {
-    /// Bytes of a segment: a power of two, 256 KiB to 1 GiB. By default four times what the drive
-    /// erases as one, if the disk has at least 128 of those; and 1/512 of the disk, at least 1 MiB
-    /// and at most 32 MiB, if that is more.
+    /// Bytes of a segment: a power of two, 256 KiB to 1 GiB. By default four erase units of the
+    /// drive, if the disk has at least 128 of those; and 1/512 of the disk, at least 1 MiB and at
+    /// most 32 MiB, if that is more.
     pub segment_bytes: Option<u64>,
-    /// What the drive erases as one, in bytes; by default what it says, else 32 MiB.
+    /// Erase unit of the drive in bytes; by default the one it reports, else 32 MiB.
     pub erase_unit_bytes: Option<u64>,
-    /// Room beyond the size of the disk, in percent of the whole; default 20.
+    /// Space beyond the size of the disk, in percent of the whole; default 20.
     pub reserve_percent: Option<u32>,
-    /// Where guests' writes go.
+    /// Streams of guest writes.
     pub streams: Streams,
 }
 
 impl LogOptions {
-    /// Bytes of a segment of a disk of so many bytes.
+    /// Returns the bytes of a segment for a disk of `bytes` bytes.
     pub fn segment_bytes_of(&self, bytes: u64) -> u64 {
         let unit = EraseUnit::choose(self.erase_unit_bytes, None);
         self.segment_bytes.unwrap_or_else(|| Shape::default_segment_bytes(bytes, unit))
     }
 
-    /// The most bytes that the file takes of an image of a disk of so many bytes.
+    /// Returns the maximum size of the file of an image of a disk of `bytes` bytes.
     pub fn file_bytes(&self, name: &str, bytes: u64) -> Result<u64> {
         let (shape, segments) = self.shape(name, bytes)?;
         Ok(u64::from(segments) * shape.segment_bytes())
     }
 
-    /// The layout of an image of a disk of `bytes` bytes and its segments, or why there can be
-    /// none.
+    /// Returns the shape of an image of a disk of `bytes` bytes and its number of segments, or why
+    /// there can be none.
     fn shape(&self, name: &str, bytes: u64) -> Result<(Shape, u32)> {
         let invalid = |why, advice: &'static str| Err(Error::invalid(name, why, advice));
         let segment_bytes = self.segment_bytes_of(bytes);
@@ -70,7 +70,7 @@ impl LogOptions {
             reserve_percent,
             streams: self.streams.count(),
         };
-        // As many blocks as addresses can name, with room for the reserve.
+        // As many blocks as addresses can express, with room for the reserve.
         let Some(segments) = shape.segments_for(blocks_of(bytes)) else {
             let why = "a log image cannot be larger than 16 TiB in all";
             return invalid(why, "choose a smaller --size or --reserve");
@@ -83,8 +83,8 @@ impl LogOptions {
     }
 }
 
-/// Writes an empty log image into `file`, which reads as zeroes. Returns what that costs the drive,
-/// if its segments are small for it.
+/// Writes an empty log image into `file`, which reads as zeroes. Returns a warning about the cost
+/// for the drive, if its segments are small for it.
 pub fn create(
     name: &str,
     file: &dyn FileIo,

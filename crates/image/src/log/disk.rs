@@ -1,4 +1,4 @@
-//! A log image as a whole: opening one, and what can be done with it besides serving.
+//! A log image as a whole: opening, and operations besides serving.
 
 use std::io;
 use std::path::Path;
@@ -43,8 +43,8 @@ pub struct LogImage {
 }
 
 impl LogImage {
-    /// Takes over an open host file. For writing, recovers first what needs it, gives the image
-    /// other streams if these are asked for, and starts the maintenance worker.
+    /// Takes over an open host file. For writing, first recovers the image if needed, changes its
+    /// streams if asked to, and starts the maintenance worker.
     pub fn open(
         path: &Path,
         file: Box<dyn FileIo>,
@@ -62,25 +62,25 @@ impl LogImage {
         Ok(image)
     }
 
-    /// How much the re-sorting pass may write, which puts blocks in the order of their LBAs.
+    /// Sets the write budget of the re-sorting pass, which puts blocks in LBA order.
     pub fn set_resort(&self, limit: ResortLimit) {
         self.core.resorting.set_limit(limit.bytes(self.core.capacity().bytes()));
         self.core.inbox.schedule_pass();
     }
 
-    /// When the drive is told of dead segments.
+    /// Sets when dead segments are deallocated.
     pub fn set_tell(&self, tell: Tell) {
         let telling = tell == Tell::Always || self.core.file.tells_drive();
         self.core.telling.store(telling, Ordering::Relaxed);
     }
 
-    /// Where cleaning puts copies together; once, before the first. Else in memory of its own.
+    /// Sets the cleaner's copy memory; once, before the first cleaning. Default: memory of its own.
     pub fn set_copy_memory(&self, memory: CopyMemory) {
         let _ = self.core.copy_memory.set(memory);
     }
 
-    /// Whether the block in which a disk of this size ends holds something behind that end, which
-    /// would come back when the disk grows again.
+    /// Returns whether the block in which a disk of this size ends holds data behind that end,
+    /// which would reappear when the disk grows again.
     fn has_data_in_block_behind(&self, capacity: SectorCount) -> Result<bool> {
         let host = |error: io::Error| Error::host(&*self.core.name, error, "check the image");
         let (first, before) = (capacity.get(), self.core.capacity().get());
@@ -98,13 +98,13 @@ impl LogImage {
         LogChannel::new(Arc::clone(&self.core), context, self.readonly)
     }
 
-    /// Asks the maintenance worker, and waits for its reply.
+    /// Sends the maintenance worker a command, and waits for its reply.
     #[cfg(test)]
     pub(crate) fn ask(&self, command: Command) -> Outcome {
         self.core.inbox.ask(command).wait()
     }
 
-    /// Opens for writing without the maintenance worker's thread: the caller lets it work.
+    /// Opens for writing without the maintenance worker's thread: the caller steps the worker.
     pub(crate) fn open_stepped(
         name: String,
         file: Box<dyn FileIo>,
@@ -125,8 +125,8 @@ fn start_maintenance(core: &Arc<Core>, knowledge: Knowledge) -> io::Result<JoinH
     worker::start(make, Maintenance::run, move |_| core.retire())
 }
 
-/// Loads an image and, for writing, makes it ready: a new session, and after a crash a checkpoint
-/// with fresh heads. So it is when the image is to have other streams than it has.
+/// Loads an image and, for writing, prepares it: a new session, and after a crash, or for a change
+/// of streams, a checkpoint with fresh heads.
 pub fn prepare(
     name: String,
     file: Box<dyn FileIo>,
@@ -145,8 +145,8 @@ pub fn prepare(
     prepare_loaded(name, file, loaded, readonly)
 }
 
-/// The same for an image that has been loaded, and whose end is where replay says. Its shape says
-/// which streams it is to have.
+/// Prepares an image that has been loaded, and whose log ends where replay says. Its shape gives
+/// the streams it is to have.
 pub fn prepare_loaded(
     name: String,
     file: Box<dyn FileIo>,
@@ -159,8 +159,8 @@ pub fn prepare_loaded(
         return Err(Error::unsupported(name, why, "open it read-only, or use a newer version"));
     }
     let Loaded { mut superblock, shape, codec, map, segments, leaves, replay } = loaded;
-    // Whatever replay has found: behind the first record that was torn there may be others that are
-    // whole, and no new one may lead to them.
+    // Whatever replay has found: whole records may follow the first torn one, and no new record may
+    // lead to them.
     let trusts = mutant("log.open.goes-on-at-a-head-where-nothing-was-replayed");
     let is_clean = superblock.clean || trusts && replay.records == 0;
     let is_changed = shape.streams != superblock.streams;
@@ -181,7 +181,7 @@ pub fn prepare_loaded(
     }
     let capacity = SectorCount::new(superblock.capacity_sectors);
     state.disk_leaves = blocks_of(capacity.bytes()).div_ceil(LEAF_BLOCKS);
-    // The superblock of this session says so before one of them is used.
+    // The superblock of this session records the limit before one of the added segments is used.
     let most = shape.segments_most(blocks_of(capacity.bytes()));
     let own = shape.segments_for(blocks_of(capacity.bytes())).unwrap_or(0);
     state.segments.set_limit(state.segments.limit().max(own.min(most)));
@@ -200,8 +200,7 @@ pub fn prepare_loaded(
     Ok((core, Some(maintenance.into_knowledge())))
 }
 
-/// The session begins. New heads are started after a crash, and where the image is to have other
-/// streams.
+/// Begins the session. New heads are started after a crash, and for a change of streams.
 fn begin(
     maintenance: &mut Maintenance,
     core: &Core,
@@ -213,7 +212,7 @@ fn begin(
         false => Error::host(&*core.name, io::Error::from(errno), "check the host's file system"),
     };
     if is_changed && !mutant("log.streams.begins-without-room") {
-        // Before anything says that the image is in use.
+        // Before the image is marked as in use.
         maintenance.get_ahead(segments_to_change(core.shape)).map_err(failed)?;
     }
     maintenance.begin_session().map_err(failed)?;
@@ -228,12 +227,13 @@ fn begin(
     Ok(())
 }
 
-/// What other streams take at once: a head for each, and the map.
+/// Segments needed to change streams: a head for each, and the map.
 const fn segments_to_change(shape: Shape) -> u32 {
     shape.streams + 1
 }
 
-/// The image is as it was: nothing that is durable names other streams before they have heads.
+/// Error for a change of streams: the image is unchanged, since no durable structure names other
+/// streams before they have heads.
 fn no_other_streams(name: &str, shape: Shape, errno: Errno) -> Error {
     let streams = Streams::of(shape.streams);
     let bytes = u64::from(segments_to_change(shape)) * shape.segment_bytes();
@@ -242,9 +242,9 @@ fn no_other_streams(name: &str, shape: Shape, errno: Errno) -> Error {
     Error::host(name, io::Error::from(errno), advice)
 }
 
-/// Starts new heads after a crash. On a full host it is not known which free segments have space:
-/// all give back what they have, and the host is asked again. Replay has read none of them, and
-/// would not after another power cut.
+/// Starts new heads after a crash. On a full host it is unknown which free segments are allocated:
+/// all are deallocated, and the host is tried again. Replay has read none of them, and would not
+/// after another power cut.
 fn restart(maintenance: &mut Maintenance) -> Outcome {
     maintenance.restart().or_else(|errno| {
         if errno != Errno::NOSPC || mutant("log.open.gives-up-on-a-full-host") {

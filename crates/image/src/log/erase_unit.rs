@@ -1,32 +1,31 @@
-//! What a drive erases as one, which segments follow. A segment that shares its erase blocks with
-//! others has to be copied by the drive when those die; of a segment of several blocks only the two
-//! at its ends are shared.
+//! The erase unit of a drive, which determines the segment size. A drive has to copy data of an
+//! erase block that several segments share when one of them dies; of a segment of several erase
+//! blocks only the two at its ends are shared.
 
 use std::ops::RangeInclusive;
 
 use flowstone_block::format_size;
 
-/// What is assumed of a drive that does not tell: what an SSD erases at once, all its channels
-/// together.
+/// Erase unit assumed of a drive that reports none: an SSD's erase blocks across all its channels.
 const DEFAULT_BYTES: u64 = 32 << 20;
-/// An erase unit is a number of 4 KiB blocks between these.
+/// Valid sizes of an erase unit, a multiple of 4 KiB.
 pub const ERASE_UNIT_BYTES: RangeInclusive<u64> = 4096..=1 << 30;
-/// A segment has so many of them at least, if the disk is large enough.
+/// Minimum erase units per segment, if the disk is large enough.
 const UNITS_PER_SEGMENT: u64 = 4;
 
-/// How it is known.
+/// Source of an erase unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnitSource {
-    /// It was asked for.
+    /// Given by the operator.
     Option,
-    /// The drive says so.
+    /// Reported by the drive.
     Device,
-    /// Nothing says so.
+    /// Assumed.
     Default,
 }
 
 impl UnitSource {
-    /// The name of it.
+    /// Returns its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Option => "option",
@@ -39,26 +38,26 @@ impl UnitSource {
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EraseUnit {
-    /// Bytes of it.
+    /// Size in bytes.
     pub bytes: u64,
-    /// How it is known.
+    /// Source of the size.
     pub source: UnitSource,
 }
 
 impl EraseUnit {
-    /// What was asked for, or what the drive says, or what most drives have.
+    /// Chooses the given unit, else the one that the drive reports, else the default.
     pub fn choose(asked: Option<u64>, device: Option<u64>) -> Self {
         let of = |source| move |bytes| Self { bytes, source };
         let known = asked.map(of(UnitSource::Option)).or(device.map(of(UnitSource::Device)));
         known.unwrap_or(Self { bytes: DEFAULT_BYTES, source: UnitSource::Default })
     }
 
-    /// Bytes of a segment that has enough of them: a power of two.
+    /// Returns the bytes of a segment of enough erase units: a power of two.
     pub const fn segment_bytes(&self) -> u64 {
         (UNITS_PER_SEGMENT * self.bytes).next_power_of_two()
     }
 
-    /// What a segment that has fewer of them costs, if this one has.
+    /// Returns a warning about segments of fewer erase units.
     pub fn warning(&self, segment_bytes: u64) -> Option<String> {
         let (segment, unit) = (format_size(segment_bytes), format_size(self.bytes));
         let known = if self.source == UnitSource::Default { " (assumed)" } else { "" };
@@ -71,8 +70,8 @@ impl EraseUnit {
         })
     }
 
-    /// As it stands in the superblock: 4 KiB blocks, and how they are known in the high half; 0 if
-    /// they are not.
+    /// Encodes the unit for the superblock: the size in 4 KiB blocks, and its source in the high
+    /// half; 0 if unknown.
     pub fn encode(unit: Option<Self>) -> u64 {
         let Some(Self { bytes, source }) = unit else { return 0 };
         let source = match source {
@@ -83,7 +82,7 @@ impl EraseUnit {
         (bytes / 4096) | (source << 32)
     }
 
-    /// The same read back. What a later version says is not known here.
+    /// Decodes the superblock field; `None` for a source that a later version has added.
     pub fn decode(word: u64) -> Option<Self> {
         let source = match word >> 32 {
             1 => UnitSource::Option,

@@ -1,4 +1,4 @@
-//! Where a stream is appended to, and the headers and seals that go there: the same for streams of
+//! Heads of streams, and the headers and seals that are appended there: the same for streams of
 //! guests, of copies and of maps.
 
 use super::address::Address;
@@ -9,24 +9,24 @@ use super::shape::Shape;
 /// The place where a stream goes on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeadPlace {
-    /// The present life of the segment; 0 if the stream has no head.
+    /// Incarnation of the segment; 0 if the stream has no head.
     pub incarnation: Incarnation,
     pub segment: SegmentId,
     /// Block within the segment.
     pub block: u32,
 }
 
-/// What a header says of the moment when its record got its place.
+/// Fields of a header that describe the moment when its record got its place.
 #[derive(Clone, Copy, Debug)]
 pub struct Stamp {
     pub sequence: Sequence,
-    /// For guests' records: everything before this is durable. For copies: has committed.
+    /// All records before this are durable (guests' records), or have committed (copies).
     pub durable: Sequence,
     /// Number of the newest durable checkpoint.
     pub generation: u64,
 }
 
-/// A record to be written at its place. The seal of a segment is one.
+/// A record with its place. The seal of a segment is one.
 #[derive(Clone, Copy, Debug)]
 pub struct Placed {
     pub header: Header,
@@ -34,17 +34,17 @@ pub struct Placed {
 }
 
 impl HeadPlace {
-    /// The start of a segment.
+    /// A head at the start of a segment.
     pub const fn start_of(segment: SegmentId, incarnation: Incarnation) -> Self {
         Self { incarnation, segment, block: 0 }
     }
 
-    /// Blocks that records may take; the last one is for the seal.
+    /// Returns the blocks left for records; the last one is for the seal.
     pub const fn room(&self, shape: Shape) -> u32 {
         shape.segment_blocks - 1 - self.block
     }
 
-    /// Gives a record this place; the stream goes on behind it.
+    /// Places a record here and advances the head behind it.
     pub const fn append(
         &mut self,
         shape: Shape,
@@ -69,7 +69,7 @@ impl HeadPlace {
         Placed { header, address: shape.address(segment, position) }
     }
 
-    /// Ends the segment, and goes on at the start of `next`. Returns the seal, which is to be
+    /// Ends the segment, and goes on at the start of `next`. Returns the seal, which must be
     /// written with [`entry_of_seal`](Self::entry_of_seal).
     pub fn go_on_at(&mut self, next: Self, shape: Shape, stamp: Stamp) -> Placed {
         let seal = self.append(shape, stamp, Kind::Seal, 0, next.segment.get().into());
@@ -77,7 +77,7 @@ impl HeadPlace {
         seal
     }
 
-    /// What the seal before this segment's start says.
+    /// Returns the entry of the seal that leads to this segment.
     pub const fn entry_of_seal(&self) -> Entry {
         Entry::Next { incarnation: self.incarnation }
     }

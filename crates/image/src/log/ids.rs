@@ -1,9 +1,9 @@
-//! Numbers that are easily mixed up, each of a type of its own, with only the arithmetic that means
-//! something. They are plain integers at run time and in the file.
+//! Newtypes for numbers that are easily mixed up, with only the arithmetic that makes sense. They
+//! are plain integers at run time and in the file.
 
 use std::fmt;
 
-/// The number of a segment. Segment 0 holds the superblocks.
+/// Number of a segment. Segment 0 holds the superblocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentId(u32);
 
@@ -19,12 +19,12 @@ impl SegmentId {
         self.0
     }
 
-    /// Its index in a list of all segments.
+    /// Returns its index in a list of all segments.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// The segments with these numbers.
+    /// Iterates over the segments with these numbers.
     pub fn range(numbers: std::ops::Range<u32>) -> impl Iterator<Item = Self> {
         numbers.map(Self)
     }
@@ -36,13 +36,13 @@ impl fmt::Display for SegmentId {
     }
 }
 
-/// The position of a record in the one order that all guest writes have. (Records of copies and of
-/// the map have an order of their own.)
+/// Position of a record in the total order of all guest writes. (Records of copies and of the map
+/// have an order of their own.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sequence(u64);
 
 impl Sequence {
-    /// Of the first record of an image.
+    /// The first record of an image.
     pub const FIRST: Self = Self(1);
 
     pub const fn new(number: u64) -> Self {
@@ -53,18 +53,18 @@ impl Sequence {
         self.0
     }
 
-    /// The position behind this one.
+    /// Returns the next position.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0 + 1)
     }
 
-    /// Where this position is in a list that begins with `first`, which is not later.
+    /// Returns the index of this position in a list that begins with `first`, which is not later.
     pub const fn index_from(self, first: Self) -> usize {
         (self.0 - first.0) as usize
     }
 
-    /// How many records lie between an earlier position and this one; 0 if `earlier` is not
+    /// Returns the number of records from an earlier position to this one; 0 if `earlier` is not
     /// earlier.
     pub const fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
@@ -77,32 +77,32 @@ impl fmt::Display for Sequence {
     }
 }
 
-/// Names one use of a segment, from its opening until it is free again: the session that opened it
-/// in the upper half, a count in the lower one. No two uses share one, so records that an earlier
-/// use left in the segment are told from those of the present one.
+/// Identifies one use of a segment, from its opening until it is free again: the session that
+/// opened it in the upper half, a count in the lower one. Unique, so records that an earlier use
+/// left in the segment are told from those of the present one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(u64);
 
 impl Incarnation {
-    /// Of no use of any segment: in the file, a head with it is absent.
+    /// No use of any segment: in the file, a head with it is absent.
     pub const NONE: Self = Self(0);
 
-    /// The use with this count in a session.
+    /// The incarnation with this count in a session.
     pub const fn new(session: u64, count: u32) -> Self {
         Self(session << 32 | count as u64)
     }
 
-    /// As it is in the file.
+    /// Decodes an incarnation from the file.
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// As it goes into the file.
+    /// Encodes the incarnation for the file.
     pub const fn bits(self) -> u64 {
         self.0
     }
 
-    /// The session that opened the segment.
+    /// Returns the session that opened the segment.
     pub const fn session(self) -> u64 {
         self.0 >> 32
     }

@@ -1,5 +1,4 @@
-//! What an image's superblock tells, without the rest of it: cheap, and right even while a daemon
-//! else writes the image.
+//! Reads an image's superblock alone: cheap, and correct even while a daemon writes the image.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -21,46 +20,46 @@ pub struct LogInfo {
     pub virtual_bytes: u64,
     /// Bytes of a segment.
     pub segment_bytes: u64,
-    /// What the drive erases as one; `None` in an image of an earlier version.
+    /// Erase unit of the drive; `None` in an image of an earlier version.
     pub erase_unit: Option<EraseUnit>,
-    /// Room beyond the size of the disk, in percent of the whole.
+    /// Space beyond the size of the disk, in percent of the whole.
     pub reserve_percent: u32,
-    /// Where guests' writes go.
+    /// Streams of guest writes.
     pub streams: Streams,
-    /// Segments that the image may use, the one with the superblocks included.
+    /// Segments that the image may use, including the one with the superblocks.
     pub segments_limit: u32,
-    /// Segments in use, the one with the superblocks included.
+    /// Segments in use, including the one with the superblocks.
     pub segments_used: u32,
     /// Bytes of the disk that are mapped.
     pub live_bytes: u64,
-    /// Blocks written to the file since the image was made: data, headers, copies and maps.
+    /// Blocks written to the file since the image was created: data, headers, copies and maps.
     pub appended_blocks: u64,
-    /// Of these, copies that cleaning made, with their headers.
+    /// Of the appended blocks, copies made by the cleaner, with their headers.
     pub relocated_blocks: u64,
-    /// Of these, leaves and roots of the map, with their headers.
+    /// Of the appended blocks, leaves and roots of the map, with their headers.
     pub map_blocks: u64,
-    /// Blocks that guests have written since the image was made.
+    /// Blocks that guests have written since the image was created.
     pub guest_blocks: u64,
     /// Number of the checkpoint.
     pub generation: u64,
-    /// How long ago it was made; `None` if there has been none since the image was made.
+    /// Age of the checkpoint; `None` if there has been none since the image was created.
     pub checkpoint_age: Option<Duration>,
-    /// Whether nothing was written after it.
+    /// Whether the image was closed with this checkpoint, so nothing was written after it.
     pub clean: bool,
 }
 
 impl LogInfo {
-    /// Blocks written to the file for each block that guests have written, if they have.
+    /// Returns the blocks written to the file per block written by guests, if there are any.
     pub fn write_amplification(&self) -> Option<f64> {
         share(self.appended_blocks, self.guest_blocks)
     }
 
-    /// Which part of everything written were copies that cleaning made.
+    /// Returns the share of copies made by the cleaner in all written blocks.
     pub fn relocated_share(&self) -> Option<f64> {
         share(self.relocated_blocks, self.appended_blocks)
     }
 
-    /// Which part of everything written was the map.
+    /// Returns the share of the map in all written blocks.
     pub fn map_share(&self) -> Option<f64> {
         share(self.map_blocks, self.appended_blocks)
     }
@@ -70,7 +69,7 @@ fn share(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 
-/// Looks at an open image; takes the log's lock for a moment.
+/// Returns the state of an open image; takes the log's lock briefly.
 pub fn log_state(core: &Core) -> LogState {
     let map_memory_bytes = core.map.memory_bytes(core.blocks());
     let state = core.append_state();

@@ -1,4 +1,4 @@
-//! Opening an image: superblock, map, and the records that came after the checkpoint.
+//! Opens an image: superblock, map, and the records after the checkpoint.
 //!
 //! Everything read here may be damaged, cut short, or made by an attacker: each number
 //! is checked before it is used, and work is bounded by the size of the file.
@@ -24,10 +24,10 @@ use super::superblock::{RootPlace, Superblock};
 use crate::Progress;
 use crate::damage::Flaw;
 
-/// Where the leaves of the newest checkpoint are.
+/// Addresses and checksums of the leaves of the newest checkpoint.
 pub type LeafPlaces = BTreeMap<u32, (Address, u32)>;
 
-/// An image as it is in the file.
+/// An image as loaded from the file.
 pub struct Loaded {
     pub superblock: Superblock,
     pub shape: Shape,
@@ -38,13 +38,13 @@ pub struct Loaded {
     pub replay: Replay,
 }
 
-/// Reads the whole image but its data.
+/// Reads the whole image except its data.
 pub fn load(file: &dyn FileIo, progress: Option<&Progress>) -> Result<Loaded, LoadError> {
     load_from(file, read_superblock(file)?, progress, |_, error| Err(error))
 }
 
-/// Reads the image that this superblock names. `bad_leaf` says what to do about a leaf that cannot
-/// be used: fail, or go on without it.
+/// Reads the image that this superblock names. `bad_leaf` decides about an unusable leaf: fail, or
+/// go on without it.
 pub fn load_from(
     file: &dyn FileIo,
     superblock: Superblock,
@@ -63,7 +63,7 @@ pub fn load_from(
     let root = read_root(&mut reader, &superblock, bounds, file_blocks)?;
     let map = BlockMap::default();
     let leaves = read_leaves(&mut reader, &root.leaves, &map, bounds, file_blocks, bad_leaf)?;
-    // `compact` may have gone beyond what the image may use otherwise.
+    // `compact` may have used segments beyond the regular limit.
     let limit = shape
         .segments_for(blocks_of_sectors(superblock.capacity_sectors))
         .map_or(superblock.segments, |own| own.min(superblock.segments));
@@ -91,7 +91,7 @@ pub fn load_from(
     Ok(Loaded { superblock, shape, codec, map, segments, leaves, replay })
 }
 
-/// The segments that the checkpoint names.
+/// Sets the segments that the checkpoint names.
 fn note_sealed(
     root: &Root,
     superblock: &Superblock,
@@ -113,8 +113,8 @@ fn note_sealed(
     Ok(())
 }
 
-/// The segments that an image was closed with go on. They are pinned: replay must find what is
-/// appended from now on.
+/// Reopens the heads that an image was closed with. Their segments are pinned: replay must find
+/// records appended from now on.
 fn reopen(replay: &Replay, segments: &mut SegmentTable) {
     for (lifetime, head) in (0..).zip(replay.heads) {
         if head.incarnation.is_none() {
@@ -132,8 +132,8 @@ fn reopen(replay: &Replay, segments: &mut SegmentTable) {
     }
 }
 
-/// A segment in use had all its space when the checkpoint was made, unless it had never been
-/// written to.
+/// Checks that a segment in use lies inside the file: it was fully allocated when the checkpoint
+/// was made, unless it had never been written to.
 fn check_note(
     note: &SegmentNote,
     superblock: &Superblock,
@@ -176,10 +176,10 @@ fn check_inside(at: Address, blocks: u64, file_blocks: u64, what: &str) -> Resul
     Err(damaged_at(at, format!("the file is cut short: {what} ends {missing} bytes after it")))
 }
 
-/// Leaves read at once: the buffer they share.
+/// Maximum number of leaves read at once, into a shared buffer.
 const LEAVES_AT_ONCE: usize = 256;
 
-/// Reads the leaves into the map; returns where those are that it has read.
+/// Reads the leaves into the map; returns the addresses of those it has read.
 fn read_leaves(
     reader: &mut BlockingFile,
     places: &[LeafPlace],
@@ -221,7 +221,8 @@ fn read_leaves(
     Ok(found)
 }
 
-/// A leaf is what the root says, and every entry of it names a place in a segment, or nothing.
+/// Checks that a leaf has the root's checksum, and that each entry is unmapped or an address in a
+/// segment.
 fn check_leaf(place: &LeafPlace, bytes: &[u8], bounds: Bounds) -> Result<(), LoadError> {
     let leaf = place.leaf;
     let first = u64::from(leaf) * LEAF_BLOCKS;
@@ -248,7 +249,7 @@ fn check_leaf(place: &LeafPlace, bytes: &[u8], bounds: Bounds) -> Result<(), Loa
             return Err(damaged(format!("map leaf {leaf} maps blocks beyond the disk")));
         }
     }
-    // Else a few bytes of a file could ask for any amount of memory.
+    // Otherwise a few bytes of a file could claim any amount of memory.
     if mapped == 0 {
         return Err(damaged(format!("map leaf {leaf} is named and maps nothing")));
     }

@@ -1,11 +1,11 @@
-//! Finds records beyond the replayed end that were promised durable. They prove that the medium has
-//! lost a part of the log; going on would lose what lies behind.
+//! Finds records beyond the replayed end that prove the end to be durable: the medium has lost a
+//! part of the log, and going on would lose the records behind it.
 //!
-//! Every record of guest writes says up to where everything was durable when it was made. No log
-//! ends before that.
+//! Every record of guest writes states the sequence number up to which all was durable when it was
+//! placed. No intact log ends before that.
 //!
-//! A block that cannot be read is an error where the log would go on. Elsewhere it proves nothing,
-//! and the other blocks of its segment are read (docs/format.md section 8).
+//! An unreadable block is an error where the log would go on. Elsewhere it proves nothing, and the
+//! other blocks of its segment are read (docs/format.md section 8).
 
 use flowstone_block::{AlignedBuf, Errno, mutant};
 use flowstone_fileio::{BlockingFile, FileOffset};
@@ -23,10 +23,10 @@ use super::window::Window;
 use crate::Progress;
 use crate::damage::Flaw;
 
-/// Segments looked at together.
+/// Number of segments read together.
 const BATCH: usize = 64;
 
-/// Finds such records.
+/// Scans the file for such records.
 pub struct LostTailScan<'a> {
     pub reader: &'a mut BlockingFile,
     pub shape: Shape,
@@ -35,13 +35,13 @@ pub struct LostTailScan<'a> {
     pub progress: Option<&'a Progress>,
 }
 
-/// Segments that the file has, and those that it has for its superblocks.
+/// Returns the number of segments in the file, including segment 0, up to the limit of the image.
 pub fn segments_of(shape: Shape, file_blocks: u64, segments: &SegmentTable) -> u32 {
     segments.limit().min((file_blocks / u64::from(shape.segment_blocks)) as u32)
 }
 
 impl LostTailScan<'_> {
-    /// Reads the places where the log would have gone on; returns what is wrong.
+    /// Reads the places where the log would have gone on; returns the damage found.
     pub fn find(
         &mut self,
         superblock: &Superblock,
@@ -51,7 +51,8 @@ impl LostTailScan<'_> {
         if superblock.clean { self.behind_heads(superblock) } else { self.astray(replay, segments) }
     }
 
-    /// Nothing is appended after a clean superblock: the next session writes a newer one first.
+    /// Nothing is appended after a clean superblock: the next session writes a newer superblock
+    /// first.
     fn behind_heads(&mut self, superblock: &Superblock) -> Result<Option<Flaw>, Errno> {
         for head in
             superblock.heads[..STREAMS_MAX].iter().filter(|head| !head.incarnation.is_none())
@@ -66,11 +67,11 @@ impl LostTailScan<'_> {
         Ok(None)
     }
 
-    /// The seal that led to a segment may be gone: reads the segments that nothing leads to.
+    /// Scans the segments that no seal leads to: the seal that led to a segment may be lost.
     fn astray(&mut self, replay: &Replay, segments: &SegmentTable) -> Result<Option<Flaw>, Errno> {
         let limit = segments_of(self.shape, self.file_blocks, segments);
-        // All but those in which guests' records were replayed: one that the map root names, or the
-        // superblock as a head of copies, may have died since, and have been used again.
+        // Guests' records were replayed from the other segments. A segment that the map root names,
+        // or the superblock as a head of copies, may have died since, and have been reused.
         let was_replayed = |number: &SegmentId| {
             let segment = segments.get(*number);
             let copies = mutant("log.lost-tail.trusts-heads-of-copies");
@@ -112,13 +113,14 @@ impl LostTailScan<'_> {
         Ok(None)
     }
 
-    /// What the records of a segment know to be durable. If one of its blocks cannot be read, all
-    /// others are read: no record, of whatever incarnation, has ever known more than was so.
+    /// Returns the highest durable sequence number that a record of a segment states. If one of its
+    /// blocks is unreadable, all others are read: no record, of any incarnation, ever stated more
+    /// than was durable.
     fn promise_of(&mut self, segment: SegmentId) -> Sequence {
         self.promise_of_chain(segment).unwrap_or_else(|_| self.promise_of_blocks(segment))
     }
 
-    /// Record by record.
+    /// Follows the chain of records.
     fn promise_of_chain(&mut self, segment: SegmentId) -> Result<Sequence, Errno> {
         let mut window = Window::default();
         let mut entries = Vec::new();
@@ -137,7 +139,7 @@ impl LostTailScan<'_> {
         Ok(promise)
     }
 
-    /// Block by block.
+    /// Tries every block.
     fn promise_of_blocks(&mut self, segment: SegmentId) -> Sequence {
         let mut window = Window::default();
         let mut entries = Vec::new();
@@ -166,8 +168,8 @@ impl LostTailScan<'_> {
     }
 }
 
-/// Whether the record is in the order of guest writes. The seals of copies are not: `durable` means
-/// something else in them.
+/// Returns whether the record is in the order of guest writes. The seals of copies are not: in them
+/// `durable` means something else.
 fn is_guests(header: &Header) -> bool {
     header.kind == Kind::Writes
 }

@@ -1,8 +1,8 @@
-//! The map from guest blocks to their places: two levels of flat arrays.
+//! The map from LBA to address: two levels of flat arrays.
 //!
-//! A leaf maps 2048 blocks, 8 bytes each, and is made when its first block is mapped. A lookup is
-//! two loads and takes no lock. Changes are made under the log's lock only, so there is one
-//! writer at a time; leaves are never freed while the map lives, so a reader's pointer stays good.
+//! A leaf maps 2048 blocks, 8 bytes each, and is allocated when its first block is mapped. A lookup
+//! is two loads and takes no lock. Changes are made under the log's lock only, so there is one
+//! writer at a time; leaves are never freed while the map lives, so a reader's pointer stays valid.
 
 use std::ops::Range;
 
@@ -11,17 +11,17 @@ use flowstone_block::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64,
 
 use super::address::MapEntry;
 
-/// Blocks that one leaf maps. (Few in a model: there, each word has a history.)
+/// Blocks mapped by one leaf. (Few in a loom model: there, each word has a history.)
 pub const LEAF_BLOCKS: u64 = if cfg!(feature = "model") { 64 } else { 2048 };
-/// Leaves of the largest disk: as many blocks as there are addresses.
+/// Leaves of the largest disk, which has as many blocks as there are addresses.
 const LEAVES_MAX: usize =
     if cfg!(feature = "model") { 2 } else { ((1u64 << 32) / LEAF_BLOCKS) as usize };
 
 struct Leaf {
     entries: [AtomicU64; LEAF_BLOCKS as usize],
-    /// How many entries are mapped: ranges without any are skipped whole.
+    /// Number of mapped entries: ranges without any are skipped whole.
     mapped: AtomicU32,
-    /// Whether it differs from what the last checkpoint wrote.
+    /// Whether the leaf has changed since the last checkpoint took it.
     changed: AtomicBool,
 }
 
@@ -47,7 +47,7 @@ impl Default for BlockMap {
 
 impl Drop for BlockMap {
     fn drop(&mut self) {
-        // Most of the slots have never been touched: no further than the last leaf.
+        // Most slots were never used: stops after the last leaf.
         let mut left = self.leaf_count();
         let mut slots = self.leaves.iter();
         while left > 0 {
@@ -82,7 +82,7 @@ impl BlockMap {
     }
 
     fn mark_changed(&self, leaf: &Leaf) {
-        // Always a swap, never a look first: the thread that takes the mark off must see the entry
+        // Always a swap, never a load first: the thread that clears the mark must see the entry
         // that was stored before it, or the mark must be set again.
         let looks = mutant("log.map.looks-before-it-marks");
         if looks && leaf.changed.load(Ordering::Acquire) {
@@ -93,7 +93,7 @@ impl BlockMap {
         }
     }
 
-    /// What the map says about a block.
+    /// Returns the map entry of a block.
     pub fn get(&self, lba: u64) -> MapEntry {
         let Some(leaf) = self.leaf(lba / LEAF_BLOCKS) else {
             return MapEntry::UNMAPPED;
@@ -101,12 +101,12 @@ impl BlockMap {
         MapEntry::from_bits(leaf.entries[(lba % LEAF_BLOCKS) as usize].load(Ordering::Acquire))
     }
 
-    /// Maps a block and returns what it was before. One writer at a time.
+    /// Maps a block and returns its previous entry. One writer at a time.
     pub fn replace(&self, lba: u64, entry: MapEntry) -> MapEntry {
         let leaf = self.leaf_or_new(lba / LEAF_BLOCKS);
         let old = set(leaf, lba, entry);
         if !old.is_mapped() {
-            // Never both: `entry` is mapped; `unmap` does the opposite.
+            // The counts never decrease here: `entry` is mapped; `unmap` decreases them.
             add(&leaf.mapped, 1);
             self.mapped.store(self.mapped() + 1, Ordering::Relaxed);
         }
@@ -114,7 +114,7 @@ impl BlockMap {
         old
     }
 
-    /// Maps a block if it still has the entry `expected`. One writer at a time.
+    /// Maps a block if its entry is still `expected`. One writer at a time.
     pub fn replace_if(&self, lba: u64, expected: MapEntry, entry: MapEntry) -> bool {
         if !expected.is_mapped() || self.get(lba) != expected {
             return false;
@@ -123,7 +123,8 @@ impl BlockMap {
         true
     }
 
-    /// Unmaps every block of the range and calls `gone` with their entries. One writer at a time.
+    /// Unmaps every block of the range and calls `gone` with their former entries. One writer at a
+    /// time.
     pub fn unmap(&self, range: Range<u64>, mut gone: impl FnMut(MapEntry)) {
         let mut at = range.start;
         while let Some(lba) = self.next_mapped(at..range.end) {
@@ -136,12 +137,12 @@ impl BlockMap {
         }
     }
 
-    /// The first mapped block of the range. Leaves that map nothing cost one look.
+    /// Returns the first mapped block of the range. Leaves that map nothing are skipped at once.
     pub fn next_mapped(&self, range: Range<u64>) -> Option<u64> {
         self.find(range, true)
     }
 
-    /// The first block of the range that is not mapped.
+    /// Returns the first block of the range that is not mapped.
     pub fn next_unmapped(&self, range: Range<u64>) -> Option<u64> {
         self.find(range, false)
     }
@@ -171,29 +172,29 @@ impl BlockMap {
         None
     }
 
-    /// Mapped blocks.
+    /// Returns the number of mapped blocks.
     pub fn mapped(&self) -> u64 {
         self.mapped.load(Ordering::Relaxed)
     }
 
-    /// Leaves in memory.
+    /// Returns the number of leaves in memory.
     pub fn leaf_count(&self) -> u32 {
         self.leaf_count.load(Ordering::Relaxed)
     }
 
-    /// Leaves that the next checkpoint must write.
+    /// Returns the number of leaves that the next checkpoint must write.
     pub fn changed_count(&self) -> u32 {
         self.changed_count.load(Ordering::Relaxed)
     }
 
-    /// Bytes of memory that the map of a disk of `blocks` blocks takes now.
+    /// Returns the bytes of memory that the map of a disk of `blocks` blocks takes now.
     pub fn memory_bytes(&self, blocks: u64) -> u64 {
         u64::from(self.leaf_count()) * size_of::<Leaf>() as u64
             + blocks.div_ceil(LEAF_BLOCKS) * size_of::<AtomicPtr<Leaf>>() as u64
     }
 
-    /// Takes the mark off every changed leaf of the disk and returns their numbers, lowest first.
-    /// Changes that come later mark a leaf again.
+    /// Clears the mark of every changed leaf of the disk and returns their numbers, lowest first.
+    /// Later changes mark a leaf again.
     pub fn take_changed(&self, blocks: u64) -> Vec<u32> {
         let leaves = 0..blocks.div_ceil(LEAF_BLOCKS) as u32;
         let is_changed = |index: &u32| {
@@ -205,15 +206,15 @@ impl BlockMap {
         changed
     }
 
-    /// Marks a leaf as changed, so that the next checkpoint writes it to a new place.
+    /// Marks a leaf as changed, so that the next checkpoint writes it to a new address.
     pub fn touch(&self, index: u32) {
         if let Some(leaf) = self.leaf(u64::from(index)) {
             self.mark_changed(leaf);
         }
     }
 
-    /// Copies a leaf as it is on disk, and returns how many of its blocks are mapped. Words that
-    /// change meanwhile are old or new.
+    /// Copies a leaf in its on-disk form, and returns the number of its mapped blocks. Each entry
+    /// that changes meanwhile is copied either old or new.
     pub fn copy_leaf(&self, index: u32, target: &mut [u8]) -> u32 {
         let Some(leaf) = self.leaf(u64::from(index)) else {
             target.fill(0);
@@ -228,7 +229,7 @@ impl BlockMap {
         mapped
     }
 
-    /// Takes a leaf over from its bytes on disk; it does not count as changed.
+    /// Loads a leaf from its on-disk form; it does not count as changed.
     pub fn load_leaf(&self, index: u32, source: &[u8]) {
         let leaf = self.leaf_or_new(u64::from(index));
         let mut mapped = 0;
@@ -248,14 +249,14 @@ fn empty_leaves() -> Box<[AtomicPtr<Leaf>]> {
     unsafe { Box::new_zeroed_slice(LEAVES_MAX).assume_init() }
 }
 
-/// Unmapped, and not changed.
+/// A leaf whose entries are unmapped, and that is not changed.
 #[cfg(not(feature = "model"))]
 fn empty_leaf() -> Box<Leaf> {
-    // SAFETY: that is what all-zero bits are.
+    // SAFETY: all-zero bits are such a leaf.
     unsafe { Box::new_zeroed().assume_init() }
 }
 
-/// Atomics of loom are not bits.
+/// Loom's atomics are no plain bits, so they are constructed one by one.
 #[cfg(feature = "model")]
 fn empty_leaves() -> Box<[AtomicPtr<Leaf>]> {
     (0..LEAVES_MAX).map(|_| AtomicPtr::new(std::ptr::null_mut())).collect()

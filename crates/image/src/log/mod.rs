@@ -1,10 +1,11 @@
-//! The log format: guest writes land one after the other. Format and argument: docs/format.md.
+//! The log format: guest writes are appended in order of arrival. Format and argument:
+//! docs/format.md.
 //!
-//! From the bottom up: what is in the file (`address`, `ids`, `shape`, `superblock`, `record`,
-//! `root`), how records are made (`head`, `record_builder`), what is in memory (`map`, `segments`,
-//! `append`, `core`), how an image is read (`load`, `replay`, `lost_tail`), a queue of it
-//! (`channel`), the thread behind it (`maintenance`), the image as a whole (`disk`, `inspect`), how
-//! one is checked and repaired (`check`), and what makes bad ones on purpose (`corrupter`).
+//! From the bottom up: on-disk structures (`address`, `ids`, `shape`, `superblock`, `record`,
+//! `root`), construction of records (`head`, `record_builder`), in-memory state (`map`, `segments`,
+//! `append`, `core`), loading (`load`, `replay`, `lost_tail`), a queue (`channel`), the thread
+//! behind it (`maintenance`), the image as a whole (`disk`, `inspect`), check and repair (`check`),
+//! and deliberate corruption for tests (`corrupter`).
 
 mod address;
 mod append;

@@ -1,20 +1,21 @@
-//! Which segment to clean next, and where its live blocks go. Pure: numbers in, numbers out.
+//! Selects the next segment to clean, and the lifetime class of its live blocks. Pure: numbers in,
+//! numbers out.
 
-/// Streams of guest data have classes 0 and 1.
+/// Highest class of guest data: its streams have classes 0 and 1.
 pub const LIFETIME_GUEST_MAX: u8 = 1;
-/// Copies of blocks that had been cleaned for the first time.
+/// Copies of blocks that were cleaned for the first time.
 pub const LIFETIME_CLEANED: u8 = 2;
-/// Copies of copies, by how long their blocks have lived.
+/// Copies of copies, the youngest class by age of their blocks.
 pub const LIFETIME_WARM: u8 = 3;
-/// The same, older.
+/// Copies of copies, older.
 pub const LIFETIME_COOL: u8 = 4;
-/// The same, oldest.
+/// Copies of copies, oldest.
 pub const LIFETIME_COLD: u8 = 5;
-/// What `compact` has put in order.
+/// Data sorted by `compact` or re-sorting.
 pub const LIFETIME_SORTED: u8 = 6;
 /// Leaves and roots of the map.
 pub const LIFETIME_MAP: u8 = 7;
-/// Classes in all.
+/// Number of classes.
 pub const LIFETIMES: usize = 8;
 
 /// A segment that may be cleaned.
@@ -28,33 +29,33 @@ pub struct Candidate {
     pub age: u64,
 }
 
-/// The age of a segment counts by this power. With the age itself, as in LFS, a simulation of this
-/// log copies 15 to 30 % more under skew (zipf .99, 80/20) and 5 % more where all blocks are
-/// alike: it takes old segments that would have emptied further. Powers of 0.35 to 0.6 do as well
-/// as this one; 0 is greedy, which never cleans cold segments.
+/// Exponent of the age of a segment in its score. With the age itself, as in LFS, a simulation of
+/// this log copies 15 to 30 % more under skew (zipf .99, 80/20) and 5 % more where all blocks are
+/// alike: it picks old segments that would have emptied further. Exponents of 0.35 to 0.6 do as
+/// well as this one; 0 is greedy, which never cleans cold segments.
 pub const AGE_POWER: f64 = 0.5;
 
 impl Candidate {
-    /// How much it pays to clean this segment now: benefit over cost, as in LFS (Rosenblum 1991,
-    /// section 3.5), which is space won and how long it will stay won, against reading the segment
-    /// and writing what lives.
+    /// Returns benefit over cost of cleaning this segment now, as in LFS (Rosenblum 1991, section
+    /// 3.5): space freed times how long it will stay free, over reading the segment and writing its
+    /// live blocks.
     pub fn score(&self, age_power: f64) -> f64 {
         let u = f64::from(self.live) / f64::from(self.blocks);
         (1.0 - u) * (self.age.max(1) as f64).powf(age_power) / (1.0 + u)
     }
 }
 
-/// Sorts copies by expected lifetime (after SepBIT, FAST'22): blocks that survived together die
-/// together.
+/// Classifies copies by expected lifetime (after SepBIT, FAST'22): blocks that survived together
+/// die together.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lifetimes {
-    /// How long segments of guest data live until they are cleaned, in guest blocks written; a
-    /// running mean.
+    /// Running mean of the age at which segments of guest data are cleaned, in guest blocks
+    /// written.
     typical: f64,
 }
 
 impl Lifetimes {
-    /// The class for the live blocks of a victim of this class and age.
+    /// Returns the class for the live blocks of a victim of this class and age.
     pub fn lifetime_for(&mut self, victim: u8, age: u64) -> u8 {
         let age = age as f64;
         if victim <= LIFETIME_GUEST_MAX {

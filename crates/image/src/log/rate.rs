@@ -1,26 +1,28 @@
-//! What guests' writes owe to cleaning: while copies are being made, guests write in proportion to
-//! what is won, and the less room is left the more a block costs. So they are slowed down a little
-//! at a time and early, not stopped for a whole segment when nothing is left.
+//! Throttles guest writes in proportion to cleaning: while copies are being made, guests may write
+//! in proportion to the space that cleaning frees, and each block costs more the less space is
+//! left. So writes slow down early and gradually, instead of stopping for a whole segment when none
+//! is left.
 //!
-//! It holds writes only between [`begin`](CleaningRate::begin) and [`end`](CleaningRate::end): what
-//! never begins never stops anybody. Pure: numbers in, numbers out.
+//! It holds writes only between [`begin`](CleaningRate::begin) and [`end`](CleaningRate::end):
+//! while no copies are made, no write waits. Pure: numbers in, numbers out.
 
 use flowstone_block::mutant;
 
-/// A price of one: a block may be written for a block that is won.
+/// Price of one block of credit for each block written.
 const ONE: u64 = 256;
-/// The price when the last segment that writes may open is full. Where it is one, half of the room
-/// is left, and cleaning keeps up.
+/// Price when the last segment that writes may open is full. At half of the room the price is one,
+/// and cleaning keeps up.
 const PRICE_MOST: u64 = 2 * ONE;
-/// What can be saved up, in blocks: writes come in batches, and so do copies, in runs of 4 MiB.
+/// Maximum credit, in blocks: writes come in batches, and so do copies, in runs of 4 MiB.
 const CREDIT_MOST: i64 = 1024 * ONE as i64;
-/// What can be owed. Nothing is won while a checkpoint is made or a victim is chosen.
+/// Maximum debt. No credit is earned while a checkpoint is made or a victim is chosen.
 const DEBT_MOST: i64 = 128 * ONE as i64;
 
 /// See the module.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CleaningRate {
-    /// Blocks of the segments that writes may still open, and how many of those make writes free.
+    /// Blocks of the segments that writes may still open, and the number from which on writes are
+    /// free of charge.
     left: u64,
     free_from: u64,
     credit: i64,
@@ -29,42 +31,41 @@ pub struct CleaningRate {
 }
 
 impl CleaningRate {
-    /// So many blocks are in segments that writes may still open. With `free_from` or more, they
-    /// owe nothing.
+    /// Sets the number of blocks in segments that writes may still open. With `free_from` or more,
+    /// writes are free of charge.
     pub fn set_room(&mut self, left: u64, free_from: u64) {
         (self.left, self.free_from) = (left, free_from);
     }
 
-    /// Writes have opened a segment.
+    /// Counts a segment opened by writes.
     pub fn opened(&mut self, blocks: u32) {
         self.left = self.left.saturating_sub(blocks.into());
     }
 
-    /// Copies are being made from now on.
+    /// Starts charging: copies are made from now on.
     pub fn begin(&mut self) {
         self.copying = true;
     }
 
-    /// No copies are being made. Returns whether writes wait.
+    /// Stops charging: no copies are made. Returns whether writes wait.
     pub fn end(&mut self) -> bool {
         self.copying = false;
         std::mem::take(&mut self.held)
     }
 
-    /// Work has been done that wins `blocks / parts` blocks. Returns whether writes wait that may
-    /// go on.
+    /// Credits work that frees `blocks / parts` blocks. Returns whether waiting writes may go on.
     pub fn won(&mut self, blocks: u64, parts: u64) -> bool {
         let credit = blocks.saturating_mul(ONE) / parts.max(1);
         self.credit = self.credit.saturating_add_unsigned(credit).min(CREDIT_MOST);
         self.credit > 0 && std::mem::take(&mut self.held)
     }
 
-    /// Whether copies have won all that can be saved up.
+    /// Returns whether the credit is at its maximum.
     pub fn is_ahead(&self) -> bool {
         self.credit >= CREDIT_MOST
     }
 
-    /// Whether a write may go on in a head with room for so many blocks.
+    /// Returns whether a write may go on in a head with room for `head_room` blocks.
     pub fn admit(&mut self, head_room: u32) -> bool {
         let pays = self.copying || mutant("log.rate.holds-when-nothing-is-copied");
         let admitted = !pays || self.credit > 0 || self.price(head_room) == 0;
@@ -72,13 +73,13 @@ impl CleaningRate {
         admitted
     }
 
-    /// Whether a write waits.
+    /// Returns whether a write waits.
     #[cfg(test)]
     pub fn is_holding(&self) -> bool {
         self.held
     }
 
-    /// A write of so many blocks has a place in such a head.
+    /// Charges a write of `blocks` blocks in a head with room for `head_room` blocks.
     pub fn wrote(&mut self, blocks: u32, head_room: u32) {
         let price = self.price(head_room) * u64::from(blocks);
         self.credit = self.credit.saturating_sub(price as i64).max(-DEBT_MOST);
@@ -96,9 +97,9 @@ mod tests {
 
     const SEGMENT: u64 = 1000;
 
-    /// A guest that writes as fast as it may beside a worker that makes `speed` blocks of copies
-    /// while the guest could write one block, each of which wins `gain` percent of a block. Returns
-    /// the room that was left in the end, the longest wait, and what was written.
+    /// Simulates a guest that writes as fast as it may beside a worker that makes `speed` blocks of
+    /// copies while the guest could write one block, each of which frees `gain` percent of a block.
+    /// Returns the room left at the end, the longest wait, and the blocks written.
     fn race(speed: u64, gain: u64, steps: u64) -> (u64, u64, u64) {
         let mut rate = CleaningRate::default();
         let (mut left, mut head, mut won) = (3 * SEGMENT, SEGMENT, 0);
@@ -133,7 +134,7 @@ mod tests {
 
     #[test]
     fn guests_that_outrun_cleaning_are_slowed_and_never_stopped() {
-        // Copies win half a block for each block that the guest could write.
+        // Copies free half a block for each block that the guest could write.
         let (left, longest, written) = race(1, 50, 200_000);
         assert!(left > SEGMENT / 2, "{left}");
         assert!(longest < 400, "{longest}");

@@ -13,46 +13,47 @@ use super::ids::{Incarnation, Sequence};
 const MAGIC: [u8; 4] = *b"FLRC";
 /// Entries that fit in a header.
 pub const ENTRIES_MAX: usize = (BLOCK_BYTES - size_of::<RawHeader>()) / size_of::<RawEntry>();
-/// Blocks that one trim entry covers at most: they are unmapped one by one.
+/// Maximum number of blocks of one trim entry: they are unmapped one by one.
 pub const TRIM_BLOCKS_MAX: u32 = 1 << 15;
-/// No record is longer than the largest segment.
+/// Maximum length of a record: that of the largest segment.
 const RECORD_BLOCKS_MAX: u32 = 1 << 18;
 /// Blocks of a leaf on disk.
 pub const LEAF_ON_DISK_BLOCKS: u32 = 4;
 
-/// What a record is for.
+/// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
-    /// Guest writes and trims, in the order.
+    /// Guest writes and trims, in the order of guest writes.
     Writes = 1,
-    /// The end of a segment, in the order: the stream goes on elsewhere.
+    /// The end of a segment, in the order of guest writes: the stream goes on in another segment.
     Seal = 2,
-    /// Copies that cleaning made; never replayed.
+    /// Copies made by the cleaner, in an order of their own; replay applies those that have a
+    /// `link`.
     Relocated = 3,
     /// Leaves and roots of the map; never replayed.
     Map = 4,
 }
 
-/// One thing that a record says.
+/// One entry of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// A guest block; its data is the next payload block.
     Data { lba: u64, checksum: u32 },
-    /// A range of guest blocks that reads as zeroes from now on.
+    /// A range of guest blocks that becomes unmapped.
     Trim { lba: u64, count: u32 },
-    /// A leaf of the map; the next payload blocks.
+    /// A leaf of the map, in the next payload blocks.
     Leaf { leaf: u32, checksum: u32 },
-    /// A root of the map; the next payload blocks.
+    /// A root of the map, in the next payload blocks.
     Root { blocks: u32, checksum: u32 },
-    /// The serial of the segment that a seal leads to.
+    /// The incarnation of the segment that a seal leads to.
     Next { incarnation: Incarnation },
-    /// A guest block that cleaning copied from address `from`; the next payload block.
+    /// A guest block that the cleaner copied from address `from`, in the next payload block.
     Moved { lba: u64, from: Address, checksum: u32 },
 }
 
 impl Entry {
-    /// The guest blocks that it says something about; none for structures.
+    /// Returns the guest blocks that it concerns; none for structures.
     pub const fn blocks(self) -> Range<u64> {
         match self {
             Self::Data { lba, .. } | Self::Moved { lba, .. } => lba..lba + 1,
@@ -61,7 +62,7 @@ impl Entry {
         }
     }
 
-    /// Payload blocks that belong to it.
+    /// Returns the number of its payload blocks.
     pub const fn payload_blocks(self) -> u32 {
         match self {
             Self::Data { .. } | Self::Moved { .. } => 1,
@@ -72,11 +73,11 @@ impl Entry {
     }
 }
 
-/// What a header says besides its entries.
+/// Fields of a header, without the entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     pub incarnation: Incarnation,
-    /// 0 for records outside the order.
+    /// 0 for records outside the order of guest writes.
     pub sequence: Sequence,
     pub durable: Sequence,
     pub generation: u64,
@@ -85,12 +86,12 @@ pub struct Header {
     pub kind: Kind,
     pub payload_blocks: u32,
     /// For a seal: the segment in which the stream goes on. For copies that replay may use: the
-    /// serial of the one segment they come from. Otherwise 0.
+    /// incarnation of the one segment they come from. Otherwise 0.
     pub link: u64,
 }
 
 impl Header {
-    /// Blocks of the whole record.
+    /// Returns the blocks of the whole record.
     pub const fn record_blocks(&self) -> u32 {
         1 + self.payload_blocks
     }
@@ -171,7 +172,7 @@ impl From<Entry> for RawEntry {
     }
 }
 
-/// Makes and checks headers of one image: their checksums are seeded with its identity.
+/// Encodes and decodes headers of one image: their checksums are seeded with its identity.
 #[derive(Clone, Copy, Debug)]
 pub struct Codec {
     seed: u32,
@@ -247,7 +248,7 @@ impl Codec {
         })
     }
 
-    /// Makes the checksum of a header block fit what is in it.
+    /// Recomputes the checksum of a header block.
     #[cfg(any(test, feature = "testing"))]
     pub fn seal(&self, block: &mut [u8; BLOCK_BYTES]) {
         let raw: &mut RawBlock = zerocopy::transmute_mut!(block);

@@ -1,4 +1,5 @@
-//! A record in the making: its header block, which is filled last, and the payload of its entries.
+//! A record under construction: its header block, which is filled last, and the payload of its
+//! entries.
 
 use std::ops::Range;
 
@@ -16,7 +17,7 @@ pub struct RecordBuilder {
     /// Payload blocks in use.
     payload: u32,
     payload_max: u32,
-    /// Blocks of data whose checksum is still to be computed.
+    /// Payload blocks whose checksum is not computed yet.
     unsummed: Vec<u32>,
 }
 
@@ -27,20 +28,19 @@ impl RecordBuilder {
         Self { buffer: AlignedBuf::zeroed(bytes), entries, payload: 0, payload_max, unsummed }
     }
 
-    /// Empties it for another use.
+    /// Empties the builder for reuse.
     pub fn clear(&mut self) {
         self.entries.clear();
         self.unsummed.clear();
         self.payload = 0;
     }
 
-    /// Gives away the memory of the record, as it has been [finished](Self::finish), for other
-    /// memory of that size.
+    /// Swaps the memory of the [finished](Self::finish) record for other memory of the same size.
     pub fn exchange_buffer(&mut self, other: AlignedBuf) -> AlignedBuf {
         std::mem::replace(&mut self.buffer, other)
     }
 
-    /// Bytes of memory that a record of at most so many blocks has.
+    /// Returns the bytes of memory for a record of at most `payload_max` payload blocks.
     pub const fn buffer_bytes(payload_max: u32) -> usize {
         (1 + payload_max as usize) * BLOCK_BYTES
     }
@@ -58,12 +58,13 @@ impl RecordBuilder {
         self.payload + blocks <= self.payload_max
     }
 
-    /// How many entries of one block, or of none, may be added while none of another kind is.
+    /// Returns how many entries with at most one payload block can still be added, if only such are
+    /// added.
     pub fn room(&self) -> u32 {
         (self.payload_max - self.payload).min((ENTRIES_MAX - self.entries.len()) as u32)
     }
 
-    /// Adds an entry, for which there must be room. Returns where its payload belongs.
+    /// Adds an entry, for which there must be room. Returns the memory of its payload.
     pub fn push(&mut self, entry: Entry) -> &mut [u8] {
         let (first, count) = (self.payload, entry.payload_blocks());
         if matches!(entry, Entry::Data { .. }) {
@@ -74,9 +75,9 @@ impl RecordBuilder {
         self.blocks(first, count)
     }
 
-    /// Adds blocks of data that follow one another on the disk, for which there must be room.
-    /// `fill` gets the number of each and where its content belongs; the block is summed at once,
-    /// while it is in the CPU's first cache.
+    /// Adds consecutive blocks of data, for which there must be room. `fill` gets the index of each
+    /// and the memory for its content; the checksum is computed at once, while the block is in the
+    /// L1 cache.
     pub fn push_run(&mut self, lbas: Range<u64>, mut fill: impl FnMut(usize, &mut [u8])) {
         let (first, count) = (self.payload, (lbas.end - lbas.start) as u32);
         self.payload += count;
@@ -93,14 +94,14 @@ impl RecordBuilder {
         &mut self.buffer[start..start + count as usize * BLOCK_BYTES]
     }
 
-    /// The payload block with this number, to be changed.
+    /// Returns the payload block with this number, to be changed.
     pub fn block(&mut self, number: u32) -> &mut [u8] {
         self.unsummed.push(number);
         self.blocks(number, 1)
     }
 
-    /// What the record already says about a block, as the payload block that holds it; `Some(None)`
-    /// if it has been trimmed.
+    /// Returns what the record already holds of a block: the number of its payload block, or
+    /// `Some(None)` if it has been trimmed.
     pub fn mentions(&self, lba: u64) -> Option<Option<u32>> {
         let mut payload = self.payload;
         for entry in self.entries.iter().rev() {
@@ -118,8 +119,8 @@ impl RecordBuilder {
         None
     }
 
-    /// Blocks of data in the order of the payload: LBA, checksum, content. For records of guests,
-    /// whose other entries have no payload.
+    /// Iterates over the data blocks in payload order: LBA, checksum, content. For records of
+    /// guests, whose other entries have no payload.
     pub fn data(&self) -> impl Iterator<Item = (u64, u32, &[u8])> {
         let mut payload = self.buffer[BLOCK_BYTES..].chunks_exact(BLOCK_BYTES);
         self.entries.iter().filter_map(move |entry| match *entry {
@@ -128,7 +129,7 @@ impl RecordBuilder {
         })
     }
 
-    /// Computes the checksums of blocks that were not pushed as a run, or have been changed since.
+    /// Computes the checksums of blocks that were not pushed as a run, or have changed since.
     pub fn sum(&mut self) {
         if self.unsummed.is_empty() {
             return;
@@ -147,7 +148,7 @@ impl RecordBuilder {
         self.unsummed.clear();
     }
 
-    /// Fills the header block. Returns the whole record, to be written at its place.
+    /// Fills the header block. Returns the bytes of the whole record, to be written at its place.
     pub fn finish(&mut self, codec: Codec, placed: &Placed) -> &mut [u8] {
         let bytes = (1 + self.payload as usize) * BLOCK_BYTES;
         codec.encode(&placed.header, &self.entries, &mut self.buffer[..BLOCK_BYTES]);

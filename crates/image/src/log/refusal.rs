@@ -7,14 +7,14 @@ use flowstone_block::{Errno, Error};
 use super::address::Address;
 use crate::damage::Flaw;
 
-/// What is wrong with an image.
+/// Why an image could not be loaded.
 #[derive(Debug)]
 pub enum LoadError {
     /// It is not a log image.
     Foreign,
-    /// It is of a later version.
+    /// It uses a later version or unknown features.
     Unsupported(String),
-    /// It is one, and something in it is not as it was written.
+    /// It is a log image, and a part of it is damaged.
     Damaged(Flaw),
     /// The host could not read it.
     Host(Errno),
@@ -27,12 +27,12 @@ impl From<Errno> for LoadError {
 }
 
 impl LoadError {
-    /// The host could not even be asked.
+    /// The host file could not be used at all.
     pub fn of_host(error: io::Error) -> Self {
         Self::Host(Errno::from_io_error(&error).unwrap_or(Errno::IO))
     }
 
-    /// As an error about the image `name`.
+    /// Converts it to an error about the image `name`.
     pub fn explain(self, name: &str) -> Error {
         match self {
             Self::Foreign => {

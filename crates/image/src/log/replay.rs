@@ -1,12 +1,12 @@
-//! Roll-forward: the records that were written after the newest checkpoint, in their order.
+//! Roll-forward: applies the records written after the newest checkpoint, in order.
 //!
-//! Streams of guest data are merged by sequence number. The first record that is not whole ends the
-//! replay; what lies behind it had not completed when the daemon died, or had not been flushed when
-//! power went.
+//! Streams of guest data are merged by sequence number. The first incomplete record ends the
+//! replay; records behind it had not completed when the daemon died, or had not been flushed when
+//! power was lost.
 //!
-//! Copies that cleaning made are put in where they were made, between the guest's records: then a
-//! block moves only if it is where it was. A copy that is missing leaves its block in the old
-//! place, which is there as long as the copy was not durable.
+//! Copies made by the cleaner are applied at the point between the guest's records where they were
+//! made: so a block moves only if its address is still the one it was copied from. A missing copy
+//! leaves its block at the old address, which stays valid as long as the copy was not durable.
 
 use std::ops::RangeInclusive;
 
@@ -28,25 +28,25 @@ use super::window::Window;
 use crate::Progress;
 use crate::damage::Flaw;
 
-/// What replay found.
+/// Result of a replay.
 #[derive(Clone, Debug, Default)]
 pub struct Replay {
     pub next_sequence: Sequence,
-    /// Records applied, and the blocks they take.
+    /// Records applied, and their blocks.
     pub records: u64,
     pub blocks: u64,
-    /// Guest blocks among them.
+    /// Guest blocks among the applied blocks.
     pub guest_blocks: u64,
-    /// Where each stream ended.
+    /// End of each stream.
     pub heads: [HeadPlace; STREAMS_MAX],
-    /// Signs that the medium has lost something it had promised to keep.
+    /// Evidence that the medium has lost data that was durable.
     pub damage: Option<Flaw>,
-    /// What is lost is a newer superblock: nothing here may be trusted.
+    /// The lost part is a newer superblock: nothing here may be trusted.
     pub is_stale: bool,
 }
 
 impl Replay {
-    /// Of an image that was closed in order.
+    /// Replay of an image that was closed cleanly.
     pub fn nothing(superblock: &Superblock) -> Self {
         Self {
             next_sequence: superblock.next_sequence,
@@ -60,15 +60,15 @@ fn first_heads(superblock: &Superblock) -> [HeadPlace; STREAMS_MAX] {
     std::array::from_fn(|stream| superblock.heads[stream])
 }
 
-/// One stream, as far as it has been replayed.
+/// Read position in one stream.
 struct Cursor {
     lifetime: u8,
     head: HeadPlace,
     window: Window,
     header: Option<Header>,
     entries: Vec<Entry>,
-    /// For copies, the number of the record before. Each has a higher one, or seals could lead in a
-    /// circle.
+    /// For copies, the sequence number of the previous record. It must increase, or seals could
+    /// form a cycle.
     last: Sequence,
 }
 
@@ -81,7 +81,7 @@ struct Replayer<'a> {
     blocks: u64,
 }
 
-/// What the records of an image are read by, and who hears of it.
+/// Parameters for reading the records of an image, and the progress to report to.
 #[derive(Clone, Copy)]
 pub struct Medium<'a> {
     pub shape: Shape,
@@ -91,7 +91,7 @@ pub struct Medium<'a> {
 }
 
 impl Medium<'_> {
-    /// So many segments that guests' records were in have been read.
+    /// Reports segments with guests' records that have been read.
     fn tell(&self, segments: usize) {
         if let Some(progress) = self.progress {
             progress.add(segments as u64);
@@ -99,7 +99,7 @@ impl Medium<'_> {
     }
 }
 
-/// Applies everything after the checkpoint to `map`, and notes the segments it is in.
+/// Applies all records after the checkpoint to `map`, and marks the segments they are in.
 pub fn replay(
     reader: &mut BlockingFile,
     superblock: &Superblock,
@@ -150,7 +150,7 @@ pub fn replay(
     Ok(found)
 }
 
-/// The stream whose record is applied next; none if no stream has it.
+/// Returns the stream whose record is applied next; `None` if no stream has it.
 fn whose_turn<'cursors>(
     guests: &'cursors mut [Cursor],
     copies: &'cursors mut [Cursor],
@@ -165,9 +165,9 @@ fn whose_turn<'cursors>(
     match (guest, copy) {
         (Some(guest), Some(copy)) => {
             // EQUIVALENT: log.replay.copies-after-guests. A copy moves a block only if its map
-            // entry is what it was copied from; a guest's record makes that entry again only
-            // with the same content in the same place, and the copy has that content too:
-            // replay has checked it, and its segment is pinned until the next checkpoint.
+            // entry is still the one it was copied from; a guest's record restores that entry only
+            // with the same content at the same address, and the copy has that content too: replay
+            // has checked it, and its segment is pinned until the next checkpoint.
             let goes_first = copy.was_made_by(next) && !mutant("log.replay.copies-after-guests");
             Some(if goes_first { copy } else { guest })
         }
@@ -204,14 +204,15 @@ impl Cursor {
         self.header.map(|header| header.sequence)
     }
 
-    /// For copies: whether the guest had written no more than this when they were made.
+    /// For copies: returns whether no guest record from `next` on had committed when they were
+    /// made.
     fn was_made_by(&self, next: Sequence) -> bool {
         self.header.is_some_and(|header| header.durable <= next)
     }
 }
 
 impl Replayer<'_> {
-    /// Cursors at the heads of the streams of these lifetimes.
+    /// Returns cursors at the heads of the streams of these lifetimes.
     fn start(
         &mut self,
         superblock: &Superblock,
@@ -236,7 +237,7 @@ impl Replayer<'_> {
         Ok(cursor.window.show(self.reader, self.shape, self.file_blocks, segment, first, count)?)
     }
 
-    /// Reads the header at the cursor, if there is one that belongs there.
+    /// Reads the header at the cursor, if a record of its stream is there.
     fn look(&mut self, cursor: &mut Cursor) -> Result<(), LoadError> {
         cursor.header = None;
         let at = cursor.head.block;
@@ -259,7 +260,7 @@ impl Replayer<'_> {
         Ok(())
     }
 
-    /// Applies the record at the cursor and moves on; `false` if it is not whole.
+    /// Applies the record at the cursor and advances it; `false` if the record is incomplete.
     fn apply(
         &mut self,
         cursor: &mut Cursor,
@@ -305,7 +306,7 @@ impl Replayer<'_> {
         Ok(true)
     }
 
-    /// Whether all data of the record is there, and is for this disk.
+    /// Returns whether all data of the record matches its checksums and lies on this disk.
     fn is_whole(&self, cursor: &Cursor, first: u32) -> bool {
         let mut block = first;
         cursor.entries.iter().all(|entry| match *entry {
@@ -323,7 +324,8 @@ impl Replayer<'_> {
         })
     }
 
-    /// Looks behind the end for a record that knows the end to be durable: then this is no end.
+    /// Looks behind the end for a record that states the end to be durable: then the log is
+    /// damaged.
     fn find_promises(
         &mut self,
         cursor: &mut Cursor,
@@ -353,8 +355,8 @@ impl Replayer<'_> {
     }
 }
 
-/// Puts the copies of the record at `address` into the map, where their block is still in the place
-/// it was copied from.
+/// Applies the copies of the record at `address` to the map, for blocks that are still at the
+/// address they were copied from.
 fn move_blocks(cursor: &Cursor, address: Address, map: &BlockMap) {
     let mut payload = 0;
     for entry in &cursor.entries {

@@ -1,4 +1,4 @@
-//! Decides which kinds of records may open a segment; nothing else does. Why the cleaner then
+//! Decides which kinds of records may open a segment; no other code does. Why the cleaner then
 //! always has room to make progress, and a trim always finds a place: docs/format.md section 9,
 //! "Reserves".
 //!
@@ -9,24 +9,24 @@ use super::shape::{self, Shape};
 #[cfg(test)]
 mod tests;
 
-/// What a segment is opened for.
+/// Kind of record that a segment is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opener {
-    /// A record of a guest that brings data.
+    /// A record of a guest with data.
     Write,
     /// A record of a guest that only unmaps blocks.
     Trim,
     /// Copies of live blocks.
     Copy,
-    /// Leaves and roots of the map, and the heads that replace those a crash or a failure ended.
+    /// Leaves and roots of the map, and the heads that replace those ended by a crash or a failure.
     Map,
 }
 
-/// Segments of the cleaner's own: one for the copies that do not fit into its open stream, and one
-/// so that it need not wait for the sync that frees its victim.
+/// Segments reserved for the cleaner: one for the copies that do not fit into its open stream, and
+/// one so that it need not wait for the sync that frees its victim.
 const CLEANING_SEGMENTS: u32 = 2;
 
-/// What the size of the reserves depends on.
+/// Inputs of the size of the reserves.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand {
     pub shape: Shape,
@@ -34,29 +34,30 @@ pub struct Demand {
     pub changed_leaves: u64,
     /// Leaves of the map in memory.
     pub leaves: u64,
-    /// Leaves of a full map of the disk.
+    /// Leaves of the map when every block of the disk is mapped.
     pub disk_leaves: u64,
-    /// Segments that blocks of guests are appended to, and the one about to be opened if it
+    /// Segments that blocks of guests are appended to, plus the one about to be opened if it
     /// replaces none of them. Each of their blocks may change another leaf.
     pub open_for_data: u32,
-    /// Entries of records that have a place and have not committed.
+    /// Entries of records that are placed and have not committed.
     pub in_flight: u64,
-    /// Segments that hold something.
+    /// Segments in use.
     pub used: u32,
-    /// Those of them that hold maps.
+    /// Segments in use that hold maps.
     pub map_segments: u32,
 }
 
-/// Segments that are kept for each kind of record.
+/// Segments reserved for each kind of record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reserve {
-    /// For new heads after a failure, the next checkpoint, and what the map may still grow by.
+    /// For new heads after a failure, the next checkpoint, and the growth of the map.
     pub checkpoints: u32,
-    /// For records that only trim: a head for each stream, and one to go on in.
+    /// For records that only trim: a head for each stream, and one to continue in.
     pub trims: u32,
     /// For copies.
     pub cleaning: u32,
-    /// Segments that the map takes at most when none of them can be cleaned, the open one included.
+    /// Maximum number of segments of the map when none of them can be cleaned, including the open
+    /// one.
     pub map_full: u32,
     /// Leaves that the next checkpoint may write.
     pub leaves: u64,
@@ -82,7 +83,8 @@ impl Reserve {
         }
     }
 
-    /// Segments that must be left, besides the heads that only trims use, when this one is opened.
+    /// Returns the number of segments that must remain, besides the heads that only trims use, when
+    /// one is opened for `opener`.
     pub const fn left_by(&self, opener: Opener) -> u32 {
         match opener {
             Opener::Map => 0,
@@ -92,8 +94,8 @@ impl Reserve {
         }
     }
 
-    /// Whether one of `available` segments may be opened. `trim_heads` are the heads that only
-    /// trims use: they are a part of what is kept for trims.
+    /// Returns whether one of `available` segments may be opened. `trim_heads` are the heads that
+    /// only trims use: they count towards the segments reserved for trims.
     pub const fn may_open(&self, opener: Opener, available: u32, trim_heads: u32) -> bool {
         let kept = match opener {
             Opener::Write | Opener::Copy => trim_heads,
@@ -103,56 +105,56 @@ impl Reserve {
     }
 }
 
-/// Segments above what writes must leave at which cleaning begins.
+/// Cleaning begins when writes have this many segments left.
 pub const SLACK_SEGMENTS: u32 = 4;
-/// Dead segments are freed together, so many blocks and so many segments at most: each time costs
-/// an fdatasync, and what waits is room that cleaning lacks.
+/// Dead segments are freed together, at most this many blocks and segments: each time costs an
+/// fdatasync, and unfreed segments are room that cleaning lacks.
 const FREED_TOGETHER_BLOCKS: u32 = (16 << 20) / 4096;
 const FREED_TOGETHER: u32 = 3;
-/// A checkpoint to free dead segments must cost so many times less for each block than cleaning: it
-/// only frees earlier what the next one would free, and cleaning wins room that nothing else wins.
+/// A checkpoint to free dead segments must cost this factor less per block than cleaning: it only
+/// frees earlier what the next one would free, and cleaning frees space that nothing else frees.
 const CHECKPOINT_FACTOR: u64 = 2;
 
-/// What the next step of the maintenance worker depends on.
+/// Inputs of the next step of the maintenance worker.
 #[derive(Clone, Copy, Debug)]
 pub struct View {
     pub reserve: Reserve,
     pub available: u32,
     pub trim_heads: u32,
-    /// Segments without live blocks, and how many of them need no checkpoint.
+    /// Segments without live blocks, and the number of those that need no checkpoint.
     pub dead: u32,
     pub freeable: u32,
     pub map_segments: u32,
     pub segment_blocks: u32,
 }
 
-/// What the maintenance worker does to make room.
+/// A step of the maintenance worker to free space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// There is room.
+    /// There is enough room.
     Nothing,
     /// A sync frees dead segments.
     SyncAndFree,
     /// A checkpoint frees dead segments.
     Checkpoint,
-    /// Segments of the map first: they have taken segments that are counted for other records.
+    /// Clean segments of the map first: they have taken segments reserved for other records.
     CleanMap,
-    /// Any segment that is worth it.
+    /// Clean any segment that is worth it.
     Clean,
 }
 
 impl View {
-    /// Segments that writes may still open.
+    /// Returns the number of segments that writes may still open.
     pub const fn left_for_writes(&self) -> u32 {
         (self.available + self.trim_heads).saturating_sub(self.reserve.left_by(Opener::Write))
     }
 
-    /// Whether writes have to wait, or soon will.
+    /// Returns whether writes have to wait, or soon will.
     pub const fn is_urgent(&self) -> bool {
         self.left_for_writes() <= 1
     }
 
-    /// Whether so many segments are worth a sync.
+    /// Returns whether freeing `segments` segments is worth a sync.
     const fn is_worth_sync(&self, segments: u32) -> bool {
         segments >= FREED_TOGETHER || segments * self.segment_blocks >= FREED_TOGETHER_BLOCKS
     }
@@ -161,8 +163,8 @@ impl View {
         self.is_worth_sync(self.freeable) || self.is_urgent() && self.freeable > 0
     }
 
-    /// Whether a checkpoint that writes so many blocks frees what is dead for less than it costs to
-    /// copy the live blocks of the best victim.
+    /// Returns whether a checkpoint of `checkpoint` blocks frees the dead segments at a lower cost
+    /// than copying the live blocks of the best victim.
     pub fn checkpoint_is_cheaper(&self, checkpoint: u64, victim_live: Option<u32>) -> bool {
         let Some(live) = victim_live else { return self.dead > 0 };
         let segment = u64::from(self.segment_blocks);
@@ -172,7 +174,7 @@ impl View {
             && checkpoint * CHECKPOINT_FACTOR * won_by_cleaning < u64::from(live) * won
     }
 
-    /// Whether copies can have one more segment at most: then they share one.
+    /// Returns whether copies can have at most one more segment: then they share one.
     pub const fn is_tight(&self) -> bool {
         self.available + self.trim_heads <= self.reserve.left_by(Opener::Copy) + 1
     }

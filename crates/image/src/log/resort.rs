@@ -1,4 +1,4 @@
-//! When the re-sorting pass may work and what it may write, and what is told of it.
+//! Limits and statistics of the re-sorting pass.
 
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -6,35 +6,35 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::parse_size;
 
-/// How long a budget lasts.
+/// Period of a budget.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The pass works beside fewer requests a second.
+/// Maximum load, in requests per second, beside which the pass works.
 const LIGHT_RATE: u32 = 4;
-/// That many may come at once: a commit of a guest's file system is a few.
+/// Requests that may come at once within a light load: a commit of a guest's file system is a few.
 const LIGHT_BURST: u32 = 16;
-/// More than light loads are forgotten in this time.
+/// Time after which a higher load is forgotten.
 const FORGETS: Duration = Duration::from_secs(20);
-/// What is asked for often comes in more requests than one: so long after each the pass waits.
+/// Rest after each guest request: one request often is followed by more.
 const REST: Duration = Duration::from_millis(200);
-/// Reads that are counted between two looks.
+/// Maximum number of reads counted between two looks.
 const READS_MAX: u32 = LIGHT_BURST + LIGHT_RATE * FORGETS.as_secs() as u32;
 
-/// How much the re-sorting pass of a log image may write to the file in a day, copies, headers and
-/// maps together. It puts blocks that guests have scattered in the order of their LBAs again.
+/// Bytes that the re-sorting pass of a log image may write to the file in a day: copies, headers
+/// and maps. The pass puts blocks that guests have scattered back in LBA order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ResortLimit {
-    /// There is no such pass.
+    /// No re-sorting.
     #[default]
     Off,
     /// A tenth of the disk's size.
     Tenth,
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
 }
 
 impl ResortLimit {
-    /// In bytes, for a disk of so many.
+    /// Returns the limit in bytes, for a disk of `disk` bytes.
     pub const fn bytes(self, disk: u64) -> u64 {
         match self {
             Self::Off => 0,
@@ -47,7 +47,7 @@ impl ResortLimit {
 impl FromStr for ResortLimit {
     type Err = String;
 
-    /// A size, or `off`.
+    /// Parses a size, or `off`.
     fn from_str(text: &str) -> Result<Self, String> {
         match (text, parse_size(text)) {
             ("off", _) => Ok(Self::Off),
@@ -59,7 +59,7 @@ impl FromStr for ResortLimit {
     }
 }
 
-/// What queues and the maintenance worker share.
+/// State shared by queues and the maintenance worker.
 #[derive(Debug, Default)]
 pub struct Resorting {
     /// In bytes per day.
@@ -78,8 +78,8 @@ impl Resorting {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// A guest reads. Written a few times for each look, so that queues do not fight for the cache
-    /// line.
+    /// Counts a read of a guest. Writes at most [`READS_MAX`] times between two looks, so that
+    /// queues do not contend for the cache line.
     pub fn note_read(&self) {
         let reads = self.reads.load(Ordering::Relaxed);
         if reads < READS_MAX {
@@ -87,7 +87,8 @@ impl Resorting {
         }
     }
 
-    /// How often guests have read since the last look, about, and up to [`READS_MAX`].
+    /// Returns and resets the approximate number of guest reads since the last look, up to
+    /// [`READS_MAX`].
     pub fn take_reads(&self) -> u32 {
         match self.reads.load(Ordering::Relaxed) {
             0 => 0,
@@ -103,34 +104,34 @@ impl Resorting {
         self.passes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Bytes written by the pass since the image was opened.
+    /// Returns the bytes written by the pass since the image was opened.
     pub fn written(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
     }
 
-    /// How often all of the disk has been gone through.
+    /// Returns the number of completed passes over the disk.
     pub fn passes(&self) -> u64 {
         self.passes.load(Ordering::Relaxed)
     }
 }
 
-/// What guests ask for: a bucket that leaks as fast as a light load fills it.
+/// Load of the guests: a leaky bucket with the rate of a light load.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestLoad {
-    /// Requests in the bucket, when it was last looked at.
+    /// Requests in the bucket at the last look.
     level: f64,
     looked: Instant,
-    /// When guests were last seen to have asked for something.
+    /// When requests of guests were last seen.
     asked: Instant,
 }
 
 impl GuestLoad {
-    /// Nothing is known of what was before.
+    /// A full bucket: the load before `now` is unknown.
     pub const fn unknown(now: Instant) -> Self {
         Self { level: READS_MAX as f64, looked: now, asked: now }
     }
 
-    /// Guests have made so many requests since the last look.
+    /// Adds the requests made since the last look.
     pub fn look(&mut self, requests: u64, now: Instant) {
         let leaked =
             now.saturating_duration_since(self.looked).as_secs_f64() * f64::from(LIGHT_RATE);
@@ -142,7 +143,7 @@ impl GuestLoad {
         }
     }
 
-    /// From when on the pass may work, if guests ask for nothing until then.
+    /// Returns when the pass may work, if guests make no request until then.
     pub fn is_light_at(&self) -> Instant {
         let excess = (self.level - f64::from(LIGHT_BURST)).max(0.0);
         let light = self.looked + Duration::from_secs_f64(excess / f64::from(LIGHT_RATE));
@@ -150,7 +151,7 @@ impl GuestLoad {
     }
 }
 
-/// What has been written in this day.
+/// Bytes written in the current day.
 #[derive(Debug, Default)]
 pub struct Budget {
     since: Option<Instant>,
@@ -158,7 +159,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Bytes that may still be written.
+    /// Returns the bytes that may still be written.
     pub fn left(&self, limit: u64, now: Instant) -> u64 {
         match self.since {
             Some(since) if now.duration_since(since) < DAY => limit.saturating_sub(self.spent),
@@ -166,8 +167,8 @@ impl Budget {
         }
     }
 
-    /// When something may be written: now, or when this day is over. Never without a limit above
-    /// zero.
+    /// Returns when something may be written: now, or when the current day is over. `None` if the
+    /// limit is zero.
     pub fn next(&self, limit: u64, now: Instant) -> Option<Instant> {
         match self.since {
             _ if limit == 0 => None,
@@ -233,8 +234,8 @@ mod tests {
         assert_eq!(resorting.take_reads(), READS_MAX);
     }
 
-    /// Milliseconds of a minute in which the pass may work beside requests that come so often, the
-    /// first of them after a load that was not light.
+    /// Returns the milliseconds of a minute in which the pass may work beside requests that come at
+    /// this interval, after a load that was not light.
     fn works_beside(requests: u64, each: Duration) -> u128 {
         let step = Duration::from_millis(10);
         let start = Instant::now();

@@ -1,5 +1,4 @@
-//! The map root: which leaves there are, and which segments are in use. Layout: docs/format.md
-//! section 5.
+//! The map root: the leaves of the map, and the segments in use. Layout: docs/format.md section 5.
 
 use super::address::{Address, BLOCK_BYTES};
 use super::ids::{Incarnation, SegmentId};
@@ -7,7 +6,7 @@ use super::map::LEAF_BLOCKS;
 use super::record::LEAF_ON_DISK_BLOCKS;
 use super::shape::{ROOT_HEADER_BYTES, ROOT_LEAF_BYTES, ROOT_SEGMENT_BYTES, root_blocks};
 
-/// Where a leaf of the map is.
+/// Address and checksum of a leaf of the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeafPlace {
     pub leaf: u32,
@@ -15,7 +14,7 @@ pub struct LeafPlace {
     pub checksum: u32,
 }
 
-/// What the root says about a segment.
+/// Entry of the root for a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentNote {
     pub segment: SegmentId,
@@ -33,7 +32,7 @@ pub struct Root {
     pub segments: Vec<SegmentNote>,
 }
 
-/// What a root must agree with.
+/// Limits that a root is checked against.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     /// Blocks of the disk.
@@ -44,7 +43,7 @@ pub struct Bounds {
 }
 
 impl Root {
-    /// The root as whole blocks.
+    /// Encodes the root as whole blocks.
     pub fn encode(&self) -> Vec<u8> {
         let blocks = root_blocks(self.leaves.len() as u64, self.segments.len() as u64);
         let mut bytes = Vec::with_capacity(blocks as usize * BLOCK_BYTES);
@@ -66,7 +65,7 @@ impl Root {
         bytes
     }
 
-    /// Reads a root, and refuses what cannot be: numbers out of range, twice, or out of order.
+    /// Decodes a root, and refuses numbers that are out of range, duplicate or out of order.
     pub fn decode(bytes: &[u8], bounds: Bounds) -> Result<Self, &'static str> {
         let mut reader = Reader { rest: bytes };
         let leaf_count = reader.u32().ok_or("the map root is cut short")?;

@@ -1,8 +1,9 @@
-//! The segments of an image: what each is used for, and how many of its blocks are live.
+//! The segments of an image: state, use and number of live blocks of each.
 //!
 //! Segment states: Free -> Ready -> Open -> Sealed -> Dead -> Free. Dead -> Free requires that what
 //! replaced its blocks is durable, or a crash would bring them back; and that a checkpoint has been
-//! made since it was sealed, or replay would read its records. Nothing may be written there before.
+//! made since it was sealed, or replay would read its records. A dead segment is not written
+//! before.
 
 mod free;
 mod ready;
@@ -20,21 +21,21 @@ use super::address::Address;
 use super::ids::{Incarnation, SegmentId};
 use super::shape::Shape;
 
-/// How many segments are looked at, at most, while the log's lock is held.
+/// Maximum number of segments looked at in one hold of the log's lock.
 pub const LOOK_MOST: usize = 64;
 
 /// All segments of an image.
 pub struct SegmentTable {
     shape: Shape,
-    /// By number; grows to the highest number ever used, so an empty image needs none.
+    /// By number; grows to the highest number ever used, so an empty image needs no memory for it.
     segments: Vec<Segment>,
-    /// How many the image may use, segment 0 included.
+    /// Number of segments that the image may use, including segment 0.
     limit: u32,
     /// In order of their release: reusing the oldest first lets neighbours die together.
     free: VecDeque<SegmentId>,
     ready: ReadySegments,
     dead: Vec<SegmentId>,
-    /// Those that only a checkpoint frees.
+    /// Segments that only a checkpoint frees.
     pinned: BTreeSet<SegmentId>,
     tally: Tally,
     session: u64,
@@ -62,14 +63,14 @@ impl SegmentTable {
         self.segments.get(segment.index()).copied().unwrap_or_default()
     }
 
-    /// Up to [`LOOK_MOST`] segments from this one on.
+    /// Returns up to [`LOOK_MOST`] segments, beginning with `first`.
     pub fn few_from(&self, first: SegmentId) -> impl Iterator<Item = (SegmentId, Segment)> {
         let few = self.segments.get(first.index()..).unwrap_or_default();
         (first.get()..).map(SegmentId::new).zip(few.iter().copied()).take(LOOK_MOST)
     }
 
-    /// Segments that have been used, with their numbers. Not while others wait for the log's lock:
-    /// there may be very many.
+    /// Iterates over the segments that have been used, with their numbers. Not for use while others
+    /// wait for the log's lock: there may be very many.
     pub fn iter(&self) -> impl Iterator<Item = (SegmentId, Segment)> {
         (0..)
             .map(SegmentId::new)
@@ -78,12 +79,12 @@ impl SegmentTable {
             .map(|(number, segment)| (number, *segment))
     }
 
-    /// Recovery only: puts a segment where the image on disk says it is.
+    /// Recovery only: sets a segment to its state in the file.
     pub fn set(&mut self, number: SegmentId, segment: Segment) {
         self.change(number, |it| *it = segment);
     }
 
-    /// Recovery only: makes the lists fit the segments, once all have been set and counted.
+    /// Recovery only: rebuilds the lists from the segments, once all have been set and counted.
     pub fn rebuild_lists(&mut self) {
         self.free.clear();
         self.dead.clear();
@@ -98,7 +99,7 @@ impl SegmentTable {
         }
     }
 
-    /// Every change of a segment passes here, but for those of its live blocks alone.
+    /// Every change of a segment goes through here, except those of its live blocks alone.
     fn change(&mut self, number: SegmentId, change: impl FnOnce(&mut Segment)) {
         while self.segments.len() <= number.index() {
             self.segments.push(Segment::default());
@@ -114,7 +115,7 @@ impl SegmentTable {
         }
     }
 
-    /// More live blocks, or fewer.
+    /// Changes the number of live blocks.
     fn change_live(&mut self, number: SegmentId, change: impl FnOnce(u32) -> u32) -> u32 {
         let segment = &mut self.segments[number.index()];
         let before = segment.live;
@@ -130,7 +131,8 @@ impl SegmentTable {
         self.limit
     }
 
-    /// Free segments beyond it are not handed out any more; those that come within it are.
+    /// Sets the limit. Free segments beyond it are no longer handed out; those that come within it
+    /// are.
     pub fn set_limit(&mut self, limit: u32) {
         self.limit = limit;
         self.free.retain(|number| number.get() < limit);
@@ -142,8 +144,8 @@ impl SegmentTable {
         self.free.extend(SegmentId::range(1..known).filter(is_free));
     }
 
-    /// Raises the limit, up to `most`, until there are so many segments to use. `compact` may have
-    /// left all of the others in use.
+    /// Raises the limit, up to `most`, until `wanted` segments are ready or obtainable. `compact`
+    /// may have left all of the others in use.
     pub fn raise_limit_for(&mut self, wanted: u32, most: u32) {
         if self.ready_or_obtainable() >= wanted {
             return;
@@ -153,41 +155,41 @@ impl SegmentTable {
         self.set_limit(self.limit.max(self.limit.saturating_add(short).min(most)));
     }
 
-    /// A number that no use of a segment has had.
+    /// Returns an incarnation that no use of a segment has had.
     pub fn new_incarnation(&mut self) -> Incarnation {
         self.incarnations += 1;
         Incarnation::new(self.session, self.incarnations)
     }
 
-    /// Segments with host space, waiting for use.
+    /// Returns the number of allocated segments waiting for use.
     pub fn ready(&self) -> u32 {
         self.ready.count()
     }
 
-    /// Segments that could be made ready if the host has room.
+    /// Returns the number of segments that can be made ready if the host has space.
     pub fn obtainable(&self) -> u32 {
         self.free.len() as u32 + self.limit.saturating_sub(self.segments.len() as u32)
     }
 
-    /// Segments that there may be to use.
+    /// Returns the number of segments that are ready or can be made so.
     pub fn ready_or_obtainable(&self) -> u32 {
         self.ready() + self.obtainable()
     }
 
-    /// The host has given a free segment space, which has not been written since.
+    /// Makes a free segment ready: the host has allocated it, and it has not been written since.
     pub fn make_ready(&mut self, number: SegmentId) {
         assert_eq!(self.get(number).state, State::Free, "segment {number} is made ready");
         self.change(number, |segment| segment.state = State::Ready);
         self.ready.add_fresh(number);
     }
 
-    /// An open segment in which nothing is becomes the last of the ready ones.
+    /// Returns an open, empty segment to the end of the ready ones.
     pub fn give_back(&mut self, number: SegmentId) {
         self.change(number, |segment| *segment = Segment::default());
         self.make_ready(number);
     }
 
-    /// Ready segments beyond `keep`, as free ones: their host space is to be given back.
+    /// Frees ready segments beyond `keep`, and returns them: their host space must be deallocated.
     pub fn release_ready(&mut self, keep: u32) -> Vec<SegmentId> {
         let surplus = self.ready().saturating_sub(keep);
         let released = self.ready.release(surplus);
@@ -197,10 +199,10 @@ impl SegmentTable {
         released
     }
 
-    /// Opens a ready segment.
+    /// Opens a ready segment, with a new incarnation.
     pub fn open(&mut self, lifetime: u8) -> Option<(SegmentId, Incarnation)> {
         let number = self.ready.take()?;
-        // Whatever else goes wrong: two incarnations at once in one segment would lose data.
+        // Checked in release builds: two incarnations at once in one segment would lose data.
         assert_eq!(self.get(number).state, State::Ready, "segment {number} is opened");
         let incarnation = self.new_incarnation();
         let opened = Segment { lifetime, incarnation, pinned: true, ..Segment::default() };
@@ -213,7 +215,7 @@ impl SegmentTable {
         self.seal_copies(number, clock, clock);
     }
 
-    /// The same for copies of blocks that guests had written by `birth`, on the mean.
+    /// Seals a segment of copies of blocks that guests had written by `birth`, on average.
     pub fn seal_copies(&mut self, number: SegmentId, clock: u64, birth: u64) {
         let is_open = self.get(number).state == State::Open;
         assert!(number > SegmentId::SUPERBLOCKS && is_open, "only an open segment is sealed");
@@ -232,17 +234,17 @@ impl SegmentTable {
         }
     }
 
-    /// `count` blocks of the segment have become live.
+    /// Adds `count` live blocks to the segment.
     pub fn gain(&mut self, number: SegmentId, count: u32) {
         self.change_live(number, |live| live + count);
     }
 
-    /// A block has died.
+    /// Counts a block as dead.
     pub fn lose(&mut self, address: Address) {
         self.lose_many(self.shape.segment_of(address), 1);
     }
 
-    /// `count` blocks of the segment have died.
+    /// Counts `count` blocks of the segment as dead.
     pub fn lose_many(&mut self, number: SegmentId, count: u32) {
         if self.change_live(number, |live| live - count) == 0 {
             self.bury(number);
@@ -253,60 +255,60 @@ impl SegmentTable {
         self.change(number, |segment| segment.damaged = true);
     }
 
-    /// Those in which nothing lives and whose host space has old content: the drive takes it for
-    /// live.
+    /// Returns the number of segments without live blocks whose host space still has old content:
+    /// the drive treats it as live.
     pub fn untold(&self) -> u32 {
         self.dead_count() + self.ready.recycled()
     }
 
-    /// How many segments are dead.
+    /// Returns the number of dead segments.
     pub fn dead_count(&self) -> u32 {
         self.dead.len() as u32
     }
 
-    /// The same, and how many of them need no checkpoint.
+    /// Returns the number of dead segments, and how many of them need no checkpoint.
     pub fn dead(&self) -> (u32, u32) {
         let freeable = self.dead.iter().filter(|number| !self.get(**number).pinned).count();
         (self.dead_count(), freeable as u32)
     }
 
-    /// The dead as of now, for a checkpoint that begins now.
+    /// Takes the segments that are dead now, for a checkpoint that begins now.
     pub fn take_dead(&mut self) -> Vec<SegmentId> {
         std::mem::take(&mut self.dead)
     }
 
-    /// Those of the dead that are free once everything written until now is durable.
+    /// Takes the dead segments that are free once everything written until now is durable.
     pub fn take_freeable(&mut self) -> Vec<SegmentId> {
         let segments = &self.segments;
         let all = mutant("log.free.ignores-pins");
         self.dead.extract_if(.., |number| all || !segments[number.index()].pinned).collect()
     }
 
-    /// Only a checkpoint frees this segment, from now on.
+    /// Pins a segment: only a checkpoint frees it from now on.
     pub fn pin(&mut self, number: SegmentId) {
         self.change(number, |segment| segment.pinned = true);
     }
 
-    /// Pinned segments that nothing is appended to: a checkpoint that begins now covers them.
+    /// Returns the pinned segments that are closed: a checkpoint that begins now covers them.
     pub fn pinned_and_closed(&self) -> Vec<SegmentId> {
         let closed = |number: &SegmentId| self.get(*number).is_closed();
         self.pinned.iter().copied().filter(closed).collect()
     }
 
-    /// The checkpoint that covers these segments is durable.
+    /// Unpins segments: the checkpoint that covers them is durable.
     pub fn unpin(&mut self, numbers: &[SegmentId]) {
         for number in numbers {
             self.change(*number, |segment| segment.pinned = false);
         }
     }
 
-    /// The checkpoint did not become durable: they go on waiting.
+    /// Puts dead segments back: the checkpoint did not become durable.
     pub fn keep_dead(&mut self, numbers: Vec<SegmentId>) {
         self.dead.extend(numbers);
     }
 
-    /// The checkpoint is durable. Segments become ready for use as they are until there are `keep`
-    /// of those; the others are returned, to be given back to the host.
+    /// Frees dead segments after a durable checkpoint. They become ready for reuse, with their
+    /// space, until `keep` of those exist; the others are returned, to be deallocated on the host.
     pub fn release_dead(&mut self, mut numbers: Vec<SegmentId>, keep: u32) -> Vec<SegmentId> {
         for number in &numbers {
             assert_eq!(self.get(*number).state, State::Dead, "segment {number} is freed");
@@ -324,44 +326,45 @@ impl SegmentTable {
         released
     }
 
-    /// Free segments whose host space has been given back.
-    /// Those beyond the limit were borrowed: they are not used again.
+    /// Adds segments whose host space has been deallocated to the free ones. Those beyond the limit
+    /// were borrowed: they are not used again.
     pub fn add_free(&mut self, numbers: &[SegmentId]) {
         self.free.extend(numbers.iter().filter(|number| number.get() < self.limit));
     }
 
-    /// The first of those that have never been used, as far as the image tells.
+    /// Returns the lowest segment that has never been used, as far as the image knows.
     pub fn never_used(&self) -> SegmentId {
         SegmentId::new(self.segments.len() as u32)
     }
 
-    /// The highest segment that holds something.
+    /// Returns the highest segment in use.
     pub fn highest_used(&self) -> SegmentId {
         let highest = self.segments.iter().rposition(|segment| segment.state != State::Free);
         highest.map_or(SegmentId::SUPERBLOCKS, |number| SegmentId::new(number as u32))
     }
 
-    /// Segments that blocks of guests are being appended to.
+    /// Returns the number of segments that blocks of guests are being appended to.
     pub fn open_for_data(&self) -> u32 {
         self.tally.open_for_data
     }
 
-    /// Blocks of closed segments that are not live: old versions, and the headers of records.
+    /// Returns the blocks of closed segments that are not live: old versions, and the headers of
+    /// records.
     pub fn garbage_blocks(&self) -> u64 {
         u64::from(self.tally.closed) * u64::from(self.shape.segment_blocks) - self.tally.closed_live
     }
 
-    /// Segments that hold parts of the map.
+    /// Returns the number of segments that hold parts of the map.
     pub fn used_for_maps(&self) -> u32 {
         self.tally.maps
     }
 
-    /// Segments that hold something, heads included.
+    /// Returns the number of segments in use, heads included.
     pub fn used(&self) -> u32 {
         self.tally.used
     }
 
-    /// Debug builds: what is counted as segments change is what there is.
+    /// Debug builds: checks the running counts against the segments.
     pub fn audit(&self) {
         assert_eq!(self.tally, Tally::counted(self.segments.iter().skip(1)), "segments by kind");
         let pinned = self.iter().filter(|(_, segment)| segment.pinned).map(|(number, _)| number);

@@ -1,5 +1,5 @@
-//! How an image is laid out: sizes that are chosen when it is made and never change, but for the
-//! number of segments, which grows with the disk.
+//! The shape of an image: sizes that are chosen at creation and never change, except the number of
+//! segments, which grows with the disk.
 
 use std::ops::Range;
 
@@ -13,24 +13,25 @@ use super::record::LEAF_ON_DISK_BLOCKS;
 pub const SEGMENT_BYTES: Range<u64> = (256 << 10)..(1 << 30);
 /// Default share of an image's segments beyond the size of its disk.
 pub const RESERVE_DEFAULT_PERCENT: u32 = 20;
-/// With less the cleaner would copy far more than guests write; with more the file is mostly air.
+/// Valid reserves. With less the cleaner would copy far more than guests write; with more the file
+/// is mostly unused space.
 pub const RESERVE_PERCENT: Range<u32> = 3..75;
-/// Largest default segment: several erase units of any SSD whose erase unit is known to us.
+/// Largest default segment: several erase units of any SSD whose erase unit we know.
 const SEGMENT_DEFAULT_MAX: u64 = 32 << 20;
-/// A disk has at least this many default segments, so that cleaning has something to choose from.
+/// Minimum number of default segments per disk, so that cleaning has a choice.
 const SEGMENTS_PER_DISK: u64 = 512;
-/// And this many, however large the drive's erase units are.
+/// Minimum number of segments, however large the drive's erase units are.
 const SEGMENTS_LEAST: u64 = 128;
-/// Open heads, the outputs of cleaning, and what they need to go on when space is short.
+/// Segments for open heads, the outputs of cleaning, and progress when space is short.
 const SPARE_SEGMENTS: u64 = 12;
-/// Besides heads, trims and the map: what the cleaner keeps, its output and the map's, and a little
-/// more than writes must leave.
+/// Segments besides heads, trims and the map: the cleaner's reserve, its output and the map's, and
+/// a little more than writes must leave.
 const UPKEEP_SEGMENTS: u64 = 8;
 
-/// What cleaning a segment must win of it.
+/// Minimum share of a segment that cleaning it must free.
 const GAIN_PERCENT: u32 = 3;
 
-/// What the map root says besides its leaves and segments.
+/// Bytes of the map root besides its leaves and segments.
 pub const ROOT_HEADER_BYTES: u64 = 32;
 pub const ROOT_LEAF_BYTES: u64 = 12;
 pub const ROOT_SEGMENT_BYTES: u64 = 24;
@@ -45,12 +46,12 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The segment that an address lies in.
+    /// Returns the segment that contains an address.
     pub const fn segment_of(&self, address: Address) -> SegmentId {
         SegmentId::new(address.get() / self.segment_blocks)
     }
 
-    /// Block `block` of segment `segment`.
+    /// Returns the address of block `block` of segment `segment`.
     pub const fn address(&self, segment: SegmentId, block: u32) -> Address {
         Address::new(segment.get() * self.segment_blocks + block)
     }
@@ -59,56 +60,57 @@ impl Shape {
         self.segment_blocks as u64 * BLOCK_BYTES as u64
     }
 
-    /// Most payload blocks of a record of guest writes or copies. A record never crosses into
-    /// another segment, and what is left at a segment's end should be little.
+    /// Returns the maximum payload blocks of a record of guest writes or copies. A record never
+    /// crosses into another segment, and the unused end of a segment should be small.
     pub const fn record_payload_max(&self) -> u32 {
         let eighth = self.segment_blocks / 8;
         if eighth < 128 { eighth } else { 128 }
     }
 
-    /// Blocks of data that a segment holds when it is packed with full records; the last block is
-    /// for the seal. A segment with so many live blocks has nothing to win by cleaning.
+    /// Returns the data blocks of a segment packed with full records; the last block is for the
+    /// seal. Cleaning a segment with this many live blocks frees nothing.
     pub const fn data_blocks_packed(&self) -> u32 {
         let payload = self.record_payload_max();
         (self.segment_blocks - 1) / (payload + 1) * payload
     }
 
-    /// Blocks of data that a segment holds when its last record is as long as fits: so are those of
-    /// copies, which are made after their place is known.
+    /// Returns the data blocks of a segment whose last record is as long as fits, like those of
+    /// copies, which are built after their place is known.
     pub const fn data_blocks_most(&self) -> u32 {
         let usable = self.segment_blocks - 1;
         usable - usable.div_ceil(self.record_payload_max() + 1)
     }
 
-    /// Blocks that cleaning a segment must win, or it is not worth the wear. A victim's last record
-    /// is seldom full: in small segments, to win less than a record is to win nothing, for ever.
+    /// Returns the minimum number of blocks that cleaning a segment must free to be worth the wear.
+    /// A victim's last record is seldom full: in small segments, freeing less than a record would
+    /// free nothing, for ever.
     pub const fn cleaning_gain_min(&self) -> u32 {
         let share = self.data_blocks_packed() / 100 * GAIN_PERCENT;
         let record = self.record_payload_max();
         if share > record { share } else { record }
     }
 
-    /// Segments that a disk of `blocks` blocks needs, segment 0 included; `None` if there are not
-    /// so many addresses.
+    /// Returns the number of segments that a disk of `blocks` blocks needs, including segment 0;
+    /// `None` if there are too few addresses.
     pub fn segments_for(&self, blocks: u64) -> Option<u32> {
         let segment = u64::from(self.segment_blocks);
         let share = 100 - u64::from(self.reserve_percent);
         let packed = u64::from(self.data_blocks_packed());
-        // If every segment had too many live blocks to be cleaned, they would hold more than there
-        // is: so there is always one that can be.
+        // If every segment had too many live blocks to be cleaned, together they would hold more
+        // than the disk: so there is always one that can be cleaned.
         let least = blocks.div_ceil(packed - u64::from(self.cleaning_gain_min()));
         let data = blocks.checked_mul(100)?.div_ceil(share).div_ceil(packed).max(least);
         let map = map_blocks(blocks, data).div_ceil(segment);
         let count = 1 + data + 2 * map + SPARE_SEGMENTS;
         let fits = count.checked_mul(segment)? <= 1 << 32;
-        // Images from before the second term was known go on, however large they are.
+        // Images created before the second term was known stay valid, however large they are.
         let most = (1u64 << 32) / segment;
         let count = count.max(1 + data + self.segments_besides_data(blocks, count)).min(most);
         fits.then_some(u32::try_from(count).ok()?)
     }
 
-    /// Segments that there must be besides those with data that are too full to be cleaned, so that
-    /// writes need never wait for ever: the sum in docs/format.md section 9.
+    /// Returns the segments needed besides those with data that are too full to be cleaned, so that
+    /// writes never wait for ever: the sum in docs/format.md section 9.
     fn segments_besides_data(&self, blocks: u64, segments: u64) -> u64 {
         let leaves = blocks.div_ceil(LEAF_BLOCKS);
         let root = root_blocks(leaves, segments + 1);
@@ -116,22 +118,22 @@ impl Shape {
         map + 3 * u64::from(self.streams) + UPKEEP_SEGMENTS
     }
 
-    /// Segments of a map of so many leaves, when each is too full to be cleaned.
+    /// Returns the segments of a map of `leaves` leaves, when each is too full to be cleaned.
     pub fn map_segments_full(&self, leaves: u64, root_blocks: u64) -> u64 {
         let blocks = leaves * u64::from(LEAF_ON_DISK_BLOCKS) + root_blocks;
         blocks / u64::from(self.data_blocks_packed() - self.cleaning_gain_min())
     }
 
-    /// Whether the map root of a disk of `blocks` blocks fits in a record, which is the only
-    /// structure that grows with the disk and must be in one piece.
+    /// Returns whether the map root of a disk of `blocks` blocks fits in a record. The root is the
+    /// only structure that grows with the disk and must be contiguous.
     pub fn root_fits(&self, blocks: u64) -> bool {
         let Some(segments) = self.segments_for(blocks) else { return false };
         root_blocks(blocks.div_ceil(LEAF_BLOCKS), u64::from(segments)) + 2
             <= u64::from(self.segment_blocks)
     }
 
-    /// The most segments that an image of a disk of `blocks` blocks can have: all need an address,
-    /// and the map root names those in use and must be in one piece.
+    /// Returns the maximum number of segments of an image of a disk of `blocks` blocks: all need an
+    /// address, and the map root, which must be contiguous, names those in use.
     pub fn segments_most(&self, blocks: u64) -> u32 {
         let addresses = (1u64 << 32) / u64::from(self.segment_blocks);
         let root_bytes = u64::from(self.segment_blocks).saturating_sub(2) * BLOCK_BYTES as u64;
@@ -140,7 +142,8 @@ impl Shape {
         addresses.min(named) as u32
     }
 
-    /// Segments that a checkpoint takes at most that writes so many leaves, and a root.
+    /// Returns the maximum number of segments of a checkpoint that writes `leaves` leaves and a
+    /// root.
     pub fn checkpoint_segments(&self, leaves: u64, root_blocks: u64) -> u64 {
         let leaf = u64::from(LEAF_ON_DISK_BLOCKS);
         let leaves_per_record = (u64::from(self.record_payload_max()) / leaf).max(1);
@@ -152,8 +155,8 @@ impl Shape {
         leaves / leaves_per_segment + if last <= usable { 1 } else { 2 }
     }
 
-    /// The segment size to use when none is asked for: one that follows the drive's erase units, as
-    /// far as the disk has enough of those.
+    /// Returns the default segment size: it follows the drive's erase units, as far as the disk has
+    /// enough of those.
     pub fn default_segment_bytes(capacity_bytes: u64, unit: EraseUnit) -> u64 {
         let wanted = (capacity_bytes / SEGMENTS_PER_DISK).clamp(1 << 20, SEGMENT_DEFAULT_MAX);
         let wanted = wanted.next_power_of_two().min(SEGMENT_DEFAULT_MAX);
@@ -176,23 +179,23 @@ impl Shape {
     }
 }
 
-/// Blocks of a disk; the last may be cut short by the disk's end.
+/// Returns the blocks of a disk; its end may cut the last one short.
 pub const fn blocks_of(capacity_bytes: u64) -> u64 {
     capacity_bytes.div_ceil(BLOCK_BYTES as u64)
 }
 
-/// Blocks of a disk of so many sectors.
+/// Returns the blocks of a disk of `sectors` sectors.
 pub const fn blocks_of_sectors(sectors: u64) -> u64 {
     sectors.div_ceil(BLOCK_SECTORS)
 }
 
-/// Blocks of a root with so many leaves and segments.
+/// Returns the blocks of a root with `leaves` leaves and `segments` segments.
 pub const fn root_blocks(leaves: u64, segments: u64) -> u64 {
     let bytes = ROOT_HEADER_BYTES + leaves * ROOT_LEAF_BYTES + segments * ROOT_SEGMENT_BYTES;
     bytes.div_ceil(BLOCK_BYTES as u64)
 }
 
-/// Blocks of a map in which every leaf is in use.
+/// Returns the blocks of a map in which every leaf is in use.
 fn map_blocks(blocks: u64, segments: u64) -> u64 {
     let leaves = blocks.div_ceil(LEAF_BLOCKS);
     let payload = leaves * u64::from(LEAF_ON_DISK_BLOCKS) + root_blocks(leaves, segments);
@@ -271,8 +274,8 @@ mod tests {
         }
     }
 
-    /// With 3 percent in small segments every one of them could be too full to be cleaned, and a
-    /// disk in full use refused to be overwritten.
+    /// With 3 percent in small segments, every segment could be too full to be cleaned, and a full
+    /// disk refused to be overwritten.
     #[test]
     fn one_segment_of_a_full_disk_can_always_be_cleaned() {
         for segment_blocks in [64, 256, 1024, 2048, 4096, 8192, 1 << 18] {

@@ -1,5 +1,4 @@
-//! The two slots for superblocks: which of them holds the one that counts, and whether its numbers
-//! can be.
+//! The two superblock slots: selects the valid one, and checks its numbers.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +14,7 @@ use super::refusal::{LoadError, damaged, damaged_at};
 use super::shape::{RESERVE_PERCENT, SEGMENT_BYTES, Shape, blocks_of_sectors, root_blocks};
 use super::superblock::{RootPlace, SLOTS, Superblock, SuperblockError};
 
-/// What is in the two slots for superblocks.
+/// Content of the two superblock slots.
 pub type Slots = [Result<Superblock, SuperblockError>; 2];
 
 /// Reads both slots.
@@ -34,7 +33,7 @@ pub fn read_slots(file: &dyn FileIo) -> Result<Slots, LoadError> {
     Ok([read(SLOTS[0])?, read(SLOTS[1])?])
 }
 
-/// The newest superblock that is whole, if its numbers can be.
+/// Returns the newest valid superblock, if its numbers are plausible.
 pub fn newest(slots: &Slots) -> Result<&Superblock, LoadError> {
     let refusals = || slots.iter().filter_map(|slot| slot.as_ref().err());
     if let Some(SuperblockError::Future(why)) =
@@ -54,11 +53,11 @@ pub fn newest(slots: &Slots) -> Result<&Superblock, LoadError> {
     Err(broken.map_or(LoadError::Foreign, damaged))
 }
 
-/// The superblock to open an image with: the newest, if it is certain which one that is.
+/// Returns the superblock to open an image with: the newest, if it is certain which one that is.
 ///
-/// A power cut leaves whole sectors, and all that a superblock says is in its first one: it never
-/// leaves a slot that is damaged. So that is damage, and the lost superblock may be the newer one,
-/// which knows of writes, and of space used again, that the other does not.
+/// A power cut leaves whole sectors, and all fields of a superblock are in its first one, so it
+/// never damages a slot. A damaged slot is therefore real damage, and the lost superblock may be
+/// the newer one, which covers writes, and reuse of space, that the other does not.
 pub fn read_superblock(file: &dyn FileIo) -> Result<Superblock, LoadError> {
     let slots = read_slots(file)?;
     let superblock = newest(&slots)?;
@@ -74,7 +73,7 @@ pub fn read_superblock(file: &dyn FileIo) -> Result<Superblock, LoadError> {
     }
 }
 
-/// The slot, `A` or `B`, that held a superblock and does not any more.
+/// Returns the slot, `A` or `B`, that held a superblock and does not any more.
 pub fn lost_slot(slots: &Slots) -> Option<char> {
     match slots {
         [Ok(other), Err(refusal)] if is_lost(other, refusal) => Some('B'),
@@ -83,17 +82,17 @@ pub fn lost_slot(slots: &Slots) -> Option<char> {
     }
 }
 
-/// Only an image that has never been opened for writing has but one superblock.
+/// Only an image that has never been opened for writing has a single superblock.
 fn is_lost(other: &Superblock, refusal: &SuperblockError) -> bool {
     other.generation > 1 || *refusal != SuperblockError::Foreign
 }
 
-/// Far more than any image lives to see, and far from where sums overflow.
+/// Far above any real counter, and far from where sums overflow.
 const COUNTERS_MAX: u64 = 1 << 62;
-/// Incarnations have as many bits for the session.
+/// Incarnations have this many bits for the session.
 const SESSIONS_MAX: u64 = (1 << 32) - 1;
 
-/// Refuses a superblock whose numbers cannot be: its checksum proves only that it is whole.
+/// Refuses a superblock with implausible numbers: its checksum proves only that it is complete.
 fn check_superblock(superblock: &Superblock) -> Result<(), LoadError> {
     let shape = shape_of(superblock);
     let segment_bytes = u64::from(superblock.segment_blocks) * BLOCK_BYTES as u64;
@@ -113,7 +112,7 @@ fn check_superblock(superblock: &Superblock) -> Result<(), LoadError> {
     if counters.iter().any(|count| *count >= COUNTERS_MAX) || superblock.session >= SESSIONS_MAX {
         return Err(damaged("the superblock has numbers that cannot be"));
     }
-    // All that a root may have to name must fit in one record.
+    // All that a root may name must fit in one record.
     let leaves = blocks_of_sectors(superblock.capacity_sectors).div_ceil(LEAF_BLOCKS);
     let root_max = root_blocks(leaves, u64::from(superblock.segments));
     if root_max + 2 > u64::from(superblock.segment_blocks) {
@@ -131,7 +130,7 @@ fn check_superblock(superblock: &Superblock) -> Result<(), LoadError> {
     if root_sound { Ok(()) } else { Err(damaged("the superblock names a map root that cannot be")) }
 }
 
-/// Every stream of guest data has a head, every head a segment of its own.
+/// Checks that every stream of guest data has a head, and every head a segment of its own.
 fn check_heads(superblock: &Superblock) -> Result<(), LoadError> {
     let heads = || superblock.heads.iter().filter(|head| !head.incarnation.is_none());
     let inside = |head: &HeadPlace| {
@@ -149,7 +148,7 @@ fn check_heads(superblock: &Superblock) -> Result<(), LoadError> {
     Ok(())
 }
 
-/// The layout that a superblock tells.
+/// Returns the shape of the image that a superblock describes.
 pub fn shape_of(superblock: &Superblock) -> Shape {
     Shape {
         segment_blocks: superblock.segment_blocks,

@@ -1,12 +1,11 @@
-//! Whether what guests write is one stream of segments or two, and what an image must have for
-//! that.
+//! The number of streams of guest data, one or two, and the requirements of changing it.
 
 use clap::ValueEnum;
 use flowstone_block::{Error, Result};
 
 use super::shape::Shape;
 
-/// Where a log image puts what guests write.
+/// Distribution of guest writes over streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Streams {
     /// All of it into one stream
@@ -18,7 +17,7 @@ pub enum Streams {
 }
 
 impl Streams {
-    /// How many they are.
+    /// Returns the number of streams.
     pub const fn count(self) -> u32 {
         match self {
             Self::One => 1,
@@ -26,12 +25,12 @@ impl Streams {
         }
     }
 
-    /// Those of an image that has so many.
+    /// Returns the variant for this number of streams.
     pub const fn of(count: u32) -> Self {
         if count > 1 { Self::Class } else { Self::One }
     }
 
-    /// As options name them.
+    /// Returns the option's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::One => "one",
@@ -39,8 +38,8 @@ impl Streams {
         }
     }
 
-    /// The layout of an image of `blocks` blocks that is to have these streams. Each takes segments
-    /// of its own (docs/format.md section 9), beyond those that the image may use now.
+    /// Returns the shape of an image of `blocks` blocks that changes to these streams. Each takes
+    /// segments of its own (docs/format.md section 9), beyond those that the image may use now.
     pub fn change(self, name: &str, shape: Shape, blocks: u64, readonly: bool) -> Result<Shape> {
         let changed = Shape { streams: self.count(), ..shape };
         if changed == shape {

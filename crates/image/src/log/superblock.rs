@@ -1,4 +1,5 @@
-//! The superblock: what an image is, and its newest checkpoint. Layout: docs/format.md section 3.
+//! The superblock: parameters of the image, and its newest checkpoint. Layout: docs/format.md
+//! section 3.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -14,7 +15,7 @@ pub const VERSION: u32 = 1;
 /// Feature bits that this version knows: none yet.
 const INCOMPATIBLE_KNOWN: u64 = 0;
 const READONLY_COMPATIBLE_KNOWN: u64 = 0;
-/// Where the two slots are.
+/// Addresses of the two slots.
 pub const SLOTS: [Address; 2] = [Address::new(0), Address::new(16)];
 /// Bytes from the start of the file to the end of the second slot.
 pub const SUPERBLOCK_AREA_BYTES: u64 = 17 * BLOCK_BYTES as u64;
@@ -23,7 +24,7 @@ pub const HEADS: usize = 8;
 const ROOTS: usize = 16;
 const ROOT_OF_DISK: u32 = 1;
 
-/// Where the map root is.
+/// Address, size and checksum of the map root.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RootPlace {
     pub address: Address,
@@ -32,14 +33,14 @@ pub struct RootPlace {
     pub bytes: u64,
 }
 
-/// Amounts since the image was made, and its use of space at the checkpoint.
+/// Amounts since the image was created, and its use of space at the checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Blocks appended to the log: everything the image has written but superblocks.
+    /// Blocks appended to the log: everything written except superblocks.
     pub appended_blocks: u64,
-    /// Of these, copies of live blocks that cleaning made.
+    /// Of the appended blocks, copies of live blocks made by the cleaner.
     pub relocated_blocks: u64,
-    /// Of these, leaves and roots of the map.
+    /// Of the appended blocks, leaves and roots of the map.
     pub map_blocks: u64,
     /// Sectors that guests have discarded.
     pub discarded_sectors: u64,
@@ -52,7 +53,7 @@ pub struct Totals {
 /// A superblock's contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
-    /// Bits of later versions that do not concern this one; kept.
+    /// Feature bits of later versions that may be ignored; kept.
     pub compatible: u64,
     pub readonly_compatible: u64,
     pub identity: [u8; 16],
@@ -70,7 +71,7 @@ pub struct Superblock {
     pub totals: Totals,
     pub heads: [HeadPlace; HEADS],
     pub root: RootPlace,
-    /// What segments follow; `None` in an image of an earlier version.
+    /// Erase unit that segments are sized for; `None` in an image of an earlier version.
     pub erase_unit: Option<EraseUnit>,
 }
 
@@ -81,12 +82,12 @@ pub enum SuperblockError {
     Foreign,
     /// It held one, and is damaged or half-written.
     Damaged(&'static str),
-    /// It is whole, and of a version that this program does not know.
+    /// It is valid, but of a version or with features that this program does not know.
     Future(String),
 }
 
 impl SuperblockError {
-    /// The file ends before it.
+    /// The file ends before the slot does.
     pub const SHORT: Self = Self::Damaged("the file is too short for a log image");
 }
 
@@ -141,12 +142,12 @@ struct RawRoot {
 const _: () = assert!(size_of::<Raw>() == BLOCK_BYTES);
 
 impl Superblock {
-    /// The slot that this generation belongs in.
+    /// Returns the slot of this generation.
     pub fn slot(&self) -> Address {
         SLOTS[(self.generation % 2) as usize]
     }
 
-    /// The block as it is written.
+    /// Encodes the superblock as a block.
     pub fn encode(&self) -> [u8; BLOCK_BYTES] {
         let mut raw = Raw::new_zeroed_block();
         raw.magic = MAGIC;
@@ -173,7 +174,7 @@ impl Superblock {
         zerocopy::transmute!(raw)
     }
 
-    /// Reads a slot.
+    /// Decodes a slot.
     pub fn decode(block: &[u8; BLOCK_BYTES]) -> Result<Self, SuperblockError> {
         let raw: &Raw = zerocopy::transmute_ref!(block);
         if raw.magic != MAGIC {
@@ -219,14 +220,14 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// Makes the checksum of a slot fit what is in it.
+    /// Recomputes the checksum of a slot.
     #[cfg(any(test, feature = "testing"))]
     pub fn seal(block: &mut [u8; BLOCK_BYTES]) {
         let raw: &mut Raw = zerocopy::transmute_mut!(block);
         raw.checksum = checksum(raw).into();
     }
 
-    /// Feature bits that allow reading only.
+    /// Returns the unknown feature bits that allow reading only.
     pub fn readonly_features(&self) -> u64 {
         self.readonly_compatible & !READONLY_COMPATIBLE_KNOWN
     }

@@ -1,4 +1,4 @@
-//! A segment read in large pieces, to walk through its records.
+//! Reads a segment in large pieces, for walks through its records.
 
 use std::ops::Range;
 
@@ -9,8 +9,7 @@ use super::address::BLOCK_BYTES;
 use super::ids::SegmentId;
 use super::shape::Shape;
 
-/// Blocks read at once: enough for the longest record of data, and long enough that a device
-/// reads at its full speed.
+/// Blocks per read: enough for the longest record of data, and for full device throughput.
 const WINDOW_BLOCKS: u32 = 512;
 
 /// The part of a segment that is in memory.
@@ -23,7 +22,7 @@ pub struct Window {
 
 impl Window {
     /// Reads `count` blocks of the segment from `first` on, unless they are in the window. `false`
-    /// if they do not exist, or are more than fit.
+    /// if they do not exist, or do not fit.
     pub fn show(
         &mut self,
         reader: &mut BlockingFile,
@@ -53,7 +52,7 @@ impl Window {
         self.blocks = 0..0;
         let mut read =
             |blocks: u32| reader.read(start.offset(), &mut buffer[..blocks as usize * BLOCK_BYTES]);
-        // The blocks behind were not asked for: they need not be readable.
+        // The blocks beyond `count` were read in advance: they need not be readable.
         let blocks = match read(blocks) {
             Err(_) if blocks > count => read(count).map(|()| count),
             outcome => outcome.map(|()| blocks),
@@ -63,7 +62,7 @@ impl Window {
         Ok(true)
     }
 
-    /// A block that has been shown.
+    /// Returns a block that has been shown.
     pub fn block(&self, number: u32) -> &[u8] {
         let start = (number - self.blocks.start) as usize * BLOCK_BYTES;
         let buffer = self.buffer.as_ref().expect("a block is shown before it is looked at");

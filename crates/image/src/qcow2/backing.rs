@@ -1,5 +1,5 @@
-//! The file that an image is based on. Its name stands in the image, so the maker of the image
-//! chose it: it is followed only where the operator has allowed, and never guessed about.
+//! The backing file of an image. Its name is stored in the image, so the image's creator chose it:
+//! it is followed only where the operator allows, and its format is never probed.
 
 use std::path::{Path, PathBuf};
 
@@ -9,10 +9,11 @@ use super::header::BackingName;
 use crate::{Format, ImageOptions};
 use flowstone_fileio::Access;
 
-/// Images in a chain, the first included.
+/// Maximum number of images in a chain, including the first.
 pub const CHAIN_MAX: usize = 16;
 
-/// The backing file of the image at `path`, its format, and how it is opened, for reading.
+/// Returns the backing file of the image at `path`, its format, and the options to open it for
+/// reading.
 pub fn locate(
     path: &Path,
     backing: &BackingName,
@@ -57,22 +58,22 @@ pub fn locate(
     Ok((target, format, below))
 }
 
-/// Why a name is not followed.
+/// Why a backing file name is not followed.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Unwanted {
     Named(&'static str),
-    /// This directory is not among those that are allowed.
+    /// This directory is not among the allowed ones.
     Elsewhere(PathBuf),
 }
 
-/// The file that `name` in the image at `path` means, if it may be opened: in the directory of the
+/// Resolves `name` in the image at `path`, if the file may be opened: it is in the directory of the
 /// image, in one of `directories`, or below one of these.
 pub fn allowed(
     path: &Path,
     name: &str,
     directories: &[PathBuf],
 ) -> std::result::Result<PathBuf, Unwanted> {
-    // `nbd:host`, `json:{…}`: QEMU takes what stands before a colon for a protocol.
+    // `nbd:host`, `json:{…}`: QEMU interprets the part before a colon as a protocol.
     if name.split('/').next().is_some_and(|first| first.contains(':')) {
         return Err(Unwanted::Named("is not a plain file name"));
     }

@@ -1,23 +1,23 @@
-//! Whether the host has stayed up since a redo file was last written.
+//! Detects whether the host has stayed up since a redo file was last written.
 //!
-//! Neither of the two numbers that tell boots apart does so alone. Containers may have a boot
-//! number of their own, another one at each start, although the host stays up (systemd-nspawn,
-//! LXC); and the time at which the host was started moves when its clock is set. So the boot is the
-//! same if either of them is. A clock without a battery begins at the same time at each boot,
-//! though: where the daemon left a file in the memory of the host ([`redo`](super::redo)), and that
-//! is missed, the time alone proves nothing. The boot has ended if this host was started after the
-//! last sign of life in the file. All else, such as another host that shares the storage, is not
-//! sure, and decided by the operator.
+//! Neither of the two identifiers of a boot is sufficient alone. Containers may have a boot number
+//! of their own, a new one at each start, although the host stays up (systemd-nspawn, LXC); and the
+//! computed start time of the host moves when its clock is set. So the boot is the same if either
+//! of them matches. However, a clock without a battery begins at the same time at each boot: where
+//! the daemon left a file in the memory of the host ([`redo`](super::redo)), and that file is
+//! missing, the start time alone proves nothing. The boot has ended if this host was started after
+//! the last timestamp in the redo file. All other cases, such as another host that shares the
+//! storage, are uncertain, and decided by the operator.
 
 use std::io;
 
 use flowstone_block::mutant;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-/// How much the host's start may seem to move between two looks at its clocks.
+/// Maximum apparent shift of the host's start time between two reads of its clocks.
 const TOLERANCE_MS: i64 = 5000;
 
-/// What the host's clocks say, in milliseconds since 1970.
+/// Clock readings of the host, in milliseconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clocks {
     /// When the host was started.
@@ -25,36 +25,36 @@ pub struct Clocks {
     pub now_ms: i64,
 }
 
-/// A boot of a host, as this process sees it.
+/// A boot of a host, as seen by this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Boot {
     pub number: u128,
-    /// A number made of what tells hosts apart.
+    /// A hash of the host's identity.
     pub host: u64,
     pub clocks: Clocks,
 }
 
-/// What is known of the boot in which a redo file was written.
+/// Boot in which a redo file was written, as recorded there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Witness {
     pub number: u128,
-    /// Earlier versions wrote neither this nor the next one.
+    /// Earlier versions wrote neither this field nor the next one.
     pub host: Option<u64>,
     pub started_ms: Option<i64>,
-    /// When it was last written.
+    /// Time of the last write.
     pub alive_ms: i64,
-    /// What was left in the memory of the host is not there.
+    /// The file left in the memory of the host is missing.
     pub is_missed: bool,
 }
 
-/// What has become of the boot in which a redo file was written.
+/// Fate of the boot in which a redo file was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Since {
-    /// The host has stayed up: what was stored in memory is there.
+    /// The host has stayed up: data in its memory is still there.
     SameBoot,
-    /// The host has been restarted: what was not durable may be lost.
+    /// The host has been restarted: data that was not durable may be lost.
     Restarted,
-    /// It may be either.
+    /// Either is possible.
     Unsure,
 }
 
@@ -71,14 +71,14 @@ impl Boot {
         Ok(Self { number: boot_number()?, host: host_number(), clocks: Clocks::read() })
     }
 
-    /// Judges a redo file with this witness.
+    /// Judges a redo file by its witness.
     pub fn since(&self, written: &Witness) -> Since {
         let started_ms = self.clocks.started_ms;
         let is_close = |before: i64| (started_ms - before).abs() <= TOLERANCE_MS;
         let same_host = written.host.is_none_or(|host| host == self.host)
             || mutant("qcow2.redo.takes-another-host-for-a-restarted-one");
-        // A clock without a battery begins at the same moment at each boot, and hosts of one rack
-        // at the same moment as each other.
+        // A clock without a battery begins at the same time at each boot, and hosts of one rack
+        // start at the same time as each other.
         let goes_on = self.clocks.now_ms + TOLERANCE_MS >= written.alive_ms;
         let same_start = written.started_ms.is_some_and(is_close)
             && same_host
@@ -100,7 +100,7 @@ impl Boot {
     }
 }
 
-/// The number of this boot of the host.
+/// Returns the number of this boot of the host.
 pub fn boot_number() -> io::Result<u128> {
     read_uuid("/proc/sys/kernel/random/boot_id")
 }
@@ -115,7 +115,7 @@ fn read_uuid(path: &str) -> io::Result<u128> {
         .map_err(|_| io::Error::other(format!("there is no number in {path}")))
 }
 
-/// Of the number that was given to the host when it was installed; without one, of its name.
+/// Hash of the host's machine ID; without one, of its host name.
 fn host_number() -> u64 {
     let id = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
     let is_number = id.trim().len() == 32 && id.trim().bytes().all(|it| it.is_ascii_hexdigit());
@@ -123,7 +123,7 @@ fn host_number() -> u64 {
         true => id,
         false => std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default(),
     };
-    // FNV-1a: the number itself is not to be spread in files.
+    // FNV-1a: the ID itself must not be spread in files.
     let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
     text.trim().bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn a_boot_is_the_same_if_its_number_or_its_start_is() {
         assert_eq!(HERE.since(&WRITTEN), Since::SameBoot);
-        // systemd-nspawn and LXC give each start of a container a number of its own.
+        // systemd-nspawn and LXC give each start of a container its own boot number.
         let container = Witness { number: 8, ..WRITTEN };
         assert_eq!(HERE.since(&container), Since::SameBoot);
         for moved in [-5000, 5000] {
@@ -185,24 +185,23 @@ mod tests {
         assert_eq!(HERE.since(&old), Since::Unsure);
     }
 
-    /// Power came back to both at once: the records of one that lost it again were believed by the
-    /// other, although the data may be gone.
+    /// Power came back to both at once: the records of a host that lost power again were trusted by
+    /// the other, although the data may be lost.
     #[test]
     fn another_host_that_was_started_at_the_same_moment_is_not_the_same_boot() {
         let other = Witness { number: 8, host: Some(4), ..WRITTEN };
         assert_eq!(HERE.since(&other), Since::Unsure);
     }
 
-    /// Its clock begins at the same moment at each boot: after a power cut its records were
-    /// believed.
+    /// Its clock begins at the same time at each boot: after a power cut its records were trusted.
     #[test]
     fn a_host_whose_clock_stands_before_the_last_sign_of_life_is_not_in_the_same_boot() {
         let cut = Witness { number: 8, alive_ms: HERE.clocks.now_ms + HOUR_MS, ..WRITTEN };
         assert_eq!(HERE.since(&cut), Since::Unsure);
     }
 
-    /// It was up longer than in the boot before, whose clock had begun at the same moment: after a
-    /// power cut its records were believed.
+    /// It was up longer than in the previous boot, whose clock had begun at the same time: after a
+    /// power cut its records were trusted.
     #[test]
     fn the_same_start_alone_is_not_sure_where_the_memory_of_the_host_has_nothing() {
         let cut = Witness { number: 8, is_missed: true, ..WRITTEN };

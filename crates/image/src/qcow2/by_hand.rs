@@ -1,4 +1,4 @@
-//! A qcow2 image without threads: what each would do has its turns.
+//! A qcow2 image without threads: runs the work of each thread in turns.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use super::slow_path::SlowPathByHand;
 use crate::runtime::trims::TrimWorker;
 use crate::upkeep::Upkeep;
 
-/// See the module. Maintenance comes first: it makes the room that others lack.
+/// See the module. Maintenance comes first: it makes the room that the others need.
 pub struct ByHand {
     maintenance: Maintenance,
     slow_path: SlowPathByHand,

@@ -1,4 +1,4 @@
-//! Commits: one serves all flushes that were waiting when it began.
+//! Commits: one serves all flushes that wait when it begins.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -7,50 +7,50 @@ use flowstone_block::{Clock, Errno, Outcome, SectorCount, mutant};
 
 use crate::runtime::inbox::Inbox;
 
-/// Work of the maintenance worker that has a reply.
+/// Commands of the maintenance worker, which have a reply.
 #[derive(Clone, Copy, Debug)]
 pub enum Command {
-    /// Free clusters, if there are none.
+    /// Free clusters, if none are left.
     MakeRoom,
-    /// The disk has another size.
+    /// Change the size of the disk.
     Resize(SectorCount),
-    /// Put clusters in order.
+    /// Put clusters in the order of the disk.
     Compact,
 }
 
-/// The commit that will serve a flush. Each keeps its own outcome as long as a ticket is left, so a
-/// failure is never forgotten.
+/// Identifies the commit that will serve a flush. Each commit keeps its own outcome as long as a
+/// ticket exists, so a failure is never lost.
 #[derive(Clone, Debug, Default)]
 pub struct Ticket(Arc<OnceLock<Outcome>>);
 
-/// What the maintenance worker is asked to do, and what it has done.
+/// Requests to the maintenance worker, and the outcomes of its commits.
 #[derive(Default)]
 pub struct Commits {
     pub inbox: Inbox<Command>,
     state: Mutex<State>,
     /// Wakes threads that wait for a commit.
     ended: Condvar,
-    /// After a failed sync the content of the medium is unknown: nothing is promised any more.
+    /// After a failed sync the content of the medium is unknown: all later flushes fail.
     failed: AtomicBool,
-    /// There is no maintenance worker any more.
+    /// The maintenance worker has ended.
     abandoned: AtomicBool,
     /// Something has changed since the last commit began.
     touched: AtomicBool,
-    /// There will soon be no free clusters.
+    /// Free clusters are running out.
     lacks_room: AtomicBool,
 }
 
 #[derive(Default)]
 struct State {
-    /// The commit that is being made, and the one after it.
+    /// The running commit, and the one after it.
     current: Ticket,
     next: Ticket,
-    /// The next one is waited for.
+    /// A flush waits for the next commit.
     wanted: bool,
 }
 
 impl Commits {
-    /// Nothing has changed yet.
+    /// No changes, and no requests.
     pub fn new(clock: Clock) -> Self {
         Self { inbox: Inbox::new(clock), ..Self::default() }
     }
@@ -59,7 +59,7 @@ impl Commits {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for a commit that begins from now on.
+    /// Requests a commit that begins from now on.
     pub fn ask(&self) -> Ticket {
         let mut state = self.state();
         let calls = !std::mem::replace(&mut state.wanted, true);
@@ -71,17 +71,18 @@ impl Commits {
         ticket
     }
 
-    /// How the commit has ended; `None` if it has not.
+    /// Returns the outcome of the commit; `None` if it has not ended.
     pub fn outcome(&self, ticket: &Ticket) -> Option<Outcome> {
         if mutant("qcow2.flush.answered-before-the-commit") {
             return Some(Ok(()));
         }
-        // In this order: a commit that ended before the maintenance worker did has its own outcome.
+        // In this order: a commit that ended before the maintenance worker did has an outcome of
+        // its own.
         let is_abandoned = self.is_abandoned();
         ticket.0.get().copied().or_else(|| is_abandoned.then_some(Err(Errno::IO)))
     }
 
-    /// Asks for a commit that begins from now on, and waits for it.
+    /// Requests a commit that begins from now on, and waits for it.
     pub fn run(&self) -> Outcome {
         let ticket = self.ask();
         let mut state = self.state();
@@ -93,54 +94,55 @@ impl Commits {
         }
     }
 
-    /// Asks for free clusters before there are none left; does not wait.
+    /// Asks for free clusters before they run out; does not block.
     pub fn hint_room(&self) {
         if !self.lacks_room.swap(true, Ordering::AcqRel) {
             self.inbox.schedule_pass();
         }
     }
 
-    /// The map has changed: a commit is due some time after this.
+    /// Notes a change of the map: a commit is due some time later.
     pub fn touch(&self) {
         if !self.touched.swap(true, Ordering::AcqRel) {
             self.inbox.schedule_pass();
         }
     }
 
-    /// For the maintenance worker: whether a flush waits for a commit.
+    /// For the maintenance worker: returns whether a flush waits for a commit.
     pub fn is_wanted(&self) -> bool {
         self.state().wanted
     }
 
-    /// For the maintenance worker: whether something has changed since the last commit began.
+    /// For the maintenance worker: returns whether something has changed since the last commit
+    /// began.
     pub fn is_touched(&self) -> bool {
         self.touched.load(Ordering::Acquire)
     }
 
-    /// For the maintenance worker: whether it has been told that room is short since it was last
-    /// asked.
+    /// For the maintenance worker: returns whether a shortage of clusters was reported since the
+    /// last call.
     pub fn take_lacks_room(&self) -> bool {
         self.lacks_room.swap(false, Ordering::AcqRel)
     }
 
-    /// For the maintenance worker: a commit begins. Tickets given out from now on are for the next
+    /// For the maintenance worker: begins a commit. Tickets issued from now on are for the next
     /// one.
     pub fn begin(&self) {
         let mut state = self.state();
         state.current = std::mem::take(&mut state.next);
         state.wanted = false;
-        // Before the map is looked at, so that no change goes unnoticed.
+        // Before the map is read, so that no change is missed.
         self.touched.store(false, Ordering::Release);
     }
 
-    /// For the maintenance worker: the commit has ended.
+    /// For the maintenance worker: ends the commit.
     pub fn end(&self, outcome: Outcome) {
         let ended = self.state().current.0.set(outcome);
         ended.expect("a commit ends once");
         self.ended.notify_all();
     }
 
-    /// The maintenance worker is gone; all waiters fail with EIO.
+    /// Marks the maintenance worker as ended; all waiting requests fail with EIO.
     pub fn abandon(&self) {
         self.inbox.close();
         let _state = self.state();
@@ -152,7 +154,7 @@ impl Commits {
         self.abandoned.load(Ordering::Acquire)
     }
 
-    /// Nothing can be promised from now on.
+    /// Makes all later flushes fail.
     pub fn fail(&self) {
         self.failed.store(true, Ordering::Release);
     }

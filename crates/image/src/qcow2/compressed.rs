@@ -1,11 +1,11 @@
-//! Compressed clusters: deflated data without a header, followed by whatever comes next.
+//! Compressed clusters: raw deflate data without a header; other data may follow it.
 
 use flowstone_block::Errno;
 use miniz_oxide::inflate::TINFLStatus;
 use miniz_oxide::inflate::core::{DecompressorOxide, decompress, inflate_flags};
 
-/// A cluster of this many bytes from its deflated form. More is never produced, so a bomb is no
-/// larger than a cluster.
+/// Inflates a cluster of this many bytes. Never produces more, so a decompression bomb is no larger
+/// than a cluster.
 pub fn inflate(deflated: &[u8], bytes: usize) -> Result<Vec<u8>, Errno> {
     let mut cluster = vec![0; bytes];
     let flags = inflate_flags::TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;

@@ -1,4 +1,4 @@
-//! What the queues of an image, its slow-path pool and its maintenance worker share.
+//! State shared by the queues of an image, its slow-path pool and its maintenance worker.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ use crate::runtime::pace::Activity;
 use crate::runtime::wakers::Wakers;
 use crate::{DiscardMode, Image};
 
-/// How often the end of a claim is looked for, by hand.
+/// Interval of polling for the end of a claim, when working by hand.
 const CLAIM_LOOK: Duration = Duration::from_micros(10);
 
 /// The shared part of an open qcow2 image.
@@ -27,28 +27,29 @@ pub struct Core {
     /// The image's path, for messages.
     pub name: String,
     pub file: Box<dyn FileIo>,
-    /// The file's.
+    /// Clock of the file.
     pub clock: Clock,
     pub shape: Shape,
     pub readonly: bool,
     pub discard: DiscardMode,
     pub backing: Option<Box<dyn Image>>,
     pub commits: Commits,
-    /// Flushes that need no commit.
+    /// Group sync of flushes that need no commit.
     pub sync: GroupSync,
     pub epochs: Epochs,
-    /// Whether guests are at work.
+    /// Activity counters of the guests.
     pub activity: Arc<Activity>,
     pub discards: Arc<DiscardCounters>,
     pub damages: DamageList,
     /// In sectors; a live resize changes it.
     capacity: AtomicU64,
     meta: Mutex<Meta>,
-    /// Rings when a claim ends, when there is room, and when there will be none.
+    /// Signalled when a claim ends, when there is room, and when there will be none.
     changed: Condvar,
-    /// Whether all of the image works on one thread, where waiting for another one is for ever.
+    /// Whether the whole image works on one thread, where waiting for another thread would never
+    /// end.
     is_by_hand: AtomicBool,
-    /// Threads that wait for that.
+    /// Number of threads that wait for `changed`.
     #[cfg(test)]
     pub waiting: std::sync::atomic::AtomicUsize,
     pub wakers: Wakers,
@@ -97,12 +98,12 @@ impl Core {
         self.capacity.store(capacity.get(), Ordering::Relaxed);
     }
 
-    /// The lock. Held for moments only, never across I/O.
+    /// Takes the lock. Held only briefly, never across I/O.
     pub fn meta(&self) -> MutexGuard<'_, Meta> {
         self.meta.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on nothing waits for another thread.
+    /// Makes all work run on one thread: nothing waits for another thread from now on.
     pub fn work_by_hand(&self) {
         self.is_by_hand.store(true, Ordering::Relaxed);
     }
@@ -111,8 +112,8 @@ impl Core {
         self.is_by_hand.load(Ordering::Relaxed)
     }
 
-    /// Gives the lock back until [`tell_changed`](Self::tell_changed). By hand, those who have
-    /// claims are queues, which go on while the clock sleeps.
+    /// Releases the lock until [`tell_changed`](Self::tell_changed). By hand, claims are held by
+    /// queues, which go on while the clock sleeps.
     pub fn wait_for_change<'meta>(
         &'meta self,
         meta: MutexGuard<'meta, Meta>,
@@ -130,15 +131,15 @@ impl Core {
         meta
     }
 
-    /// How many clusters the file grows by ahead of need: the host gives space only to those that
-    /// are written, so this costs nothing.
+    /// Returns the number of clusters by which the file grows ahead of need: the host allocates
+    /// only clusters that are written, so this costs nothing.
     pub fn room_step(&self) -> u64 {
         const STEP_BYTES_MAX: u64 = 4 << 30;
         let most = STEP_BYTES_MAX / self.shape.cluster_bytes();
         (self.shape.clusters(self.capacity().bytes()) / 4).clamp(64, most)
     }
 
-    /// With fewer unused clusters than this, it is time to ask for more.
+    /// Returns the number of unused clusters below which more are requested.
     pub fn room_low(&self) -> u64 {
         self.room_step() / 2
     }
@@ -146,32 +147,31 @@ impl Core {
     /// Waits until the maintenance worker has tried to make room.
     ///
     /// # Errors
-    /// EAGAIN if it cannot be waited for, since it works by hand: it is called, and the request is
-    /// to come again after it.
+    /// EAGAIN when working by hand, where it cannot be waited for: the worker is called, and the
+    /// request must be retried after it.
     pub fn ask_for_room(&self) -> Outcome {
         let reply = self.commits.inbox.ask(Command::MakeRoom);
         if self.is_by_hand() {
             return Err(Errno::AGAIN);
         }
-        // Whether there is room then is seen in the map.
+        // The caller checks the map for room.
         let _ = reply.wait();
         Ok(())
     }
 
-    /// A claim has ended, or there is news about room.
+    /// Signals that a claim has ended, or that the amount of room has changed.
     pub fn tell_changed(&self) {
         self.changed.notify_all();
     }
 
-    /// Whether the content of the medium is unknown, or what is known of it half changed by a
-    /// thread that has panicked: then nothing is promised any more, and nothing of the map is
-    /// written.
+    /// Returns whether the content of the medium is unknown, or the in-memory state half changed by
+    /// a thread that has panicked: then all flushes fail, and nothing of the map is written.
     pub fn has_failed(&self) -> bool {
         let is_broken = self.meta.is_poisoned() && !mutant("qcow2.meta.trusts-a-half-made-change");
         self.sync.has_failed() || self.commits.has_failed() || is_broken
     }
 
-    /// Nothing is promised from now on.
+    /// Makes all later flushes fail.
     pub fn fail(&self, what: &str) {
         if !self.commits.has_failed() {
             error!("{}: {what}; flushes fail until the image is opened anew", self.name);

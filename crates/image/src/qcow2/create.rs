@@ -1,5 +1,5 @@
-//! A new image: header, refcount table and blocks, L1 table; with preallocation also the L2 tables,
-//! which name clusters that the host gives space to when they are written.
+//! Creates an image: header, refcount table and blocks, L1 table; with preallocation also the L2
+//! tables, with clusters that the host allocates when they are written.
 
 use std::path::PathBuf;
 
@@ -13,27 +13,27 @@ use super::refcounts::put_refcount;
 use super::shape::{CLUSTER_BITS, CLUSTER_DEFAULT_BYTES, HostCluster, Shape};
 use crate::Format;
 
-/// What can be chosen when a qcow2 image is made.
+/// Options for creating a qcow2 image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Qcow2Options {
     /// Bytes of a cluster: a power of two from 512 to 2 MiB; default 64 KiB.
     pub cluster_bytes: Option<u64>,
-    /// Whether to make the map now, with a place for every cluster.
+    /// Whether to create the L2 tables now, with a host cluster for every guest cluster.
     pub preallocate: bool,
-    /// What the new disk holds until it is written.
+    /// Backing file with the initial content of the disk.
     pub backing: Option<Backing>,
 }
 
 /// A backing file for a new image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backing {
-    /// As it will stand in the image; relative to the image's directory.
+    /// Path as stored in the image; relative to the image's directory.
     pub path: PathBuf,
     /// Its format.
     pub format: Format,
 }
 
-/// Where the parts of a new image are, in clusters.
+/// Positions of the parts of a new image, in clusters.
 struct Layout {
     shape: Shape,
     table_clusters: u64,
@@ -51,7 +51,7 @@ impl Layout {
         let (l2_tables, data) =
             if preallocate { (l1_entries, shape.clusters(disk_bytes)) } else { (0, 0) };
         let others = 1 + l1_clusters + l2_tables + data;
-        // Blocks and table count themselves, so look for a size that fits.
+        // Blocks and table count themselves, so the size is found by iteration.
         let (mut table_clusters, mut blocks) = (1, 1);
         loop {
             let all = others + table_clusters + blocks;
@@ -134,7 +134,7 @@ pub fn create(
         autoclear: 0,
         corrupt: false,
     };
-    // What opening it would refuse must not be made.
+    // An image that opening would refuse must not be created.
     let mut first_cluster = header.encode();
     Header::decode(&padded(&first_cluster)).map_err(|error| {
         let why = match error {
@@ -153,14 +153,14 @@ pub fn create(
     written.map_err(|errno| host(errno.into()))
 }
 
-/// A header of small clusters, as long as the decoder wants it.
+/// Pads the header of an image with small clusters to the length that the decoder needs.
 fn padded(cluster: &[u8]) -> Vec<u8> {
     let mut bytes = cluster.to_vec();
     bytes.resize(bytes.len().max(512), 0);
     bytes
 }
 
-/// Everything but the header, which makes an image of it.
+/// Writes everything except the header, which makes the file an image.
 fn write_tables(writer: &mut BlockingFile, layout: &Layout) -> Outcome {
     let shape = layout.shape;
     let cluster_bytes = shape.cluster_bytes() as usize;

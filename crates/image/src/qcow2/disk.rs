@@ -1,4 +1,4 @@
-//! A qcow2 image as a whole: what can be done with it besides serving.
+//! A qcow2 image as a whole: operations besides serving.
 
 use std::collections::HashSet;
 use std::io;
@@ -177,8 +177,8 @@ impl Image for Qcow2Image {
                 return Err(self.refuse("resize", why, advice));
             }
         }
-        // Smaller at once, so that nothing is written there any more; larger when there is a map
-        // for it.
+        // Shrinks at once, so that nothing is written beyond the new end; grows once the map covers
+        // the new size.
         self.core.set_capacity(capacity.min(before));
         let resized = self.core.commits.inbox.ask(Command::Resize(capacity)).wait();
         self.core.set_capacity(if resized.is_ok() { capacity } else { before });
@@ -190,7 +190,7 @@ impl Image for Qcow2Image {
         let mut worker = SlowPathWorker::new(Arc::clone(&self.core))?;
         let end = self.core.capacity().bytes();
         let mut position = 0;
-        // Where the file goes on if what comes next follows what came last.
+        // Offset at which the next part must begin to be contiguous.
         let mut next = 0;
         while position < end {
             let (part, epoch) = worker.find(position, end - position)?;
@@ -201,7 +201,7 @@ impl Image for Qcow2Image {
                 Source::Compressed(found) => found.offset..found.offset + found.bytes,
                 Source::Zero | Source::Backing | Source::Damaged => continue,
             };
-            // What is compressed may end, and what follows may begin, in the last sector read.
+            // Compressed data may end, and the next part may begin, in the last sector read.
             let follows = (next.max(SECTOR_BYTES) - SECTOR_BYTES..=next).contains(&place.start);
             layout.data_runs += u64::from(!follows);
             next = place.end;
@@ -222,11 +222,11 @@ impl Image for Qcow2Image {
             };
             Error::host(name, errno, advice)
         };
-        // A cluster that is moved must have no unknown user. What is checked is the
-        // file, so all that the map says must be there, and no commit be at it.
+        // A cluster that is moved must have no unknown user. The check reads the file, so the map
+        // must be committed, and no commit may be running.
         self.commit().map_err(failed)?;
         let options = CheckOptions::default();
-        // All that was promised is committed.
+        // All promised clusters are committed.
         let (file, promised) = (&*self.core.file, HashSet::new());
         let report = check_beside(&self.core.name, file, promised, options, &mut |_, _| {})?;
         if let Some(error) = report.errors.first() {
@@ -249,12 +249,12 @@ impl Image for Qcow2Image {
 }
 
 impl Qcow2Image {
-    /// Waits until all that the map says is in the file.
+    /// Waits until the whole map is in the file.
     fn commit(&self) -> Outcome {
         self.core.commits.run()
     }
 
-    /// The first part of a range that the backing file may have data for.
+    /// Returns the first part of a range for which the backing file may have data.
     fn data_below(&self, start: u64, end: u64) -> io::Result<Option<std::ops::Range<u64>>> {
         let Some(backing) = &self.core.backing else { return Ok(None) };
         let found = backing.next_data(Sector::new(start / SECTOR_BYTES))?;
@@ -267,7 +267,7 @@ impl Qcow2Image {
 }
 
 impl SlowPathWorker {
-    /// Reads the table that maps a byte of the disk.
+    /// Loads the table that maps a byte of the disk.
     fn load_at(&mut self, position: u64) -> io::Result<()> {
         let (_, epoch) = self.find(position, 1).map_err(|errno: Errno| io::Error::from(errno))?;
         self.unpin(epoch);

@@ -1,45 +1,45 @@
-//! Entries of L1 and L2 tables: eight bytes that say where something is.
+//! Entries of L1 and L2 tables: eight bytes each, an offset and flags.
 
 use super::shape::{HostCluster, Shape};
 
-/// The cluster has one user, and may be written in place.
+/// The cluster has a reference count of one, and may be written in place.
 pub const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
-/// The cluster reads as zeroes, whatever the backing file has (version 3).
+/// The cluster reads as zeroes, whatever the backing file holds (version 3).
 pub const ZERO: u64 = 1;
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
-/// What an L2 entry says about a cluster of the disk.
+/// Meaning of an L2 entry for a cluster of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mapping {
-    /// Nothing: the backing file has it, or it is zero.
+    /// Not in this image: read from the backing file, or zero without one.
     Unallocated,
-    /// Zeroes; a cluster may be reserved for it.
+    /// Zeroes; a host cluster may be reserved for it.
     Zero { reserved: Option<HostCluster> },
-    /// Data. If it is not ours alone, it must not be written in place.
+    /// Data. If the host cluster is shared (not `ours`), it must not be written in place.
     Data { host: HostCluster, ours: bool },
-    /// Deflated data, at any byte of the file.
+    /// Deflated data, at any byte offset of the file.
     Compressed(Compressed),
 }
 
 impl Mapping {
-    /// Whether the image itself has data for the cluster.
+    /// Returns whether the image itself has data for the cluster.
     pub const fn holds_data(&self) -> bool {
         matches!(self, Self::Data { .. } | Self::Compressed(_))
     }
 }
 
-/// Where deflated data is.
+/// Position of deflated data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compressed {
     /// Its first byte in the host file.
     pub offset: u64,
-    /// Bytes to read; what it is made of may end earlier.
+    /// Bytes to read; the deflated data may end earlier.
     pub bytes: u64,
 }
 
 impl Compressed {
-    /// The host clusters it lies in; each has a reference for it.
+    /// Returns the host clusters it lies in; each has a reference for it.
     pub fn clusters(self, shape: Shape) -> impl Iterator<Item = HostCluster> {
         let first = shape.host_at(self.offset).0;
         let last = shape.host_at(self.offset + self.bytes - 1).0;
@@ -51,7 +51,7 @@ impl Compressed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadEntry(pub u64);
 
-/// The meaning of an L2 entry.
+/// Decodes an L2 entry.
 pub fn decode(shape: Shape, entry: u64) -> Result<Mapping, BadEntry> {
     if entry & COMPRESSED != 0 {
         return decode_compressed(shape, entry).map(Mapping::Compressed);
@@ -65,7 +65,7 @@ pub fn decode(shape: Shape, entry: u64) -> Result<Mapping, BadEntry> {
     })
 }
 
-/// The cluster that an L1 entry, or an L2 entry that is not compressed, names.
+/// Returns the cluster that an L1 entry, or an uncompressed L2 entry, names.
 pub fn cluster(shape: Shape, entry: u64) -> Result<Option<HostCluster>, BadEntry> {
     let offset = entry & OFFSET;
     if !offset.is_multiple_of(shape.cluster_bytes()) {
@@ -74,12 +74,12 @@ pub fn cluster(shape: Shape, entry: u64) -> Result<Option<HostCluster>, BadEntry
     Ok((offset != 0).then(|| shape.host_at(offset)))
 }
 
-/// The entry of a cluster that is ours alone.
+/// Returns the entry of a cluster that is not shared.
 pub fn ours(shape: Shape, host: HostCluster) -> u64 {
     COPIED | shape.offset(host)
 }
 
-/// The host offset takes the low bits, the number of additional 512-byte sectors the rest.
+/// Decodes the low bits as host offset, the rest as number of additional 512-byte sectors.
 fn decode_compressed(shape: Shape, entry: u64) -> Result<Compressed, BadEntry> {
     let sector_bits = shape.cluster_bits - 8;
     let offset_bits = 62 - sector_bits;

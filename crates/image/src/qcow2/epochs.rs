@@ -1,9 +1,8 @@
-//! Which host clusters requests may still use although the map has dropped them.
+//! Host clusters that the map has dropped but requests in flight may still use.
 //!
-//! Time is cut into epochs; a commit begins a new one. A request pins the present epoch when it
-//! reads the map, before it gives the map's lock back, and unpins it when its I/O is done. A
-//! cluster that the map dropped in some epoch may be used again when that epoch and all before it
-//! are without pins.
+//! Time is divided into epochs; a commit begins a new one. A request pins the present epoch when it
+//! reads the map, before it releases the map's lock, and unpins it when its I/O is done. A cluster
+//! that the map dropped in some epoch may be reused when that epoch and all before it have no pins.
 
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -29,18 +28,18 @@ impl Registry {
 
 /// The pins of one queue or thread.
 pub struct EpochPins {
-    /// Epochs with pins, and how many, from the oldest on.
+    /// Pinned epochs, and the number of their pins, oldest first.
     counts: VecDeque<(u64, usize)>,
-    /// The oldest of them, for other threads to read.
+    /// The oldest pinned epoch, for other threads to read.
     oldest: Arc<AtomicU64>,
     registry: Arc<Registry>,
 }
 
 const NONE: u64 = u64::MAX;
 
-/// What the map's lock protects.
+/// State under the map's lock.
 pub trait HasEpoch {
-    /// The present epoch.
+    /// Returns the present epoch.
     fn epoch(&self) -> u64;
 }
 
@@ -52,8 +51,8 @@ impl Epochs {
         EpochPins { counts: VecDeque::new(), oldest, registry: Arc::clone(&self.0) }
     }
 
-    /// The oldest epoch with a pin. To be called after the map's lock has been taken and given back
-    /// since the epoch in question ended.
+    /// Returns the oldest epoch with a pin. Must be called after the map's lock has been taken and
+    /// released since the epoch in question ended.
     pub fn oldest(&self) -> u64 {
         let registered = self.0.lock();
         registered.iter().map(|oldest| oldest.load(Ordering::Acquire)).min().unwrap_or(NONE)
@@ -61,8 +60,8 @@ impl Epochs {
 }
 
 impl EpochPins {
-    /// Gives the map's lock back with the present epoch pinned for a request: a cluster that was
-    /// seen under this lock is not used again before [`unpin`](Self::unpin). Returns the epoch.
+    /// Releases the map's lock with the present epoch pinned for a request: a cluster seen under
+    /// this lock is not reused before [`unpin`](Self::unpin). Returns the epoch.
     pub fn hold<M: HasEpoch>(&mut self, map: impl Deref<Target = M>) -> u64 {
         let epoch = map.epoch();
         if mutant("qcow2.epochs.pins-after-the-look") {
@@ -82,7 +81,7 @@ impl EpochPins {
         self.publish();
     }
 
-    /// A request that pinned this epoch is done with its I/O.
+    /// Removes the pin of a request whose I/O is done.
     pub fn unpin(&mut self, epoch: u64) {
         let found = self.counts.iter_mut().find(|(pinned, _)| *pinned == epoch);
         found.expect("a request leaves after it has entered").1 -= 1;
@@ -94,7 +93,7 @@ impl EpochPins {
 
     fn publish(&self) {
         let oldest = self.counts.front().map_or(NONE, |(epoch, _)| *epoch);
-        // What the request did is done before another thread sees that it has gone.
+        // The request's effects are visible before another thread sees the pin gone.
         let order = match mutant("qcow2.epochs.unpins-without-order") {
             true => Ordering::Relaxed,
             false => Ordering::Release,

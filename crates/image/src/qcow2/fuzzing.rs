@@ -1,4 +1,4 @@
-//! What the fuzz target drives: small images that have been tampered with.
+//! Entry points of the fuzz target: small images that have been tampered with.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -13,19 +13,19 @@ use crate::{DiscardMode, Image};
 
 /// Clusters of the small disks.
 const CLUSTERS: u64 = 150;
-/// Most bytes that are read of an image that claims to be large.
+/// Maximum number of bytes read from an image that claims to be large.
 const READ_MAX: u64 = 4 << 20;
 
-/// Bytes put into an image.
+/// Bytes to put into an image.
 #[derive(Clone, Debug)]
 pub struct Patch {
-    /// Where; counted round at the end of the file.
+    /// Offset, modulo the size of the file.
     pub at: u32,
-    /// What; at most 64 bytes of it.
+    /// Bytes to write; at most 64 are used.
     pub bytes: Vec<u8>,
 }
 
-/// A small image with data, zeroes and clusters that were given up.
+/// A small image with data, zeroes and freed clusters.
 pub fn small_image(cluster_bits: u32) -> &'static [u8] {
     static SMALL: OnceLock<Vec<u8>> = OnceLock::new();
     static LARGER: OnceLock<Vec<u8>> = OnceLock::new();
@@ -63,8 +63,8 @@ fn open(disk: &SimDisk, access: Access) -> flowstone_block::Result<Qcow2Image> {
     Qcow2Image::open(Path::new("small"), file, None, mode, access, Memory::None)
 }
 
-/// Uses an image that has been tampered with in every way that there is. Whatever it holds: no
-/// panic, no endless loop, and a repair leaves nothing for another one to do.
+/// Opens, uses, checks and repairs a tampered image. Whatever it holds: no panic, no endless loop,
+/// and a repair leaves nothing for a second repair to do.
 pub fn survive(cluster_bits: u32, patches: &[Patch], length: Option<usize>) {
     let mut bytes = small_image(cluster_bits).to_vec();
     for patch in patches {
@@ -92,7 +92,7 @@ pub fn survive(cluster_bits: u32, patches: &[Patch], length: Option<usize>) {
     if let Ok(image) = open(&disk, Access::Write) {
         use_it(&image);
         drop(image);
-        // An image that was in order still is.
+        // An image without errors still has none.
         if found.is_ok_and(|report| report.error_count == 0 && report.leaked_bytes == 0) {
             let left = checked(&disk, false).expect("it could be checked before");
             assert_eq!((left.errors, left.leaked_bytes), (vec![], 0));
@@ -100,7 +100,7 @@ pub fn survive(cluster_bits: u32, patches: &[Patch], length: Option<usize>) {
     }
 }
 
-/// Reads, writes and discards; errors are answers too.
+/// Reads, writes and discards; errors are valid answers.
 fn use_it(image: &Qcow2Image) {
     let mut guest = BlockingDisk::new(image).expect("a channel");
     let mut buffer = vec![0; 64 << 10];

@@ -1,5 +1,5 @@
 //! The header: big-endian numbers at the start of the file, then extensions, then the name of the
-//! backing file, all within the first cluster. What it says is checked here, once.
+//! backing file, all within the first cluster. Its fields are validated here, once.
 
 use flowstone_block::Error;
 use flowstone_fileio::FileOffset;
@@ -7,7 +7,7 @@ use flowstone_fileio::FileOffset;
 use super::shape::{CLUSTER_BITS, Shape};
 use crate::damage::Flaw;
 
-/// Bytes that are enough to read a header with all that belongs to it.
+/// Bytes that suffice to read a header with its extensions and the backing file name.
 pub const HEADER_BYTES_MAX: usize = 64 << 10;
 
 const MAGIC: u32 = 0x5146_49fb;
@@ -15,16 +15,16 @@ const V2_BYTES: usize = 72;
 const V3_BYTES: usize = 104;
 const BACKING_FORMAT: u32 = 0xe279_2aca;
 const END_OF_EXTENSIONS: u32 = 0;
-/// As in QEMU: a longer path is no path.
+/// As in QEMU: longer names are refused.
 const BACKING_NAME_BYTES_MAX: usize = 1023;
 /// As in QEMU. With the smallest clusters that is a disk of 128 GiB.
 const L1_ENTRIES_MAX: u64 = (32 << 20) / 8;
 /// As in QEMU.
 const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
-/// File offsets are signed, and no file of ours is larger than what L2 entries can name.
+/// File offsets are signed, and L2 entries cannot name larger files.
 const DISK_BYTES_MAX: u64 = 1 << 56;
 
-/// Where in the header the fields are that change: all in its first sector.
+/// Offsets of the header fields that change: all in its first sector.
 const SIZE_AT: usize = 24;
 const L1_ENTRIES_AT: usize = 36;
 const L1_OFFSET_AT: usize = 40;
@@ -32,7 +32,7 @@ const REFCOUNT_TABLE_AT: usize = 48;
 const REFCOUNT_TABLE_CLUSTERS_AT: usize = 56;
 const AUTOCLEAR_AT: usize = 88;
 
-/// A header that has been found sound, as far as a header by itself can be.
+/// A header that has been validated, as far as is possible without the rest of the image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     pub shape: Shape,
@@ -44,20 +44,20 @@ pub struct Header {
     pub snapshots: u32,
     pub backing: Option<BackingName>,
     /// Features that software which does not know them must clear when it writes the image; our
-    /// [`Mark`](super::mark::Mark) among them.
+    /// [`Mark`](super::mark::Mark) is one of them.
     pub autoclear: u64,
-    /// Marked by some software as damaged.
+    /// Marked as damaged by some software.
     pub corrupt: bool,
 }
 
 /// Why a header is refused.
 #[derive(Debug, PartialEq, Eq)]
 pub enum HeaderError {
-    /// It is none.
+    /// Not a qcow2 header.
     Foreign,
-    /// It asks for what this version does not do.
+    /// Requires features that this version lacks.
     Unsupported(String),
-    /// No software writes such a header.
+    /// Invalid: no software writes such a header.
     Damaged(Flaw),
 }
 
@@ -66,7 +66,7 @@ fn damaged(what: String) -> HeaderError {
 }
 
 impl HeaderError {
-    /// As an error about the image `name`.
+    /// Converts it to an error about the image `name`.
     pub fn explain(self, name: &str) -> Error {
         match self {
             Self::Foreign => {
@@ -81,7 +81,7 @@ impl HeaderError {
     }
 }
 
-/// What an image says about the file it is based on.
+/// Name and format of the backing file, as stored in an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackingName {
     pub name: String,
@@ -89,7 +89,7 @@ pub struct BackingName {
 }
 
 impl Header {
-    /// The header at the start of `bytes`, or why there is no image that we can use.
+    /// Decodes the header at the start of `bytes`, or returns why the image cannot be used.
     pub fn decode(bytes: &[u8]) -> Result<Self, HeaderError> {
         if bytes.len() < V3_BYTES || u32_at(bytes, 0) != MAGIC {
             return Err(HeaderError::Foreign);
@@ -175,7 +175,7 @@ impl Header {
         Ok(())
     }
 
-    /// The header as the first cluster of a new image of version 3.
+    /// Encodes the header as the first cluster of a new image of version 3.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.shape.cluster_bytes() as usize];
         put_u32(&mut bytes, 0, MAGIC);
@@ -201,13 +201,13 @@ impl Header {
         bytes
     }
 
-    /// Whether a backing file with this name fits beside the header.
+    /// Returns whether a backing file name fits behind the header.
     pub fn has_room_for(shape: Shape, name: &str) -> bool {
         name.len() <= BACKING_NAME_BYTES_MAX
             && V3_BYTES + 24 + name.len() <= shape.cluster_bytes() as usize
     }
 
-    /// Puts the fields that may change into the first sector of a header.
+    /// Writes the fields that may change into the first sector of a header.
     pub fn update(&self, sector: &mut [u8]) {
         put_u64(sector, SIZE_AT, self.disk_bytes);
         put_u32(sector, L1_ENTRIES_AT, self.l1_entries as u32);
@@ -223,7 +223,7 @@ impl Header {
 const DIRTY: u64 = 1;
 const CORRUPT: u64 = 1 << 1;
 
-/// Refuses, by name, what we would get wrong.
+/// Refuses, by name, features that would be misinterpreted.
 fn check_features(incompatible: u64) -> Result<(), String> {
     const REFUSED: [(u64, &str); 4] = [
         (DIRTY, "it was not closed in order and has lazy refcounts, which are out of date"),
@@ -275,7 +275,7 @@ fn backing_format(area: &[u8], header_bytes: usize) -> Result<Option<String>, St
     }
     let mut rest = area.get(header_bytes..).ok_or_else(broken)?;
     let mut format = None;
-    // Each has a kind and a length, and takes at least these eight bytes.
+    // Each extension has a type and a length, and takes at least these eight bytes.
     while rest.len() >= 8 && u32_at(rest, 0) != END_OF_EXTENSIONS {
         let length = u32_at(rest, 4) as usize;
         let data = rest.get(8..8usize.saturating_add(length)).ok_or_else(broken)?;

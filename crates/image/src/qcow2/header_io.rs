@@ -1,4 +1,4 @@
-//! The header and the L1 table on the medium: what everything else is found by.
+//! Reads and writes the header and the L1 table.
 
 use std::io;
 
@@ -15,7 +15,8 @@ use crate::damage::Flaw;
 /// Reads the header of an image.
 pub fn read_header(name: &str, file: &dyn FileIo) -> Result<Header> {
     let host = |error: io::Error| Error::host(name, error, "check the host's file system");
-    // Of the last sector of a short file, direct I/O reads nothing; there is no header in it.
+    // Direct I/O cannot read the partial last sector of a short file; the header does not extend
+    // into it.
     let sector_bytes = sector_bytes(file) as u64;
     let bytes = (file.size().map_err(host)? / sector_bytes * sector_bytes) as usize;
     let bytes = bytes.min(HEADER_BYTES_MAX);
@@ -25,7 +26,7 @@ pub fn read_header(name: &str, file: &dyn FileIo) -> Result<Header> {
     Header::decode(&start).map_err(|error| error.explain(name))
 }
 
-/// Reads the L1 table, whose entries all name places where a table can be.
+/// Reads the L1 table, and checks that its entries are valid table offsets.
 pub fn read_l1(
     reader: &mut BlockingFile,
     header: &Header,
@@ -60,7 +61,8 @@ pub fn read_l1(
     Ok(l1)
 }
 
-/// Writes the mark, or none, and clears what we do not know. Returns the first sector.
+/// Writes the mark, or none, and clears unknown autoclear features. Returns the first sector as
+/// written.
 pub fn write_autoclear(file: &dyn FileIo, header: &Header) -> std::result::Result<Vec<u8>, Errno> {
     let failed = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
     let mut sector = AlignedBuf::zeroed(sector_bytes(file));

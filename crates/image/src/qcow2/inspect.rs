@@ -1,4 +1,4 @@
-//! What an image says about itself, while a daemon may be writing it.
+//! Inspects an image that a daemon may be writing.
 
 use std::io;
 
@@ -12,29 +12,29 @@ use super::map::from_bytes;
 use super::shape::sector_bytes;
 use super::survey::{SurveyError, TABLES_BYTES_MAX};
 
-/// More about a qcow2 image.
+/// Information about a qcow2 image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Qcow2Info {
-    /// Size of the disk.
+    /// Size of the disk in bytes.
     pub virtual_bytes: u64,
-    /// Bytes of the disk that the image itself has data for, as the tables on the medium say;
-    /// `None` if there are too many of them, or they cannot be read.
+    /// Bytes of the disk for which the image itself has data, by the tables on the medium; `None`
+    /// if there are too many tables, or they cannot be read.
     pub live_bytes: Option<u64>,
     /// Bytes of a cluster.
     pub cluster_bytes: u64,
     /// Version of the format, 2 or 3.
     pub version: u32,
-    /// The name of its backing file, as it stands in the image.
+    /// Name of the backing file, as stored in the image.
     pub backing: Option<String>,
-    /// The format of the backing file, if the image says so.
+    /// Format of the backing file, if the image states it.
     pub backing_format: Option<String>,
-    /// Internal snapshots, which are not served.
+    /// Number of internal snapshots, which are not served.
     pub snapshots: u32,
-    /// Whether some software has marked it as damaged.
+    /// Whether some software has marked the image as damaged.
     pub corrupt: bool,
 }
 
-/// Reads the header and the tables; follows no name in it.
+/// Reads the header and the tables; follows no name stored in the image.
 pub fn inspect(name: &str, file: &dyn FileIo) -> Result<Qcow2Info> {
     let header = read_header(name, file)?;
     let live = live_clusters(file, &header).ok().flatten();

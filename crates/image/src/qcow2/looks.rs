@@ -1,4 +1,4 @@
-//! What is looked at before an image is opened, and the length that its file has for that.
+//! Examination of an image before it is opened, and the length of its file for that.
 
 use std::io;
 
@@ -16,15 +16,15 @@ use super::shape::{Shape, sector_bytes};
 use super::space::Space;
 use super::survey::{Survey, SurveyError, Surveyor};
 
-/// The length of the file. Its last cluster need not be whole before it is opened for writing, and
-/// what is refused keeps the length that it has.
+/// Length of the file. The last cluster may be partial until the image is opened for writing; if
+/// the image is refused, the file gets its old length back.
 pub struct Length {
     before: u64,
     pub whole: u64,
 }
 
 impl Length {
-    /// Makes it whole, if the image is to be written.
+    /// Extends the file to whole clusters, if the image is to be written.
     pub fn make_whole(file: &dyn FileIo, header: &Header, readonly: bool) -> io::Result<Self> {
         let before = file.size()?;
         let whole = match readonly {
@@ -37,16 +37,16 @@ impl Length {
         Ok(Self { before, whole })
     }
 
-    /// The image is refused.
+    /// Restores the length, because the image is refused.
     pub fn restore(&self, file: &dyn FileIo) {
         if self.whole != self.before && !mutant("qcow2.open.lengthens-what-it-refuses") {
-            // What has been added holds nothing: if it stays, that does no harm.
+            // The added part is a hole: it does no harm if it stays.
             let _ = file.set_size(self.before);
         }
     }
 }
 
-/// The L1 table; and, before the image is written, which clusters are in use and which are not.
+/// The L1 table; and, before the image is written, the clusters in use and the free ones.
 pub struct Looked {
     l1: Vec<u64>,
     pub survey: Survey,
@@ -54,7 +54,7 @@ pub struct Looked {
 }
 
 impl Looked {
-    /// What all queues are to share.
+    /// Returns the state that all queues share.
     pub fn meta(
         &mut self,
         shape: Shape,
@@ -70,7 +70,7 @@ impl Looked {
     }
 }
 
-/// Looks at an image that is to be opened.
+/// Examines an image that is to be opened.
 pub fn look_through(
     file: &dyn FileIo,
     header: &Header,

@@ -1,13 +1,14 @@
-//! Where each cluster of the disk is: the L1 table, and as many L2 tables as memory allows.
+//! The map from guest clusters to host clusters: the L1 table, and as many L2 tables as memory
+//! allows.
 //!
-//! A table that has changed stays until a commit has written it, so what is thrown out for want of
-//! room can always be read again. Only sectors that have changed are written.
+//! A changed table stays in memory until a commit has written it, so evicted tables can always be
+//! read again. Only changed sectors are written.
 
 use super::entry;
 use super::shape::{GuestCluster, HostCluster, SECTOR_BYTES, Shape};
 
-/// Memory for L2 tables that could be read again, in bytes: with clusters of 64 KiB enough for
-/// 512 GiB of disk.
+/// Memory for L2 tables that could be read again, in bytes: with clusters of 64 KiB enough for 512
+/// GiB of disk.
 const TABLES_BYTES_MAX: u64 = 64 << 20;
 
 /// The map of a disk.
@@ -15,19 +16,19 @@ pub struct Map {
     pub shape: Shape,
     /// Entries in a sector, as a power of two.
     sector_bits: u32,
-    /// As on the medium, or as it will be after the commit that is being made.
+    /// As on the medium, or as it will be after the running commit.
     l1: Vec<u64>,
     tables: Vec<Option<Box<Table>>>,
     loaded: usize,
-    /// Tables in memory that have no place on the medium.
+    /// Number of tables in memory that have no cluster on the medium.
     homeless: u64,
-    /// Memory for tables that have not changed.
+    /// Maximum memory of unchanged tables.
     pub memory_bytes: u64,
     /// Indices of the tables that have changed.
     changed: Vec<usize>,
-    /// Where the search for a table to throw out goes on.
+    /// Position of the eviction clock's hand.
     hand: usize,
-    /// Counts what has been thrown out: what was read before may be out of date then.
+    /// Number of evictions: what was read before one may be out of date.
     pub evictions: u64,
 }
 
@@ -37,10 +38,11 @@ struct Table {
     /// One bit for each sector.
     changed_sectors: Box<[u64]>,
     changed: bool,
-    /// Where it is on the medium; a new one, or one that is not ours alone, has no place yet.
+    /// Host cluster of the table; `None` for a new one, or for a shared one that has changed.
     home: Option<HostCluster>,
     used: bool,
-    /// Requests that are about to change entries, and commits that have not written it yet.
+    /// Number of requests that are about to change entries, and of commits that have not written it
+    /// yet.
     pins: usize,
 }
 
@@ -52,7 +54,7 @@ pub struct Missing {
 }
 
 impl Map {
-    /// The map that this L1 table begins, with entries as on the medium.
+    /// The map with this L1 table, whose entries are as on the medium.
     pub fn new(shape: Shape, l1: Vec<u64>) -> Self {
         let tables = l1.iter().map(|_| None).collect();
         Self {
@@ -69,17 +71,17 @@ impl Map {
         }
     }
 
-    /// The same, of a file with sectors of so many bytes.
+    /// Sets the size of a sector of the file in bytes.
     pub fn in_sectors_of(self, bytes: usize) -> Self {
         Self { sector_bits: (bytes / 8).ilog2(), ..self }
     }
 
-    /// Entries in a sector.
+    /// Returns the number of entries in a sector.
     pub fn sector_entries(&self) -> usize {
         1 << self.sector_bits
     }
 
-    /// The L2 entry of a cluster.
+    /// Returns the L2 entry of a cluster.
     pub fn get(&mut self, guest: GuestCluster) -> Result<u64, Missing> {
         let index = self.shape.l1_index(guest);
         match self.tables.get_mut(index) {
@@ -92,7 +94,7 @@ impl Map {
         }
     }
 
-    /// Whether no cluster of the table that maps this one is mapped.
+    /// Returns whether the table that maps this cluster does not exist.
     pub fn is_table_empty(&self, guest: GuestCluster) -> bool {
         let index = self.shape.l1_index(guest);
         self.tables.get(index).is_none_or(Option::is_none) && self.missing(index).is_none()
@@ -116,7 +118,7 @@ impl Map {
         }
     }
 
-    /// A table in memory; a new one, if there is none at all.
+    /// Returns a table in memory; a new one, if none exists.
     fn table(&mut self, index: usize) -> &mut Table {
         if self.tables[index].is_none() {
             assert!(self.missing(index).is_none(), "a table that is changed has been read");
@@ -126,18 +128,18 @@ impl Map {
         self.tables[index].as_mut().expect("put above")
     }
 
-    /// Keeps the table of an entry in memory, which is to be changed later. It is there, or there
-    /// is none at all.
+    /// Keeps the table of an entry in memory for a later change. The table is in memory, or does
+    /// not exist.
     pub fn pin(&mut self, guest: GuestCluster) {
         self.table(self.shape.l1_index(guest)).pins += 1;
     }
 
-    /// The entry is not to be changed any more.
+    /// Releases the pin: the entry will not be changed.
     pub fn unpin(&mut self, guest: GuestCluster) {
         self.table(self.shape.l1_index(guest)).pins -= 1;
     }
 
-    /// Takes a table in that has been read from the medium.
+    /// Adds a table that has been read from the medium.
     pub fn insert(&mut self, missing: Missing, entries: Box<[u64]>) {
         if self.tables[missing.index].is_some() || self.missing(missing.index) != Some(missing) {
             return;
@@ -159,7 +161,7 @@ impl Map {
         self.loaded += 1;
     }
 
-    /// Throws out a table that has not been used for a while, and has not been changed.
+    /// Evicts an unchanged table that has not been used for a while.
     fn evict(&mut self) {
         for _ in 0..2 * self.tables.len() {
             self.hand = (self.hand + 1) % self.tables.len();
@@ -175,29 +177,29 @@ impl Map {
         }
     }
 
-    /// Whether so much has changed that a commit should make it clean.
+    /// Returns whether so much has changed that a commit should make it clean.
     pub fn is_crowded(&self) -> bool {
         self.changed.len() as u64 * self.shape.cluster_bytes() > self.memory_bytes / 2
     }
 
-    /// Whether anything has changed.
+    /// Returns whether anything has changed.
     pub fn is_changed(&self) -> bool {
         !self.changed.is_empty()
     }
 
-    /// Indices of the tables that have changed and have no place on the medium yet.
+    /// Returns the indices of changed tables without a cluster on the medium.
     pub fn homeless(&self) -> Vec<usize> {
         let homeless =
             |index: &usize| self.tables[*index].as_ref().is_some_and(|table| table.home.is_none());
         self.changed.iter().copied().filter(homeless).collect()
     }
 
-    /// How many tables in memory have no place in the file.
+    /// Returns the number of tables in memory without a cluster in the file.
     pub fn homeless_count(&self) -> u64 {
         self.homeless
     }
 
-    /// Gives a table its place. Returns the one that it had and shared with others.
+    /// Sets the cluster of a table. Returns the previous one, if any, which was shared.
     pub fn set_home(&mut self, index: usize, home: HostCluster) -> Option<HostCluster> {
         let before = self.missing(index).map(|missing| missing.home);
         let table = self.tables[index].as_mut().expect("a table without a place is in memory");
@@ -207,8 +209,8 @@ impl Map {
         before
     }
 
-    /// Everything that has changed, and takes it for unchanged from now on. The tables stay in
-    /// memory until they have been written, or put back.
+    /// Takes all changes; the tables count as unchanged from now on. They stay in memory until they
+    /// have been written, or put back.
     pub fn take_changes(&mut self) -> Vec<ChangedTable> {
         let (mut changes, sector_entries) = (Vec::new(), self.sector_entries());
         for index in std::mem::take(&mut self.changed) {
@@ -227,23 +229,23 @@ impl Map {
         changes
     }
 
-    /// Where a table that has a place is.
+    /// Returns the cluster of a table that has one.
     pub fn home(&self, index: usize) -> HostCluster {
         let table = self.tables[index].as_ref().expect("a changed table is in memory");
         table.home.expect("settled before")
     }
 
-    /// The bytes of a whole table.
+    /// Returns the bytes of a whole table.
     pub fn table_bytes(&self, index: usize) -> Vec<u8> {
         to_bytes(&self.tables[index].as_ref().expect("a changed table is in memory").entries)
     }
 
-    /// What a commit has taken is on the medium.
+    /// Releases a change that a commit has written to the medium.
     pub fn written(&mut self, change: &ChangedTable) {
         self.table(change.index).pins -= 1;
     }
 
-    /// Marks as changed what a commit could not write.
+    /// Marks as changed again what a commit could not write.
     pub fn put_back(&mut self, change: &ChangedTable) {
         self.written(change);
         let sector_bytes = self.sector_entries() * 8;
@@ -258,7 +260,7 @@ impl Map {
         }
     }
 
-    /// The L1 table, as it is to be on the medium.
+    /// Returns the L1 table, as it should be on the medium.
     pub fn l1(&self) -> &[u64] {
         &self.l1
     }
@@ -277,9 +279,9 @@ pub struct ChangedTable {
     pub runs: Vec<SectorRun>,
 }
 
-/// Sectors next to each other.
+/// Consecutive sectors.
 pub struct SectorRun {
-    /// The first one's number in the table.
+    /// Index of the first sector in the table.
     pub first: usize,
     pub bytes: Vec<u8>,
 }
@@ -296,7 +298,7 @@ fn bits(words: &[u64]) -> Vec<usize> {
     found
 }
 
-/// Runs of numbers next to each other, and what `bytes` says of them.
+/// Groups consecutive numbers into runs, with the content that `bytes` returns for each run.
 pub fn runs_of(
     numbers: &[usize],
     mut bytes: impl FnMut(std::ops::Range<usize>) -> Vec<u8>,
@@ -307,12 +309,12 @@ pub fn runs_of(
         .collect()
 }
 
-/// Entries as they are on the medium.
+/// Encodes entries as on the medium.
 pub fn to_bytes(entries: &[u64]) -> Vec<u8> {
     entries.iter().flat_map(|entry| entry.to_be_bytes()).collect()
 }
 
-/// Entries from the medium.
+/// Decodes entries from the medium.
 pub fn from_bytes(bytes: &[u8]) -> Box<[u64]> {
     let (entries, _) = bytes.as_chunks::<8>();
     entries.iter().map(|entry| u64::from_be_bytes(*entry)).collect()

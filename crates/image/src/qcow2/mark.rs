@@ -1,8 +1,8 @@
-//! The mark in the header: changes of the map may be in a redo file, and which redo file that is.
+//! The mark in the header: states that changes of the map may be in a redo file, and identifies
+//! that file.
 //!
-//! It lies in the autoclear features, of which software that writes an image clears those that it
-//! does not know. So other software that writes the image makes the changes void, by the rules of
-//! the format.
+//! It is stored in the autoclear features. Software that writes an image clears those that it does
+//! not know, so by the rules of the format other software that writes the image voids the changes.
 //!
 //! ```text
 //!  63  62        48 47                    24 23           8 7         0
@@ -11,19 +11,18 @@
 //! └───┴────────────┴────────────────────────┴──────────────┴───────────┘
 //! ```
 //!
-//! * `boot`: some bits of the number of the host's boot. Here it is a part of the session's number,
-//!   and nothing else: the redo file knows in which boot it was written. Earlier versions compare
-//!   it.
-//! * `session`: drawn at random when a daemon begins a redo file, never 0. The first version had
-//!   bit 63 alone.
+//! * `boot`: some bits of the number of the host's boot. They only extend the session's number
+//!   here: the redo file records the boot in which it was written. Earlier versions compare them.
+//! * `session`: random, drawn when a daemon begins a redo file, never 0. The first version had bit
+//!   63 alone.
 //! * `commits`: counts the commits of the session. A copy of the image that was made while it was
-//!   in use has the number of a commit of the past.
+//!   in use has the number of an earlier commit.
 
 use std::io;
 
 use super::boot::{boot_number, random_number};
 
-/// What bit 63 and the bits below it say.
+/// Value of bit 63 and the bits below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark(u64);
 
@@ -37,39 +36,39 @@ const COMMITS_MASK: u64 = (1 << 16) - 1;
 const OURS: u64 = !0 << COMMITS_SHIFT;
 
 impl Mark {
-    /// Of a redo file that is begun now.
+    /// The mark of a redo file that begins now.
     pub fn begin() -> io::Result<Self> {
         let boot = boot_number()? as u64 & BOOT_MASK;
         let random = random_number()? as u64 & SESSION_MASK;
         Ok(Self(MARKED | boot << BOOT_SHIFT | random.max(1) << SESSION_SHIFT))
     }
 
-    /// In these autoclear features, if there is one.
+    /// Returns the mark in these autoclear features, if any.
     pub fn of(autoclear: u64) -> Option<Self> {
         (autoclear & MARKED != 0).then_some(Self(autoclear & OURS))
     }
 
-    /// As autoclear features, or in a redo file.
+    /// Returns the bits for the autoclear features, or for a redo file.
     pub fn bits(self) -> u64 {
         self.0
     }
 
-    /// Written by a version that had no numbers.
+    /// Returns whether the mark was written by a version without numbers.
     pub fn is_old_kind(self) -> bool {
         self.0 == MARKED
     }
 
-    /// The number of the session, with the boot's: what the redo file is called by.
+    /// Returns the number of the session, with the boot's: part of the redo file's name.
     pub fn session(self) -> u64 {
         self.0 >> SESSION_SHIFT
     }
 
-    /// Whether both are of one session.
+    /// Returns whether both belong to one session.
     pub fn is_akin(self, other: Self) -> bool {
         self.session() == other.session()
     }
 
-    /// After another commit.
+    /// Returns the mark after another commit.
     pub fn next(self) -> Self {
         let commits = (self.0 >> COMMITS_SHIFT).wrapping_add(1) & COMMITS_MASK;
         Self(self.0 & !(COMMITS_MASK << COMMITS_SHIFT) | commits << COMMITS_SHIFT)

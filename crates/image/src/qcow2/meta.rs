@@ -1,5 +1,5 @@
-//! What all queues of an image share, under one lock that is held for moments and never across
-//! I/O: the map, the free clusters, and which entries are being changed.
+//! State shared by all queues of an image, under one lock that is held only briefly and never
+//! across I/O: the map, the free clusters, and the locks of entries that are being changed.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,49 +18,49 @@ pub struct Meta {
     pub space: Space,
     /// The present epoch; see [`Epochs`](super::epochs::Epochs).
     pub epoch: u64,
-    /// Clusters of the disk whose entries are being changed.
+    /// Guest clusters whose entries are being changed.
     locks: HashMap<GuestCluster, ClusterLock>,
-    /// Host clusters with tables: nothing that the map says may send data there.
+    /// Host clusters with tables: no map entry may direct data there.
     pub tables: HashSet<HostCluster>,
-    /// Since the last commit began: host clusters that the map has begun to name.
+    /// Host clusters that the map has begun to name since the last commit began.
     pub taken: Vec<HostCluster>,
-    /// Since the last commit began: references that the map has given up.
+    /// References that the map has given up since the last commit began.
     pub dropped: Vec<HostCluster>,
-    /// Clusters of the disk that hold data of their own; `None` if they have not been counted.
+    /// Guest clusters that hold data of their own; `None` if they have not been counted.
     pub live: Option<u64>,
-    /// Host clusters that were given up before, and that the host has not got back.
+    /// Freed host clusters that have not been deallocated on the host.
     pub dead: u64,
-    /// Where changes survive a killed daemon until they are durable.
+    /// Redo file: keeps changes across a killed daemon until they are durable.
     pub redo: Option<Redo>,
-    /// Clusters that refcounts may take: not for data, or there could be data that no commit can
-    /// make durable.
+    /// Clusters reserved for refcount structures: data must not use them, or there could be data
+    /// that no commit can make durable.
     pub reserved: u64,
-    /// A commit has taken changes over, and they are not durable yet.
+    /// A commit has taken changes that are not durable yet.
     pub committing: bool,
-    /// Bytes of the host file; what lies behind reads as zeroes.
+    /// Bytes of the host file; the rest of its last cluster reads as zeroes.
     pub file_bytes: u64,
     /// Bytes of the backing file; 0 if there is none.
     pub backing_bytes: u64,
 }
 
-/// A lock of a cluster of the disk.
+/// Lock of a guest cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ClusterLock {
-    /// Writes are on their way to a clean cluster, which the map will name when the first of them
+    /// Writes are in flight to a clean host cluster, which the map will name when the first of them
     /// is done. Other writes share the lock.
     Filling { host: HostCluster, writers: usize, named: bool },
-    /// One request reads what there is and puts something else in its place.
+    /// One request reads the old content and replaces it.
     Exclusive,
 }
 
-/// Where some bytes of the disk are.
+/// Location of some bytes of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// At this byte of the host file; `ours` if they may be written there.
+    /// In the host file at `offset`; `ours` if they may be written there.
     File { offset: u64, ours: bool },
-    /// Nowhere: they are zero.
+    /// Not stored: they read as zeroes.
     Zero,
-    /// In the backing file, at the same place.
+    /// In the backing file, at the same position.
     Backing,
     /// In a compressed cluster.
     Compressed(Compressed),
@@ -68,17 +68,17 @@ pub enum Source {
     Damaged,
 }
 
-/// Bytes of the disk that are in one place.
+/// Bytes of the disk in one contiguous location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MappedPart {
     pub source: Source,
     pub bytes: u64,
 }
 
-/// What a write to a cluster that cannot be written in place is to do.
+/// Result of claiming a cluster for a write that cannot be in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filling {
-    /// Write here, then say [`Meta::filled`].
+    /// Write to this cluster, then call [`Meta::filled`].
     Write(HostCluster),
     /// The cluster is locked exclusively.
     Busy,
@@ -116,7 +116,8 @@ impl Meta {
         self.map.shape
     }
 
-    /// Where the bytes from `position` on are: as many as are in one place, at most `most`.
+    /// Returns the location of the bytes from `position` on, up to the end of the contiguous part
+    /// or `most` bytes.
     pub fn find(&mut self, position: u64, most: u64) -> Result<MappedPart, Missing> {
         let mut part = self.find_in_cluster(position, most)?;
         while part.bytes < most {
@@ -144,7 +145,7 @@ impl Meta {
         let raw = self.map.get(guest)?;
         let within = position - shape.position(guest);
         let span = if raw == 0 && self.map.is_table_empty(guest) {
-            // All of the table is the same.
+            // The whole table is missing.
             (shape.l2_entries() - guest.0 % shape.l2_entries()) * shape.cluster_bytes()
         } else {
             shape.cluster_bytes()
@@ -165,7 +166,8 @@ impl Meta {
         Ok(MappedPart { source, bytes })
     }
 
-    /// The last cluster of a file need not be whole: the rest of it is zero.
+    /// Clips the range at the end of the file: its last cluster may be partial, and the rest reads
+    /// as zeroes.
     fn in_file(&self, offset: u64, ours: bool, bytes: u64) -> (Source, u64) {
         if offset < self.file_bytes {
             return (Source::File { offset, ours }, bytes.min(self.file_bytes - offset));
@@ -174,21 +176,21 @@ impl Meta {
         (if offset < end { Source::Zero } else { Source::Damaged }, bytes)
     }
 
-    /// What the entry of a cluster means, before it is changed.
+    /// Returns the mapping of a cluster, before it is changed.
     pub fn mapping(&mut self, guest: GuestCluster) -> Result<Option<Mapping>, Missing> {
         let raw = self.map.get(guest)?;
         Ok(entry::decode(self.shape(), raw).ok())
     }
 
-    /// Whether a cluster that the map does not name reads as zeroes.
+    /// Returns whether an unmapped cluster reads as zeroes.
     pub fn is_zero_below(&self, guest: GuestCluster) -> bool {
         self.shape().position(guest) >= self.backing_bytes
     }
 
-    /// Whether there are so many clusters for data, besides those for what is to name and count
-    /// them.
+    /// Returns whether there are `clusters` free clusters for data, besides those for tables and
+    /// refcounts.
     pub fn has_room(&self, clusters: u64) -> bool {
-        // A run of clusters may begin in one table and end in another one.
+        // A run of clusters may begin in one table and end in another.
         let tables = clusters.div_ceil(self.shape().l2_entries()) + 1;
         if mutant("qcow2.space.keeps-no-room-for-metadata") {
             return self.space.has(clusters);
@@ -196,7 +198,7 @@ impl Meta {
         self.space.has(clusters + tables + self.map.homeless_count() + self.reserved)
     }
 
-    /// A place to write parts of a cluster to that is all zeroes now.
+    /// Claims a clean cluster, all zeroes, for writes to parts of the guest cluster.
     pub fn fill(&mut self, guest: GuestCluster) -> Filling {
         match self.locks.get_mut(&guest) {
             Some(ClusterLock::Exclusive) => return Filling::Busy,
@@ -217,7 +219,8 @@ impl Meta {
         Filling::Write(host)
     }
 
-    /// A write to where [`fill`](Self::fill) said has ended. Returns whether the claim has, too.
+    /// Ends a write to the cluster that [`fill`](Self::fill) returned. Returns whether the claim
+    /// has ended, too.
     pub fn filled(&mut self, guest: GuestCluster, written: bool) -> bool {
         let Some(ClusterLock::Filling { host, writers, named }) = self.locks.get_mut(&guest) else {
             unreachable!("a claim lasts as long as its writers");
@@ -237,7 +240,7 @@ impl Meta {
         last
     }
 
-    /// Whether the entry of the cluster is being changed.
+    /// Returns whether the entry of the cluster is being changed.
     pub fn is_locked(&self, guest: GuestCluster) -> bool {
         let lock = self.locks.get(&guest);
         let is_ignored = lock == Some(&ClusterLock::Exclusive)
@@ -245,7 +248,7 @@ impl Meta {
         lock.is_some() && !is_ignored
     }
 
-    /// Whether it is being changed by a request that shares the lock with no other.
+    /// Returns whether it is being changed by a request with an exclusive lock.
     pub fn is_locked_exclusively(&self, guest: GuestCluster) -> bool {
         let is_ignored = mutant("qcow2.locks.queue-ignores-exclusive");
         self.locks.get(&guest) == Some(&ClusterLock::Exclusive) && !is_ignored
@@ -258,13 +261,13 @@ impl Meta {
         self.map.pin(guest);
     }
 
-    /// Gives up a claim, after the entry has been changed if it was to be.
+    /// Releases a lock, after the entry has been changed if needed.
     pub fn release(&mut self, guest: GuestCluster) {
         self.locks.remove(&guest);
         self.map.unpin(guest);
     }
 
-    /// The cluster of the disk is in this host cluster from now on.
+    /// Maps the guest cluster to this host cluster.
     pub fn name(&mut self, guest: GuestCluster, host: HostCluster) {
         self.taken.push(host);
         self.change(guest, entry::ours(self.shape(), host));
@@ -293,30 +296,31 @@ impl Meta {
         }
     }
 
-    /// Whether everything that the map says is durable.
+    /// Returns whether the whole map is durable.
     pub fn is_clean(&self) -> bool {
         !self.committing && !self.is_changed()
     }
 
-    /// Whether there is anything for a commit to write.
+    /// Returns whether there is anything for a commit to write.
     pub fn is_changed(&self) -> bool {
         self.map.is_changed() || !self.taken.is_empty() || !self.dropped.is_empty()
     }
 
-    /// Whether a commit must come before so many changes of the map: the
-    /// redo file has room for all claims, and for what is changed without one.
+    /// Returns whether a commit must come before `changes` changes of the map: the redo file must
+    /// have room for all claims, and for changes without one.
     pub fn is_full(&self, changes: u64) -> bool {
         let wanted = changes + self.locks.len() as u64;
         self.redo.as_ref().is_some_and(|redo| redo.room() < wanted)
     }
 
-    /// Whether a commit should come soon, flush or not.
+    /// Returns whether a commit should come soon, even without a flush.
     pub fn is_crowded(&self) -> bool {
         const CHANGES_MAX: usize = 1 << 15;
         self.map.is_crowded() || self.taken.len() + self.dropped.len() > CHANGES_MAX
     }
 
-    /// Whether every entry of a table that is to be written names something that may hold data.
+    /// Returns whether every entry of a table that is to be written names clusters that may hold
+    /// data.
     pub fn is_sound(&self, entries: &[u64]) -> bool {
         let shape = self.shape();
         let sound = |host: HostCluster| {

@@ -1,12 +1,12 @@
-//! The qcow2 format, as QEMU specifies it. What is supported, and why a power cut at any time
+//! The qcow2 format, as QEMU specifies it. Supported features, and why a power cut at any time
 //! leaves nothing worse than leaked clusters: docs/qcow2.md.
 //!
-//! From the bottom up: what is in the file (`shape`, `entry`, `header`, `refcounts`, `compressed`),
-//! what is in memory (`map`, `space`, `meta`), what survives a killed daemon (`boot`, `mark`,
-//! `redo`, `replay`), what is moved (`relocation_plan`), what is shared (`epochs`, `commits`,
-//! `core`), a queue of it (`channel`), the threads behind it (`slow_path`, `maintenance`), or their
-//! turns (`by_hand`), and the image as a whole (`survey`, `looks`, `backing`, `create`, `open`,
-//! `disk`, `inspect`, `check`).
+//! From the bottom up: on-disk structures (`shape`, `entry`, `header`, `refcounts`, `compressed`),
+//! in-memory state (`map`, `space`, `meta`), recovery after a killed daemon (`boot`, `mark`,
+//! `redo`, `replay`), relocation (`relocation_plan`), shared state (`epochs`, `commits`, `core`), a
+//! queue (`channel`), the threads behind it (`slow_path`, `maintenance`), or their turns
+//! (`by_hand`), and the image as a whole (`survey`, `looks`, `backing`, `create`, `open`, `disk`,
+//! `inspect`, `check`).
 
 mod backing;
 mod boot;

@@ -1,4 +1,4 @@
-//! Opens an image. All that it says is checked before it is used.
+//! Opens an image. All its structures are validated before use.
 
 use std::io;
 use std::path::Path;
@@ -45,7 +45,7 @@ impl Qcow2Image {
         })
     }
 
-    /// Opens for writing without any thread: the caller lets the upkeep work.
+    /// Opens for writing without any thread: the caller runs the upkeep.
     pub(crate) fn open_stepped(
         path: &Path,
         file: Box<dyn FileIo>,
@@ -60,7 +60,7 @@ impl Qcow2Image {
         Ok((image, by_hand))
     }
 
-    /// Opens, and lets `maintain` begin with what the maintenance worker begins with, if the image
+    /// Opens, and calls `maintain` with the initial state of the maintenance worker, if the image
     /// is to be written.
     fn take_over<M>(
         path: &Path,
@@ -102,15 +102,15 @@ impl Qcow2Image {
         Ok((image, maintained))
     }
 
-    /// Not maintained yet.
+    /// An image without a maintenance worker yet.
     fn of(core: Arc<Core>) -> Self {
         let slow_path = SlowPath::new(Arc::clone(&core));
         let trims = Arc::new(start_trims(&core));
         Self { core, slow_path, trims, maintenance: None }
     }
 
-    /// Takes over what a killed daemon has left. The image says where changes of the map survive,
-    /// before the maintenance worker begins with what is returned.
+    /// Applies the changes that a killed daemon has left. The image names its redo file before the
+    /// maintenance worker begins with the returned state.
     fn replay(
         &self,
         mut header: Header,
@@ -129,7 +129,7 @@ impl Qcow2Image {
     }
 }
 
-/// Why an image is not opened, whose header is sound.
+/// Why an image with a valid header is not opened.
 enum Refusal {
     Survey(SurveyError),
     Host(io::Error),
@@ -177,7 +177,8 @@ fn start_trims(core: &Arc<Core>) -> Trims {
     })
 }
 
-/// Where changes of the map survive us; the header gets its mark, which is to be written.
+/// Prepares the redo file for changes of the map; sets the mark in the header, which the caller
+/// must write.
 fn remember(
     file: &dyn FileIo,
     header: &mut Header,
@@ -190,7 +191,7 @@ fn remember(
             Some(Redo::resume(place, found).map_err(Refusal::Lost)?)
         }
         (Memory::Beside(place), left) => {
-            // Void before there is another redo file that it does not belong to.
+            // The old mark is cleared before a redo file exists that it does not belong to.
             header.autoclear = 0;
             write_autoclear(file, header)?;
             left.remove();
@@ -201,7 +202,7 @@ fn remember(
     Ok(redo)
 }
 
-/// A redo file for a new session, if there can be one.
+/// Begins a redo file for a new session, if possible.
 fn begin(place: Place<'_>, version: u32) -> Option<Redo> {
     const FORGETS: &str = "if the daemon is killed, it forgets writes that were not flushed";
     let name = place.image.display();
@@ -215,7 +216,7 @@ fn begin(place: Place<'_>, version: u32) -> Option<Redo> {
     begun.ok()
 }
 
-/// Refuses what cannot be served like this.
+/// Refuses images that cannot be served with this access or these options.
 fn check_usable(name: &str, header: &Header, file: &dyn FileIo, readonly: bool) -> Result<()> {
     if !readonly {
         check_writable(name, header)?;

@@ -1,6 +1,6 @@
-//! How many users each host cluster has, as the medium knows it: a table of refcount blocks.
+//! Reference counts of the host clusters, as on the medium: a table of refcount blocks.
 //!
-//! Blocks are read when they are needed, and written with all that has changed since.
+//! Blocks are read when needed, and written with all changes since.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -17,19 +17,19 @@ const BLOCKS_BYTES_MAX: u64 = 16 << 20;
 /// The refcounts of an image.
 pub struct Refcounts {
     shape: Shape,
-    /// Where each block is; 0 where there is none, and all its refcounts are 0.
+    /// Offset of each block; 0 where there is none, and all its refcounts are 0.
     table: Vec<u64>,
     pub table_offset: u64,
     sector_bytes: usize,
     blocks: BTreeMap<usize, Block>,
     /// Entries of the table that have changed.
     changed_entries: BTreeSet<usize>,
-    /// The table has moved: all of it is to be written, then the header.
+    /// The table has moved: all of it must be written, then the header.
     pub moved: bool,
-    /// Clusters that are in use and have no refcount yet. One stays until it has been counted,
+    /// Clusters that are in use and have no refcount yet. Each stays until it has been counted,
     /// however often that fails: no commit may succeed before.
     owed: Vec<HostCluster>,
-    /// Where the table was before it moved, and blocks that count nothing any more.
+    /// Clusters of the table before it moved, and of released blocks.
     left: Vec<HostCluster>,
 }
 
@@ -38,7 +38,7 @@ struct Block {
     changed_sectors: BTreeSet<usize>,
 }
 
-/// Where clusters for refcount blocks and tables come from: so many, one after the other.
+/// Allocates a run of this many clusters for refcount blocks and tables.
 pub type TakeRun<'a> = &'a mut dyn FnMut(u64) -> Option<Range<u64>>;
 
 impl Refcounts {
@@ -64,23 +64,23 @@ impl Refcounts {
         })
     }
 
-    /// The same, of a file with sectors of so many bytes.
+    /// Sets the size of a sector of the file in bytes.
     pub fn in_sectors_of(self, sector_bytes: usize) -> Self {
         Self { sector_bytes, ..self }
     }
 
-    /// How many refcount blocks the table has room for.
+    /// Returns the number of refcount blocks that the table has room for.
     pub fn table_entries(&self) -> usize {
         self.table.len()
     }
 
-    /// Host clusters of the table.
+    /// Returns the host clusters of the table.
     pub fn table_clusters(&self) -> Range<u64> {
         let start = self.shape.host_at(self.table_offset).0;
         start..start + self.shape.clusters(self.table.len() as u64 * 8)
     }
 
-    /// The host cluster of each block, with its number.
+    /// Iterates over the blocks: number and host cluster.
     pub fn blocks(&self) -> impl Iterator<Item = (usize, Result<HostCluster, Errno>)> {
         let named = self.table.iter().enumerate().filter(|(_, entry)| **entry != 0);
         named.map(|(index, entry)| (index, self.home(*entry)))
@@ -96,14 +96,14 @@ impl Refcounts {
         ((cluster.0 / per_block) as usize, (cluster.0 % per_block) as usize)
     }
 
-    /// The refcount of a cluster.
+    /// Returns the refcount of a cluster.
     pub fn get(&mut self, file: &mut BlockingFile, cluster: HostCluster) -> Result<u64, Errno> {
         let (index, slot) = self.place(cluster);
         let order = self.shape.refcount_order;
         Ok(self.block(file, index)?.map_or(0, |block| refcount(&block.bytes, order, slot)))
     }
 
-    /// All refcounts of a block; `None` if there is no such block.
+    /// Returns all refcounts of a block; `None` if there is no such block.
     pub fn block_bytes(
         &mut self,
         file: &mut BlockingFile,
@@ -137,7 +137,7 @@ impl Refcounts {
         }
     }
 
-    /// Changes a refcount, for which there is a block.
+    /// Changes a refcount, whose block must exist.
     pub fn set(&mut self, file: &mut BlockingFile, cluster: HostCluster, value: u64) -> Outcome {
         let (index, slot) = self.place(cluster);
         let (order, sector_bytes) = (self.shape.refcount_order, self.sector_bytes);
@@ -147,20 +147,21 @@ impl Refcounts {
         Ok(())
     }
 
-    /// These clusters have their first user, which [`count_owed`](Self::count_owed) is to count.
+    /// Notes that these clusters have their first user; [`count_owed`](Self::count_owed) will count
+    /// it.
     pub fn owe(&mut self, clusters: impl IntoIterator<Item = HostCluster>) {
         self.owed.extend(clusters);
     }
 
-    /// Whether there are clusters in use that are not counted.
+    /// Returns whether there are clusters in use that are not counted.
     pub fn owes(&self) -> bool {
         !self.owed.is_empty()
     }
 
-    /// Counts the first user of each cluster that has one, with a block to say so. If that fails,
-    /// the next call goes on with it.
+    /// Counts the first user of each owed cluster, and adds blocks where needed. After a failure,
+    /// the next call continues.
     pub fn count_owed(&mut self, file: &mut BlockingFile, take: TakeRun<'_>) -> Outcome {
-        // A block or a table needs clusters that need refcounts themselves.
+        // A new block or table takes clusters that need refcounts themselves.
         while let Some(&next) = self.owed.last() {
             let is_counted = self.claim(file, next, take);
             let forgets = is_counted.is_err() && mutant("qcow2.refcounts.forgets-a-failed-count");
@@ -172,7 +173,8 @@ impl Refcounts {
         Ok(())
     }
 
-    /// Counts a cluster, or makes what it needs for that. Returns whether it has been counted.
+    /// Counts a cluster, or adds the block or table that it needs first. Returns whether it has
+    /// been counted.
     fn claim(
         &mut self,
         file: &mut BlockingFile,
@@ -202,8 +204,8 @@ impl Refcounts {
         Ok(())
     }
 
-    /// Clusters that blocks, and a table with room for them, still take if all clusters before
-    /// `end` come to be used.
+    /// Returns the clusters that further blocks, and a table with room for them, take if all
+    /// clusters before `end` become used.
     pub fn needed_before(&self, end: u64) -> u64 {
         let blocks = end.div_ceil(self.shape.block_refcounts()) as usize;
         let here = self.table.iter().take(blocks).filter(|entry| **entry != 0).count();
@@ -211,13 +213,13 @@ impl Refcounts {
         (blocks - here) as u64 + table
     }
 
-    /// Clusters of a table with room for this block, and some more.
+    /// Returns the clusters of a table with room for this block, and some more.
     fn clusters_for(&self, index: usize) -> u64 {
         let wanted = (index + 1).max(self.table.len() * 3 / 2) as u64;
         self.shape.clusters(wanted * 8)
     }
 
-    /// Puts the table where it has more room.
+    /// Moves the table to a larger run of clusters.
     fn grow_table(&mut self, index: usize, take: TakeRun<'_>) -> Outcome {
         let clusters = self.clusters_for(index);
         let place = take(clusters).ok_or(Errno::NOSPC)?;
@@ -229,13 +231,14 @@ impl Refcounts {
         Ok(())
     }
 
-    /// Tables and blocks that the table does not name any more: to be dropped once that is durable.
+    /// Returns tables and blocks that the table no longer names: to be dropped once that is
+    /// durable.
     pub fn take_left(&mut self) -> Vec<HostCluster> {
         std::mem::take(&mut self.left)
     }
 
-    /// Gives up blocks that count nothing but such blocks. The next commit makes that durable; only
-    /// then are those free that nothing counts any more, which are returned.
+    /// Releases blocks that count nothing but such blocks. The next commit makes that durable; only
+    /// then are the returned clusters, which nothing counts any more, free.
     pub fn release_empty(&mut self, file: &mut BlockingFile) -> Result<Vec<HostCluster>, Errno> {
         let mut released = BTreeSet::new();
         let mut known = usize::MAX;
@@ -260,7 +263,7 @@ impl Refcounts {
         Ok(uncounted)
     }
 
-    /// Whether a block counts no users but itself and these.
+    /// Returns whether a block counts no users except itself and these.
     fn counts_only(
         &mut self,
         file: &mut BlockingFile,
@@ -275,14 +278,14 @@ impl Refcounts {
         Ok(clusters.all(|cluster| cluster == home || others.contains(&cluster)))
     }
 
-    /// Takes one user away. Returns whether that was the last one.
+    /// Decrements a refcount. Returns whether it has become 0.
     pub fn drop_one(
         &mut self,
         file: &mut BlockingFile,
         cluster: HostCluster,
     ) -> Result<bool, Errno> {
         match self.get(file, cluster)? {
-            // Damage: a cluster without a refcount was in use. It is not given away.
+            // Damage: a cluster without a refcount was in use. It is not freed.
             0 => Ok(false),
             count => {
                 self.set(file, cluster, count - 1)?;
@@ -291,19 +294,19 @@ impl Refcounts {
         }
     }
 
-    /// Whether there is anything to write.
+    /// Returns whether there is anything to write.
     pub fn is_changed(&self) -> bool {
         self.blocks.values().any(|block| !block.changed_sectors.is_empty())
             || !self.changed_entries.is_empty()
             || self.moved
     }
 
-    /// Whether the table is to be written, after the blocks that it names are durable.
+    /// Returns whether the table must be written, after the blocks that it names are durable.
     pub fn is_table_changed(&self) -> bool {
         !self.changed_entries.is_empty() || self.moved
     }
 
-    /// Writes the blocks that have changed.
+    /// Writes the changed blocks.
     pub fn write_blocks(&mut self, file: &mut BlockingFile) -> Outcome {
         let (mut writes, sector_bytes) = (Vec::new(), self.sector_bytes);
         for (index, block) in &mut self.blocks {
@@ -322,7 +325,7 @@ impl Refcounts {
         Ok(())
     }
 
-    /// Writes what has changed of the table.
+    /// Writes the changed part of the table.
     pub fn write_table(&mut self, file: &mut BlockingFile) -> Outcome {
         let (mut bytes, sector_bytes) = (to_bytes(&self.table), self.sector_bytes);
         let sectors: BTreeSet<usize> = match self.moved {
@@ -340,7 +343,7 @@ impl Refcounts {
     }
 }
 
-/// The refcount in this place of a block.
+/// Returns the refcount in this slot of a block.
 pub fn refcount(block: &[u8], order: u32, slot: usize) -> u64 {
     match order {
         0..=2 => {
@@ -356,7 +359,7 @@ pub fn refcount(block: &[u8], order: u32, slot: usize) -> u64 {
     }
 }
 
-/// Changes the refcount in this place of a block.
+/// Changes the refcount in this slot of a block.
 pub fn put_refcount(block: &mut [u8], order: u32, slot: usize, value: u64) {
     match order {
         0..=2 => {
@@ -397,8 +400,8 @@ mod tests {
         (disk, file, refcounts)
     }
 
-    /// A cluster whose refcount block found no room was forgotten, and so was one in each call
-    /// after that; in the end a commit succeeded that had not counted them.
+    /// A cluster whose refcount block found no room was forgotten, and so was one in each later
+    /// call; in the end a commit succeeded that had not counted them.
     #[test]
     fn a_refcount_that_found_no_room_is_owed_until_it_is_there() {
         let (_disk, mut file, mut refcounts) = one_block();
@@ -413,7 +416,7 @@ mod tests {
         let mut take = |count| (count == 1).then(|| next.next().map(|it| it..it + 1)).flatten();
         assert_eq!(refcounts.count_owed(&mut file, &mut take), Ok(()));
         assert!(!refcounts.owes());
-        // The blocks for the others lie in these.
+        // The new blocks are in clusters 20 and 21.
         for cluster in wanted.into_iter().chain([20, 21].map(HostCluster)) {
             assert_eq!(refcounts.get(&mut file, cluster), Ok(1), "{cluster:?}");
         }

@@ -1,15 +1,15 @@
-//! `compact`: which cluster goes where, and which one next.
+//! The relocation plan of `compact`: the target of each cluster, and the order of the moves.
 //!
-//! A cluster moves to its place once that is free. Its old place becomes free by that, and is the
-//! place of some other cluster: so a few free places are enough for the whole file. Where all that
-//! is left is cycles, some clusters move out of the way first.
+//! A cluster moves to its target once that is free. This frees its old place, which is the target
+//! of another cluster: so a few free places are enough for the whole file. Where only cycles are
+//! left, some clusters move out of the way first.
 
 use std::ops::Range;
 
 use super::shape::{GuestCluster, HostCluster};
 use super::space::merged;
 
-/// A cluster of the disk, where it is and where it is to be.
+/// A guest cluster, its host cluster and its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
     pub guest: GuestCluster,
@@ -17,22 +17,22 @@ pub struct Move {
     pub to: HostCluster,
 }
 
-/// The clusters that are still to move.
+/// The clusters that still have to move.
 #[derive(Default)]
 pub struct RelocationPlan {
-    /// In the order of the disk, and so of their places.
+    /// In the order of the disk, and so of their targets.
     moves: Vec<Move>,
-    /// Whose place is free.
+    /// Indices of the moves whose target is free.
     ready: Vec<usize>,
     is_ready: Vec<bool>,
     left: usize,
-    /// Where the search for clusters in the way goes on.
+    /// Position of the search for blocking clusters.
     hand: usize,
 }
 
 impl RelocationPlan {
-    /// The order of these clusters, which come in the order of the disk and are where they are, in
-    /// their own places and the free ones. Takes the free ones that it needs out of `free`.
+    /// Plans the order of these clusters, given in the order of the disk with their present places,
+    /// over these places and the free ones. Removes the free places that it uses from `free`.
     pub fn new(mut moves: Vec<Move>, free: &mut Vec<Range<u64>>) -> Self {
         free.sort_unstable_by_key(|hole| hole.start);
         assign(&mut moves, free);
@@ -43,7 +43,7 @@ impl RelocationPlan {
         plan
     }
 
-    /// Makes the clusters ready whose places are in a hole. Returns what is left of it.
+    /// Makes the clusters ready whose targets are in a hole. Returns the rest of the hole.
     fn fill_hole(&mut self, hole: Range<u64>) -> Vec<Range<u64>> {
         let mut rest = Vec::new();
         let mut start = hole.start;
@@ -64,28 +64,29 @@ impl RelocationPlan {
         self.is_ready[index] = true;
     }
 
-    /// Free places that clusters are still to have.
+    /// Iterates over free places that are targets of clusters.
     pub fn unused(&self) -> impl Iterator<Item = HostCluster> {
         self.ready.iter().map(|index| self.moves[*index].to)
     }
 
-    /// How many clusters are not where they are to be.
+    /// Returns the number of clusters that are not at their target.
     pub fn left(&self) -> usize {
         self.left
     }
 
-    /// Some of the clusters whose place is free, the ones that became so last first: what has
-    /// become free has space on the host, and what was free from the beginning may have none.
+    /// Takes up to `most` clusters whose target is free, the most recently freed first: a freed
+    /// place is allocated on the host, and one that was free from the beginning may not be.
     pub fn take_ready(&mut self, most: usize) -> Vec<Move> {
         let first = self.ready.len() - most.min(self.ready.len());
         self.ready.drain(first..).map(|index| self.moves[index]).collect()
     }
 
-    /// Some of those that are in the place of another one and cannot go to their own yet. They come
-    /// from all over the file, so that long chains of moves follow before the next search.
+    /// Takes up to `most` clusters that occupy the target of another one and cannot go to their own
+    /// yet. They come from all over the file, so that long chains of moves follow before the next
+    /// search.
     pub fn take_blocking(&mut self, most: usize) -> Vec<Move> {
         let stride = (self.moves.len() / most.max(1)).max(1);
-        // A few are not worth a look at all of them, while others can move.
+        // While others can move, a few blocking clusters are not worth a full scan.
         let looks =
             if self.ready.is_empty() { self.moves.len() } else { self.moves.len().min(most * 64) };
         let mut found = Vec::new();
@@ -111,7 +112,7 @@ impl RelocationPlan {
         (self.moves[index].from != place).then_some(index)
     }
 
-    /// A cluster is somewhere else now.
+    /// Notes that a cluster has moved.
     pub fn moved(&mut self, cluster: &Move, to: HostCluster) {
         let index = self.moves.binary_search_by_key(&cluster.to, |it| it.to);
         let index = index.expect("one of the clusters that were taken");
@@ -119,7 +120,7 @@ impl RelocationPlan {
         self.left -= usize::from(self.moves[index].to == to);
     }
 
-    /// A place is not in use any more. Returns whether it is the place of some cluster.
+    /// Notes that a place is free. Returns whether it is the target of some cluster.
     pub fn freed(&mut self, place: HostCluster) -> bool {
         let waiting = self.waiting_for(place);
         waiting.into_iter().for_each(|index| self.make_ready(index));
@@ -127,14 +128,14 @@ impl RelocationPlan {
     }
 }
 
-/// Gives each cluster the next of all places, from the first one on. What follows nothing on the
-/// disk may leave a gap: it stays where it is if that is behind everything before it and in front
-/// of everything after it.
+/// Assigns each cluster the next of all places, in order. A cluster that is not contiguous with the
+/// previous one on the disk may leave a gap: it stays where it is if that is behind all earlier
+/// clusters and before all later ones.
 fn assign(moves: &mut [Move], free: &[Range<u64>]) {
     let mut places = merged(moves.iter().map(|it| it.from).collect());
     places.extend_from_slice(free);
     places.sort_unstable_by_key(|run| run.start);
-    // For now, where the first one in the file of it and all that follow it is.
+    // Temporarily, the lowest place of this cluster and all that follow it.
     let mut lowest = HostCluster(u64::MAX);
     for it in moves.iter_mut().rev() {
         lowest = lowest.min(it.from);
@@ -191,7 +192,7 @@ mod tests {
         assert_eq!(assigned(&[], 1, 2..4), [0; 0]);
     }
 
-    /// Moves everything, so many at once, with so many places to step aside to.
+    /// Carries out all moves, `batch` at once, with as many places to step aside to.
     fn carry_out(hosts: &[u64], stride: u64, mut free: Vec<Range<u64>>, batch: usize) -> usize {
         let mut file: std::collections::HashMap<u64, u64> =
             hosts.iter().enumerate().map(|(guest, host)| (*host, guest as u64 * stride)).collect();
@@ -240,7 +241,7 @@ mod tests {
             let moved = carry_out(&hosts, 1 + round % 2, holes, batch);
             assert!(moved <= hosts.len() * 2, "round {round}: {moved} for {}", hosts.len());
         }
-        // All but one turn in one circle: each moves once, whatever steps aside.
+        // All but one form one cycle: each moves once, whatever steps aside.
         let shifted: Vec<u64> = (0..100).map(|it| 10 + (it + 99) % 100).collect();
         assert!(carry_out(&shifted, 1, vec![], 4) <= 104);
         assert_eq!(carry_out(&[10, 11, 12], 1, vec![], 4), 0);

@@ -1,4 +1,4 @@
-//! Opening an image whose daemon was killed: changes of the map that it had not written yet.
+//! Replays changes of the map that a killed daemon had not written yet.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use super::slow_path::SlowPathWorker;
 use super::survey::SurveyError;
 use crate::damage::Flaw;
 
-/// The last change of each cluster of the disk.
+/// Returns the last change of each guest cluster.
 fn last(records: &[RedoRecord]) -> BTreeMap<GuestCluster, u64> {
     records.iter().map(|record| (record.guest, record.entry)).collect()
 }
 
-/// Host clusters that the map names after the changes, and maybe not before.
+/// Returns the host clusters that the map names after the changes, and maybe not before.
 pub fn named(shape: Shape, records: &[RedoRecord]) -> HashSet<HostCluster> {
     last(records).values().filter_map(|raw| host_of(shape, *raw)).collect()
 }
@@ -31,8 +31,8 @@ fn host_of(shape: Shape, raw: u64) -> Option<HostCluster> {
     }
 }
 
-/// Changes the map as the killed daemon had. Some changes may have reached the medium: they make no
-/// difference.
+/// Applies the changes of the killed daemon to the map. Changes that have reached the medium
+/// already make no difference.
 pub fn replay(core: &Arc<Core>, records: &[RedoRecord]) -> Result<(), SurveyError> {
     if records.is_empty() {
         return Ok(());

@@ -1,8 +1,8 @@
-//! Host clusters that are not in use and that read as zeroes: new data and tables go there.
+//! Free host clusters that read as zeroes: allocated for new data and tables.
 //!
 //! There are two kinds: the end of the file, which grows ahead of need, and clusters that have been
-//! given up and punched. A cluster that has been given up gets here only when nothing durable names
-//! it and nothing that might still use it is in flight.
+//! freed and punched. A freed cluster gets here only when nothing durable names it and no request
+//! in flight might still use it.
 
 use std::ops::Range;
 
@@ -12,23 +12,23 @@ use super::shape::HostCluster;
 
 /// The free clusters of an image.
 pub struct Space {
-    /// Given up and punched, in runs.
+    /// Freed and punched clusters, in runs.
     holes: Vec<Range<u64>>,
     /// The first cluster that has never been used.
     next: u64,
-    /// The first one that the file does not have yet.
+    /// The first cluster beyond the end of the file.
     end: u64,
-    /// Taken for a write that failed: to be punched before it is used again.
+    /// Clusters taken for a failed write: to be punched before reuse.
     spoilt: Vec<HostCluster>,
 }
 
 impl Space {
-    /// None yet; those from `next` on have never been used.
+    /// No free clusters yet; those from `next` on have never been used.
     pub fn new(next: u64) -> Self {
         Self { holes: Vec::new(), next, end: next, spoilt: Vec::new() }
     }
 
-    /// Takes up to `most` clusters that lie one after the other.
+    /// Takes up to `most` consecutive clusters.
     pub fn take(&mut self, most: u64) -> Option<Range<u64>> {
         if let Some(hole) = self.holes.last_mut() {
             let taken = hole.start..hole.end.min(hole.start + most);
@@ -47,7 +47,7 @@ impl Space {
         (!taken.is_empty()).then_some(taken)
     }
 
-    /// Takes clusters that lie one after the other, all of them or none.
+    /// Takes `count` consecutive clusters, or none.
     pub fn take_run(&mut self, count: u64) -> Option<Range<u64>> {
         if let Some(hole) = self.holes.iter_mut().find(|hole| hole.end - hole.start >= count) {
             let taken = hole.start..hole.start + count;
@@ -58,28 +58,28 @@ impl Space {
         if self.end - self.next < count { None } else { self.take_new(count) }
     }
 
-    /// Whether there are so many clusters, wherever they lie.
+    /// Returns whether there are `count` clusters in the holes, or at the end of the file.
     pub fn has(&self, count: u64) -> bool {
         self.end - self.next >= count
             || self.holes.iter().map(|hole| hole.end - hole.start).sum::<u64>() >= count
     }
 
-    /// Clusters at the end of the file that have never been used.
+    /// Returns the number of clusters at the end of the file that have never been used.
     pub fn unused_end(&self) -> u64 {
         self.end - self.next
     }
 
-    /// The first cluster that has never been used.
+    /// Returns the first cluster that has never been used.
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// The first cluster that the file does not have.
+    /// Returns the first cluster beyond the end of the file.
     pub fn end(&self) -> u64 {
         self.end
     }
 
-    /// The first cluster after all that are used.
+    /// Returns the first cluster after all used ones.
     pub fn used_end(&self) -> u64 {
         let mut end = self.next;
         let mut holes: Vec<&Range<u64>> = self.holes.iter().collect();
@@ -90,24 +90,24 @@ impl Space {
         end
     }
 
-    /// The file has become longer.
+    /// Extends the file to this cluster.
     pub fn extend(&mut self, end: u64) {
         self.end = self.end.max(end);
     }
 
-    /// Takes all that have been given up.
+    /// Takes all freed clusters.
     pub fn take_holes(&mut self) -> Vec<Range<u64>> {
         std::mem::take(&mut self.holes)
     }
 
-    /// These clusters read as zeroes, and are not in use.
+    /// Adds free clusters that read as zeroes.
     pub fn give_back(&mut self, clusters: Range<u64>) {
         if !clusters.is_empty() {
             self.holes.push(clusters);
         }
     }
 
-    /// This cluster is not in use, and a failed write has left something in it.
+    /// Adds a free cluster that holds data of a failed write.
     pub fn spoil(&mut self, cluster: HostCluster) {
         if mutant("qcow2.space.takes-a-spoilt-cluster-for-zeroes") {
             return self.give_back(cluster.0..cluster.0 + 1);
@@ -115,13 +115,13 @@ impl Space {
         self.spoilt.push(cluster);
     }
 
-    /// What failed writes have left.
+    /// Takes the clusters with data of failed writes.
     pub fn take_spoilt(&mut self) -> Vec<HostCluster> {
         std::mem::take(&mut self.spoilt)
     }
 }
 
-/// Runs of clusters that lie next to each other, of clusters in any order.
+/// Merges clusters, in any order, into runs.
 pub fn merged(mut clusters: Vec<HostCluster>) -> Vec<Range<u64>> {
     clusters.sort_unstable();
     clusters.dedup();
@@ -131,7 +131,7 @@ pub fn merged(mut clusters: Vec<HostCluster>) -> Vec<Range<u64>> {
         .collect()
 }
 
-/// Puts runs in order, and makes neighbours one.
+/// Sorts runs, and merges neighbours.
 pub fn merge_runs(runs: &mut Vec<Range<u64>>) {
     runs.sort_unstable_by_key(|run| run.start);
     runs.dedup_by(|next, before| {

@@ -1,7 +1,7 @@
-//! A look at all tables before an image is written: what is in use, and whether refcounts agree.
+//! Surveys all tables before an image is written: clusters in use, and consistency of refcounts.
 //!
-//! Free clusters are found by what the map names, not by refcounts alone: of an image that other
-//! software left damaged, nothing that is in use is ever given away.
+//! Free clusters are determined by the map, not by refcounts alone: in an image that other software
+//! left damaged, no cluster in use is ever allocated.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -15,18 +15,18 @@ use super::refcounts::{Refcounts, refcount};
 use super::shape::{HostCluster, Shape};
 use crate::damage::Flaw;
 
-/// What a survey has found.
+/// Result of a survey.
 #[derive(Debug, Default)]
 pub struct Survey {
     /// Host clusters with tables.
     pub tables: HashSet<HostCluster>,
-    /// Clusters without a use, before `next`.
+    /// Unused clusters before `next`.
     pub holes: Vec<Range<u64>>,
-    /// Clusters without a use that have refcounts.
+    /// Unused clusters that have refcounts.
     pub leaks: Vec<Range<u64>>,
-    /// The first cluster after everything that has a refcount.
+    /// The first cluster after all that have a refcount.
     pub next: u64,
-    /// Clusters of the disk that hold data; `None` if there were too many tables to look at.
+    /// Guest clusters that hold data; `None` if there were too many tables to read.
     pub live: Option<u64>,
 }
 
@@ -43,18 +43,18 @@ impl From<Errno> for SurveyError {
     }
 }
 
-/// More L2 tables than these, in bytes, are not read when an image is opened. Nothing but its end
-/// is used for new data then.
+/// Maximum bytes of L2 tables read when an image is opened. With more, new data goes only to the
+/// end of the file.
 pub const TABLES_BYTES_MAX: u64 = 64 << 20;
-/// Refcount blocks, all for clusters that the file does not have, before the image is taken for
-/// damaged.
+/// Maximum number of refcount blocks that all count clusters beyond the file, before the image is
+/// considered damaged.
 const BLOCKS_BEYOND_MAX: usize = 256;
-/// Nor are clusters of a larger file looked at one by one.
+/// Maximum number of clusters for which the survey looks at each one.
 const CLUSTERS_MAX: u64 = 1 << 28;
-/// Runs of unused clusters that are remembered.
+/// Maximum number of runs of unused clusters kept.
 const HOLES_MAX: usize = 1 << 16;
 
-/// What is surveyed.
+/// Input of a survey.
 pub struct Surveyor<'a> {
     pub file: &'a mut BlockingFile,
     pub shape: Shape,
@@ -67,7 +67,7 @@ pub struct Surveyor<'a> {
 }
 
 impl Surveyor<'_> {
-    /// Looks at everything.
+    /// Surveys all tables.
     pub fn run(mut self) -> Result<Survey, SurveyError> {
         let tables = self.tables()?;
         let next = self.next()?;
@@ -82,7 +82,8 @@ impl Surveyor<'_> {
         Ok(Survey { tables, holes, leaks, next, live: Some(live) })
     }
 
-    /// The clusters of all tables, each of which has one place of its own within the file.
+    /// Returns the clusters of all tables, after checking that each has one place of its own within
+    /// the file.
     fn tables(&self) -> Result<HashSet<HostCluster>, SurveyError> {
         let shape = self.shape;
         let l1_start = shape.host_at(self.l1_offset).0;
@@ -109,7 +110,7 @@ impl Surveyor<'_> {
         Ok(tables)
     }
 
-    /// The first cluster behind the end of the file and of all refcounts.
+    /// Returns the first cluster behind the end of the file and all refcounts.
     fn next(&mut self) -> Result<u64, SurveyError> {
         let (per_block, order) = (self.shape.block_refcounts(), self.shape.refcount_order);
         let file_clusters = self.shape.clusters(self.file_bytes);
@@ -129,7 +130,7 @@ impl Surveyor<'_> {
         Ok(file_clusters)
     }
 
-    /// Clusters without a user, those without a refcount and those with one.
+    /// Returns the clusters without a user: those without a refcount, and those with one.
     fn unused(
         &mut self,
         mut used: Vec<HostCluster>,
@@ -169,7 +170,8 @@ impl Surveyor<'_> {
         Ok([free, leaks])
     }
 
-    /// All clusters that tables name, tables among them, and how many of the disk hold data.
+    /// Returns all clusters that tables name, including tables, and the number of guest clusters
+    /// with data.
     fn used(
         &mut self,
         tables: &HashSet<HostCluster>,

@@ -1,13 +1,13 @@
-//! One queue of a raw image: each request becomes one file request, but discards are handed over
-//! (see [`Trims`]).
+//! One queue of a raw image: each request becomes one file request, except that discards are handed
+//! over (see [`Trims`]).
 //!
 //! Flushes of all queues share syncs (see [`GroupSync`]), and so do write-through requests once
-//! they have been carried out. A write that finds no sync on its way is durable by itself instead
-//! (`RWF_DSYNC`): one call for a guest that writes one block after the other.
+//! they have been carried out. A write that finds no sync in flight is durable by itself instead
+//! (`RWF_DSYNC`): one host call for a guest that writes one block after the other.
 //!
 //! After a failed sync the content of the disk is unknown, and the kernel reports the failure only
-//! once. So the image stops promising: every later flush and write-through request fails, on all
-//! queues, until the image is opened anew. Reads and plain writes go on.
+//! once. So every later flush and write-through request fails, on all queues, until the image is
+//! reopened. Reads and plain writes go on.
 
 #[cfg(test)]
 use std::collections::BTreeSet;
@@ -30,35 +30,36 @@ use crate::waits::Wait;
 
 pub(crate) struct RawChannel {
     file: Box<dyn FileChannel>,
-    /// Whether discards are carried out.
+    /// Whether discards are carried out; otherwise they complete without effect.
     discards: bool,
-    /// Else zeroes have to be written, and are not merged with discards.
+    /// Whether a discard makes the range read as zeroes; otherwise zeroes have to be written, and
+    /// are not merged with discards.
     discards_to_zeroes: bool,
-    /// Fail for good with the first sync, or durable write in its place, that fails.
+    /// Group sync: fails for good with the first failed sync or durable write.
     syncs: Arc<GroupSync>,
     in_flight: Slab<Box<Request>>,
     trims: Arc<Trims>,
     activity: Arc<ActivityCounter>,
     reactor: Reactor,
     waker: Arc<QueueWaker>,
-    /// Where discards come back.
+    /// Completions of discards that were handed over.
     completions: Arc<CompletionQueue>,
-    /// Discards that are not back yet.
+    /// Discards that have not completed.
     handed_over: usize,
-    /// Whether the thread that discards has yet to be told.
+    /// Whether the discarding thread has yet to be woken.
     trims_queued: bool,
     done: Vec<FileCompletion>,
-    /// Completed without the file's help.
+    /// Requests completed without the file.
     completed: Vec<Completion>,
     flushes: Flushes,
-    /// The write that is durable by itself, in the place of a sync.
+    /// Tag of the write that is durable by itself, in the place of a sync.
     durable_write: Option<usize>,
 }
 
-/// The tag of the file's flush, which serves several requests.
+/// Tag of the file's sync, which serves several requests.
 const SYNC_TAG: usize = usize::MAX;
 
-/// What a queue is made of.
+/// Parts that a queue is made of.
 pub(crate) struct RawParts {
     pub file: Box<dyn FileChannel>,
     pub discards: bool,
@@ -68,11 +69,11 @@ pub(crate) struct RawParts {
     pub activity: Arc<ActivityCounter>,
 }
 
-/// How a request is carried out.
+/// Way to carry out a request.
 enum Plan {
     File(FileOp),
     Sync,
-    /// Together with others of its kind.
+    /// Handed over and merged with other discards.
     Trim,
     Nothing,
 }
@@ -102,13 +103,13 @@ impl RawChannel {
         }
     }
 
-    /// What its requests wait for.
+    /// Returns the states in which its requests wait.
     #[cfg(test)]
     pub fn waits(&self) -> BTreeSet<Wait> {
         #[rustfmt::skip]
         let Self {
             in_flight, handed_over, flushes,
-            // Ways to others, and what is done.
+            // Handles to other parts, and finished requests.
             file: _, discards: _, discards_to_zeroes: _, syncs: _, trims: _, activity: _, reactor: _, waker: _,
             completions: _, trims_queued: _, done: _, completed: _, durable_write: _,
         } = self;
@@ -120,7 +121,7 @@ impl RawChannel {
         states.into_iter().filter(|(_, holds)| *holds).map(|(wait, _)| wait).collect()
     }
 
-    /// What is to be done about `request`.
+    /// Decides how to carry out `request`.
     fn translate(&self, request: &Request) -> Plan {
         let at = |extent: Extent| FileOffset::new(extent.start_bytes());
         let zero = |extent: Extent| FileOp::Zero { offset: at(extent), bytes: extent.bytes() };
@@ -173,7 +174,7 @@ impl RawChannel {
             .submit(FileRequest::new(op, memory, tag).dont_cache(is_journal).first(is_journal));
     }
 
-    /// Whether the request promises durability that cannot be kept any more.
+    /// Returns whether the request asks for durability that can no longer be guaranteed.
     fn is_refused(&self, request: &Request) -> bool {
         let promises = request.durable && request.op.modifies() || request.op == Op::Flush;
         promises && self.has_failed()
@@ -221,7 +222,7 @@ impl RawChannel {
         self.complete(request, completion.outcome, done);
     }
 
-    /// Gives a request back, unless it has to be made durable first.
+    /// Completes a request, unless it has to be made durable first.
     fn complete(&mut self, request: Box<Request>, outcome: Outcome, done: &mut Vec<Completion>) {
         let is_promised = request.durable && request.op.modifies();
         if is_promised && outcome.is_ok() && !mutant("raw.write-through.skips-sync") {
@@ -233,12 +234,13 @@ impl RawChannel {
     }
 }
 
-/// What a durable write says of its sync. Lack of space is told by the write, which then has no
-/// sync: a full host is not to end the disk. (Should a host's sync say it nevertheless, then to
-/// each open file description, and the next sync has another one than writes have.) A write that
-/// the host was not asked for (no memory to copy odd buffers to) has none either.
+/// Returns what the outcome of a durable write says about its sync. Lack of space is an error of
+/// the write, which then has no sync: a full host must not end the disk. (If a host's sync reports
+/// it nevertheless, then to each open file description, and the next sync uses another one than the
+/// writes.) A write that was never submitted to the host (no memory to copy unaligned buffers to)
+/// has no sync either.
 fn outcome_of_its_sync(write: &FileCompletion) -> Outcome {
-    // FAULT: the kernel found no memory to take the data from, or zeroes in its place; no sync has
+    // EFAULT: the kernel found no memory to take the data from, or zeroes in its place; no sync has
     // failed.
     let is_unsynced = matches!(write.outcome, Err(Errno::NOSPC | Errno::DQUOT | Errno::FAULT));
     if is_unsynced || !write.asked { Ok(()) } else { write.outcome }
@@ -311,8 +313,8 @@ impl Channel for RawChannel {
 }
 
 impl Drop for RawChannel {
-    /// Waits for discards: the disk must not change for a queue that is gone. And for a sync of
-    /// ours: other queues wait for it.
+    /// Waits for discards: the disk must not change for a queue that is gone. Also waits for a sync
+    /// that it leads: other queues wait for it.
     fn drop(&mut self) {
         let mut done = Vec::new();
         self.flushes.leave();

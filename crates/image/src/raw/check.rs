@@ -1,4 +1,4 @@
-//! Checking a raw image: every byte that is there can be read.
+//! Checks a raw image: all allocated data must be readable.
 
 use std::path::Path;
 

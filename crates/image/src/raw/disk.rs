@@ -25,8 +25,8 @@ use crate::{CompactProgress, DiscardMode, Discards, Format, Image, Layout, Space
 pub struct RawImage {
     name: String,
     file: Arc<dyn FileIo>,
-    /// In sectors. A live resize changes it while queues run; they never look below the front
-    /// end, which checks each request against the size it has told its guest.
+    /// In sectors. A live resize changes it while queues run; they do not depend on it, because the
+    /// front end checks each request against the size it has told its guest.
     capacity: AtomicU64,
     discard: DiscardMode,
     readonly: bool,
@@ -76,8 +76,8 @@ impl RawImage {
         SectorCount::new(self.capacity.load(Ordering::Relaxed))
     }
 
-    /// Whether discards do anything here, and do not write: a host without a call that takes the
-    /// data and keeps the space would write zeroes, as many as the guest likes.
+    /// Returns whether discards have an effect here without writing: a host without a call that
+    /// drops the data and keeps the space would write zeroes, as many as the guest likes.
     fn offers_discards(&self) -> bool {
         match self.discard {
             DiscardMode::Ignore => false,
@@ -86,7 +86,7 @@ impl RawImage {
         }
     }
 
-    /// What carries its discards out, in the place of its thread.
+    /// Returns the upkeep that carries out its discards, in the place of its thread.
     pub(crate) fn upkeep(&self) -> Box<dyn Upkeep> {
         Box::new(self.trims.by_hand())
     }
@@ -103,7 +103,7 @@ impl RawImage {
         Ok(RawChannel::new(parts, context))
     }
 
-    /// Whether any data lies at or after `from`.
+    /// Returns whether any data lies at or after `from`.
     fn has_data_after(&self, from: SectorCount) -> Result<bool> {
         self.next_data(Sector::new(from.get()))
             .map(|found| found.is_some())
@@ -195,14 +195,15 @@ impl Image for RawImage {
             }
             _ => Error::host(&name, error, "choose a smaller size"),
         })?;
-        // In its turn among the guest's flushes, which hear of its failure.
+        // Through the group sync, so that the guest's flushes see its failure.
         let waker = QueueWaker::new(file.reactor());
         let synced = match mutant("raw.resize.told-before-durable") {
             true => Ok(()),
             false => self.syncs.run(&mut file, &waker),
         };
         synced.map_err(|errno| {
-            // What the host has lost, it has lost; the size is not to be half changed besides.
+            // Data that the host has lost stays lost; the size must not be left half changed as
+            // well.
             let _ = self.file.set_size(self.capacity().bytes());
             let advice = "restart the disk: it keeps no promise any more";
             Error::host(&name, io::Error::from(errno), advice)

@@ -1,6 +1,6 @@
-//! `compact` of a raw image: space that holds nothing but zeroes goes back to the host.
+//! `compact` of a raw image: deallocates allocated space that holds only zeroes.
 //!
-//! For an image that is not in use: what is read here must still be so when it is punched.
+//! For an image that is not in use: a range read here must not change before it is punched.
 
 use std::io;
 use std::ops::Range;
@@ -10,11 +10,11 @@ use flowstone_block::{AlignedBuf, BlockingDisk, Extent, Op, SECTOR_BYTES, Sector
 use crate::convert::{CHUNK_BYTES, chunks, is_zero};
 use crate::{CompactProgress, Image};
 
-/// Runs of zeroes shorter than this stay: a hole in the middle of data costs the host an extent,
-/// and every reader a seek in the map.
+/// Minimum length of a punched run of zeroes: a hole in the middle of data costs the host an
+/// extent, and every reader a seek in the extent map.
 const HOLE_BYTES_MIN: usize = 64 << 10;
 
-/// Reads what the host has given space for, and gives back what is zero.
+/// Reads all allocated space, and deallocates runs of zeroes.
 pub fn sparsify(image: &dyn Image, progress: CompactProgress<'_>) -> io::Result<()> {
     let capacity_bytes = image.geometry().capacity.bytes();
     let mut disk = BlockingDisk::new(image)?;
@@ -38,7 +38,7 @@ pub fn sparsify(image: &dyn Image, progress: CompactProgress<'_>) -> io::Result<
     Ok(disk.run(Op::Flush)?)
 }
 
-/// Where `memory` is zero for long enough, in whole sectors.
+/// Returns the runs of zeroes in `memory` that are long enough, in whole sectors.
 fn zero_runs(memory: &[u8]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (index, sector) in memory.chunks(SECTOR_BYTES as usize).enumerate() {

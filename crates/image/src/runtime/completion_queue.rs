@@ -1,4 +1,4 @@
-//! Requests that other threads have carried out for a queue.
+//! Completions of requests that other threads have carried out for a queue.
 
 use std::sync::{Arc, PoisonError};
 
@@ -15,8 +15,8 @@ pub struct CompletionQueue {
     full: AtomicBool,
 }
 
-/// A request that another thread has. It comes back however that thread ends: one that is dropped,
-/// as when the thread panics, with EIO.
+/// A request in the hands of another thread. It always completes: when it is dropped unanswered, as
+/// when the thread panics, with EIO.
 pub struct HandedOver {
     request: Option<Box<Request>>,
     reply_to: Arc<CompletionQueue>,
@@ -51,27 +51,27 @@ impl Drop for HandedOver {
 }
 
 impl CompletionQueue {
-    /// Empty; a completion wakes `waker`.
+    /// An empty queue; each completion wakes `waker`.
     pub fn new(waker: Arc<QueueWaker>) -> Self {
         Self { waker, done: Mutex::default(), full: AtomicBool::new(false) }
     }
 
-    /// Gives a request back.
+    /// Adds a completion and wakes the queue.
     pub fn put(&self, completion: Completion) {
         self.done.lock().unwrap_or_else(PoisonError::into_inner).push(completion);
         self.full.store(true, Ordering::Release);
         self.waker.wake();
     }
 
-    /// Whether there may be something in it.
+    /// Returns whether there may be completions.
     pub fn has_completions(&self) -> bool {
         self.full.load(Ordering::Acquire)
     }
 
-    /// Everything that is in it.
+    /// Takes all completions.
     pub fn take(&self) -> Vec<Completion> {
         let late = mutant("image.completion-queue.lowers-its-flag-after-the-list");
-        // Before the list is taken: what comes later raises it again.
+        // Before the list is taken: a later completion raises the flag again.
         if !late {
             self.full.store(false, Ordering::Release);
         }

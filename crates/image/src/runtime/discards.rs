@@ -1,5 +1,5 @@
-//! What an image counts about discards, and about write-zeroes that may give space back: how they
-//! come in and wait here; what they become on the host is counted where its calls are made.
+//! Counters of incoming and waiting discards and write-zeroes that may give space back; the host
+//! calls for them are counted where they are made.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,13 +12,13 @@ use crate::image::Discards;
 /// Shared by all queues of an image.
 #[derive(Debug, Default)]
 pub struct DiscardCounters {
-    /// Ranges that queues were given.
+    /// Ranges received by queues.
     pub ranges: AtomicU64,
-    /// Bytes of these.
+    /// Bytes of the received ranges.
     pub bytes: AtomicU64,
-    /// Runs of neighbours that the host was to have back.
+    /// Merged runs of neighbouring ranges handed to the host.
     pub merged: AtomicU64,
-    /// Ranges that have not come back yet.
+    /// Ranges not completed yet.
     pub waiting: AtomicU64,
 }
 
@@ -37,12 +37,12 @@ impl DiscardCounters {
         Some(Waiting(Arc::clone(self)))
     }
 
-    /// The host is to have so many runs back.
+    /// Counts merged runs handed to the host.
     pub fn count_runs(&self, runs: usize) {
         self.merged.fetch_add(runs as u64, Ordering::Relaxed);
     }
 
-    /// Together with what the file has counted.
+    /// Returns these counters together with those of the file.
     pub fn read(&self, punched: Punched) -> Discards {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Discards {

@@ -1,14 +1,15 @@
-//! One `fdatasync` for all flushes that wait when it starts, whichever queues of an image they came
-//! from.
+//! Group sync: one `fdatasync` for all flushes that wait when it starts, from all queues of an
+//! image.
 //!
-//! The queue that asks while none runs carries it out (it *leads*), and goes on for those who came
-//! meanwhile. The others sleep until it is done, and only they are woken. A queue that goes leaves
-//! the lead to one of them, and so does the maintenance worker, whose syncs are among these.
+//! A queue that asks while no sync runs carries it out (it *leads*), and then carries out the next
+//! one for the flushes that came meanwhile. The other queues sleep until their sync is done, and
+//! only they are woken. A queue that is dropped leaves the lead to one of the waiting queues, and
+//! so does the maintenance worker, whose syncs go through here too.
 //!
-//! One at a time, and none before the outcome of the one before is known to all: the host tells one
-//! caller that something is lost, and a sync that begins afterwards succeeds. A durable write
-//! (`RWF_DSYNC`) is a sync too, of its own data: it may run while no other does, and serves only
-//! itself.
+//! Only one sync runs at a time, and none starts before all have learned the outcome of the
+//! previous one: the host reports lost data to one caller only, and a sync that starts afterwards
+//! succeeds. A durable write (`RWF_DSYNC`) is a sync too, of its own data: it runs only while no
+//! sync does, and serves only itself.
 
 use std::sync::{Arc, PoisonError};
 
@@ -28,9 +29,9 @@ struct Ticket(u64);
 pub struct GroupSync {
     state: Mutex<State>,
     finished: AtomicU64,
-    /// Flushes wait for a sync without a leader: the queue that led has gone.
+    /// Flushes wait for a sync without a leader: the queue that led is gone.
     orphaned: AtomicBool,
-    /// After a failed sync the content of the medium is unknown: nothing is promised any more.
+    /// After a failed sync the content of the medium is unknown: all later flushes fail.
     failed: AtomicBool,
 }
 
@@ -38,14 +39,14 @@ pub struct GroupSync {
 struct State {
     running: bool,
     started: u64,
-    /// Who waits for the sync that runs, besides the queue that leads it.
+    /// Queues that wait for the running sync, besides its leader.
     waiting: Vec<Arc<QueueWaker>>,
-    /// Who waits for the one after it.
+    /// Queues that wait for the next sync.
     late: Vec<Arc<QueueWaker>>,
 }
 
 impl State {
-    /// A sync begins, for those who came too late for the one before.
+    /// Starts a sync for the flushes that came too late for the previous one.
     fn start(&mut self) {
         self.running = true;
         self.started += 1;
@@ -58,7 +59,7 @@ impl GroupSync {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for a sync that starts from now on. With `true`, the caller is to carry it out; else
+    /// Requests a sync that starts from now on. With `true`, the caller must carry it out; else
     /// `waker` is woken when it has ended.
     fn request(&self, waker: &Arc<QueueWaker>) -> (Ticket, bool) {
         let mut state = self.state();
@@ -72,8 +73,8 @@ impl GroupSync {
         (Ticket(state.started + u64::from(!joins)), false)
     }
 
-    /// With `true`, the caller is to carry out a durable write as the next sync. It serves no
-    /// flush, so it runs when none waits.
+    /// With `true`, the caller must carry out a durable write as the next sync. It serves no flush,
+    /// so it starts only when no flush waits.
     fn begin_write(&self) -> bool {
         let mut state = self.state();
         let is_free = !state.running && state.late.is_empty();
@@ -83,12 +84,12 @@ impl GroupSync {
         is_free || mutant("image.group-sync.durable-write-beside-a-sync")
     }
 
-    /// The sync that the caller carried out has ended. With `true`, it is to carry out another, for
-    /// flushes that came meanwhile; a caller that is `leaving` leaves that to one of these.
+    /// Ends the sync that the caller carried out. With `true`, it must carry out another, for
+    /// flushes that came meanwhile; a caller that is `leaving` leaves that to one of their queues.
     fn finish(&self, succeeded: bool, leaving: bool) -> bool {
         let late = mutant("image.group-sync.ends-before-it-fails");
         if !succeeded && !late {
-            // Before the flushes are told that they have been served.
+            // Before the flushes see that they are served.
             self.fail();
         }
         let mut state = self.state();
@@ -113,7 +114,7 @@ impl GroupSync {
         goes_on
     }
 
-    /// Takes the lead that another queue has left. With `true`, the caller is to carry out a sync.
+    /// Takes the lead that another queue has left. With `true`, the caller must carry out a sync.
     fn take_over(&self) -> bool {
         let mut state = self.state();
         let orphaned = self.orphaned.swap(false, Ordering::AcqRel) && !state.running;
@@ -123,13 +124,12 @@ impl GroupSync {
         orphaned
     }
 
-    /// A sync for a thread that waits for it, e.g. before the maintenance worker writes what names
-    /// data. Carries it out, or shares that of a queue which is to start one; `waker` wakes the
-    /// thread of `file`.
+    /// Syncs for a thread that blocks on it, e.g. before the maintenance worker writes metadata
+    /// that refers to data. Carries the sync out, or shares one that a queue is about to start;
+    /// `waker` wakes the thread of `file`.
     ///
-    /// Never beside a sync of a queue's. The host tells one caller that it has lost something: a
-    /// sync of ours could succeed after that of a queue has failed, and before the queue has
-    /// looked.
+    /// Never runs beside a queue's sync. The host reports lost data to one caller only: this sync
+    /// could succeed after the queue's has failed, and before the queue has seen the failure.
     pub fn run(&self, file: &mut BlockingFile, waker: &Arc<QueueWaker>) -> Outcome {
         let (ticket, mut leads) = self.request(waker);
         while !leads && !mutant("image.group-sync.maintenance-does-not-wait") {
@@ -144,11 +144,12 @@ impl GroupSync {
         std::mem::forget(lead);
         let forgets = mutant("image.group-sync.maintenance-forgets-a-failed-sync");
         self.finish(outcome.is_ok() || forgets, true);
-        // After a failed sync a later one says nothing about what the first has lost.
+        // After a failed sync, the success of a later one does not cover the data lost by the
+        // first.
         outcome.and(self.promise())
     }
 
-    /// What a flush that has been served is told.
+    /// Returns the outcome of a flush that has been served.
     pub fn promise(&self) -> Outcome {
         if self.has_failed() { Err(Errno::IO) } else { Ok(()) }
     }
@@ -157,12 +158,13 @@ impl GroupSync {
         self.orphaned.load(Ordering::Acquire)
     }
 
-    /// Whether the flush has been served; `has_failed`, asked afterwards, tells how.
+    /// Returns whether the flush has been served; `has_failed`, asked afterwards, tells the
+    /// outcome.
     fn is_served(&self, ticket: Ticket) -> bool {
         self.finished.load(Ordering::Acquire) >= ticket.0
     }
 
-    /// Nothing can be promised from now on.
+    /// Makes all later flushes fail.
     pub fn fail(&self) {
         self.failed.store(true, Ordering::Release);
     }
@@ -172,9 +174,9 @@ impl GroupSync {
     }
 }
 
-/// A sync that a thread carries out. If it panics meanwhile, nothing is known of what it should
-/// have made durable, and those that wait for it, or want to lead the next one, are not to wait for
-/// ever.
+/// A sync that a thread carries out. If the thread panics meanwhile, the durability of the data is
+/// unknown, so the sync fails: queues that wait for it, or want to lead the next one, must not wait
+/// for ever.
 struct Lead<'sync> {
     sync: &'sync GroupSync,
 }
@@ -188,7 +190,7 @@ impl Drop for Lead<'_> {
 }
 
 /// The flushes of one queue. The queue starts a sync of the file when [`submit`](Self::submit),
-/// [`finish`](Self::finish) or [`take_over`](Self::take_over) says so.
+/// [`finish`](Self::finish) or [`take_over`](Self::take_over) returns `true`.
 #[derive(Default)]
 pub struct Flushes {
     waiting: Vec<(Ticket, Completion)>,
@@ -197,8 +199,8 @@ pub struct Flushes {
 }
 
 impl Flushes {
-    /// Takes a request that is done once everything that has completed by now is durable. With
-    /// `true`, the caller is to start a sync.
+    /// Takes a request that completes once everything completed by now is durable. With `true`, the
+    /// caller must start a sync.
     #[must_use]
     pub fn submit(
         &mut self,
@@ -212,9 +214,8 @@ impl Flushes {
         lead
     }
 
-    /// With `true`, the caller is to start a durable write, in the place of a sync. With `false`,
-    /// it is to write, and then to [`submit`](Self::submit) the request as one that waits for a
-    /// sync.
+    /// With `true`, the caller must start a durable write, in the place of a sync. With `false`, it
+    /// must write, and then [`submit`](Self::submit) the request to wait for a sync.
     #[must_use]
     pub fn begin_write(&mut self, sync: &GroupSync) -> bool {
         let begins = sync.begin_write();
@@ -222,14 +223,14 @@ impl Flushes {
         begins
     }
 
-    /// The sync that the caller started has ended. With `true`, it is to start another.
+    /// Ends the sync that the caller started. With `true`, it must start another.
     #[must_use]
     pub fn finish(&mut self, sync: &GroupSync, outcome: Outcome) -> bool {
         self.leading = sync.finish(outcome.is_ok(), self.leaving);
         self.leading
     }
 
-    /// With `true`, the queue that led has gone, and the caller is to start a sync.
+    /// With `true`, the queue that led is gone, and the caller must start a sync.
     #[must_use]
     pub fn take_over(&mut self, sync: &GroupSync) -> bool {
         let takes_over = self.is_left_alone(sync) && sync.take_over();
@@ -237,22 +238,22 @@ impl Flushes {
         takes_over
     }
 
-    /// Whether a flush of its own waits for a sync without a leader. One that has been served, and
-    /// is still to be collected, needs none: a queue that goes would take the lead that it has just
-    /// left over again.
+    /// Returns whether a flush of this queue waits for a sync without a leader. A flush that is
+    /// served but not collected does not count: a queue that is leaving would take over again the
+    /// lead that it has just left.
     fn is_left_alone(&self, sync: &GroupSync) -> bool {
         let all = mutant("image.group-sync.takes-over-when-served");
         let waits = |ticket: &Ticket| all || !sync.is_served(*ticket);
         sync.is_orphaned() && self.waiting.iter().any(|(ticket, _)| waits(ticket))
     }
 
-    /// The queue is going: the sync that it leads now is its last.
+    /// Marks the queue as leaving: the sync that it leads now is its last.
     pub fn leave(&mut self) {
         self.leaving = true;
     }
 
-    /// Moves what has been served to `completed`. `has_failed` is asked after each flush has been
-    /// found to be served: a sync that failed says so before it says that it has ended.
+    /// Moves served flushes to `completed`. `has_failed` is called after a flush is seen to be
+    /// served: a sync that failed sets the failure before it ends.
     pub fn collect(
         &mut self,
         sync: &GroupSync,
@@ -268,12 +269,12 @@ impl Flushes {
         }));
     }
 
-    /// Whether something has been served, or waits for somebody to lead.
+    /// Returns whether a flush has been served, or a sync lacks a leader.
     pub fn can_advance(&self, sync: &GroupSync) -> bool {
         self.is_left_alone(sync) || self.waiting.iter().any(|(ticket, _)| sync.is_served(*ticket))
     }
 
-    /// Whether a sync of ours is on its way.
+    /// Returns whether a sync of this queue is in flight.
     pub fn is_leading(&self) -> bool {
         self.leading
     }
@@ -284,7 +285,7 @@ impl Flushes {
     }
 }
 
-/// The request for a sync that a queue starts.
+/// Returns the file request of a sync that a queue starts.
 pub fn sync_request(tag: usize) -> FileRequest {
     FileRequest::new(FileOp::Datasync, MemoryList::EMPTY, tag)
 }
@@ -337,9 +338,8 @@ mod tests {
         assert!(sync.has_failed());
     }
 
-    /// A queue looked whether a sync had failed, then another thread's sync failed, then the queue
-    /// looked which of its flushes had been served: those of the failed sync were told that all was
-    /// well.
+    /// A queue checked for a failed sync, then another thread's sync failed, then the queue looked
+    /// which of its flushes were served: those of the failed sync completed with success.
     #[test]
     fn a_flush_hears_of_the_failure_of_the_sync_that_served_it() {
         let (sync, waker) = (GroupSync::default(), waker());
@@ -359,8 +359,8 @@ mod tests {
         assert_eq!(outcomes, [Err(Errno::IO)]);
     }
 
-    /// Two programs that flush over and over kept a queue that led, and was to go, for as long as
-    /// they liked.
+    /// Two programs that flushed over and over kept a leading queue from leaving for as long as
+    /// they went on.
     #[test]
     fn a_queue_that_goes_leaves_the_lead_to_one_that_waits() {
         let (sync, waker) = (GroupSync::default(), waker());
@@ -378,8 +378,8 @@ mod tests {
         assert_eq!([collected(&mut second, &sync), collected(&mut third, &sync)], [[Ok(())]; 2]);
     }
 
-    /// A queue's sync failed, and the queue had not looked yet: the sync of the maintenance worker
-    /// beside it succeeded, and a checkpoint named data that was lost.
+    /// A queue's sync failed, and the queue had not seen that yet: the sync of the maintenance
+    /// worker beside it succeeded, and a checkpoint referred to lost data.
     #[test]
     fn a_sync_of_the_maintenance_worker_hears_of_a_failure_that_its_queue_has_not_seen_yet() {
         let disk = SimDisk::new(1 << 20);
@@ -399,7 +399,7 @@ mod tests {
                 assert!(!worker.is_finished(), "it has not waited for the queue");
                 std::hint::spin_loop();
             }
-            // Theirs is the next one, which the leader carries out.
+            // The worker's sync is the next one, which the leader carries out.
             assert!(leader.finish(&sync, Err(Errno::IO)));
             assert!(!leader.finish(&sync, Ok(())));
             assert_eq!(worker.join().unwrap(), (Err(Errno::IO), Err(Errno::IO)));
@@ -412,7 +412,8 @@ mod tests {
         let (sync, waker) = (GroupSync::default(), waker());
         let [mut first, mut second] = [(); 2].map(|()| Flushes::default());
         let mut file = BlockingFile::new(&disk).unwrap();
-        // As if the worker had begun: it asks like a queue, and leaves as soon as it is done.
+        // As if the worker had begun: it requests a sync like a queue, and leaves as soon as that
+        // is done.
         let (_, leads) = sync.request(&waker);
         assert!(leads && !first.submit(&sync, flush(), &waker));
         assert!(!sync.finish(true, true));
@@ -441,7 +442,7 @@ mod tests {
         assert_eq!([collected(&mut waiting, &sync), collected(&mut fresh, &sync)], [[Ok(())]; 2]);
     }
 
-    /// What waits for a sync is not durable with somebody's durable write.
+    /// Data that waits for a sync does not become durable with another request's durable write.
     #[test]
     fn a_durable_write_begins_when_no_sync_runs_and_none_is_waited_for() {
         let (sync, waker) = (GroupSync::default(), waker());

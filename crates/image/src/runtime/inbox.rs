@@ -1,7 +1,7 @@
-//! What queues and tools ask of the maintenance worker of an image, and its replies.
+//! Commands of queues and tools to the maintenance worker of an image, and its replies.
 //!
-//! Each caller has a reply of its own. When the worker ends, however it does, all that wait are
-//! told.
+//! Each caller gets its own reply. When the worker ends, for any reason, all waiting callers get an
+//! error.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,23 +11,23 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::{Clock, Errno, Outcome};
 
-/// How often a caller that waits is told how far its command has come.
+/// Interval at which a waiting caller is told the progress of its command.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
 
-/// Work that the maintenance worker has not taken yet, besides its commands.
+/// Work besides commands that the maintenance worker has not taken yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PendingWork {
-    /// Something may be due.
+    /// A maintenance pass may be due.
     pub pass: bool,
-    /// End.
+    /// The worker must end.
     pub stop: bool,
 }
 
-/// Commands, and what else the maintenance worker is called for.
+/// Commands and wake-ups for the maintenance worker.
 pub struct Inbox<Command> {
     state: Mutex<State<Command>>,
     wakeup: Condvar,
-    /// How far the command has come that is being carried out: so much of so much.
+    /// Progress of the running command: work done, and work in all.
     progress: [AtomicU64; 2],
     clock: Clock,
 }
@@ -35,15 +35,15 @@ pub struct Inbox<Command> {
 struct State<Command> {
     commands: VecDeque<(Command, ReplySender)>,
     pending_work: PendingWork,
-    /// There is no worker any more.
+    /// The worker has ended.
     closed: bool,
 }
 
-/// Where the maintenance worker puts its reply.
+/// Sender of the maintenance worker's reply.
 pub struct ReplySender(SyncSender<Outcome>);
 
 impl ReplySender {
-    /// Tells the caller, if it still waits.
+    /// Sends the outcome to the caller, if it still waits.
     pub fn send(self, outcome: Outcome) {
         let _ = self.0.send(outcome);
     }
@@ -53,12 +53,12 @@ impl ReplySender {
 pub struct Reply(Receiver<Outcome>);
 
 impl Reply {
-    /// Waits for it. It is EIO if the worker ends before it has carried out the command.
+    /// Waits for the reply. It is EIO if the worker ends before it has carried out the command.
     pub fn wait(self) -> Outcome {
         self.0.recv().unwrap_or(Err(Errno::IO))
     }
 
-    /// The same, and tells every now and then how far the work has come: so much of so much.
+    /// Waits like [`wait`](Self::wait), and reports progress regularly: work done, and work in all.
     pub fn wait_telling<Command>(
         self,
         inbox: &Inbox<Command>,
@@ -84,7 +84,7 @@ impl<Command> Default for Inbox<Command> {
 }
 
 impl<Command> Inbox<Command> {
-    /// Nothing is asked for yet. Deadlines are by this clock.
+    /// An empty inbox. Deadlines are by this clock.
     pub fn new(clock: Clock) -> Self {
         let state = State {
             commands: VecDeque::new(),
@@ -103,13 +103,13 @@ impl<Command> Inbox<Command> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls the worker: something may be due.
+    /// Wakes the worker for a maintenance pass.
     pub fn schedule_pass(&self) {
         self.state().pending_work.pass = true;
         self.wakeup.notify_one();
     }
 
-    /// Asks for work that has a reply.
+    /// Queues a command and returns its reply.
     pub fn ask(&self, command: Command) -> Reply {
         let (sender, reply) = sync_channel(1);
         let mut state = self.state();
@@ -121,14 +121,14 @@ impl<Command> Inbox<Command> {
         Reply(reply)
     }
 
-    /// Asks the worker to end.
+    /// Tells the worker to end.
     pub fn stop(&self) {
         self.state().pending_work.stop = true;
         self.wakeup.notify_one();
     }
 
-    /// For the worker: sleeps until there is work or the deadline, and takes it. Commands wait for
-    /// [`take_commands`](Self::take_commands).
+    /// For the worker: sleeps until there is work or the deadline, and takes the work. Commands
+    /// stay for [`take_commands`](Self::take_commands).
     pub fn wait(&self, deadline: Option<Instant>) -> PendingWork {
         let mut state = self.state();
         loop {
@@ -151,29 +151,29 @@ impl<Command> Inbox<Command> {
         }
     }
 
-    /// For the worker: all commands that have not been taken. Those that come meanwhile call it
-    /// again, so that other work gets its turn between them.
+    /// For the worker: takes all queued commands. Commands that come meanwhile wake it again, so
+    /// that other work gets its turn between them.
     pub fn take_commands(&self) -> VecDeque<(Command, ReplySender)> {
         std::mem::take(&mut self.state().commands)
     }
 
-    /// For the worker: whether there is work that it has not taken; does not wait.
+    /// For the worker: returns whether there is work that it has not taken; does not block.
     pub fn is_called(&self) -> bool {
         self.state().pending_work != PendingWork::default()
     }
 
-    /// For the worker: whether it is to end; does not wait.
+    /// For the worker: returns whether it must end; does not block.
     pub fn is_stopping(&self) -> bool {
         self.state().pending_work.stop
     }
 
-    /// For the worker: how far it has come.
+    /// For the worker: publishes the progress of the running command.
     pub fn set_progress(&self, done: u64, all: u64) {
         self.progress[0].store(done, Ordering::Relaxed);
         self.progress[1].store(all, Ordering::Relaxed);
     }
 
-    /// The worker is gone: all that wait for it fail, and those that ask from now on.
+    /// Marks the worker as ended: all waiting commands fail, and so do later ones.
     pub fn close(&self) {
         let mut state = self.state();
         state.closed = true;
@@ -185,7 +185,7 @@ impl<Command> Inbox<Command> {
 mod tests {
     use super::*;
 
-    /// Of two tools that asked at once, one could get the reply to the other's command.
+    /// Of two tools that sent commands at once, one could get the reply to the other's command.
     #[test]
     fn each_caller_gets_a_reply_of_its_own() {
         let inbox = Inbox::default();

@@ -1,7 +1,7 @@
-//! What every image format needs besides its own map: syncs that queues share, wake-ups, discards
-//! that are gathered and carried out beside the guests, and the commands of the maintenance worker.
+//! Parts that every image format needs besides its own map: shared syncs, wake-ups, discards that
+//! are merged and carried out beside the guests, and the commands of the maintenance worker.
 //!
-//! Nothing here knows a format.
+//! Nothing here depends on a format.
 
 pub mod completion_queue;
 pub mod discards;

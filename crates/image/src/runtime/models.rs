@@ -1,5 +1,5 @@
-//! Queues that wait for other threads of an image: for requests that these carry out, and for a
-//! sync that these lead.
+//! Models of queues that wait for other threads of an image: for requests that these carry out, and
+//! for a sync that these lead.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -35,9 +35,9 @@ fn every_request_of_the_slow_path_comes_back() {
     });
 }
 
-/// One queue and its flush, as a channel does it: it leads if it is to, and else sleeps until it is
-/// served, or is to take over. A sync of the file ends as `outcome` says. Returns what its flush is
-/// told.
+/// Runs one queue with one flush, like a channel: it leads when told to, and otherwise sleeps until
+/// it is served or must take over. A sync of the file ends with `outcome`. Returns the outcome of
+/// the flush.
 fn flush_once(sync: &GroupSync, leaves: bool, outcome: impl Fn() -> Outcome) -> Outcome {
     let reactor = Reactor::new().unwrap();
     let (waker, mut flushes) = (QueueWaker::new(&reactor), Flushes::default());
@@ -61,7 +61,7 @@ fn flush_once(sync: &GroupSync, leaves: bool, outcome: impl Fn() -> Outcome) -> 
     }
 }
 
-/// The queue that leads goes as soon as its sync has ended.
+/// The leading queue leaves as soon as its sync has ended.
 #[test]
 fn a_flush_is_served_or_takes_the_lead() {
     check("image, group sync", 5, || {
@@ -73,8 +73,8 @@ fn a_flush_is_served_or_takes_the_lead() {
     });
 }
 
-/// The first sync succeeds, the second one fails; one queue may carry out both. The flush that the
-/// second one serves hears of it, whichever queue that is of.
+/// The first sync succeeds, the second one fails; one queue may carry out both. The flush served by
+/// the second one fails, whichever queue it belongs to.
 #[test]
 fn a_flush_hears_of_the_failure_of_its_sync() {
     check("image, failed sync", 5, || {

@@ -1,23 +1,24 @@
-//! How background work makes way for guests.
+//! Throttles background work while guests are active.
 //!
 //! Each queue counts its requests in an activity counter. A background thread checks whether any
 //! counter has moved since its last check, and if so, rests after each piece of work, because its
-//! work takes the file's locks, the disk or the processor from the guests.
+//! work competes with the guests for the file's locks, the disk and the processor.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Rests are so many times as long as the work before: beside guests, one part in five is work.
+/// Length of a rest as a multiple of the work before it: beside guests, one fifth of the time is
+/// work.
 const REST_PER_WORK: u32 = 4;
-/// A piece of work counts for so long at least: handing it over and taking its result costs the
-/// queues time, too.
+/// Minimum time charged for a piece of work: handing it over and taking its result costs the queues
+/// time, too.
 const WORK_MIN: Duration = Duration::from_micros(5);
-/// Shorter rests are saved up: a timer is no finer.
+/// Minimum length of a rest; shorter ones are accumulated: a timer is no finer.
 const REST_MIN: Duration = Duration::from_micros(200);
-/// Guests that have asked for nothing for so long are not at work.
+/// Time without requests after which guests count as idle.
 const QUIET_AFTER: Duration = Duration::from_millis(5);
-/// Longer ones are not taken.
+/// Maximum length of a rest.
 const REST_MAX: Duration = Duration::from_millis(50);
 
 /// The requests of one queue, on a cache line of its own: only the queue's thread writes it.
@@ -46,7 +47,7 @@ impl Activity {
         counter
     }
 
-    /// Changes when a queue gets requests.
+    /// Returns a number that changes when a queue gets requests.
     fn requests(&self) -> u64 {
         let counters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let requests = counters
@@ -57,17 +58,17 @@ impl Activity {
     }
 }
 
-/// Computes how long a background thread rests.
+/// Computes the rests of a background thread.
 #[derive(Default)]
 pub struct Pace {
     seen: u64,
-    /// When guests were last found at work.
+    /// When guests were last found active.
     seen_at: Option<Instant>,
     owed: Duration,
 }
 
 impl Pace {
-    /// How long to rest after work that took so long and has just ended.
+    /// Returns how long to rest after work that took `work` and has just ended.
     pub fn rest(&mut self, work: Duration, now: Instant, activity: &Activity) -> Duration {
         let requests = activity.requests();
         if std::mem::replace(&mut self.seen, requests) != requests {

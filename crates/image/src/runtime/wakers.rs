@@ -1,8 +1,8 @@
-//! How other threads wake the queues of an image.
+//! Wakes the queues of an image from other threads.
 //!
-//! A queue's own I/O ends the sleep of its thread by itself. This is for what other threads do,
-//! e.g. a record of another queue has committed that ours waits behind, a sync of another queue
-//! covers our flush, the maintenance worker has made room.
+//! A queue's own I/O ends the sleep of its thread by itself. Wakers are for events on other
+//! threads, e.g. a record of another queue has committed that this queue waits behind, a sync of
+//! another queue covers its flush, or the maintenance worker has freed space.
 
 use std::sync::{Arc, PoisonError, Weak};
 
@@ -13,12 +13,12 @@ use flowstone_block::{Reactor, Waker};
 pub struct QueueWaker(Arc<Waker>);
 
 impl QueueWaker {
-    /// Of a queue on the thread of `reactor`.
+    /// A waker of a queue on the thread of `reactor`.
     pub fn new(reactor: &Reactor) -> Arc<Self> {
         Arc::new(Self(reactor.waker()))
     }
 
-    /// Wakes the thread if it sleeps. What it will find must have been stored before.
+    /// Wakes the thread if it sleeps. The change that it must see must be stored before the call.
     pub fn wake(&self) {
         self.0.wake();
     }
@@ -33,7 +33,7 @@ impl Wakers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A waker for a new queue. It is one of these for as long as the queue holds it.
+    /// Returns a waker for a new queue. It is registered for as long as the queue holds it.
     pub fn add(&self, reactor: &Reactor) -> Arc<QueueWaker> {
         let waker = QueueWaker::new(reactor);
         let mut wakers = self.lock();
@@ -42,7 +42,7 @@ impl Wakers {
         waker
     }
 
-    /// Wakes every queue: something has changed that any of them may wait for.
+    /// Wakes every queue: the condition that any of them waits for may have changed.
     pub fn wake_all(&self) {
         self.lock().iter().filter_map(Weak::upgrade).for_each(|waker| waker.wake());
     }

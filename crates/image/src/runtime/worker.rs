@@ -8,15 +8,15 @@ use std::thread::{Builder, JoinHandle};
 /// How a worker ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It was told to, or could not start.
+    /// It returned after a stop, or could not start.
     Returned,
     Panicked,
 }
 
-/// Starts a worker, and returns when it works: an image without one must not be served.
+/// Starts a worker, and returns once it is running: an image without one must not be served.
 ///
-/// `make` makes it on its thread, where its file stays; `run` works until the worker is told to
-/// stop. `retire` is called however it ends: nothing may wait for it any more.
+/// `make` creates it on its own thread, where its file stays; `run` works until the worker is told
+/// to stop. `retire` is called however the worker ends, so that nothing waits for it any more.
 pub fn start<W>(
     make: impl FnOnce() -> io::Result<W> + Send + 'static,
     run: impl FnOnce(W) + Send + 'static,

@@ -1,5 +1,5 @@
-//! The order of commits: records that have a sequence number and have not committed. A record
-//! commits when it and all before it are in the file.
+//! The commit order: records that have a sequence number and have not committed. A record commits
+//! once it and all records before it are written.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -33,22 +33,22 @@ pub struct CommitOrder {
 }
 
 impl CommitOrder {
-    /// The first record is to get this number.
+    /// An empty order whose first record gets this number.
     pub fn new(next: Sequence) -> Self {
         Self { next, committed: next, in_flight: VecDeque::new(), spare_entries: Vec::new() }
     }
 
-    /// The sequence number that the next record gets.
+    /// Returns the sequence number that the next record gets.
     pub const fn next(&self) -> Sequence {
         self.next
     }
 
-    /// Everything before this sequence number has committed.
+    /// Returns the first sequence number that has not committed.
     pub const fn committed(&self) -> Sequence {
         self.committed
     }
 
-    /// Takes in the record with the [next](Self::next) number.
+    /// Adds the record with the [next](Self::next) number.
     pub fn push(&mut self, owner: &Arc<QueueWaker>, placed: &Placed, entries: &[Entry]) {
         let mut kept = self.spare_entries.pop().unwrap_or_default();
         kept.clear();
@@ -68,12 +68,12 @@ impl CommitOrder {
         &mut self.in_flight[sequence.index_from(self.committed)]
     }
 
-    /// The record with this number is in the file, or could not be written.
+    /// Marks the record with this number as written or failed.
     pub fn written(&mut self, sequence: Sequence) {
         self.record(sequence).written = true;
     }
 
-    /// Commits the first record if it is in the file.
+    /// Commits the first record if it is written.
     pub fn commit(&mut self) -> Option<InFlightRecord> {
         let in_file = self.in_flight.front()?.written;
         if !in_file && !mutant("log.commit.out-of-order") {
@@ -83,33 +83,34 @@ impl CommitOrder {
         self.in_flight.pop_front()
     }
 
-    /// Takes a list back, to be used again.
+    /// Takes back a list of entries, for reuse.
     pub fn recycle(&mut self, entries: Vec<Entry>) {
         self.spare_entries.push(entries);
     }
 
-    /// After a failure: the owner of a record knows that it has not committed.
+    /// After a failure: notes that the owner of a record knows that it has not committed.
     pub fn give_up(&mut self, sequence: Sequence) {
         self.record(sequence).given_up = true;
     }
 
-    /// After a failure: whether every record on its way has been given up by its owner.
+    /// After a failure: returns whether all records in flight are given up by their owners and
+    /// written.
     pub fn all_given_up(&self) -> bool {
         self.in_flight.iter().all(|record| record.given_up && record.written)
     }
 
-    /// After a failure: forgets the records that did not commit; their numbers are not used again.
+    /// After a failure: drops the records that did not commit; their numbers are not used again.
     pub fn forget(&mut self) -> impl Iterator<Item = InFlightRecord> {
         self.committed = self.next;
         self.in_flight.drain(..)
     }
 
-    /// The records, in their order.
+    /// Iterates over the records in order.
     pub fn in_flight(&self) -> impl DoubleEndedIterator<Item = &InFlightRecord> {
         self.in_flight.iter()
     }
 
-    /// Whether a record says something about the block.
+    /// Returns whether a record writes or trims the block.
     pub fn mentions(&self, lba: u64) -> bool {
         self.in_flight.iter().any(|record| {
             record.entries.iter().any(|entry| match *entry {
@@ -122,7 +123,7 @@ impl CommitOrder {
         })
     }
 
-    /// Whether a record says something about blocks in this range.
+    /// Returns whether a record concerns blocks in this range.
     pub fn mentions_any(&self, blocks: Range<u64>) -> bool {
         let mut entries = self.in_flight.iter().flat_map(|record| &record.entries);
         entries.any(|entry| {

@@ -1,4 +1,4 @@
-//! Two queues of a log image whose records commit in the order in which they were placed.
+//! Loom models: records of two queues of a log image commit in the order in which they were placed.
 
 use flowstone_block::model::{check, spawn};
 use flowstone_block::{NextLook, Reactor, SectorCount};
@@ -13,7 +13,7 @@ use crate::log::record::Codec;
 const SHAPE: Shape = Shape { segment_blocks: 64, reserve_percent: 20, streams: 1 };
 const BLOCKS: u64 = 4;
 
-/// With one head and some segments.
+/// An image with one head and some segments.
 fn core() -> Arc<Core> {
     let mut table = SegmentTable::new(SHAPE, 60, 1);
     while let Some(free) = table.take_free() {
@@ -35,8 +35,8 @@ fn place(core: &Core, lba: u64, owner: &Arc<QueueWaker>) -> Place {
     core.place(&draft, owner).unwrap()
 }
 
-/// The second queue's record is in the file first, and waits for that of the other one. Whoever
-/// hears, without the lock, that it has committed finds it in the map, and the one before it.
+/// The second queue's record is written first, and waits for that of the other queue. A thread that
+/// sees, without the lock, that it has committed finds it in the map, and the one before it.
 #[test]
 fn a_record_that_has_committed_is_in_the_map() {
     check("log, commit", 5, || {

@@ -1,5 +1,5 @@
-//! Room for records: which head may take one, when the next segment is opened, and what becomes of
-//! requests when there is none.
+//! Room for records: whether a head may take one, when the next segment is opened, and how requests
+//! are treated when there is none.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,11 +18,11 @@ use crate::runtime::wakers::QueueWaker;
 pub struct Want {
     /// A request waits.
     pub starved: bool,
-    /// Waiting brought nothing, because of this.
+    /// Set when waiting was in vain, with the error.
     pub full: Option<Full>,
 }
 
-/// Why there was no room, the last time that it was looked for.
+/// Error and time of the last failed attempt to get room.
 #[derive(Clone, Copy, Debug)]
 pub struct Full {
     pub errno: Errno,
@@ -30,19 +30,19 @@ pub struct Full {
 }
 
 impl Full {
-    /// Whether this was just now. A later request waits until the host has been asked again: there
-    /// may be room by then, and nothing else would find that out.
+    /// Returns whether the attempt was recent. A later request waits until the host has been tried
+    /// again: there may be room by then, and nothing else would find that out.
     pub fn is_fresh(self, clock: &Clock) -> bool {
         clock.since(self.at) < FULL_RETRY || mutant("log.full.believed-for-ever")
     }
 }
 
-/// How long a host that was full is not asked for space again.
+/// Time during which a full host is not tried again.
 pub const FULL_RETRY: Duration = Duration::from_millis(100);
 
 impl AppendState {
-    /// The reserves as of now. `replaces` says whether a segment that is about to be opened for
-    /// data takes the place of one that is full.
+    /// Returns the present reserves. `replaces` says whether a segment that is about to be opened
+    /// for data takes the place of one that is full.
     pub fn reserve(&self, map: &BlockMap, replaces: bool) -> Reserve {
         let in_flight: usize = self.order.in_flight().map(|it| it.entries.len()).sum();
         Reserve::of(&Demand {
@@ -57,12 +57,12 @@ impl AppendState {
         })
     }
 
-    /// Heads that only trims use.
+    /// Returns the number of heads that only trims use.
     pub fn trim_heads(&self) -> u32 {
         self.heads.iter().filter(|head| head.for_trims).count() as u32
     }
 
-    /// At the start: a head in which nothing lives is one that trims opened, if segments are short.
+    /// At open: a head without live blocks counts as one opened for trims, if segments are short.
     pub fn find_trim_heads(&mut self, map: &BlockMap) {
         let reserve = self.reserve(map, true);
         for stream in 0..self.shape.streams as usize {
@@ -74,24 +74,24 @@ impl AppendState {
         }
     }
 
-    /// Segments that guests must leave when they write.
+    /// Returns the number of segments that guest writes must leave.
     pub fn kept_from_writes(&self, map: &BlockMap) -> u32 {
         let reserve = self.reserve(map, true).left_by(Opener::Write);
         reserve.saturating_sub(self.trim_heads())
     }
 
-    /// Whether a head may be opened for this, in place of another one.
+    /// Returns whether a head may be opened for `opener`, in place of another one.
     pub fn may_open_head(&self, opener: Opener, map: &BlockMap) -> bool {
         self.reserve(map, true).may_open(opener, self.segments.ready(), self.trim_heads())
     }
 
-    /// Whether a request waits for room, or has been refused it.
+    /// Returns whether a request waits for room, or has been refused it.
     pub fn wants_room(&self) -> bool {
         [self.writes, self.trims].iter().any(|want| want.starved || want.full.is_some())
     }
 
     /// Makes sure that the stream's head has room for the draft and, later, a seal. Opens the next
-    /// segment if it must; the old one gets the seal that is returned.
+    /// segment if necessary, and returns the seal of the old one.
     pub(super) fn make_room(
         &mut self,
         draft: &Draft<'_>,
@@ -112,7 +112,7 @@ impl AppendState {
         if room > draft.payload_blocks {
             let waits = !mutant("log.reserve.writes-fill-heads-of-trims");
             if head.for_trims && opener == Opener::Write && waits {
-                // Taking it over counts as opening it.
+                // Taking over a head of trims counts as opening one.
                 if !self.may_open_head(opener, map) {
                     return Err(self.refuse(opener, effects));
                 }
@@ -127,7 +127,7 @@ impl AppendState {
         let Some((segment, incarnation)) = self.segments.open(draft.stream as u8) else {
             return Err(self.refuse(opener, effects));
         };
-        // A ready segment has been used: the maintenance worker gets another.
+        // A ready segment has been used: the maintenance worker prepares another.
         effects.wake_maintenance = true;
         let mut place = head.place;
         let next = HeadPlace::start_of(segment, incarnation);

@@ -1,4 +1,4 @@
-//! The append state by itself: numbers and places, without a file.
+//! Tests of the append state alone: sequence numbers and places, without a file.
 
 use std::time::Instant;
 
@@ -18,7 +18,7 @@ fn just_now(errno: Errno) -> Full {
 const SHAPE: Shape = Shape { segment_blocks: 64, reserve_percent: 20, streams: 1 };
 const BLOCKS: u64 = 4000;
 
-/// An append state with one head, and somebody who appends.
+/// An append state with one head, and an owner of records.
 struct Log {
     state: AppendState,
     map: BlockMap,
@@ -27,7 +27,7 @@ struct Log {
 }
 
 impl Log {
-    /// With so many segments besides the first, one of which is the head.
+    /// With `segments` segments besides segment 0, one of which is the head.
     fn with_segments(segments: u32) -> Self {
         let mut table = SegmentTable::new(SHAPE, segments + 1, 1);
         while let Some(free) = table.take_free() {
@@ -99,7 +99,7 @@ fn trim(lba: u64, count: u32) -> [Entry; 1] {
 #[test]
 fn reserves_count_what_is_in_flight_and_the_segment_to_be_opened() {
     let mut log = Log::new();
-    // Of a disk so large that each entry may change another leaf.
+    // A disk so large that each entry may change another leaf.
     log.state.disk_leaves = 1 << 20;
     log.place(&data(0..3));
     log.place(&data(10..14));
@@ -165,7 +165,7 @@ fn a_record_that_leaves_no_block_for_the_seal_goes_into_the_next_segment() {
     assert_eq!(next.record.header.sequence, header.sequence.next());
     assert_eq!(next.record.address, SHAPE.address(new.segment, 0));
     assert_eq!(log.state.totals.appended_blocks, u64::from(room) + 3);
-    // Until both have committed, the heads are where the seal is.
+    // Until both have committed, the heads are at the place of the seal.
     assert_eq!(log.state.committed_heads()[0], HeadPlace { block: room, ..old });
     log.written(&next, true);
     assert_eq!(log.state.committed_heads()[0], HeadPlace { block: 2, ..new });
@@ -224,7 +224,7 @@ fn what_a_record_in_flight_says_is_in_flight_until_it_commits() {
     assert!(in_flight(&log).is_empty() && !any(&log, 0..30));
 }
 
-/// The rest of the block is about to change: the owner is told when, and tries again.
+/// The rest of the block is about to change: the owner is told when, and retries.
 #[test]
 fn a_write_to_a_part_of_a_block_waits_for_the_record_that_changes_it() {
     let mut log = Log::new();
@@ -261,7 +261,7 @@ fn nothing_beyond_the_end_of_the_disk_gets_into_the_log() {
     assert_eq!(log.try_place(&trim(BLOCKS - 2, 3)).map(|_| ()), stale(BLOCKS - 2));
 }
 
-/// Trims give room back: they wait for nothing that is copied.
+/// Trims free space: they do not wait for copies.
 #[test]
 fn trims_do_not_pay_for_cleaning() {
     let mut log = Log::new();
@@ -321,7 +321,7 @@ fn a_host_that_was_full_just_now_is_full_and_later_it_is_asked_again() {
     assert!(log.effects.wake_maintenance);
     log.state.writes.full = Some(just_now(Errno::NOSPC));
     assert_eq!(log.try_place(&data(0..1)).map(|_| ()), Err(PlaceError::Full(Errno::NOSPC)));
-    // Trims ask for themselves.
+    // Trims are tried independently.
     assert_eq!(log.try_place(&trim(0, 1)).map(|_| ()), Err(PlaceError::Wait));
     let long_ago = Instant::now().checked_sub(2 * FULL_RETRY).unwrap();
     log.state.writes =
@@ -365,8 +365,8 @@ fn after_a_failed_record_nothing_is_placed_and_nothing_commits_before_all_know()
     assert_eq!(log.try_place(&data(5..6)).map(|_| ()), Err(PlaceError::Full(Errno::IO)));
 }
 
-/// A record whose I/O is still on its way may yet reach the file: nothing starts anew before it has
-/// ended.
+/// A record whose write is still in flight may yet reach the file: the log does not restart before
+/// it has ended.
 #[test]
 fn a_record_that_is_still_being_written_has_not_been_given_up() {
     let mut log = Log::new();
@@ -392,8 +392,8 @@ fn a_seal_that_failed_closes_its_segment_all_the_same() {
     assert_eq!(log.state.segments.get(old).state, State::Sealed);
 }
 
-/// Replaced and trimmed blocks are losses of the segments that they were in; a segment of which
-/// nothing is left is news for the maintenance worker.
+/// Replaced and trimmed blocks are losses of their segments; the death of a segment wakes the
+/// maintenance worker.
 #[test]
 fn what_a_record_replaces_dies_where_it_was() {
     let mut log = Log::new();

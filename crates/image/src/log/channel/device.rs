@@ -1,22 +1,23 @@
-//! What the device is like, learnt from the records that are written to it: how long one takes that
-//! has it to itself, and how many bytes it takes in a second. The product of the two is what must
-//! be on its way for it to be busy (as in BBR, Cardwell 2016, which measures a network path so).
+//! Estimates the device's latency and throughput from the records written to it: the latency of a
+//! lone record, and the bytes per second. Their product is the number of bytes that must be in
+//! flight to keep the device busy (as in BBR, Cardwell 2016, which measures a network path this
+//! way).
 
 use std::time::{Duration, Instant};
 
-/// A record of so many bytes is small: it takes as long as the device takes for any request.
+/// Size up to which a record is small: its latency is that of any request.
 const SMALL_BYTES: u64 = 64 << 10;
-/// How long rates are measured for one mean.
+/// Duration of one measurement of the rate.
 const WINDOW: Duration = Duration::from_millis(50);
-/// Weight of a new latency: one part in so many.
+/// Inverse weight of a new latency in the mean.
 const SMOOTHING: u32 = 8;
 
-/// See the module. One queue's view.
+/// Estimate of one queue; see the module.
 #[derive(Debug)]
 pub struct Device {
-    /// How long a small record takes that is alone.
+    /// Latency of a small record with nothing else in flight.
     latency: Duration,
-    /// Bytes written since the queue was made.
+    /// Bytes written since the queue was created.
     written: u64,
     on_their_way: u32,
     window: Window,
@@ -24,14 +25,14 @@ pub struct Device {
     rate: u64,
 }
 
-/// A stretch of time in which something was being written.
+/// A period in which writes were in flight throughout.
 #[derive(Debug)]
 struct Window {
     since: Option<Instant>,
     written: u64,
 }
 
-/// What is known when a record's write begins.
+/// State at the start of a record's write.
 #[derive(Clone, Copy, Debug)]
 pub struct Start {
     at: Instant,
@@ -45,7 +46,7 @@ impl Device {
         Self { latency: Duration::ZERO, written: 0, on_their_way: 0, window, rate: 0 }
     }
 
-    /// The write of so many bytes begins.
+    /// Starts a write of `bytes` bytes.
     pub fn begin(&mut self, bytes: u64, at: Instant) -> Start {
         let alone = self.on_their_way == 0;
         if alone {
@@ -55,7 +56,7 @@ impl Device {
         Start { at, bytes, alone }
     }
 
-    /// It has ended.
+    /// Ends a write.
     pub fn end(&mut self, start: Start, at: Instant) {
         self.on_their_way -= 1;
         self.written += start.bytes;
@@ -76,7 +77,7 @@ impl Device {
         }
     }
 
-    /// Bytes that must be on their way for the device to be busy; 0 while that is not known.
+    /// Returns the bytes that must be in flight to keep the device busy; 0 while unknown.
     pub fn busy_bytes(&self) -> u64 {
         (self.latency.as_secs_f64() * self.rate as f64) as u64
     }
@@ -86,8 +87,8 @@ impl Device {
 mod tests {
     use super::*;
 
-    /// Writes one record after the other, `depth` at a time, to a device that takes `latency` for
-    /// each and so many bytes per second.
+    /// Writes records, `depth` at a time, to a device with this latency and a rate of `RATE` bytes
+    /// per second.
     fn write(device: &mut Device, now: &mut Instant, depth: usize, bytes: u64, latency: Duration) {
         const RATE: u64 = 1 << 30;
         let mut free_at = *now;

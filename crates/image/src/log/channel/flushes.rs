@@ -1,5 +1,5 @@
-//! Flushes of one queue, and what a sync says about the log: what had committed when it began is
-//! durable when it has ended.
+//! Flushes of one queue, and the effect of a sync on the log: records that had committed when it
+//! began are durable when it has ended.
 
 use flowstone_block::{Completion, Errno, Outcome, mutant};
 
@@ -11,8 +11,8 @@ use crate::runtime::group_sync::{self, sync_request};
 #[derive(Default)]
 pub struct Flushes {
     group: group_sync::Flushes,
-    /// While we carry out a sync: everything before this sequence number was in the file when it
-    /// began.
+    /// While this queue carries out a sync: all records before this sequence number were written
+    /// when it began.
     covered: Option<Sequence>,
 }
 
@@ -38,7 +38,8 @@ impl Flushes {
     }
 
     pub fn finish_sync(&mut self, queue: &mut Queue, outcome: Outcome) {
-        // After a failed sync a later one says nothing about what the first has lost.
+        // After a failed sync, the success of a later one does not cover the data lost by the
+        // first.
         let promises = outcome.is_ok() && !queue.core.sync.has_failed();
         if let Some(durable) = self.covered.take().filter(|_| promises) {
             let mut state = queue.core.append_state();
@@ -53,7 +54,7 @@ impl Flushes {
         }
     }
 
-    /// Completes what has been served.
+    /// Completes the flushes that have been served.
     pub fn collect(&mut self, queue: &mut Queue) {
         if self.group.take_over(&queue.core.sync) {
             self.start(queue);
@@ -66,7 +67,7 @@ impl Flushes {
         self.group.can_advance(&core.sync)
     }
 
-    /// The queue is going.
+    /// Marks the queue as leaving.
     pub fn leave(&mut self) {
         self.group.leave();
     }
@@ -77,7 +78,7 @@ impl Flushes {
         group.is_idle()
     }
 
-    /// Whether a sync of ours is on its way.
+    /// Returns whether a sync of this queue is in flight.
     pub fn is_leading(&self) -> bool {
         self.group.is_leading()
     }

@@ -1,11 +1,11 @@
 //! One queue of a log image.
 //!
-//! A read becomes as few file reads as the places of its blocks allow. Writes are batched into
+//! A read becomes as few file reads as the addresses of its blocks allow. Writes are batched into
 //! records, a few of which are in flight at once, so that the batch grows with the load.
 //!
-//! The way of a write: [`write_queue`] takes it, [`pending_write`] copies it into a record,
+//! The path of a write: [`write_queue`] takes it, [`pending_write`] copies it into a record,
 //! [`append`](super::append) gives the record its place and [commits](super::append::commit_order)
-//! it in its turn, and [`write_queue`] completes it.
+//! it in order, and [`write_queue`] completes it.
 
 mod device;
 mod flushes;
@@ -34,7 +34,7 @@ use crate::runtime::wakers::QueueWaker;
 #[cfg(test)]
 use crate::waits::Wait;
 
-/// What a file request is for, in the upper half of its tag; the lower half is an index.
+/// Purpose of a file request, in the upper half of its tag; the lower half is an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 enum Purpose {
@@ -62,12 +62,12 @@ impl Purpose {
     }
 }
 
-/// What every part of a queue works with.
+/// State that every part of a queue uses.
 struct Queue {
     core: Arc<Core>,
     waker: Arc<QueueWaker>,
     file: Box<dyn FileChannel>,
-    /// Requests that are done.
+    /// Requests ready to be returned.
     completed: Vec<Completion>,
 }
 
@@ -109,7 +109,7 @@ impl LogChannel {
         }
     }
 
-    /// What its requests wait for.
+    /// Returns the states in which its requests wait.
     #[cfg(test)]
     pub fn waits(&self) -> BTreeSet<Wait> {
         let Self { queue, reads, writes, flushes, done: _, readonly: _, reactor: _ } = self;
@@ -124,7 +124,7 @@ impl LogChannel {
         waits
     }
 
-    /// Moves on everything that can move without waiting.
+    /// Advances everything that can advance without waiting.
     fn advance(&mut self) {
         let Self { queue, writes, flushes, .. } = self;
         writes.collect_committed(queue, flushes);
@@ -133,7 +133,7 @@ impl LogChannel {
     }
 }
 
-/// Whether another thread has done something that a request waits for.
+/// Returns whether another thread has made progress that a request waits for.
 fn can_advance(core: &Core, writes: &WriteQueue, flushes: &Flushes) -> bool {
     writes.can_advance(core) || flushes.can_advance(core)
 }
@@ -195,7 +195,7 @@ impl Channel for LogChannel {
 }
 
 impl Drop for LogChannel {
-    /// Waits for our own I/O, so that records behind ours can commit.
+    /// Waits for I/O of this queue, so that later records of other queues can commit.
     fn drop(&mut self) {
         self.flushes.leave();
         while self.writes.in_flight() || self.flushes.is_leading() {

@@ -1,4 +1,4 @@
-//! Blocks of which a guest writes only a part: what the rest holds.
+//! Content of partial blocks: the rest of a block of which a guest writes only a part.
 
 use flowstone_block::{AlignedBuf, IoVec};
 
@@ -7,12 +7,12 @@ use super::super::address::{BLOCK_BYTES, MapEntry};
 /// A block of which a request changes a part.
 pub struct PartialBlock {
     pub lba: u64,
-    /// The map word that `content` was read with; `None` until it has been.
+    /// Map entry with which `content` was read; `None` until then.
     pub expected: Option<MapEntry>,
-    /// The block as it was; all zeroes where it was not mapped.
+    /// The block before the write; all zeroes where it was not mapped.
     pub content: AlignedBuf,
     pub memory: [IoVec; 1],
-    /// The word that a read on its way was started with.
+    /// Map entry with which the read in flight was started.
     pub reading: MapEntry,
     pub tries: u32,
 }
@@ -27,17 +27,17 @@ impl PartialBlock {
     }
 }
 
-/// Blocks that were written in part lately. A guest that writes less than a block at a time comes
-/// back to the same block, and need not wait for it to be read.
+/// Recently written partial blocks. A guest that writes less than a block at a time returns to the
+/// same block, and need not wait for a read.
 ///
-/// An entry is valid as long as the map has the map entry that it was stored with.
+/// An entry is valid as long as the map holds the map entry that it was stored with.
 #[derive(Default)]
 pub struct PartialCache {
     entries: Vec<(u64, MapEntry, Box<[u8; BLOCK_BYTES]>)>,
     next: usize,
 }
 
-/// Blocks that are remembered: a megabyte per queue would buy little more.
+/// Number of cached blocks: a megabyte per queue would help little more.
 const ENTRIES_MAX: usize = 32;
 
 impl PartialCache {

@@ -1,4 +1,4 @@
-//! A record that is being made, in flight, or waiting to commit.
+//! A record that is being assembled, in flight, or waiting to commit.
 
 use flowstone_block::{Class, Errno, IoVec, mutant};
 
@@ -9,12 +9,12 @@ use super::super::record_builder::RecordBuilder;
 use super::super::shape::Shape;
 use super::device::Start;
 
-/// A stretch of a guest write that a record carries.
+/// A part of a guest write that a record carries.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
-    /// The write, in the queue's slab.
+    /// Index of the write in the queue's slab.
     pub write: usize,
-    /// The first block of the stretch.
+    /// First block of the part.
     pub first: u64,
 }
 
@@ -23,20 +23,20 @@ pub struct PendingRecord {
     pub content: RecordBuilder,
     pub memory: [IoVec; 1],
     pub shares: Vec<Share>,
-    /// Blocks whose rest was read, with the map entries they were read with.
+    /// Partial blocks, and the map entries with which their rest was read.
     pub expected: Vec<(u64, MapEntry)>,
     pub stream: usize,
-    /// Blocks that trims in it cover.
+    /// Number of blocks that its trims cover.
     pub trimmed: u64,
-    /// Whether everything in it is of a guest's journal.
+    /// Whether all its data is from a guest's journal.
     pub only_journal: bool,
     pub sequence: Sequence,
     pub address: Address,
-    /// While it is being written.
+    /// Start of its write, while that is in flight.
     pub start: Option<Start>,
-    /// In the file; waits for the records before it.
+    /// Written; waits for the records before it.
     pub written: bool,
-    /// Why it could not be written.
+    /// Error of its write.
     pub failure: Option<Errno>,
 }
 
@@ -59,7 +59,7 @@ impl PendingRecord {
         })
     }
 
-    /// Empties it for another use.
+    /// Empties the record for reuse.
     pub fn clear(&mut self) {
         self.content.clear();
         self.shares.clear();
@@ -70,9 +70,8 @@ impl PendingRecord {
         self.failure = None;
     }
 
-    /// Whether a request of this class may go into it, or into another record: the first one
-    /// decides which stream it is for, and where `journals_apart`, whether it is of a journal
-    /// alone.
+    /// Returns whether a request of this class may go into this record: the first request
+    /// determines its stream and, with `journals_apart`, whether it holds journal writes only.
     pub fn suits(&mut self, class: Class, shape: Shape, journals_apart: bool) -> bool {
         let stream = stream_of(class, shape);
         if self.shares.is_empty() || mutant("log.gather.mixes-classes") {
@@ -85,12 +84,12 @@ impl PendingRecord {
         self.stream == stream && !mixes
     }
 
-    /// Whether it unmaps blocks and brings none.
+    /// Returns whether it only unmaps blocks, without data.
     pub const fn only_trims(&self) -> bool {
         self.content.payload() == 0
     }
 
-    /// Whether it has committed, or never will.
+    /// Returns whether it has committed, or never will.
     pub fn has_ended(&self, core: &Core) -> bool {
         self.written && (core.has_committed(self.sequence) || core.is_broken())
     }

@@ -1,5 +1,5 @@
-//! One request that changes blocks: which part of it is in a record already, and how the rest gets
-//! into one.
+//! A request that changes blocks: tracks the part of it that is in records, and fills the rest into
+//! the next.
 
 use flowstone_block::{Class, Extent, Outcome, Request, is_whole};
 
@@ -10,25 +10,26 @@ use super::partial::PartialBlock;
 use super::pending_record::PendingRecord;
 use crate::runtime::discards::Waiting;
 
-/// Blocks that all trim entries of a record cover at most: they are unmapped under the lock.
+/// Maximum number of blocks that all trim entries of a record cover: they are unmapped under the
+/// lock.
 const RECORD_TRIM_BLOCKS_MAX: u64 = 1 << 17;
 
 /// A request that changes blocks.
 pub struct PendingWrite {
     pub request: Box<Request>,
-    /// If it is a discard.
+    /// Counts it as a waiting discard, if it is one.
     pub waiting: Option<Waiting>,
-    /// Zeroes instead of the request's memory.
+    /// Whether zeroes are written instead of the request's memory.
     pub zeroes: bool,
-    /// Guest bytes that change, and the blocks they lie in.
+    /// Sectors that change, and the end of their blocks.
     pub extent: Extent,
     pub end: u64,
-    /// The first block that is in no record yet.
+    /// First block that is in no record yet.
     pub cursor: u64,
-    /// Its first and its last block, if only a part of them changes.
+    /// The first and the last block, if only a part of it changes.
     pub partials: [Option<Box<PartialBlock>>; 2],
     pub partials_missing: u32,
-    /// Records on their way that carry a share of it.
+    /// Records in flight that carry a share of it.
     pub shares_left: u32,
     pub outcome: Outcome,
 }
@@ -38,7 +39,7 @@ impl PendingWrite {
         let (start, end) = (extent.start().get(), extent.end().get());
         let cursor = start / BLOCK_SECTORS;
         let end_block = end.div_ceil(BLOCK_SECTORS);
-        // Also where the disk ends inside a block: it may grow before the block gets its place.
+        // A disk that ends inside a block counts too: it may grow before the block gets its place.
         let open_end = !end.is_multiple_of(BLOCK_SECTORS);
         let open_start = !start.is_multiple_of(BLOCK_SECTORS);
         let single = end_block == cursor + 1;
@@ -58,12 +59,12 @@ impl PendingWrite {
         }
     }
 
-    /// Whether it may bring data: parts of blocks that become zeroes are written.
+    /// Returns whether it may add data: partial blocks that become zeroes are written.
     pub fn brings_data(&self) -> bool {
         !self.zeroes || self.partials.iter().any(Option::is_some)
     }
 
-    /// The part of a block that changes, in bytes.
+    /// Returns the byte range of a block that changes.
     fn part_of(&self, lba: u64) -> std::ops::Range<usize> {
         let block = lba * BLOCK_SECTORS;
         let from = self.extent.start().get().max(block) - block;
@@ -71,13 +72,13 @@ impl PendingWrite {
         from as usize * 512..to as usize * 512
     }
 
-    /// Where a block's changed part begins in the request's memory.
+    /// Returns the offset of a block's changed part in the request's memory.
     fn memory_at(&self, lba: u64) -> usize {
         let start = self.extent.start().get();
         ((lba * BLOCK_SECTORS).saturating_sub(start) * 512) as usize
     }
 
-    /// Puts blocks into the record from the cursor on; returns whether all of them are in.
+    /// Adds blocks to the record from the cursor on; returns whether all of them are in records.
     pub fn fill(&mut self, record: &mut PendingRecord, queue: &Queue) -> bool {
         record.only_journal &= self.request.class == Class::Journal;
         while self.cursor < self.end {
@@ -100,7 +101,7 @@ impl PendingWrite {
         true
     }
 
-    /// A block that changes in part: as it was, with the new part on top.
+    /// Adds a partial block: its old content, overlaid with the new part.
     fn put_part(&self, record: &mut PendingRecord, lba: u64) {
         let Some(partial) = self.partials.iter().flatten().find(|partial| partial.lba == lba)
         else {
@@ -141,7 +142,7 @@ impl PendingWrite {
         }
     }
 
-    /// As many whole blocks as there are and fit.
+    /// Adds as many consecutive whole blocks as there are and fit.
     fn put_run(&mut self, record: &mut PendingRecord) {
         let last_partial = self.partials[1].as_ref().map_or(self.end, |partial| partial.lba);
         let count = (last_partial - self.cursor).min(record.content.room().into());
@@ -157,7 +158,7 @@ impl PendingWrite {
         self.cursor = after;
     }
 
-    /// Whether what has been copied of it is what the guest wrote.
+    /// Returns whether the copy of its memory is valid: no part of that memory is broken.
     pub fn has_its_memory(&self) -> bool {
         is_whole(&self.request.memory)
     }
@@ -166,7 +167,7 @@ impl PendingWrite {
         self.extent.bytes() as usize
     }
 
-    /// The next mapped stretch of the range, if there is one; returns whether the record had room.
+    /// Adds the next mapped part of the range, if any; returns whether the record had room.
     fn put_trim(&mut self, record: &mut PendingRecord, queue: &Queue) -> bool {
         let end = self.partials[1].as_ref().map_or(self.end, |partial| partial.lba);
         let lba = match queue.core.unmapped_is_zero() {

@@ -1,11 +1,11 @@
-//! Reads: the plan of a request, its parts, and the check of what came back.
+//! Reads: splits a request into parts, and verifies the data that was read.
 //!
-//! A part is a run of whole blocks that lie one after the other in the file and is read straight
-//! into the guest's memory, or one block of which the guest wants a piece, read into a buffer of
-//! ours. Every block is checked against the checksum that its map entry had when it was looked up.
-//! If it does not fit, the map is read again: the block may have moved meanwhile, and its place
-//! been used for another. If the map still says the same, it is read once more into our own buffer,
-//! since the guest may have changed its memory; then it is damage.
+//! A part is a run of whole blocks that are consecutive in the file and are read straight into the
+//! guest's memory, or one block of which the guest wants a piece, read into a bounce buffer. Every
+//! block is checked against the checksum that its map entry had at the lookup. On a mismatch the
+//! map is read again: the block may have moved meanwhile, and its address been reused. If the entry
+//! is unchanged, the block is read once more into a bounce buffer, since the guest may have changed
+//! its memory; if that fails too, the block is damaged.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ use super::{Purpose, Queue};
 pub struct Reads {
     requests: Slab<Reading>,
     parts: Slab<ReadPart>,
-    /// Finished parts: their lists are used again.
+    /// Finished parts, whose lists are reused.
     spare: Vec<BlockRun>,
 }
 
@@ -33,7 +33,7 @@ struct Reading {
     outcome: Outcome,
 }
 
-/// A piece of a read on its way.
+/// A part of a read in flight.
 struct ReadPart {
     reading: usize,
     kind: PartKind,
@@ -44,26 +44,26 @@ enum PartKind {
     Single(Box<Single>),
 }
 
-/// Whole blocks, neighbours in the guest and in the file.
+/// Whole blocks, consecutive in the guest and in the file.
 #[derive(Default)]
 struct BlockRun {
     lba: u64,
-    /// Where the first block belongs in the request's memory.
+    /// Offset of the first block in the request's memory.
     at: usize,
     map_entries: Vec<MapEntry>,
     pieces: Vec<IoVec>,
 }
 
-/// One block, read into memory of ours.
+/// One block, read into a bounce buffer.
 struct Single {
     lba: u64,
     map_entry: MapEntry,
-    /// What is wanted of the block, and where that belongs in the request's memory.
+    /// Wanted range of the block, and its offset in the request's memory.
     wanted: Range<usize>,
     at: usize,
     buffer: AlignedBuf,
     memory: [IoVec; 1],
-    /// How often it has been read with this word.
+    /// Number of reads with this map entry.
     tries: u32,
 }
 
@@ -82,7 +82,7 @@ impl Reads {
         self.part_done(queue, index, Ok(()));
     }
 
-    /// Cuts the request into parts and starts them.
+    /// Splits the request into parts and starts them.
     fn plan(&mut self, queue: &mut Queue, index: usize, extent: Extent) {
         let (start, end) = (extent.start().get(), extent.end().get());
         let block_start = |lba: u64| lba * BLOCK_SECTORS;
@@ -175,7 +175,7 @@ impl Reads {
         self.part_done(queue, reading, verdict);
     }
 
-    /// Something is wrong with a run: each of its blocks is looked up and read by itself.
+    /// After a failure in a run: looks up and reads each of its blocks alone.
     fn read_one_by_one(&mut self, queue: &mut Queue, reading: usize, run: &BlockRun) {
         for (index, map_entry) in run.map_entries.iter().enumerate() {
             let at = run.at + index * BLOCK_BYTES;

@@ -4,8 +4,8 @@ use flowstone_block::IoVec;
 
 use super::super::address::{BLOCK_BYTES, MapEntry};
 
-/// Whether the memory, which holds one block for each word, holds what the words say. Bytes are
-/// copied out first: nothing may be concluded from looking at guest memory twice.
+/// Returns whether the memory, one block per map entry, matches the checksums of the entries. Bytes
+/// are copied out first: guest memory must not be read twice for one decision.
 pub fn blocks_match(pieces: &[IoVec], map_entries: &[MapEntry]) -> bool {
     let mut block = [0; BLOCK_BYTES];
     let mut rest = pieces.iter().copied();

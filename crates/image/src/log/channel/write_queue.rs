@@ -1,9 +1,10 @@
-//! Writes, discards and zeroes of one queue: from requests to records, and back when they commit.
+//! Writes, discards and zeroes of one queue: requests become records, and complete when these
+//! commit.
 //!
-//! A request waits until the rest of the blocks it changes in part has been read. Then its blocks
-//! are copied into a draft, together with those of other requests; the draft gets its place under
-//! the log's lock and is written with one write. A request is done when every record that carries
-//! a share of it has committed.
+//! A request waits until the rest of its partial blocks has been read. Then its blocks are copied
+//! into a draft, together with those of other requests; the draft gets its place under the log's
+//! lock and is written with one write. A request is done when every record that carries a share of
+//! it has committed.
 
 mod pace;
 mod partials;
@@ -36,31 +37,31 @@ use super::{Purpose, Queue};
 )]
 pub struct WriteQueue {
     shape: Shape,
-    /// Records of journals alone: the host keeps them out of its page cache.
+    /// Whether journal writes get records of their own, which the host keeps out of its page cache.
     journals_apart: bool,
     requests: Slab<PendingWrite>,
-    /// Ready to be put into a record, in order of arrival.
+    /// Requests ready to be put into a record, in order of arrival.
     waiting: VecDeque<usize>,
-    /// Empty: memory for what a draft leaves to the next one.
+    /// Empty between calls: reused memory for the extents that a draft leaves to the next one.
     left_out: Vec<Extent>,
-    /// A block of theirs is in another record in flight: they read it again when that has
+    /// Requests with a block in another record in flight: they read it again when that has
     /// committed.
     conflicted: Vec<usize>,
-    /// Made, and without a place yet.
+    /// A record that is assembled but not placed yet.
     draft: Option<Box<PendingRecord>>,
     records: Slab<Box<PendingRecord>>,
-    /// How many of `records` are being written.
+    /// Number of `records` that are being written.
     being_written: usize,
     device: Device,
     spare: Vec<Box<PendingRecord>>,
     recent: PartialCache,
     /// [`Core::room_made`] when the draft was refused a place.
     refused_at: u64,
-    /// What had committed when conflicts were last looked at.
+    /// Committed sequence number when conflicts were last looked at.
     conflicts_at: Sequence,
 }
 
-/// How placing a draft went.
+/// Result of placing a draft.
 enum Step {
     /// The draft has been placed, refused, or taken apart.
     Done,
@@ -98,7 +99,7 @@ impl WriteQueue {
         self.begin(queue, pending);
     }
 
-    /// Discards and zeroes: whole blocks lose their place, parts of blocks become zeroes.
+    /// Submits a discard or zeroing: whole blocks are unmapped, parts of blocks become zeroes.
     pub fn submit_zeroes(&mut self, queue: &mut Queue, request: Box<Request>, extent: Extent) {
         let core = &queue.core;
         if !extent.fits(core.capacity()) {
@@ -107,8 +108,8 @@ impl WriteQueue {
         }
         let waiting = core.discards.come_in(request.op);
         let mut pending = PendingWrite { waiting, ..PendingWrite::new(request, extent, true) };
-        // What is not mapped reads as zeroes already. Such a block is left out: by the time the
-        // rest is put into a record, another request may have written its other part.
+        // An unmapped block reads as zeroes already. It is left out: by the time the rest is put
+        // into a record, another request may have written its other part.
         let known = core.unmapped_is_zero();
         let [first, last] = &mut pending.partials;
         if first.take_if(|partial| known && !core.map.get(partial.lba).is_mapped()).is_some() {
@@ -125,7 +126,7 @@ impl WriteQueue {
         self.fetch_partials(queue, index);
     }
 
-    /// Makes records of the requests that wait, and starts writing them.
+    /// Assembles records of the waiting requests, and starts writing them.
     pub fn stage(&mut self, queue: &mut Queue, flushes: &mut Flushes) {
         loop {
             let waits_for_room = self.draft.as_ref().is_some_and(|draft| !draft.only_trims());
@@ -140,15 +141,16 @@ impl WriteQueue {
                 Step::Stuck => return,
             }
             if self.load().waits_enough() {
-                // The device begins while the next record is copied.
+                // The device starts while the next record is copied.
                 queue.file.kick();
             }
         }
     }
 
-    /// Fills a draft with what waits for the first request's stream, as far as it goes. What does
-    /// not suit the draft is left to the next one, and so is what overlaps that: writes of one
-    /// block keep their order. A draft that had to wait takes along what has come meanwhile.
+    /// Fills a draft with waiting requests for the first one's stream, as far as they fit. Requests
+    /// that do not suit the draft are left to the next one, and so are requests that overlap those:
+    /// writes of one block keep their order. A draft that had to wait takes in requests that came
+    /// meanwhile.
     fn assemble(&mut self, queue: &mut Queue, flushes: &mut Flushes) {
         if self.waiting.is_empty() {
             return;
@@ -168,7 +170,7 @@ impl WriteQueue {
                 continue;
             }
             if !pending.extent.fits(queue.core.capacity()) {
-                // The disk has become smaller meanwhile.
+                // The disk has shrunk meanwhile.
                 pending.outcome = Err(Errno::INVAL);
                 pending.cursor = pending.end;
             }
@@ -202,7 +204,7 @@ impl WriteQueue {
         let Some(record) = self.draft.take() else { return Step::Done };
         let is_there = |share: &Share| self.requests[share.write].has_its_memory();
         if !record.shares.iter().all(is_there) && !mutant("log.draft.keeps-lost-data") {
-            // It may have zeroes in the place of data.
+            // The record may hold zeroes in the place of data.
             self.refuse(queue, flushes, record, Errno::FAULT);
             return Step::Done;
         }
@@ -283,7 +285,7 @@ impl WriteQueue {
         queue.core.written(record.sequence, outcome.is_ok(), &queue.waker);
     }
 
-    /// Completes what has committed, or never will.
+    /// Completes records that have committed, or never will.
     pub fn collect_committed(&mut self, queue: &mut Queue, flushes: &mut Flushes) {
         let ended: Vec<usize> = self
             .records
@@ -318,7 +320,7 @@ impl WriteQueue {
         }
     }
 
-    /// Keeps what was written in part: the guest will come back to it.
+    /// Caches partial blocks: the guest is likely to return to them.
     fn remember_partials(&mut self, record: &PendingRecord) {
         if record.expected.is_empty() {
             return;
@@ -351,27 +353,27 @@ impl WriteQueue {
         }
     }
 
-    /// Whether another thread has done something that a request waits for.
+    /// Returns whether another thread has made progress that a request waits for.
     pub fn can_advance(&self, core: &Core) -> bool {
         self.records.iter().any(|(_, record)| record.has_ended(core))
             || self.draft.is_some() && core.room_made() != self.refused_at
             || self.has_settled_conflicts(core)
     }
 
-    /// Whether a record that others wait for may have committed, or none will: then they are
-    /// refused a place, with the error that tells why.
+    /// Returns whether a record that conflicting requests wait for may have committed, or no record
+    /// ever will: then they are refused a place, with the actual error.
     fn has_settled_conflicts(&self, core: &Core) -> bool {
         let waits_on = mutant("log.conflict.waits-for-a-commit-only");
         !self.conflicted.is_empty()
             && (core.commits() != self.conflicts_at || core.has_stopped() && !waits_on)
     }
 
-    /// Whether the file works on a record of ours.
+    /// Returns whether a record of this queue is being written.
     pub fn in_flight(&self) -> bool {
         self.being_written > 0
     }
 
-    /// The queue is being dropped: no request waits for its records any more.
+    /// Gives up the records of a queue that is being dropped: no request waits for them any more.
     pub fn abandon(&mut self, core: &Core) {
         for record in self.records.drain() {
             if !core.has_committed(record.sequence) {

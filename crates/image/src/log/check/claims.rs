@@ -1,4 +1,4 @@
-//! What the map says is where in the file, in the order of the file.
+//! Claims of the map on addresses in the file, sorted by address.
 
 use std::ops::Range;
 
@@ -9,14 +9,14 @@ use crate::log::record::LEAF_ON_DISK_BLOCKS;
 use crate::log::shape::blocks_of_sectors;
 use crate::report::CheckReport;
 
-/// That a guest block is at an address.
+/// States that a guest block is at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Claim {
     pub address: u32,
     pub lba: u32,
 }
 
-/// That a piece of the map is at an address.
+/// States that a piece of the map is at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Piece {
     pub address: u32,
@@ -29,7 +29,7 @@ pub struct Piece {
 /// All claims of an image, by address.
 pub struct Claims {
     pub blocks: Vec<Claim>,
-    /// For each claim, whether a record agrees with it.
+    /// For each claim, whether a record confirms it.
     pub found: Vec<bool>,
     pub pieces: Vec<Piece>,
 }
@@ -65,7 +65,7 @@ impl Claims {
         Self { blocks, found, pieces }
     }
 
-    /// No two things can be in one place.
+    /// Reports addresses that are claimed twice.
     pub fn report_conflicts(&self, name: &str, loaded: &Loaded, report: &mut CheckReport) {
         for pair in self.blocks.windows(2).filter(|pair| pair[0].address == pair[1].address) {
             let lba = u64::from(pair[1].lba);
@@ -87,14 +87,14 @@ impl Claims {
         }
     }
 
-    /// The claims to these addresses.
+    /// Returns the indices of the claims to these addresses.
     pub fn blocks_in(&self, addresses: Range<u32>) -> Range<usize> {
         let start = self.blocks.partition_point(|claim| claim.address < addresses.start);
         let end = self.blocks.partition_point(|claim| claim.address < addresses.end);
         start..end
     }
 
-    /// The pieces that begin at these addresses.
+    /// Returns the indices of the pieces that begin at these addresses.
     pub fn pieces_in(&self, addresses: Range<u32>) -> Range<usize> {
         let start = self.pieces.partition_point(|piece| piece.address < addresses.start);
         let end = self.pieces.partition_point(|piece| piece.address < addresses.end);

@@ -1,9 +1,9 @@
-//! Checking a log image, also one that is too damaged to be opened: superblocks, map and replay as
-//! opening reads them, then every mapped block against the record that should hold it, the use of
-//! segments, and, if wanted, all data against its checksums.
+//! Checks a log image, also one too damaged to open: superblocks, map and replay as opening reads
+//! them, then every mapped block against the record that should hold it, the use of segments, and
+//! optionally all data against its checksums.
 //!
-//! Memory is 9 bytes for each mapped block besides the map, and time is bounded by what the file
-//! holds: holes are skipped, and no place is read more than a few times.
+//! Memory is 9 bytes per mapped block besides the map, and time is bounded by the allocated part of
+//! the file: holes are skipped, and no block is read more than a few times.
 
 mod claims;
 mod repair;
@@ -32,11 +32,11 @@ use crate::report::{CheckProgress, CheckReport};
 
 pub use self::repair::repair;
 
-/// Free segments that an image may keep host space for, besides those for a checkpoint of the whole
-/// map: it had them ready when it was closed.
+/// Free segments for which an image may keep host space, besides those for a checkpoint of the
+/// whole map: it had them ready when it was closed.
 const READY_MAX: u64 = 12;
 
-/// Checks an image. `tells_space` says whether the host tells which parts of the file have space.
+/// Checks an image. `tells_space` says whether the host reports the allocated parts of the file.
 pub fn check(
     name: &str,
     file: &dyn FileIo,
@@ -47,18 +47,18 @@ pub fn check(
     Ok(Examination::of(name, file, data, tells_space, progress)?.report)
 }
 
-/// What was found, in words and, for repair, as it is.
+/// Findings, as a report and, for repair, as data.
 struct Examination {
     report: CheckReport,
     /// The superblock that was lost, `A` or `B`.
     lost_slot: Option<char>,
-    /// Whether the one that is left is the newest there ever was.
+    /// Whether the remaining superblock is provably the newest that ever existed.
     newest_for_sure: bool,
     /// The image, as far as it could be read.
     loaded: Option<Loaded>,
-    /// Leaves that could not be read: the map has gaps.
+    /// Number of unreadable leaves: the map has gaps.
     bad_leaves: u64,
-    /// What records say behind the end of the log; looked for where something is missing.
+    /// Records behind the end of the log; gathered when something is missing.
     evidence: Option<Evidence>,
 }
 
@@ -104,7 +104,7 @@ impl Examination {
         Ok(found)
     }
 
-    /// Whether replay ended where the log did not.
+    /// Returns whether replay stopped before the end of the log.
     fn is_cut_off(&self) -> bool {
         self.loaded.as_ref().is_some_and(|loaded| loaded.replay.damage.is_some())
     }
@@ -130,7 +130,7 @@ impl Examination {
         }
     }
 
-    /// Something is missing: looks through the whole file for what it may have been.
+    /// When something is missing: scans the whole file for evidence of it.
     fn look_behind(
         &mut self,
         name: &str,
@@ -168,7 +168,7 @@ fn leaf_name(place: &LeafPlace) -> String {
     )
 }
 
-/// How messages name a block.
+/// Names a block in messages.
 fn block_name(lba: u64, map_entry: MapEntry) -> String {
     let offset = map_entry.address().offset().get();
     format!("LBA {lba} (guest byte {}) at file offset {offset}", lba * BLOCK_BYTES as u64)
@@ -196,7 +196,7 @@ fn note_state(loaded: &Loaded, report: &mut CheckReport) {
     }
 }
 
-/// Every mapped block, leaf and root against the record that should hold it.
+/// Checks every mapped block, leaf and root against the record that should hold it.
 fn check_blocks(
     name: &str,
     file: &dyn FileIo,
@@ -213,12 +213,12 @@ fn check_blocks(
     walk.report_unfound().map_err(host)
 }
 
-/// Where the blocks of a file are takes host space, too, which some file systems count as the
-/// file's: F2FS takes a block for each 1018 of them.
+/// Some file systems count their own metadata as space of the file: F2FS takes a block for each
+/// 1018 of the file's.
 const HOST_MAP_PART: u64 = 512;
 const HOST_MAP_LEAST: u64 = 64 << 10;
 
-/// Checks the use of segments, and counts host space that holds nothing.
+/// Checks the use of segments, and counts allocated host space that is not in use.
 fn check_space(
     name: &str,
     file: &dyn FileIo,
@@ -239,7 +239,7 @@ fn check_space(
     let Superblock { clean, capacity_sectors, .. } = loaded.superblock;
     let (counted, live) = (loaded.superblock.totals.live_blocks, loaded.map.mapped());
     if !clean {
-        // Space that was being given back may not have been yet.
+        // Deallocation of freed space may have been interrupted.
         return Ok(());
     }
     if counted != live {
@@ -257,7 +257,7 @@ fn check_space(
         let leaves = blocks_of_sectors(capacity_sectors).div_ceil(LEAF_BLOCKS);
         let root = u64::from(loaded.superblock.root.blocks);
         let for_checkpoints = loaded.shape.checkpoint_segments(leaves, root);
-        // One more for the superblocks' segment.
+        // Plus one for the superblocks' segment.
         let segments = (used + 1 + READY_MAX + for_checkpoints) * loaded.shape.segment_bytes();
         let explained = segments + segments / HOST_MAP_PART + HOST_MAP_LEAST;
         report.leaked_bytes = allocated.saturating_sub(explained);
@@ -265,7 +265,7 @@ fn check_space(
     Ok(())
 }
 
-/// A queue into the file.
+/// Opens a queue of the file.
 fn reader_of(file: &dyn FileIo) -> std::result::Result<BlockingFile, flowstone_block::Errno> {
     BlockingFile::new(file).map_err(|error| {
         flowstone_block::Errno::from_io_error(&error).unwrap_or(flowstone_block::Errno::IO)

@@ -1,5 +1,5 @@
-//! Repair: what can be done without losing anything that could still be read. Everything else is
-//! said, and left to a person with a backup.
+//! Repair: whatever is possible without losing anything still readable. Everything else is
+//! reported, and left to an operator with a backup.
 //!
 //! | damage | repair |
 //! |---|---|
@@ -23,7 +23,7 @@ use crate::log::segments::{SegmentTable, State};
 use crate::log::shape::Shape;
 use crate::report::{CheckProgress, CheckReport};
 
-/// Checks an image, repairs what can be, and checks it again.
+/// Checks an image, repairs it where possible, and checks it again.
 pub fn repair(
     name: &str,
     file: Box<dyn FileIo>,
@@ -90,7 +90,7 @@ impl Kept {
 }
 
 impl Examination {
-    /// Why nothing may be written to this image.
+    /// Returns why nothing may be written to this image.
     fn why_not(&self) -> Option<&'static str> {
         let Some(loaded) = &self.loaded else {
             return Some(
@@ -122,7 +122,7 @@ impl Examination {
         None
     }
 
-    /// Lets the log end where replay had to stop.
+    /// Accepts the point where replay had to stop as the end of the log.
     fn accept_end(&mut self, loaded: &mut Loaded, done: &mut Vec<String>) {
         if loaded.replay.damage.take().is_none() {
             return;
@@ -135,12 +135,12 @@ impl Examination {
              any after them, are lost"
         ));
         done.extend(evidence.lost.into_iter().map(|line| format!("lost with {line}")));
-        // Records behind the end must never seem to belong to what is written from now on.
+        // Records behind the end must never seem to belong to a later write.
         loaded.replay.next_sequence = end.max(evidence.promise).max(evidence.last.next().next());
     }
 }
 
-/// Writes what was loaded as a new checkpoint with new heads.
+/// Writes the loaded state as a new checkpoint with new heads.
 fn write_anew(name: &str, file: Box<dyn FileIo>, loaded: Loaded) -> Result<Arc<Core>> {
     let host = |error: std::io::Error| Error::host(name, error, "check the host's file system");
     let (core, knowledge) = prepare_loaded(name.into(), file, loaded, false)?;
@@ -150,7 +150,7 @@ fn write_anew(name: &str, file: Box<dyn FileIo>, loaded: Loaded) -> Result<Arc<C
     Ok(core)
 }
 
-/// Gives the host space of all segments back that hold nothing.
+/// Deallocates the host space of all segments not in use.
 fn give_back(name: &str, file: &dyn FileIo, shape: Shape, segments: &SegmentTable) -> Result<()> {
     let host = |error: std::io::Error| Error::host(name, error, "check the host's file system");
     let size = file.size().map_err(host)?;

@@ -1,4 +1,4 @@
-//! Reads every block of the file for records, to find out what is missing.
+//! Scans every block of the file for records, as evidence of missing parts.
 
 use std::ops::Range;
 
@@ -14,30 +14,30 @@ use crate::log::superblock::Superblock;
 
 const CHUNK_BYTES: usize = 1 << 20;
 const CHUNKS_AT_ONCE: usize = 4;
-/// Lines about records that are lost.
+/// Maximum number of lost records that are listed.
 const LOST_LISTED_MAX: usize = 100;
 
-/// What records say that were found anywhere.
+/// Evidence from records found anywhere in the file.
 #[derive(Clone, Debug, Default)]
 pub struct Evidence {
-    /// The newest checkpoint that any record knows to be durable.
+    /// The newest checkpoint that a record states to be durable.
     generation: u64,
     /// The newest checkpoint after which a map root was written.
     root_after: Option<u64>,
-    /// The newest session that made a segment.
+    /// The newest session that opened a segment.
     session: u64,
-    /// Every record of guests before this one was durable once.
+    /// All records of guests before this one were durable once.
     pub promise: Sequence,
     /// The last record of guests.
     pub last: Sequence,
-    /// What whole records behind the end of the log say; a long list is cut short.
+    /// Descriptions of complete records behind the end of the log, up to a limit.
     pub lost: Vec<String>,
-    /// Something could not be read.
+    /// Part of the file could not be read.
     incomplete: bool,
 }
 
 impl Evidence {
-    /// Reads all of the file that the host has. The log ends before record `end`.
+    /// Reads all allocated parts of the file. The log ends before record `end`.
     pub fn gather(
         file: &dyn FileIo,
         superblock: &Superblock,
@@ -97,7 +97,7 @@ impl Evidence {
             if header.kind == Kind::Writes {
                 self.promise = self.promise.max(header.durable);
                 self.last = self.last.max(header.sequence);
-                // Records behind an end that an earlier crash has made were never promised.
+                // Records behind an end made by an earlier crash were never durable for the guest.
                 if header.sequence >= end && header.incarnation.session() >= superblock.session {
                     self.lose(&header, &entries);
                 }
@@ -129,9 +129,9 @@ impl Evidence {
         self.lost.push(format!("record {}: LBAs {}", header.sequence, names.join(", ")));
     }
 
-    /// Whether there never was a superblock newer than this one. A newer checkpoint needs a map
-    /// root that was written after this one, and a newer session leaves records that know of it;
-    /// neither can be gone before the slot of this superblock was used again.
+    /// Returns whether no superblock newer than this one ever existed. A newer checkpoint needs a
+    /// map root written after this one, and a newer session leaves records with its number; neither
+    /// can be gone before the slot of this superblock is reused.
     pub fn proves_newest(&self, superblock: &Superblock) -> bool {
         !self.incomplete
             && self.generation <= superblock.generation

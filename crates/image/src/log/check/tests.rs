@@ -40,7 +40,7 @@ fn open(disk: &SimDisk, access: Access) -> Result<LogImage> {
     )
 }
 
-/// What a guest would find, block by block; `None` where it gets an error.
+/// Returns the disk's blocks as a guest reads them; `None` where it gets an error.
 fn blocks_of(disk: &SimDisk) -> Vec<Option<Vec<u8>>> {
     let image = open(disk, Access::Read).unwrap();
     let mut guest = BlockingDisk::new(&image).unwrap();
@@ -57,7 +57,7 @@ fn assert_content(disk: &SimDisk) {
     }
 }
 
-/// The damage is found, in these words; says them in a line that names the image.
+/// Asserts that a check finds the damage, in these words, in a line that names the image.
 fn found(bytes: &[u8], words: &str) -> CheckReport {
     let report = check_bytes(bytes, true);
     let line = report.errors.iter().find(|line| line.contains(words));
@@ -66,7 +66,7 @@ fn found(bytes: &[u8], words: &str) -> CheckReport {
     report
 }
 
-/// The damage is found, and the image is not opened.
+/// Asserts that a check finds the damage, and that the image is not opened.
 fn refused(bytes: &[u8], words: &str) -> CheckReport {
     for access in [Access::Read, Access::Write] {
         let Err(error) = open(&SimDisk::from_bytes(bytes), access) else {
@@ -77,7 +77,7 @@ fn refused(bytes: &[u8], words: &str) -> CheckReport {
     found(bytes, words)
 }
 
-/// A live block with its word.
+/// Returns a live block with its map entry.
 fn a_live_block(bytes: &[u8]) -> (u64, MapEntry) {
     let superblock = Corrupter::new(bytes.to_vec()).superblock();
     let loaded = load_from(&SimDisk::from_bytes(bytes), superblock, None, |_, it| Err(it)).unwrap();
@@ -85,7 +85,7 @@ fn a_live_block(bytes: &[u8]) -> (u64, MapEntry) {
     (lba, loaded.map.get(lba))
 }
 
-/// The header of the record that holds an address.
+/// Returns the header of the record that holds an address.
 fn header_of(corrupter: &Corrupter, address: Address) -> (Address, Header, Vec<Entry>) {
     (0..address.get())
         .rev()
@@ -153,7 +153,7 @@ fn a_damaged_record_header_is_found() {
     found(&bytes, &format!("there is no record at file offset {}", header.offset().get()));
     let report = found(&bytes, "no record says so; its data is whole");
     assert_eq!(report.readable_bytes, report.data_bytes);
-    // Guests do not need the header.
+    // Guest reads do not need the header.
     assert_content(&SimDisk::from_bytes(&bytes));
 }
 
@@ -287,7 +287,7 @@ fn wrong_counts_are_found() {
     found(&corrupter.into_bytes(), "the map root does not name it");
 }
 
-/// The slot of an older superblock that is lost costs nothing; the newer one may have known more.
+/// The loss of an older superblock's slot costs nothing; a lost newer one may have covered more.
 #[test]
 fn a_lost_superblock_is_replaced_only_where_that_is_safe() {
     for left in [Left::Closed, Left::Killed] {
@@ -314,8 +314,8 @@ fn a_lost_superblock_is_replaced_only_where_that_is_safe() {
     assert!(check("x", &SimDisk::from_bytes(&bytes), false, true, &mut |_, _| {}).is_err());
 }
 
-/// A clean superblock came back whose successor had been lost, and the writes of the session after
-/// it were gone without a word.
+/// A clean superblock whose successor was lost became valid again, and the writes of the session
+/// after it were silently gone.
 #[test]
 fn writes_after_a_clean_superblock_are_not_forgotten() {
     let before = corrupter(Left::Closed).superblock();
@@ -362,7 +362,7 @@ fn a_log_that_is_damaged_before_its_end_ends_there_after_repair() {
     assert_eq!(check_bytes(&disk.to_bytes(), true).errors, [""; 0]);
 }
 
-/// A damaged seal looked like the end of the log: nothing lay behind it in its segment.
+/// A damaged seal looked like the end of the log: nothing followed it in its segment.
 #[test]
 fn a_damaged_seal_is_not_the_end_of_the_log() {
     let healthy = corrupter(Left::Killed);
@@ -372,8 +372,8 @@ fn a_damaged_seal_is_not_the_end_of_the_log() {
     refused(&bytes, &format!("record {} is damaged", seal.1.sequence));
 }
 
-/// Copies were in the next segment when the checkpoint was made, and the superblock still names it
-/// as their head. They died, a sync freed it, and guests were given it.
+/// The next segment held copies when the checkpoint was made, and the superblock still names it as
+/// their head. They died, a sync freed it, and it was reused for guests.
 #[test]
 fn a_damaged_seal_is_found_where_copies_were_before() {
     let mut corrupter = corrupter(Left::Killed);
@@ -415,7 +415,7 @@ fn records_of_impossible_lengths_are_not_followed() {
     }
 }
 
-/// A copy that was cut short anywhere is refused or whole, never an image with silent holes.
+/// A truncated copy is refused or intact, never an image with silent holes.
 #[test]
 fn images_cut_short_are_refused() {
     for left in [Left::Closed, Left::Killed] {
@@ -474,13 +474,13 @@ fn host_space_that_belongs_to_nothing_is_given_back() {
     assert_content(&disk);
 }
 
-/// What the fuzz target does, for a few random changes.
+/// Runs the fuzz target for a few random changes.
 #[test]
 fn tampered_images_are_survived() {
     tamper(0x5eed, 100);
 }
 
-/// The same for as long as one likes.
+/// The same for `SOAK_MINUTES`.
 #[test]
 #[ignore = "runs for minutes"]
 fn soak_tampered_images() {
@@ -501,7 +501,7 @@ fn tamper(seed: u64, rounds: u32) {
         let left = if round % 2 == 0 { Left::Closed } else { Left::Killed };
         let patches: Vec<Patch> = (0..1 + random.below(3)).map(|_| random.patch()).collect();
         let length = (random.below(8) == 0).then(|| random.below(1 << 22) as usize);
-        // If this fails, the last line tells how.
+        // If this fails, the last line shows the case.
         eprintln!("{left:?} {length:?} {patches:?}");
         survive(left, &patches, length);
     }
@@ -545,8 +545,8 @@ impl Random {
     }
 }
 
-/// An image of this version, as it was made once: with data, trims, copies and maps, and records
-/// after the checkpoint. Whatever becomes of the code, it opens, and holds what it held.
+/// An image of this version, created once: with data, trims, copies and maps, and records after the
+/// checkpoint. It must open with its content however the code changes.
 ///
 /// Each line of the file is a block that is not all zeroes: its address, and its bytes as hex;
 /// `xx*n` is one byte n times. The first line has the blocks of the file, and the blocks and the

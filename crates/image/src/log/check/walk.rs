@@ -1,5 +1,5 @@
-//! The walk through the records of every segment that holds something: header by header, many
-//! segments side by side. Where a header is missing and something is, it goes on block by block.
+//! Walks through the records of every segment in use: header by header, many segments side by side.
+//! Where a header is missing, it goes on block by block as long as claims are unconfirmed.
 
 use std::ops::Range;
 
@@ -14,18 +14,18 @@ use crate::log::load::Loaded;
 use crate::log::record::{Entry, Header};
 use crate::report::{CheckProgress, CheckReport};
 
-/// Segments walked side by side.
+/// Number of segments walked side by side.
 const CURSORS: usize = 32;
 
-/// A segment, as far as it has been walked.
+/// Position of the walk in one segment.
 struct SegmentCursor {
     segment: SegmentId,
-    /// Of the segment's present use; none if it is not known.
+    /// Incarnation of the segment's present use; none if unknown.
     incarnation: Incarnation,
     block: u32,
-    /// Claims and pieces of the map in it that no record has agreed with.
+    /// Claims and pieces of the map in it that no record has confirmed.
     missing: usize,
-    /// Whether the header that should be here is not: what comes is found by looking everywhere.
+    /// Whether the expected header is missing: the next record is searched block by block.
     lost: bool,
     header: AlignedBuf,
 }
@@ -34,7 +34,7 @@ struct SegmentCursor {
 struct Payload {
     first: u32,
     buffer: AlignedBuf,
-    /// Claims in it, by number.
+    /// Indices of its claims.
     claims: Vec<usize>,
 }
 
@@ -75,7 +75,7 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// Walks through all segments that something is claimed to be in.
+    /// Walks through all segments that contain claims.
     pub fn run(&mut self, progress: CheckProgress<'_>) -> Result<(), Errno> {
         let waiting: Vec<SegmentCursor> = self.cursors();
         let total = waiting.len() as u64;
@@ -120,7 +120,7 @@ impl<'a> Walk<'a> {
 
     fn addresses(&self, segment: SegmentId) -> Range<u32> {
         let start = self.loaded.shape.address(segment, 0).get();
-        // The last segment may end where addresses do.
+        // The last segment may end at the highest address.
         start..start.saturating_add(self.loaded.shape.segment_blocks)
     }
 
@@ -128,7 +128,7 @@ impl<'a> Walk<'a> {
         self.loaded.shape.address(cursor.segment, cursor.block)
     }
 
-    /// Reads the block that each cursor has come to. What cannot be read holds nothing.
+    /// Reads the block at each cursor. An unreadable block counts as no record.
     fn read_headers(&mut self, cursors: &mut [SegmentCursor]) {
         let shape = self.loaded.shape;
         let mut reads: Vec<(FileOffset, &mut [u8])> = cursors
@@ -148,7 +148,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Looks at the record that a cursor has come to, and moves the cursor on.
+    /// Examines the record at a cursor, and advances the cursor.
     fn step(&mut self, cursor: &mut SegmentCursor) -> Option<Payload> {
         let mut entries = std::mem::take(&mut self.entries);
         let header = self.loaded.codec.decode(&cursor.header, &mut entries);
@@ -176,8 +176,8 @@ impl<'a> Walk<'a> {
             && end <= u64::from(self.loaded.shape.segment_blocks)
     }
 
-    /// There is no record here, and something is missing: the cursor goes on at the next block that
-    /// the host has.
+    /// Advances the cursor to the next allocated block, when there is no record here and claims are
+    /// unconfirmed.
     fn search(&mut self, cursor: &mut SegmentCursor) {
         if !cursor.lost {
             let offset = self.address(cursor).offset().get();
@@ -198,7 +198,7 @@ impl<'a> Walk<'a> {
         cursor.block = skip.min(u64::from(self.loaded.shape.segment_blocks)) as u32;
     }
 
-    /// Compares what a record says with what the map says.
+    /// Compares the entries of a record with the map.
     fn agree(&mut self, cursor: &mut SegmentCursor, entries: &[Entry]) -> Option<Payload> {
         let mut at = self.address(cursor).get();
         let mut live = Vec::new();
@@ -224,7 +224,8 @@ impl<'a> Walk<'a> {
         self.payload(live)
     }
 
-    /// The number of the claim, if the block is live.
+    /// Compares a block's entry with its claims; returns the index of the claim, if the block is
+    /// live.
     fn agree_block(
         &mut self,
         cursor: &mut SegmentCursor,
@@ -276,7 +277,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// What has to be read of a record with these live blocks.
+    /// Returns the part to read of a record with these live blocks, if data is checked.
     fn payload(&self, claims: Vec<usize>) -> Option<Payload> {
         let first = self.claims.blocks[*claims.first()?].address;
         let last = self.claims.blocks[*claims.last()?].address;
@@ -317,7 +318,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Names everything that no record has agreed with.
+    /// Reports all claims that no record has confirmed.
     pub fn report_unfound(&mut self) -> Result<(), Errno> {
         let mut buffer = AlignedBuf::zeroed(BLOCK_BYTES);
         for claim in 0..self.claims.blocks.len() {

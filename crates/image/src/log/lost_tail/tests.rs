@@ -1,4 +1,4 @@
-//! Segments of an image that lost power, written one by one.
+//! Tests with segments of an image that lost power, written one by one.
 
 use flowstone_sim::{Call, Fault, SimDisk};
 
@@ -26,7 +26,7 @@ impl Disk {
         Self { disk, segments, codec: Codec::new(&[7; 16]) }
     }
 
-    /// Puts the header of a record there that knows so much to be durable.
+    /// Writes the header of a record that states `durable`.
     fn put(&self, block: u32, kind: Kind, durable: u64) {
         let header = Header {
             incarnation: Incarnation::new(1, 9),
@@ -49,7 +49,7 @@ impl Disk {
         self.disk.inject(Fault::fail(Errno::IO).on(Call::Read).within(place).always());
     }
 
-    /// Up to where everything is known to have been durable, if that is more than was replayed.
+    /// Returns the damage found, if records state more to be durable than was replayed.
     fn lost(&self) -> Option<String> {
         let mut superblock = Corrupter::new(small_image(Left::Closed).to_vec()).superblock();
         superblock.clean = false;
@@ -72,7 +72,7 @@ fn a_later_record_proves_a_loss_if_it_promises_what_was_not_replayed() {
     for (kind, durable, is_loss) in [
         (Kind::Writes, 5, false),
         (Kind::Writes, 6, true),
-        // What the records of copies call durable is no promise.
+        // `durable` in records of copies proves nothing.
         (Kind::Relocated, 6, false),
         (Kind::Seal, 6, false),
     ] {

@@ -1,4 +1,4 @@
-//! Checkpoints. The order of steps is docs/format.md section 7, and so is why it loses nothing.
+//! Checkpoints. The order of steps, and why it loses nothing: docs/format.md section 7.
 
 use std::time::Duration;
 
@@ -18,31 +18,31 @@ use crate::log::segments::State;
 use crate::log::shape::{blocks_of_sectors, root_blocks};
 use crate::log::superblock::{HEADS, RootPlace, Superblock};
 
-/// When a checkpoint is made.
+/// The kind of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckpointKind {
-    /// While guests go on.
+    /// While guests go on writing.
     Running,
-    /// At the end: nothing is appended after it.
+    /// At close: nothing is appended after it.
     Last,
 }
 
-/// Writes that wait for cleaning wait for the sync between two victims, too, if syncs take no
-/// longer than this.
+/// Maximum duration of a sync between two victims during which writes stay held by cleaning; for
+/// longer syncs they are released.
 const HELD_MOST: Duration = Duration::from_millis(1);
 
-/// What a checkpoint frees once it is durable.
+/// Segments that a checkpoint frees once it is durable.
 struct Frozen {
-    /// Pinned segments that nothing was being appended to.
+    /// Pinned segments that were closed when it began.
     closed: Vec<SegmentId>,
     /// Segments without live blocks.
     dead: Vec<SegmentId>,
-    /// Blocks appended since the checkpoint before.
+    /// Blocks appended since the previous checkpoint.
     appended: u64,
 }
 
 impl Maintenance {
-    /// Makes everything that has committed part of the map on disk, and frees what is dead.
+    /// Writes all committed changes to the map on disk, and frees dead segments.
     pub fn checkpoint(&mut self, kind: CheckpointKind) -> Outcome {
         if !mutant("log.rate.holds-during-checkpoints") {
             self.end_copying();
@@ -76,7 +76,7 @@ impl Maintenance {
         self.publish(next, dead, kind)
     }
 
-    /// Step 1: what the checkpoint will say, and which segments it will free.
+    /// Step 1: determines the content of the checkpoint, and the segments it will free.
     fn freeze(&mut self) -> (Superblock, Frozen) {
         let mut state = self.core.append_state();
         let streams = self.core.shape.streams as usize;
@@ -105,12 +105,12 @@ impl Maintenance {
         (superblock, frozen)
     }
 
-    /// Step 2, leaves. Their old places stay as they are until the new ones are durable.
+    /// Step 2, leaves. Their old copies stay intact until the new ones are durable.
     fn write_leaves(&mut self, changed: &[u32]) -> Outcome {
         let payload_max = self.core.shape.record_payload_max().max(LEAF_ON_DISK_BLOCKS);
         let mut builder = RecordBuilder::new(payload_max);
         let mut bytes = AlignedBuf::zeroed(LEAF_ON_DISK_BLOCKS as usize * BLOCK_BYTES);
-        // A part of the disk that has been cut off maps nothing, and has no leaves.
+        // The part of the disk cut off by a resize maps nothing, and has no leaves.
         let leaves = blocks_of_sectors(self.superblock.capacity_sectors).div_ceil(LEAF_BLOCKS);
         let cut_off = self.leaves.split_off(&(leaves as u32));
         self.outdated.extend(cut_off.into_values().map(|(old, _)| (old, LEAF_ON_DISK_BLOCKS)));
@@ -158,7 +158,7 @@ impl Maintenance {
             checksum: *checksum,
         };
         let leaves: Vec<LeafPlace> = self.leaves.iter().map(leaf).collect();
-        // The root's own segment must be among those it names: make sure of its room first.
+        // The root must name its own segment: make sure of its room first.
         let most = self.core.append_state().segments.used() + 1;
         let blocks_most = root_blocks(leaves.len() as u64, u64::from(most)) as u32;
         self.reserve_stream(LIFETIME_MAP, 1 + blocks_most)?;
@@ -196,7 +196,8 @@ impl Maintenance {
             .collect()
     }
 
-    /// Steps 3 and 4: everything the superblock will name is durable before it is.
+    /// Steps 3 and 4: everything that the superblock names becomes durable before the superblock
+    /// does.
     fn publish(&mut self, next: Superblock, dead: &[SegmentId], kind: CheckpointKind) -> Outcome {
         let skips = match kind {
             CheckpointKind::Running => mutant("log.checkpoint.superblock-before-sync-of-map"),
@@ -213,7 +214,7 @@ impl Maintenance {
                 || mutant("log.close.clean-beside-records");
             superblock.clean = kind == CheckpointKind::Last && is_all;
             if superblock.clean {
-                // A queue that is still there must not append to it.
+                // A queue that still exists must not append to the image.
                 state.health = Health::Stopped;
                 self.core.show(&state);
             }
@@ -225,14 +226,14 @@ impl Maintenance {
         self.write_superblock(superblock)
     }
 
-    /// Makes this the newest superblock.
+    /// Writes this superblock as the newest one.
     pub fn write_superblock(&mut self, mut superblock: Superblock) -> Outcome {
         superblock.generation += 1;
         superblock.written_at = self.core.clock.calendar().as_secs();
         let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
         block.copy_from_slice(&superblock.encode());
-        // If this fails, the next attempt has the same number, so that it goes to the same slot:
-        // the other one holds the superblock that counts.
+        // If this fails, the next attempt has the same generation, and so goes to the same slot:
+        // the other one holds the valid superblock.
         self.file.write(superblock.slot().offset(), &mut block)?;
         if !mutant("log.checkpoint.frees-before-superblock-sync") {
             self.sync()?;
@@ -279,7 +280,7 @@ impl Maintenance {
         self.release(dead);
     }
 
-    /// Debug builds: the counts of live blocks are what the map says.
+    /// Debug builds: checks the counts of live blocks against the map.
     fn audit(&self) {
         if !cfg!(debug_assertions) {
             return;
@@ -304,8 +305,8 @@ impl Maintenance {
         }
     }
 
-    /// Frees dead segments that need no checkpoint: a sync makes durable what replaced their
-    /// blocks.
+    /// Frees dead segments that need no checkpoint, after a sync that makes durable what replaced
+    /// their blocks.
     pub fn release_freeable(&mut self) -> Outcome {
         if self.sync_took > HELD_MOST {
             self.end_copying();
@@ -325,7 +326,7 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Frees segments that nothing on the medium leads to any more.
+    /// Frees segments that nothing on the medium refers to any more.
     fn release(&mut self, dead: Vec<SegmentId>) {
         let keep = self.recycled_kept_in_use();
         let released = self.core.append_state().segments.release_dead(dead, keep);

@@ -1,5 +1,5 @@
-//! Cleaning: when it is due, and of what. Live blocks of a victim are copied elsewhere, so that the
-//! whole segment dies.
+//! The cleaner: when cleaning is due, and of which segments. Live blocks of a victim are copied, so
+//! that the whole segment dies.
 
 use flowstone_block::{Errno, Outcome};
 
@@ -11,17 +11,17 @@ use crate::log::record::LEAF_ON_DISK_BLOCKS;
 use crate::log::reserve::{SLACK_SEGMENTS, Step, View};
 use crate::log::segments::Segment;
 
-/// Checkpoints that may be needed until the map takes a segment less.
+/// Maximum number of checkpoints to make the map take a segment less.
 const MAP_ATTEMPTS: u32 = 3;
-/// So many are cleaned before the next look at everything else.
+/// Sparse segments cleaned before other work gets its turn.
 const SPARSE_TOGETHER: u32 = 8;
-/// Guests that write so many records in [`RELEASE_TIME`] at most are quiet: there is always a log
+/// Guests that write at most this many records in [`RELEASE_TIME`] are quiet: there is always a log
 /// file or a journal that is written now and then.
 const QUIET_RECORDS: u64 = 32;
 
 impl Maintenance {
-    /// Frees a segment if they are running out: cleans a victim, or makes durable what the dead
-    /// wait for.
+    /// Frees a segment if they are running out: cleans a victim, or makes the dead segments
+    /// freeable.
     pub fn make_room(&mut self) -> Progress {
         let view = self.view();
         let done = match view.next_step() {
@@ -33,7 +33,7 @@ impl Maintenance {
         };
         match done {
             Ok(()) => {
-                // Else guests would write at once what the next victim is to win.
+                // Otherwise guests would at once write the space that the next victim is to free.
                 self.goes_on = self.begun_victim().is_some();
                 Progress::Made
             }
@@ -61,12 +61,13 @@ impl Maintenance {
             segment_blocks,
         };
         let blocks = |segments: u32| u64::from(segments) * u64::from(segment_blocks);
-        // What a sync frees is as good as free.
+        // Segments that a sync frees count as free.
         state.rate.set_room(blocks(view.left_for_writes() + freeable), blocks(SLACK_SEGMENTS));
         view
     }
 
-    /// Whether a checkpoint frees what is dead for less than it costs to clean this victim.
+    /// Returns whether a checkpoint frees the dead segments at a lower cost than cleaning this
+    /// victim.
     fn checkpoint_is_cheaper(&self, view: &View, victim: Option<&Segment>) -> bool {
         let leaves = u64::from(self.core.map.changed_count());
         let blocks = leaves * u64::from(1 + LEAF_ON_DISK_BLOCKS) + u64::from(self.root.blocks);
@@ -85,26 +86,26 @@ impl Maintenance {
             None => Err(Errno::NOSPC),
         };
         match done {
-            // The room that copies need is what the map has beyond its share, if anything is.
+            // The segments that copies need may be those that the map has beyond its share.
             Err(Errno::NOSPC) => self.clean_map(),
             done => done,
         }
     }
 
-    /// What the open outputs lack may be all there is to win: one of them ends and goes into
-    /// another.
+    /// Ends the open output streams but one, and copies into that: their unused room may be all
+    /// there is to gain.
     fn clean_stream(&mut self) -> Outcome {
         let lifetime = self.merge_streams(LIFETIME_CLEANED);
         let (victim, segment) = self.choose_victim().ok_or(Errno::NOSPC)?;
         self.clean_into(lifetime, victim, segment)
     }
 
-    /// Makes the map smaller. `NOSPC` if that is not to be had.
+    /// Makes the map smaller. `NOSPC` if that is not possible.
     fn clean_map(&mut self) -> Outcome {
         let used = |maintenance: &Self| maintenance.core.append_state().segments.used_for_maps();
         let before = used(self);
         // The first attempt may end the open segment and leave it sparse, which the next one makes
-        // up for. Where a root takes most of a segment no attempt wins anything.
+        // up for. Where a root takes most of a segment, no attempt frees anything.
         for _ in 0..MAP_ATTEMPTS {
             let victims = self.outdate_sparse_map();
             if victims.is_empty() {
@@ -119,24 +120,24 @@ impl Maintenance {
         Err(Errno::NOSPC)
     }
 
-    /// The leaves of these segments count as changed: the checkpoint writes them elsewhere.
+    /// Writes a checkpoint after which these segments should be dead: their leaves are marked as
+    /// changed, so it writes them elsewhere.
     fn checkpoint_without(&mut self, victims: &[SegmentId]) -> Outcome {
         self.checkpoint(CheckpointKind::Running)?;
         let mut state = self.core.append_state();
         for victim in victims {
             if state.segments.get(*victim).live > 0 {
-                // The image was tampered with: the victim must not be tried again for ever.
+                // The image was tampered with: the victim must not be retried for ever.
                 state.segments.mark_damaged(*victim);
             }
         }
         Ok(())
     }
 
-    /// Cleans sparse segments, as long as guests are quiet. What guests discard lies scattered
-    /// between what stays; cleaning gives that space back to the host even if no write needs it.
-    /// Copying one block frees two: low write amplification. Only a few segments at a time: the
-    /// victims are free after the next checkpoint, and work that comes meanwhile must not wait for
-    /// all of them.
+    /// Cleans sparse segments, as long as guests are quiet. Discarded blocks lie scattered between
+    /// live ones; cleaning gives their space back to the host even if no write needs it. Copying
+    /// one block frees two: low write amplification. Only a few segments at a time: the victims are
+    /// free after the next checkpoint, and work that comes meanwhile must not wait for all of them.
     pub fn clean_sparse(&mut self) {
         for cleaned in 0..SPARSE_TOGETHER {
             if !self.is_quiet() || self.core.inbox.is_stopping() {
@@ -152,7 +153,8 @@ impl Maintenance {
         }
     }
 
-    /// Whether guests write next to nothing, and no request waits for the maintenance worker.
+    /// Returns whether guests write next to nothing, and no request waits for the maintenance
+    /// worker.
     fn is_quiet(&self) -> bool {
         let state = self.core.append_state();
         let waits = state.wants_room() || state.health != Health::Running;

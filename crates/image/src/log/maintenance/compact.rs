@@ -1,9 +1,9 @@
-//! `compact`: live blocks are rewritten in the order of their LBAs, so that what a guest reads in
-//! sequence lies in sequence, and dead space goes back to the host.
+//! `compact`: rewrites live blocks in LBA order, so that sequential reads of a guest are sequential
+//! in the file, and returns dead space to the host.
 //!
-//! It needs room: a segment dies only when its last block has moved, so for a while the image may
-//! be twice as large, beyond its usual limit. Where the host has no such room, segments are packed
-//! instead of sorted: that gives dead space back and leaves the order as it was.
+//! It needs space: a segment dies only when its last block has moved, so for a while the image may
+//! be twice as large, beyond its usual limit. If the host lacks that space, segments are packed
+//! instead of sorted: that returns dead space and leaves the order as it was.
 
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_fileio::FileOffset;
@@ -17,29 +17,29 @@ use crate::log::record::{Entry, Kind};
 use crate::log::record_builder::RecordBuilder;
 use crate::log::reserve::SLACK_SEGMENTS;
 
-/// Blocks read at once, from wherever they lie.
+/// Blocks read at once, from any addresses.
 const BATCH_BLOCKS: usize = 1024;
-/// So many blocks of the disk, at a multiple of their number, are copied into one record: a request
-/// of 128 KiB reads them from one place. A record's header lies between those of two.
+/// Aligned group of blocks that is copied into one record: a request of 128 KiB reads them from one
+/// place. A record header lies between groups of different records.
 const TOGETHER_BLOCKS: u64 = 32;
 
 impl Maintenance {
-    /// Puts the whole image in order.
+    /// Puts the whole image in LBA order.
     pub fn compact(&mut self) -> Outcome {
         let limit = self.core.append_state().segments.limit();
         let most = limit.saturating_add(self.sorted_segments());
         self.core.append_state().segments.set_limit(most);
-        // The superblock must know of a borrowed segment before it is used: guests may get
-        // one, and replay does not follow a seal to where the image has nothing.
+        // The superblock must cover a borrowed segment before it is used: guests may get one, and
+        // replay does not follow a seal beyond the end of the image.
         let sorted = self.checkpoint(CheckpointKind::Running).and_then(|()| self.sort());
         self.seal_stream(LIFETIME_SORTED);
-        // What has been sorted is kept, even if not all is. Once that is durable there are segments
-        // enough for the usual limit, or for nearly that, if all of them are in use.
+        // Sorted blocks are kept, even if sorting is incomplete. Once they are durable there are
+        // enough segments for the usual limit, or for nearly that, if all of them are in use.
         let durable = self.checkpoint(CheckpointKind::Running);
         {
             let mut state = self.core.append_state();
             state.segments.set_limit(limit);
-            // If it failed, no superblock need know of more.
+            // If the checkpoint failed, no superblock need cover more segments.
             if durable.is_ok() {
                 let wanted = state.kept_from_writes(&self.core.map) + SLACK_SEGMENTS;
                 state.segments.raise_limit_for(wanted, most);
@@ -55,8 +55,8 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Segments that all live blocks take, one after the other, with what is kept for checkpoints;
-    /// as many as an image can have.
+    /// Returns the segments that all live blocks take in LBA order, plus the reserves; at most as
+    /// many as an image can have.
     fn sorted_segments(&self) -> u32 {
         let shape = self.core.shape;
         let wanted = self.core.map.mapped().div_ceil(u64::from(shape.data_blocks_packed())) + 1;
@@ -67,7 +67,7 @@ impl Maintenance {
         (wanted + 2 * kept).min(most.saturating_sub(limit)) as u32
     }
 
-    /// Rewrites what is not in order yet.
+    /// Rewrites the blocks that are not in order yet.
     fn sort(&mut self) -> Outcome {
         let blocks = self.core.blocks();
         let mut buffer = AlignedBuf::zeroed(moves_most(BATCH_BLOCKS) * BLOCK_BYTES);
@@ -84,8 +84,8 @@ impl Maintenance {
         Ok(())
     }
 
-    /// The next live blocks of the disk, in the order of their LBAs, `count` or as many more as
-    /// stay together with those.
+    /// Returns the next `count` live blocks of the disk, in LBA order, plus the rest of the last
+    /// group.
     pub fn next_moves(&self, next: &mut u64, count: usize) -> Option<Vec<Move>> {
         let end = self.core.blocks();
         let mut moves: Vec<Move> = Vec::with_capacity(moves_most(count));
@@ -100,13 +100,13 @@ impl Maintenance {
         (!moves.is_empty()).then_some(moves)
     }
 
-    /// Copies these blocks, one after the other.
+    /// Copies these blocks in this order.
     fn rewrite(&mut self, moves: &[Move], buffer: &mut AlignedBuf) -> Outcome {
         self.read_blocks(moves, buffer)?;
         self.append_in_order(moves, buffer)
     }
 
-    /// Reads these blocks one behind the other.
+    /// Reads these blocks into consecutive memory.
     pub fn read_blocks(&mut self, moves: &[Move], buffer: &mut AlignedBuf) -> Outcome {
         let mut reads: Vec<(FileOffset, &mut [u8])> = moves
             .iter()
@@ -116,8 +116,8 @@ impl Maintenance {
         self.file.read_many(&mut reads)
     }
 
-    /// Appends copies of what has been read. No record ends inside a part of the disk that guests
-    /// read with one request, as far as that can be.
+    /// Appends copies of the blocks that were read. As far as possible, no record ends inside a
+    /// part of the disk that guests read with one request.
     pub fn append_in_order(&mut self, moves: &[Move], buffer: &AlignedBuf) -> Outcome {
         let mut builder = RecordBuilder::new(self.core.shape.record_payload_max());
         let mut pending = Vec::new();
@@ -133,8 +133,8 @@ impl Maintenance {
             for (moved, block) in part.iter().zip(&mut contents) {
                 let checksum = moved.old.checksum();
                 if crc32c::crc32c(block) != checksum && !mutant("log.sorted.data-unchecked") {
-                    // It was overwritten and its place used again meanwhile, or it is damaged: it
-                    // is not moved.
+                    // It was overwritten and its address reused meanwhile, or it is damaged: it is
+                    // not moved.
                     continue;
                 }
                 let entry = Entry::Moved { lba: moved.lba, from: moved.old.address(), checksum };
@@ -145,19 +145,20 @@ impl Maintenance {
         self.append_sorted(&mut builder, &mut pending)
     }
 
-    /// How many blocks of the disk stay in one record, if all of them are live.
+    /// Returns the number of blocks of the disk that stay in one record, if all of them are live.
     fn sorted_together_in_record(&self) -> u64 {
         TOGETHER_BLOCKS.min(self.core.shape.record_payload_max().into())
     }
 
-    /// How many copies the next record may have, of which `count` stay together: what is left of
-    /// the open segment, or a full record in another one.
+    /// Returns the maximum number of copies in the next record, of which `count` stay together: the
+    /// rest of the open segment, or a full record in another one.
     fn sorted_that_fit(&self, count: u32) -> u32 {
         let fit = self.copies_that_fit(LIFETIME_SORTED);
         if fit < count { self.core.shape.record_payload_max() } else { fit }
     }
 
-    /// Copies from many segments at once are not replayed: their sources wait for a checkpoint.
+    /// Copies from many segments at once are not replayed: their sources are pinned until a
+    /// checkpoint.
     fn append_sorted(&mut self, builder: &mut RecordBuilder, moves: &mut Vec<Move>) -> Outcome {
         if moves.is_empty() {
             return Ok(());
@@ -183,7 +184,7 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Cleans every segment that is not packed, where there is no room to sort.
+    /// Cleans every segment that is not packed, when there is no space to sort.
     fn pack(&mut self) -> Outcome {
         let most = self.core.append_state().segments.used();
         for _ in 0..most {
@@ -195,7 +196,7 @@ impl Maintenance {
                 return Err(errno);
             }
             if self.core.append_state().segments.ready_or_obtainable() <= before {
-                // No room to go on with, and nothing lost: the rest stays as it was.
+                // No space to continue with, and nothing lost: the rest stays as it was.
                 break;
             }
         }
@@ -203,12 +204,12 @@ impl Maintenance {
     }
 }
 
-/// How many blocks [`Maintenance::next_moves`] may return that was asked for `count`.
+/// Returns the maximum number of blocks that [`Maintenance::next_moves`] returns for `count`.
 pub const fn moves_most(count: usize) -> usize {
     count + TOGETHER_BLOCKS as usize - 1
 }
 
-/// Whether the blocks lie one after the other already.
+/// Returns whether the blocks are consecutive in the file already.
 fn is_in_order(moves: &[Move]) -> bool {
     moves.windows(2).all(|pair| pair[0].old.address().is_followed_by(pair[1].old.address()))
 }

@@ -1,4 +1,4 @@
-//! Copying the live blocks of a victim, in the order of their LBAs.
+//! Copies the live blocks of a victim, in LBA order.
 
 use std::time::Duration;
 
@@ -18,28 +18,28 @@ use crate::log::record_builder::RecordBuilder;
 use crate::log::reserve::Step;
 use crate::log::segments::Segment;
 
-/// How long cleaning waits for guests at once, and how often before the next record.
+/// Duration of one wait for guests, and maximum number of waits before the next record.
 const AHEAD_WAIT: Duration = Duration::from_millis(1);
 const AHEAD_WAITS: u32 = 20;
 
-/// Copies of what is live in one segment.
+/// State of copying the live blocks of one segment.
 struct Copies {
     pipe: Pipe,
     survey: Survey,
-    /// Of the stream that they go to.
+    /// Lifetime of the target stream.
     lifetime: u8,
-    /// The next record of that stream, and how many blocks it may have.
+    /// The next record of that stream, and its maximum number of blocks.
     builder: RecordBuilder,
     most: u32,
     moves: Vec<Move>,
-    /// The victim after this one, and whether it has been looked for.
+    /// The next victim, and whether it has been searched for.
     next: Option<Survey>,
     has_chosen: bool,
 }
 
 impl Maintenance {
-    /// Copies the live blocks of `victim` into the stream of a lifetime, at a pace that writes
-    /// share.
+    /// Copies the live blocks of `victim` into the stream of a lifetime, while guest writes are
+    /// throttled in proportion.
     pub fn clean_into(&mut self, lifetime: u8, victim: SegmentId, segment: Segment) -> Outcome {
         let start = self.core.clock.now();
         self.waited = Duration::ZERO;
@@ -53,7 +53,7 @@ impl Maintenance {
         outcome
     }
 
-    /// Nothing is copied any more, for now: no write waits for what that wins.
+    /// Ends copying for now: no write waits for the space it frees.
     pub fn end_copying(&mut self) {
         let held = self.core.append_state().rate.end();
         if held && !mutant("log.rate.leaves-writes-behind") {
@@ -73,7 +73,7 @@ impl Maintenance {
         let mut copies =
             Copies { pipe, survey, lifetime, builder, most: 0, moves, next, has_chosen: false };
         let copied = self.copy_live(&mut copies);
-        // Also if that has failed: nothing is on its way to a stream behind our back.
+        // Even after a failure: no write to a stream may stay in flight.
         let outcome = copied.and(self.finish_writes(&mut copies));
         if outcome.is_ok() {
             self.leave_the_rest(&copies.survey);
@@ -95,9 +95,8 @@ impl Maintenance {
         }
     }
 
-    /// Looks at a record of the next victim, if there will be one: there is time for that while
-    /// copies are on their way. It is only read; all that was seen of it is looked at again before
-    /// it is copied.
+    /// Surveys a record of the next victim, if there will be one, while copies are in flight. The
+    /// victim is only read; the state of its blocks is checked again before they are copied.
     fn survey_next(&mut self, copies: &mut Copies) -> bool {
         if !copies.survey.is_done {
             return false;
@@ -114,7 +113,7 @@ impl Maintenance {
         next.as_mut().is_some_and(|next| self.survey_record(pipe, next))
     }
 
-    /// The victim that has been looked at already, if it is one still.
+    /// Returns the victim that has been surveyed in part, if it still qualifies.
     pub fn begun_victim(&self) -> Option<(SegmentId, Segment)> {
         let next = self.next.as_ref()?;
         let segment = self.core.append_state().segments.get(next.victim);
@@ -122,7 +121,7 @@ impl Maintenance {
         is_one.then_some((next.victim, segment))
     }
 
-    /// Makes records of what has been taken along and lives still. The last one is written when it
+    /// Assembles records of the staged blocks that are still live. The last one is written when it
     /// is full, or with the last block of the victim.
     fn copy_staged(&mut self, copies: &mut Copies) -> Outcome {
         let mut stage = std::mem::take(&mut copies.survey.stage);
@@ -146,7 +145,8 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Cleaning that is ahead of guests waits while they write: it goes on as they pay for it.
+    /// Waits while cleaning is ahead of guests and these write: it goes on as their writes use up
+    /// the credit.
     fn let_guests_go_first(&mut self) {
         for _ in 0..AHEAD_WAITS {
             let (is_ahead, clock) = {
@@ -163,7 +163,7 @@ impl Maintenance {
         }
     }
 
-    /// What cannot be copied stays, and so does its segment.
+    /// Marks a segment as damaged whose remaining blocks cannot be copied; they stay in it.
     fn leave_the_rest(&self, survey: &Survey) {
         let Survey { victim, unreadable, .. } = *survey;
         let mut state = self.core.append_state();
@@ -177,7 +177,7 @@ impl Maintenance {
         }
     }
 
-    /// Starts to write the copies.
+    /// Starts the write of the assembled copies.
     fn append_moves(&mut self, copies: &mut Copies) -> Outcome {
         if copies.moves.is_empty() {
             return Ok(());
@@ -186,11 +186,11 @@ impl Maintenance {
         let replayable =
             self.streams[usize::from(lifetime)].is_some_and(|stream| stream.replayable);
         let link = if replayable { copies.survey.segment.incarnation.bits() } else { 0 };
-        // Between two runs. A run is written without a break.
+        // Only between two runs: a run is written without a break.
         if copies.pipe.writes.is_empty() {
             self.let_guests_go_first();
         }
-        // All of a segment is in the file, and in the map, before it is sealed.
+        // All records of a segment are written and applied to the map before it is sealed.
         let stays = self.stays_in_segment(lifetime, payload)
             || mutant("log.clean.seals-before-copies-are-in");
         let shape = self.core.shape;
@@ -233,14 +233,14 @@ impl Maintenance {
         outcome
     }
 
-    /// Waits for the first record that is on its way, and puts its copies into the map where that
-    /// has not changed meanwhile. So they come into the map in the order of their places: replay of
-    /// the stream ends at the first one that is not there.
+    /// Waits for the first record in flight, and applies its copies to map entries that have not
+    /// changed meanwhile. So copies enter the map in address order: replay of the stream ends at
+    /// the first missing one.
     fn finish_first(&mut self, copies: &mut Copies) -> Outcome {
         let Some((record, outcome)) = copies.pipe.finish_first() else { return Ok(()) };
         let (lifetime, segment) = (copies.lifetime, copies.survey.segment);
         if let Err(errno) = outcome {
-            // Those behind it are lost with it, and their blocks stay in the victim.
+            // The records behind it are lost with it, and their blocks stay in the victim.
             while let Some((behind, outcome)) = copies.pipe.finish_first() {
                 if outcome.is_ok() && mutant("log.clean.maps-copies-behind-a-failed-record") {
                     self.apply_moves(lifetime, behind.placed.address, &behind.moves, segment.birth);
@@ -261,7 +261,7 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Puts the copies of a record into the map where it has not changed meanwhile.
+    /// Applies the copies of a record to map entries that have not changed meanwhile.
     pub fn apply_moves(&mut self, lifetime: u8, header: Address, moves: &[Move], birth: u64) {
         let target = self.core.shape.segment_of(header);
         let copies = moves.len() as u32;

@@ -1,5 +1,5 @@
-//! The maintenance worker: the thread behind an image that is open for writing. It gets segments
-//! ready, makes checkpoints, cleans, and starts the log anew after a failed write. It sleeps when
+//! The maintenance worker: the thread behind an image that is open for writing. It prepares
+//! segments, writes checkpoints, cleans, and restarts the log after a failed write. It sleeps when
 //! nothing is due.
 
 mod checkpoint;
@@ -47,17 +47,17 @@ pub use self::checkpoint::CheckpointKind;
 #[cfg(test)]
 pub use self::turns::QUIET_TIME;
 
-/// A checkpoint is due after so many times the size of the map: it may write the whole map. And
-/// after at least and at most so much log, in blocks: a start after a crash replays it, half a
+/// Interval of checkpoints, in multiples of the size of the map, since a checkpoint may write the
+/// whole map; and its bounds in blocks of log: a start after a crash replays the log, half a
 /// gigabyte in a second.
 const INTERVAL_MAPS: u64 = 40;
 const INTERVAL_MIN_BLOCKS: u64 = (512 << 20) / 4096;
 const INTERVAL_MAX_BLOCKS: u64 = (4 << 30) / 4096;
-/// The state of the file that the maintenance worker has besides what it shares with the queues.
+/// State of the file that only the maintenance worker has, not the queues.
 pub struct Knowledge {
     /// The newest superblock.
     pub superblock: Superblock,
-    /// Where the leaves of its map are.
+    /// Addresses of the leaves of its map.
     pub leaves: LeafPlaces,
 }
 
@@ -72,43 +72,44 @@ pub struct Maintenance {
     root: RootPlace,
     space: SpaceAhead,
     resort: Resort,
-    /// Places of leaves and roots that the newest superblock still names and the next will not.
+    /// Addresses and lengths of leaves and roots that the newest superblock still names and the
+    /// next will not.
     outdated: Vec<(Address, u32)>,
     streams: [Option<AppendStream>; LIFETIMES],
     lifetimes: Lifetimes,
-    /// Records written, which numbers them.
+    /// Number of records written; the sequence number of the next one.
     records: u64,
     /// The lifetime whose stream is being filled.
     filling: Option<u8>,
-    /// The log's clock when guests were last waited for.
+    /// The log's clock when cleaning last waited for guests.
     guest_clock: u64,
-    /// How long, since the cleaning of this victim began.
+    /// Time spent waiting for guests since the cleaning of this victim began.
     waited: Duration,
-    /// Blocks on their way from a victim to a stream.
+    /// Live blocks that were read from a victim and are not copied to a stream yet.
     stage: Stage,
-    /// Reads of victims and writes of copies, and the memory that those may take.
+    /// Reads of victims and writes of copies, and the memory for them.
     pipe: Option<Pipe>,
-    /// A victim that has been looked at while copies of the one before it were on their way.
+    /// The next victim, surveyed while copies of the previous one were in flight.
     next: Option<Survey>,
-    /// When the host last said that it has no space.
+    /// When the host last reported that it has no space.
     host_full: Option<Instant>,
-    /// When the host had no space for new heads.
+    /// When the host last had no space for new heads.
     restart_tried: Option<Instant>,
-    /// How long the last sync took that freed segments.
+    /// Duration of the last sync that freed segments.
     sync_took: Duration,
-    /// Whether the next step copies, too, as far as is known.
+    /// Whether the next step is expected to copy, too.
     goes_on: bool,
-    /// What had committed at the last check, to detect a pause.
+    /// Committed sequence number at the last check, to detect a pause.
     seen: Sequence,
-    /// What had committed when a sparse segment could not be cleaned.
+    /// Committed sequence number when a sparse segment could not be cleaned.
     sparse_tried: Option<Sequence>,
-    /// When there is something to do although nobody has called.
+    /// When work is due even without a wake-up.
     deadline: Option<Instant>,
-    /// When guests have paused, if they write nothing until then.
+    /// When guests count as paused, if they write nothing until then.
     quiet_at: Option<Instant>,
-    /// Why it works.
+    /// Work it was woken for.
     called_for: PendingWork,
-    /// Whether the last step did anything: then there may be another one.
+    /// Whether the last step did anything: then another one may follow.
     is_awake: bool,
 }
 
@@ -155,17 +156,17 @@ impl Maintenance {
         })
     }
 
-    /// What another maintenance worker needs to go on.
+    /// Returns the state that another maintenance worker needs to continue.
     pub fn into_knowledge(mut self) -> Knowledge {
-        // The other appends to segments of its own.
+        // The other worker appends to segments of its own.
         (0..LIFETIMES as u8).for_each(|lifetime| self.seal_stream(lifetime));
         Knowledge { superblock: self.superblock, leaves: self.leaves }
     }
 
-    /// Makes sure that serials of this session are new, before the first is used.
+    /// Makes the incarnations of this session unique, before the first is used.
     pub fn begin_session(&mut self) -> Outcome {
-        // What a killed daemon has left need not be durable, its last superblock included: that
-        // must not be lost together with the one that we are about to write into the other slot.
+        // Writes of a killed daemon need not be durable, including its last superblock: it must not
+        // be lost together with the one that is about to be written into the other slot.
         if !mutant("log.session.skips-first-sync") {
             self.file.sync()?;
         }
@@ -180,7 +181,7 @@ impl Maintenance {
         Ok(())
     }
 
-    /// A last checkpoint: the next start reads the map and nothing else.
+    /// Writes a last checkpoint, so that the next open reads only the map.
     pub fn close(&mut self) {
         let (changed, healthy) = {
             let state = self.core.append_state();
@@ -194,7 +195,7 @@ impl Maintenance {
             closed = self.close_as_it_was();
         }
         match closed {
-            // Nothing is left to recover: the reserve for that goes back, too.
+            // Recovery needs no reserve any more: its space is freed, too.
             Ok(()) => self.release_reserve(),
             Err(errno) => {
                 let name = &self.core.name;
@@ -203,7 +204,7 @@ impl Maintenance {
         }
     }
 
-    /// There may be no room for a map, but the newest superblock still tells everything.
+    /// There may be no room for a map, but the newest superblock is still complete.
     fn close_as_it_was(&mut self) -> Outcome {
         {
             let mut state = self.core.append_state();
@@ -235,7 +236,7 @@ impl Maintenance {
             let mut state = self.core.append_state();
             let ends = blocks_of_sectors(capacity)..blocks_of_sectors(before.capacity_sectors);
             if state.is_any_in_flight(ends.clone()) || self.core.map.next_mapped(ends).is_some() {
-                // Written since the caller checked; from now on nothing more can be.
+                // Written since the caller checked; no write can get a place there from now on.
                 return Err(Errno::BUSY);
             }
             // Segments may have been opened since the caller checked.
@@ -277,7 +278,7 @@ impl Maintenance {
             Health::Running => {}
         }
         if self.core.sync.has_failed() {
-            // Nothing can be made durable, so nothing can be freed.
+            // Nothing can become durable, so nothing can be freed.
             self.give_up_waiting(Errno::IO);
             return Progress::Idle;
         }
@@ -319,7 +320,7 @@ impl Maintenance {
         self.core.announce_room();
     }
 
-    /// Fails the requests that wait for room: waiting brings none.
+    /// Fails the requests that wait for room, when waiting is in vain.
     fn give_up_waiting(&mut self, errno: Errno) {
         let told = {
             let mut state = self.core.append_state();

@@ -1,4 +1,4 @@
-//! What cleaning has on its way: reads of victims, and writes of copies.
+//! Cleaning I/O in flight: reads of victims, and writes of copies.
 
 use std::collections::VecDeque;
 
@@ -15,29 +15,29 @@ use crate::log::record::Entry;
 use crate::log::record_builder::RecordBuilder;
 use crate::log::shape::Shape;
 
-/// Records that are on their way at once: one is made while the other is written.
+/// Minimum number of records in flight: one is assembled while the other is written.
 const RECORDS_LEAST: usize = 2;
-/// And no more than fit into the queue beside the reads.
+/// Maximum number of records in flight: those that fit into the queue beside the reads.
 const RECORDS_MOST: usize = 96;
 
-/// Reads of victims, and writes of copies that are on their way.
+/// Reads of victims, and writes of copies in flight.
 pub struct Pipe {
     pub transfers: Transfers,
     pub ahead: ReadAhead,
-    /// In the order of their places, in one segment.
+    /// In address order, in one segment.
     pub writes: VecDeque<CopyRecord>,
     spare: Vec<AlignedBuf>,
     lent: Lent,
-    /// Those of the header that was looked at last.
+    /// Entries of the header that was decoded last.
     pub entries: Vec<Entry>,
 }
 
-/// A record of copies on its way.
+/// A record of copies in flight.
 pub struct CopyRecord {
     pub ticket: Ticket,
     pub placed: Placed,
     pub moves: Vec<Move>,
-    /// Its stream without it.
+    /// State of its stream before the record was placed.
     pub before: AppendStream,
 }
 
@@ -50,18 +50,19 @@ impl Pipe {
         Ok(Self { transfers, ahead, writes, spare, lent, entries })
     }
 
-    /// Bytes of copies that are written in a row.
+    /// Returns the bytes of copies that are written in a row.
     pub fn run_bytes(&self, shape: Shape) -> u64 {
         self.lent.run_bytes(shape.segment_bytes())
     }
 
-    /// How many records of copies are on their way at once: those of a run.
+    /// Returns the number of records of copies in flight at once: those of a run.
     pub fn records_most(&self, shape: Shape) -> usize {
         let record = RecordBuilder::buffer_bytes(shape.record_payload_max());
         (self.run_bytes(shape) as usize / record).clamp(RECORDS_LEAST, RECORDS_MOST)
     }
 
-    /// Whether there is memory for another record. If the host has none, a shorter run goes out.
+    /// Returns whether there is memory for another record. If the host has none, the run is
+    /// shorter.
     pub fn has_memory(&mut self, shape: Shape) -> bool {
         if self.spare.is_empty() {
             let bytes = RecordBuilder::buffer_bytes(shape.record_payload_max());
@@ -70,7 +71,7 @@ impl Pipe {
         !self.spare.is_empty()
     }
 
-    /// Starts to write what a builder has for this place.
+    /// Starts the write of a builder's record at this place.
     pub fn write(&mut self, core: &Core, builder: &mut RecordBuilder, placed: &Placed) -> Ticket {
         let bytes = builder.finish(core.codec, placed).len();
         let new =
@@ -80,7 +81,7 @@ impl Pipe {
         self.transfers.write(placed.address.offset(), buffer, bytes)
     }
 
-    /// Waits for the first record; returns it with its outcome.
+    /// Waits for the first record in flight; returns it with its outcome.
     pub fn finish_first(&mut self) -> Option<(CopyRecordDone, Outcome)> {
         let CopyRecord { ticket, placed, moves, before } = self.writes.pop_front()?;
         let (buffer, outcome) = self.transfers.wait(ticket);
@@ -88,8 +89,8 @@ impl Pipe {
         Some((CopyRecordDone { placed, moves, before }, outcome))
     }
 
-    /// Makes a block of the victim one that can be looked at. `false` if it cannot be read: it
-    /// stays where it is, and nothing else must wait for it.
+    /// Makes a block of the victim available. `false` if it cannot be read: it stays at its
+    /// address, and nothing else must wait for it.
     pub fn show(&mut self, shape: Shape, block: u32) -> bool {
         self.ahead.show(&mut self.transfers, shape, block)
     }
@@ -99,7 +100,7 @@ impl Pipe {
     }
 }
 
-/// A record of copies that is not on its way any more.
+/// A record of copies that is no longer in flight.
 pub struct CopyRecordDone {
     pub placed: Placed,
     pub moves: Vec<Move>,

@@ -1,5 +1,5 @@
-//! Victims are read piece by piece, some pieces before they are needed: the device works while
-//! those that are here are looked at, and while copies are on their way.
+//! Reads victims in pieces, some pieces ahead of use: the device works while the present ones are
+//! examined, and while copies are in flight.
 
 use std::collections::VecDeque;
 
@@ -10,21 +10,21 @@ use crate::log::address::BLOCK_BYTES;
 use crate::log::ids::{Incarnation, SegmentId};
 use crate::log::shape::Shape;
 
-/// Blocks of a piece. What guests write waits for a few of them at the device.
+/// Blocks of a piece. Guest writes wait for a few of them at the device.
 const PIECE_BLOCKS: u32 = 16;
-/// Pieces that are on their way at once.
+/// Maximum number of pieces in flight.
 const COMING_MOST: usize = 4;
-/// Pieces in memory, on their way or not.
+/// Maximum number of pieces in memory, including those in flight.
 const PIECES_MOST: usize = 16;
 
 /// See the module.
 #[derive(Default)]
 pub struct ReadAhead {
-    /// In the order of the segment. The first one is being looked at.
+    /// In segment order. The first one is being examined.
     pieces: VecDeque<Piece>,
-    /// What they are of.
+    /// The segment they belong to.
     victim: Option<(SegmentId, Incarnation)>,
-    /// The first block of the next one.
+    /// First block of the next piece.
     next: u32,
     spare: Vec<AlignedBuf>,
 }
@@ -38,13 +38,12 @@ struct Piece {
 enum Content {
     Coming(Ticket),
     Here(AlignedBuf),
-    /// Not all of it could be read: each block is read when it is looked at, to the start of the
-    /// buffer.
+    /// Part of it could not be read: each block is read on use, to the start of the buffer.
     Partly(AlignedBuf),
 }
 
 impl ReadAhead {
-    /// Starts to read a victim from its start, unless that has been done.
+    /// Starts to read a victim from its start, unless already done.
     pub fn begin(
         &mut self,
         transfers: &mut Transfers,
@@ -60,14 +59,14 @@ impl ReadAhead {
         self.go_on(transfers, shape);
     }
 
-    /// Ends reading, and keeps the memory.
+    /// Stops reading, and keeps the memory.
     pub fn forget(&mut self, transfers: &mut Transfers) {
         while self.drop_first(transfers) {}
         self.victim = None;
     }
 
-    /// Makes a block of the victim one that can be [looked at](Self::block). Blocks are asked for
-    /// in their order. `false` if it cannot be read.
+    /// Makes a block of the victim [available](Self::block). Blocks must be requested in order.
+    /// `false` if it cannot be read.
     pub fn show(&mut self, transfers: &mut Transfers, shape: Shape, block: u32) -> bool {
         let Some((segment, _)) = self.victim else { return false };
         while self.pieces.front().is_some_and(|it| block >= it.first + it.blocks) {
@@ -92,7 +91,7 @@ impl ReadAhead {
         outcome.is_ok()
     }
 
-    /// A block that has just been shown.
+    /// Returns a block that has just been shown.
     pub fn block(&self, block: u32) -> &[u8] {
         let piece = self.pieces.front().expect("a block is shown before it is looked at");
         let start = (block - piece.first) as usize * BLOCK_BYTES;
@@ -103,7 +102,7 @@ impl ReadAhead {
         }
     }
 
-    /// Starts to read what may be on its way besides the rest.
+    /// Starts further reads, up to the limits.
     pub fn go_on(&mut self, transfers: &mut Transfers, shape: Shape) {
         let Some((segment, _)) = self.victim else { return };
         let is_coming = |piece: &&Piece| match &piece.content {
@@ -151,7 +150,7 @@ mod tests {
     const SHAPE: Shape = Shape { segment_blocks: 64, reserve_percent: 20, streams: 1 };
     const SEGMENT_BYTES: usize = 64 * BLOCK_BYTES;
 
-    /// Every block of the disk begins with its number.
+    /// A disk each of whose blocks begins with its number.
     fn disk() -> SimDisk {
         let disk = SimDisk::new(4 * SEGMENT_BYTES as u64);
         let mut content = AlignedBuf::zeroed(4 * SEGMENT_BYTES);

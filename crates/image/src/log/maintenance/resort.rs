@@ -1,7 +1,7 @@
-//! The re-sorting pass: what guests have scattered is put in the order of its LBAs again, half a
-//! segment at a time and up to 8 MiB, so that sequential readers find it in sequence. It works
-//! while guests ask for nothing, or now and then ([`GuestLoad`]), and stops when one asks for
-//! anything. It has a budget in bytes per day.
+//! The re-sorting pass: puts blocks that guests have scattered back in LBA order, half a segment at
+//! a time and up to 8 MiB, so that sequential readers find them in sequence. It works while guests
+//! make no or few requests ([`GuestLoad`]), and stops at the next request. It has a budget in bytes
+//! per day.
 
 use std::time::Instant;
 
@@ -18,18 +18,18 @@ use crate::log::resort::{Budget, GuestLoad};
 use crate::log::segments::{Segment, State};
 
 /// Blocks are rewritten if their runs are shorter than this on average: a read of 128 KiB then
-/// takes two places of the file or more.
+/// takes two or more reads of the file.
 const RUN_BLOCKS_MIN: usize = 32;
-/// Guests must have written so much since the last pass for another one: a look at the whole map
-/// takes 5 ns for each block of the disk.
+/// Blocks that guests must have written since the last pass for another one: a scan of the whole
+/// map takes 5 ns for each block of the disk.
 const WRITTEN_MIN_BLOCKS: u64 = (16 << 20) / 4096;
-/// Segments that may be in use at once beyond those at the beginning: one part in so many of them.
+/// Inverse of the share by which the segments in use may grow during a pass.
 const GROWTH_PART: u32 = 4;
-/// So many are cleaned at most before the next blocks are put in order, and so many are freed with
-/// one checkpoint.
+/// Maximum number of segments cleaned before the next blocks are sorted, and number of segments
+/// freed with one checkpoint.
 const VICTIMS_TOGETHER: u32 = 16;
 const DEAD_TOGETHER: u32 = 4;
-/// Blocks that are put in order together, at most.
+/// Maximum number of blocks sorted together.
 const BATCH_BLOCKS_MAX: u32 = 2048;
 /// Segments that their copies may open.
 const COPIES_SEGMENTS: u32 = 2;
@@ -38,35 +38,35 @@ const COPIES_SEGMENTS: u32 = 2;
 #[derive(Default)]
 pub struct Resort {
     budget: Budget,
-    /// The first block that this pass has not come to.
+    /// First block that this pass has not reached.
     next: u64,
-    /// Segments that may be in use at most in this pass, and what guests had written when that was
-    /// said.
+    /// Maximum number of segments in use during this pass, and the log's clock when it was set.
     used_most: Option<(u32, u64)>,
-    /// What guests had written when the last pass ended, if one has.
+    /// The log's clock when the last pass ended, if any has.
     done_at: Option<u64>,
-    /// Since the first look.
+    /// Load since the first look.
     load: Option<GuestLoad>,
-    /// What had committed at the last look.
+    /// Committed sequence number at the last look.
     committed: Sequence,
 }
 
-/// Where the segments for copies come from.
+/// Origin of the room for the copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Room {
     Found,
-    /// Segments were cleaned: blocks have moved.
+    /// Segments were cleaned, so blocks have moved.
     Made,
 }
 
 impl Maintenance {
-    /// Whether there may be something to put in order, and it may be done.
+    /// Returns whether the pass may have work and the budget for it.
     pub fn wants_resort(&self) -> bool {
         let now = self.core.clock.now();
         self.next_resort(now).is_some_and(|at| at <= now)
     }
 
-    /// When what there may be to put in order may be: now, or when the budget is there again.
+    /// Returns when the pass may work: now, or when the budget is renewed; `None` if it has no
+    /// work.
     pub fn next_resort(&self, now: Instant) -> Option<Instant> {
         let next = self.resort.budget.next(self.core.resorting.limit(), now)?;
         let clock = self.core.append_state().clock;
@@ -74,8 +74,8 @@ impl Maintenance {
         wanted.then_some(next)
     }
 
-    /// Looks what guests have asked for since the last look, reads and records that have committed.
-    /// Returns how much it was, and from when on the pass may work if they ask for nothing more.
+    /// Adds the reads and commits of guests since the last look to the load. Returns their number,
+    /// and from when on the pass may work if there are no more.
     pub fn look_at_guests(&mut self) -> (u64, Instant) {
         let (now, committed) = (self.core.clock.now(), self.core.commits());
         let load = self.resort.load.get_or_insert(GuestLoad::unknown(now));
@@ -85,19 +85,19 @@ impl Maintenance {
         (requests, load.is_light_at())
     }
 
-    /// Goes on with the pass if guests ask for little.
+    /// Continues the pass if the load is light.
     pub fn resort_if_light(&mut self) {
         if !self.wants_resort() || self.look_at_guests().1 > self.core.clock.now() {
             return;
         }
         if let Err(errno) = self.resort() {
-            // It is tried again when guests have written more.
+            // Retried when guests have written more.
             tracing::debug!("{}: the re-sorting pass ended: {errno}", self.core.name);
             self.end_pass();
         }
     }
 
-    /// Goes on with the pass until it ends, the budget does, or a guest asks for anything.
+    /// Continues the pass until it ends, the budget is spent, or a guest makes a request.
     pub fn resort(&mut self) -> Outcome {
         let used_most = self.used_most();
         let mut buffer = AlignedBuf::zeroed(moves_most(self.sorted_together()) * BLOCK_BYTES);
@@ -120,8 +120,8 @@ impl Maintenance {
         sorted
     }
 
-    /// Counted from the beginning of the pass, however often guests interrupt it, unless they have
-    /// written much.
+    /// Returns the maximum number of segments in use, set at the beginning of the pass, however
+    /// often guests interrupt it, unless they have written much.
     fn used_most(&mut self) -> u32 {
         let (used, clock) = {
             let state = self.core.append_state();
@@ -145,14 +145,15 @@ impl Maintenance {
             moves = self.next_scattered().unwrap_or_default();
         }
         if let Err(errno) = self.read_blocks(&moves, buffer) {
-            // They stay where they are, and what lies behind them has its turn.
+            // They stay at their addresses, and the pass goes on behind them.
             tracing::debug!("{}: cannot read blocks to put them in order: {errno}", self.core.name);
             return Ok(());
         }
         self.append_in_order(&moves, buffer)
     }
 
-    /// Blocks that maintenance has written, copies and maps; guests' own go on meanwhile.
+    /// Returns the blocks written by maintenance, copies and maps, without those of guests
+    /// meanwhile.
     fn own_blocks(&self) -> u64 {
         let totals = self.core.append_state().totals;
         totals.relocated_blocks + totals.map_blocks
@@ -169,8 +170,8 @@ impl Maintenance {
         self.resort.done_at = Some(self.core.append_state().clock);
     }
 
-    /// Whether no guest has asked for anything since the last look, nothing else is to be done, and
-    /// the budget is not used up.
+    /// Returns whether no guest has made a request since the last look, no other work is due, and
+    /// the budget is not spent.
     fn may_go_on(&mut self) -> bool {
         let limit = self.core.resorting.limit();
         let is_idle = self.look_at_guests().0 == 0 || mutant("log.resort.ignores-guests");
@@ -180,7 +181,7 @@ impl Maintenance {
             && !self.core.inbox.is_called()
     }
 
-    /// The next live blocks of the disk that are not in order, as many as are put in order
+    /// Returns the next live blocks of the disk that are not in order, as many as are sorted
     /// together.
     fn next_scattered(&mut self) -> Option<Vec<Move>> {
         let together = self.sorted_together();
@@ -195,14 +196,14 @@ impl Maintenance {
         found
     }
 
-    /// Half a segment, so that there is little to make room for, up to 8 MiB: guests that come back
-    /// wait for the device until these have been copied.
+    /// Half a segment, so that little room is needed, up to 8 MiB: a guest that becomes active
+    /// waits for the device until these have been copied.
     fn sorted_together(&self) -> usize {
         (self.core.shape.segment_blocks / 2).min(BATCH_BLOCKS_MAX) as usize
     }
 
-    /// Segments for the copies, with which neither guests nor the host come to lack room: by
-    /// freeing what is dead, and by cleaning the emptiest.
+    /// Makes room for the copies, such that neither guests nor the host run short, by freeing dead
+    /// segments, and by cleaning the emptiest.
     fn make_room_to_sort(&mut self, used_most: u32) -> Result<Room, Errno> {
         let has_room = |maintenance: &Self| {
             let used = maintenance.core.append_state().segments.used();
@@ -229,8 +230,8 @@ impl Maintenance {
         if left > COPIES_SEGMENTS { Ok(Room::Made) } else { Err(Errno::NOSPC) }
     }
 
-    /// Frees what has died by copying: replay does not find those copies, so nothing but a
-    /// checkpoint does.
+    /// Frees segments that died by copying: replay does not find those copies, so a checkpoint is
+    /// needed.
     fn free_sources(&mut self) -> Outcome {
         if mutant("log.resort.frees-without-checkpoint") {
             let closed = self.core.append_state().segments.pinned_and_closed();
@@ -240,7 +241,7 @@ impl Maintenance {
         self.checkpoint(CheckpointKind::Running)
     }
 
-    /// The segment with the fewest live blocks, except those that have been put in order.
+    /// Returns the segment with the fewest live blocks, except sorted ones.
     fn emptiest(&self) -> Option<(SegmentId, Segment)> {
         let fits = |segment: &Segment| {
             segment.state == State::Sealed
@@ -257,10 +258,10 @@ impl Maintenance {
     }
 }
 
-/// Whether the runs of these blocks in the file are short.
+/// Returns whether the runs of these blocks in the file are short.
 fn is_scattered(moves: &[Move]) -> bool {
     let follows = |pair: &[Move]| pair[0].old.address().is_followed_by(pair[1].old.address());
-    // Where the disk has a hole, a reader does not go on either.
+    // A hole in the disk is a break too: a reader does not go on there.
     let breaks = moves.windows(2).filter(|pair| !follows(pair)).count();
     breaks * RUN_BLOCKS_MIN > moves.len()
 }

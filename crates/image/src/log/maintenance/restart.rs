@@ -1,4 +1,4 @@
-//! The log starts anew: after a failed record, and after a crash.
+//! Restarts the log after a failed record, and after a crash.
 
 use flowstone_block::{Errno, Outcome, mutant};
 use tracing::{error, info, warn};
@@ -11,7 +11,7 @@ use crate::log::segments::State;
 
 impl Maintenance {
     /// After a failed record: once the owners of all records have given them up, opens new heads
-    /// and makes a checkpoint that names them. A full host is asked again when a guest writes.
+    /// and writes a checkpoint that names them. A full host is tried again when a guest writes.
     pub fn restart_when_given_up(&mut self) -> Progress {
         let waits = self.restart_tried.is_some_and(|at| self.core.clock.since(at) < FULL_RETRY);
         if waits || !self.core.append_state().all_given_up() {
@@ -21,8 +21,8 @@ impl Maintenance {
         self.restarted(outcome)
     }
 
-    /// A start after a crash that has failed: on a full host the image is open all the same, and
-    /// writes are refused until there is room.
+    /// Handles a failed restart at open after a crash: on a full host the image opens all the same,
+    /// and writes are refused until there is space.
     pub fn restart_later(&mut self, errno: Errno) -> Outcome {
         let is_full = is_lack_of_space(errno) && !self.core.sync.has_failed();
         if !is_full || mutant("log.open.refuses-a-full-host") {
@@ -32,8 +32,8 @@ impl Maintenance {
         Ok(())
     }
 
-    /// What a restart has come to. After one that was made, guests go on writing already: a record
-    /// of theirs may have failed by now, and its restart is the next one's business.
+    /// Records the outcome of a restart. After a successful one, guests already write again: a
+    /// record of theirs may have failed by now, which the next restart handles.
     pub fn restarted(&mut self, outcome: Outcome) -> Progress {
         let (health, full) = match outcome {
             Ok(()) => {
@@ -84,7 +84,7 @@ impl Maintenance {
         }
         let map_segments = self.core.append_state().segments.used_for_maps();
         if map_segments > self.core.append_state().reserve(&self.core.map, true).map_full {
-            // Each start takes a segment for the map, and there may be many before the next
+            // Each restart takes a segment for the map, and there may be many before the next
             // cleaning.
             self.outdate_sparse_map();
         }
@@ -95,8 +95,8 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Nothing is appended any more where a record could not be written, nor in a stream that the
-    /// image has had and is not to have.
+    /// Ends heads at which a record could not be written, and those of streams that the image is to
+    /// lose.
     fn end_heads(&mut self) {
         let fresh: Vec<bool> = (0..STREAMS_MAX as u8).map(|it| self.is_fresh(it)).collect();
         let mut state = self.core.append_state();
@@ -108,7 +108,7 @@ impl Maintenance {
                 continue;
             }
             state.heads[stream].for_trims = false;
-            // After a crash they are sealed already; a stream that the image has not had has none.
+            // After a crash they are sealed already; a new stream has no head yet.
             let is_open = state.segments.get(segment).state == State::Open;
             if !incarnation.is_none() && is_open && !mutant("log.streams.leaves-a-head-open") {
                 state.segments.seal(segment, clock);
@@ -117,8 +117,8 @@ impl Maintenance {
         state.heads[self.core.shape.streams as usize..].fill(Head::default());
     }
 
-    /// Whether the head is one that a restart which failed has left, and nothing was written to: to
-    /// take another one for each attempt would use up what is kept for them.
+    /// Returns whether the head was left by a failed restart and nothing was written to it: a new
+    /// head for each attempt would use up the reserve.
     fn is_fresh(&self, stream: u8) -> bool {
         let state = self.core.append_state();
         let place = state.heads[usize::from(stream)].place;

@@ -1,9 +1,9 @@
-//! Host space for segments: where it comes from, and when it is given back.
+//! Host space of segments: allocation and deallocation.
 //!
 //! Writes to a segment that has been written before are cheaper: for space that was allocated and
 //! never written, the host file system changes its own metadata with every write or every
-//! fdatasync. So some freed segments keep their space while guests write, and give it back when
-//! guests pause.
+//! fdatasync. So some freed segments keep their space while guests write, and lose it when guests
+//! pause.
 
 use std::time::{Duration, Instant};
 
@@ -16,18 +16,18 @@ use super::{Maintenance, Progress};
 use crate::log::append::{AppendState, FULL_RETRY, Head};
 use crate::log::ids::{Incarnation, SegmentId};
 
-/// Ready segments that are kept beyond those in reserve, also when nothing is written.
+/// Ready segments kept beyond the reserve, even when nothing is written.
 const READY_KEPT: u32 = 2;
-/// Freed segments are kept for use as they are up to one part in so many of the image, and up to
-/// what is appended between two checkpoints: that is what the next checkpoint frees.
+/// Inverse of the maximum share of the image in freed segments that keep their space. They are also
+/// limited to the blocks appended between two checkpoints: that is what the next checkpoint frees.
 const POOL_SHARE: u32 = 8;
 
-/// Guests that take all that is ready within so long write fast.
+/// Guests that use up all ready segments within this time write fast.
 const FAST: Duration = Duration::from_millis(100);
-/// Space that is got at once for guests that write fast, in bytes, at most.
+/// Maximum bytes allocated at once for guests that write fast.
 const AHEAD_BYTES: u64 = 64 << 20;
 
-/// How many segments are got at once: more while guests take them fast.
+/// Number of segments to allocate at once: more while guests use them fast.
 #[derive(Debug)]
 pub struct SpaceAhead {
     segments: u32,
@@ -46,7 +46,7 @@ impl SpaceAhead {
         self.enough_at.get_or_insert(now);
     }
 
-    /// One is missing: how many to get.
+    /// Returns how many to allocate when segments are short.
     fn is_short(&mut self, now: Instant, most: u32) -> u32 {
         let Some(at) = self.enough_at.take() else { return self.segments };
         let is_fast = now.duration_since(at) < FAST * self.segments;
@@ -56,7 +56,7 @@ impl SpaceAhead {
 }
 
 impl Maintenance {
-    /// Gets host space for a head or a segment in reserve, if one is wanted.
+    /// Allocates host space for a head or a reserve segment, if one is wanted.
     pub fn provide(&mut self) -> Progress {
         let waiting_head = {
             let state = self.core.append_state();
@@ -87,7 +87,7 @@ impl Maintenance {
             self.space.is_enough(self.core.clock.now());
             return Progress::Idle;
         }
-        // What is missing, and what is got ahead; both count the first.
+        // The missing segments, and those allocated in advance; both counts include the first.
         let ahead = self.space.is_short(self.core.clock.now(), most);
         if self.obtain(wanted - ready - 1 + ahead - 1).is_err() {
             return Progress::Idle;
@@ -96,7 +96,7 @@ impl Maintenance {
         Progress::Made
     }
 
-    /// Makes so many segments ready. On a full host none is kept.
+    /// Makes `segments` segments ready. On a full host none is kept.
     pub fn get_ahead(&mut self, segments: u32) -> Outcome {
         while self.core.append_state().segments.ready() < segments {
             if let Err(errno) = self.obtain(0) {
@@ -107,9 +107,9 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Makes a free segment ready, and up to so many that follow it in the file: each call to the
-    /// host holds up writes to the file. If the host has no space for the one whose turn it is,
-    /// that may lie behind the end of a device, and the first one of all need not.
+    /// Makes a free segment ready, and up to `more` that follow it in the file: each call to the
+    /// host holds up writes to the file. If the host has no space for it, the segment may lie
+    /// behind the end of a device; then the lowest free one is tried.
     fn obtain(&mut self, more: u32) -> Outcome {
         let (first, more) = {
             let mut state = self.core.append_state();
@@ -124,7 +124,7 @@ impl Maintenance {
         other.map_or(Err(errno), |other| self.make_ready(other))
     }
 
-    /// Makes a segment ready together with so many that follow it, or gives those back.
+    /// Makes a segment ready together with `more` that follow it, or deallocates those.
     fn obtain_run(&mut self, first: SegmentId, more: u32) -> bool {
         let offset = self.core.shape.address(first, 0).offset();
         let bytes = u64::from(1 + more) * self.core.shape.segment_bytes();
@@ -136,7 +136,7 @@ impl Maintenance {
             state.segments.make_ready(first);
             behind.into_iter().for_each(|segment| state.segments.make_ready(segment));
         } else {
-            // The host may have had space for some of them.
+            // The host may have allocated some of them.
             self.punch(&behind);
         }
         allocated
@@ -180,8 +180,8 @@ impl Maintenance {
         outcome
     }
 
-    /// After a crash it is not known which free segments have host space: all give it back, and so
-    /// does what lies behind those that the image has ever used. Space had been got there for
+    /// After a crash it is unknown which free segments are allocated: all are deallocated, and so
+    /// is the file behind those that the image has ever used. Space had been allocated there for
     /// writes that never came.
     pub fn punch_free(&mut self) {
         let (free, never_used, limit) = {
@@ -205,7 +205,7 @@ impl Maintenance {
         }
     }
 
-    /// Gives the host space of free segments back: neighbours together, in the order of the file.
+    /// Deallocates the host space of free segments: neighbours together, in file order.
     pub fn punch(&mut self, segments: &[SegmentId]) {
         let mut sorted = segments.to_vec();
         sorted.sort_unstable();
@@ -215,7 +215,7 @@ impl Maintenance {
             let offset = self.core.shape.address(run[0], 0).offset();
             let bytes = run.len() as u64 * self.core.shape.segment_bytes();
             if let Err(errno) = self.file.run(FileOp::Discard { offset, bytes }) {
-                // They stay free; only their host space is not given back.
+                // They stay free; only their host space is not deallocated.
                 let (name, count) = (&self.core.name, run.len());
                 warn!("{name}: cannot punch {count} segments from {} on: {errno}", run[0]);
             }
@@ -223,13 +223,14 @@ impl Maintenance {
         self.core.append_state().segments.add_free(segments);
     }
 
-    /// Segments that may be used: those that are ready, and those that the host has not refused.
+    /// Returns the number of segments that may be used: ready ones, and those that the host has not
+    /// refused.
     pub fn available(&self, state: &AppendState) -> u32 {
         let hidden = if self.host_full.is_some() { 0 } else { state.segments.obtainable() };
         state.segments.ready() + hidden
     }
 
-    /// A segment to append to. The caller has made sure that it may be opened.
+    /// Opens a segment to append to. The caller has checked that it may be opened.
     pub fn take_segment(&mut self, lifetime: u8) -> Result<(SegmentId, Incarnation), Errno> {
         loop {
             let opened = self.core.append_state().segments.open(lifetime);
@@ -240,9 +241,9 @@ impl Maintenance {
         }
     }
 
-    /// How many freed segments are kept for use as they are while guests write. Those that were
-    /// never written do not count: they must not displace the others.
-    /// None, where the drive hears of those that are given back: it copies less.
+    /// Returns how many freed segments keep their space while guests write. Never-written ones do
+    /// not count: they must not displace the others. None if the drive is told of freed segments:
+    /// it copies less.
     pub fn recycled_kept_in_use(&self) -> u32 {
         if self.core.telling.load(Ordering::Relaxed) {
             return 0;
@@ -253,18 +254,18 @@ impl Maintenance {
         state.kept_from_writes(&self.core.map) + pool
     }
 
-    /// Ready segments beyond those that are kept when nothing is written.
+    /// Returns whether there are more ready segments than are kept when nothing is written.
     pub fn has_surplus(&self, state: &AppendState) -> bool {
         state.segments.ready() > state.kept_from_writes(&self.core.map) + READY_KEPT
     }
 
-    /// Gives back the host space of all ready segments.
+    /// Deallocates the host space of all ready segments.
     pub fn release_reserve(&mut self) {
         let ready = self.core.append_state().segments.release_ready(0);
         self.punch(&ready);
     }
 
-    /// Gives back the host space of ready segments that only a busy guest needs.
+    /// Deallocates the host space of ready segments that only a busy guest needs.
     pub fn trim_reserve(&mut self) {
         let surplus = {
             let mut state = self.core.append_state();
@@ -279,7 +280,7 @@ impl Maintenance {
 mod tests {
     use super::*;
 
-    /// Guests take all that is ready beyond what is wanted after so long each time.
+    /// Simulates guests that use all ready segments beyond the wanted ones after `time`.
     fn taken_every(space: &mut SpaceAhead, now: &mut Instant, time: Duration) -> u32 {
         space.is_enough(*now);
         space.is_enough(*now + time / 2);

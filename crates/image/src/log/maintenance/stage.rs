@@ -1,10 +1,10 @@
-//! Live blocks of a victim that have been read and not copied yet: they are put in the order of
-//! their LBAs, so that cleaning leaves what a guest reads in sequence in sequence.
+//! Live blocks of a victim that have been read and not copied yet, sorted by LBA, so that cleaning
+//! keeps sequential data sequential.
 
 use crate::log::address::{BLOCK_BYTES, MapEntry};
 use crate::log::record::ENTRIES_MAX;
 
-/// A copy on its way into the map.
+/// A copied block that is not in the map yet.
 #[derive(Clone, Copy, Debug)]
 pub struct Move {
     pub lba: u64,
@@ -14,16 +14,16 @@ pub struct Move {
 /// See the module.
 #[derive(Default)]
 pub struct Stage {
-    /// As many blocks are sorted together.
+    /// Maximum number of blocks sorted together.
     most: usize,
     moves: Vec<(Move, u32)>,
-    /// In the order of their arrival.
+    /// In order of arrival.
     contents: Vec<u8>,
 }
 
 impl Stage {
-    /// Empties it, and has room for so many bytes of blocks from now on, or fewer if the host has
-    /// no memory for them: those of one record at least.
+    /// Empties the stage, and reserves room for `bytes` bytes of blocks, or fewer if the host has
+    /// no memory: at least those of one record.
     pub fn begin(&mut self, bytes: u64) {
         self.clear();
         let mut most = (bytes as usize / BLOCK_BYTES).max(ENTRIES_MAX);
@@ -33,24 +33,24 @@ impl Stage {
         self.most = most;
     }
 
-    /// Whether there is room for the blocks of another record.
+    /// Returns whether there is room for the blocks of another record.
     pub const fn has_room(&self) -> bool {
         self.moves.len() + ENTRIES_MAX <= self.most
     }
 
-    /// Takes a block in.
+    /// Adds a block.
     pub fn push(&mut self, moved: Move, content: &[u8]) {
         self.moves.push((moved, self.moves.len() as u32));
         self.contents.extend_from_slice(content);
     }
 
-    /// Forgets the blocks, and keeps the memory.
+    /// Drops the blocks, and keeps the memory.
     pub fn clear(&mut self) {
         self.moves.clear();
         self.contents.clear();
     }
 
-    /// All blocks, by LBA.
+    /// Returns all blocks, by LBA.
     pub fn in_order(&mut self) -> impl Iterator<Item = (Move, &[u8])> {
         self.moves.sort_unstable_by_key(|(moved, _)| moved.lba);
         self.moves.iter().map(|(moved, number)| {

@@ -1,5 +1,5 @@
 //! Records that the maintenance worker writes: copies of live blocks, and maps. They are outside
-//! the order of guest writes and are never replayed.
+//! the order of guest writes; of these, replay applies only copies in replayable streams.
 
 use flowstone_block::Errno;
 
@@ -12,7 +12,7 @@ use crate::log::record::Kind;
 use crate::log::record_builder::RecordBuilder;
 use crate::log::reserve::Opener;
 
-/// The end of a segment is not used for a record of fewer copies.
+/// Minimum room for copies at the end of a segment; less is not used.
 const COPIES_LEAST: u32 = 4;
 
 /// A stream of the maintenance worker.
@@ -22,8 +22,8 @@ pub struct AppendStream {
     /// Sum of the births of the blocks in its segment, and their number: copies keep their age.
     pub births: u128,
     pub copies: u64,
-    /// Whether replay finds it: the newest superblock names this place in its stream, or one that
-    /// leads here by seals.
+    /// Whether replay finds it: the newest superblock names its head, or one that seals lead here
+    /// from.
     pub replayable: bool,
 }
 
@@ -46,9 +46,8 @@ impl Maintenance {
         Ok(placed.address)
     }
 
-    /// Gives the next record of a stream its place, which goes on behind it. Returns the stream as
-    /// it was before, too, for [`abandon_stream`](Self::abandon_stream) if the record cannot be
-    /// written.
+    /// Places the next record of a stream and advances the stream. Also returns the previous state
+    /// of the stream, for [`abandon_stream`](Self::abandon_stream) if the record cannot be written.
     pub fn place_record(
         &mut self,
         lifetime: u8,
@@ -63,7 +62,7 @@ impl Maintenance {
         Ok((placed, before))
     }
 
-    /// A record of a stream is in the file, and so are all before it.
+    /// Counts a record of a stream as written, and so are all before it.
     pub fn appended(&mut self, placed: &Placed) {
         let blocks = u64::from(placed.header.record_blocks());
         let mut state = self.core.append_state();
@@ -76,25 +75,25 @@ impl Maintenance {
         }
     }
 
-    /// For the next record of the maintenance worker, whose numbers are its own.
+    /// Returns the stamp of the next record of the maintenance worker, which has its own numbering.
     fn stamp(&mut self) -> Stamp {
         self.records += 1;
         Stamp {
             sequence: Sequence::new(self.records),
-            // For copies: what the guest had committed when they were made.
+            // For copies: the committed sequence number when they were made.
             durable: self.core.append_state().committed(),
             generation: self.superblock.generation,
         }
     }
 
-    /// Makes sure that the next record of `blocks` blocks fits into the stream as it is.
+    /// Makes sure that the next record of `blocks` blocks fits into the open segment of the stream.
     pub fn reserve_stream(&mut self, lifetime: u8, blocks: u32) -> Result<(), Errno> {
         let stream = self.stream_with_room(lifetime, blocks)?;
         self.streams[usize::from(lifetime)] = Some(stream);
         Ok(())
     }
 
-    /// The stream of a lifetime, in a new segment if what is left of the old one is too little.
+    /// Returns the stream of a lifetime, in a new segment if the old one has too little room.
     fn stream_with_room(&mut self, lifetime: u8, blocks: u32) -> Result<AppendStream, Errno> {
         let old = self.streams[usize::from(lifetime)];
         if let Some(stream) = old.filter(|it| it.place.room(self.core.shape) >= blocks) {
@@ -123,20 +122,20 @@ impl Maintenance {
         Ok(AppendStream { place, births: 0, copies: 0, replayable })
     }
 
-    /// Whether a segment of this lifetime may be opened, in place of one that is full or in
+    /// Returns whether a segment of this lifetime may be opened, in place of a full one or in
     /// addition.
     fn may_open(&self, lifetime: u8, replaces: bool) -> bool {
         let state = self.core.append_state();
         let reserve = state.reserve(&self.core.map, replaces);
         let (opener, available) = match lifetime {
-            // The last resort asks a full host once more.
+            // The last resort tries a full host once more.
             LIFETIME_MAP => (Opener::Map, state.segments.ready_or_obtainable()),
             _ => (Opener::Copy, self.available(&state)),
         };
         reserve.may_open(opener, available, state.trim_heads())
     }
 
-    /// Tells replay where the stream goes on.
+    /// Writes the seal that leads replay to the next segment of the stream.
     fn write_seal(&mut self, mut place: HeadPlace, next: HeadPlace) -> Result<(), Errno> {
         let seal = place.go_on_at(next, self.core.shape, self.stamp());
         let mut builder = RecordBuilder::new(0);
@@ -148,9 +147,9 @@ impl Maintenance {
         Ok(())
     }
 
-    /// A write to a stream failed. The next attempt uses another segment, since the place may be
-    /// bad. A segment to which nothing was written is given back, so that repeated failures use up
-    /// no segments. Nothing is on its way to the stream any more.
+    /// Abandons the place of a failed write. The next attempt uses another segment, since the place
+    /// may be bad. A segment to which nothing was written is returned, so that repeated failures
+    /// use up no segments. No write to the stream is in flight any more.
     pub fn abandon_stream(&mut self, lifetime: u8, before: AppendStream) {
         if before.place.block == 0 && !before.replayable {
             self.core.append_state().segments.give_back(before.place.segment);
@@ -162,7 +161,7 @@ impl Maintenance {
         }
     }
 
-    /// Ends the stream of a lifetime. Everything in it has been put into the map.
+    /// Ends the stream of a lifetime. All its copies have been applied to the map.
     pub fn seal_stream(&mut self, lifetime: u8) {
         let Some(stream) = self.streams[usize::from(lifetime)].take() else { return };
         let mut state = self.core.append_state();
@@ -174,8 +173,9 @@ impl Maintenance {
         state.segments.seal_copies(stream.place.segment, clock, birth);
     }
 
-    /// The lifetime whose stream takes copies when segments are short, instead of this one's: that
-    /// with most room. The other streams are sealed, so that cleaning can win what they lack.
+    /// Selects the stream that takes copies when segments are short, instead of this lifetime's:
+    /// the one with most room. The other streams are sealed, so that cleaning can regain their
+    /// unused room.
     pub fn merge_streams(&mut self, lifetime: u8) -> u8 {
         let room = |lifetime: &u8| {
             let stream = self.streams[usize::from(*lifetime)]?;
@@ -188,8 +188,8 @@ impl Maintenance {
         roomiest
     }
 
-    /// How many copies the next record of this lifetime may have: what is left of the open segment,
-    /// or a full record in another one if that is next to nothing.
+    /// Returns the maximum number of copies in the next record of this lifetime: the rest of the
+    /// open segment, or a full record in another one if little is left.
     pub fn copies_that_fit(&self, lifetime: u8) -> u32 {
         let full = self.core.shape.record_payload_max();
         match self.room_for_copies(lifetime) {
@@ -198,12 +198,12 @@ impl Maintenance {
         }
     }
 
-    /// Whether the next copies open another segment.
+    /// Returns whether the next copies open another segment.
     pub fn is_stream_full(&self, lifetime: u8) -> bool {
         self.room_for_copies(lifetime) < COPIES_LEAST
     }
 
-    /// Whether a record with so many copies goes into the segment that is open.
+    /// Returns whether a record with `payload` copies goes into the open segment.
     pub fn stays_in_segment(&self, lifetime: u8, payload: u32) -> bool {
         self.room_for_copies(lifetime) >= payload
     }

@@ -1,4 +1,4 @@
-//! Looking through a victim: which of its blocks live, and whether they are whole.
+//! Surveys a victim: finds its live blocks, and verifies them.
 
 use flowstone_block::mutant;
 
@@ -10,18 +10,18 @@ use crate::log::ids::SegmentId;
 use crate::log::record::{Entry, Header};
 use crate::log::segments::Segment;
 
-/// Blocks that are read before guests are told.
+/// Blocks read between two credits for guests.
 const EARN_BLOCKS: u32 = 32;
 
-/// A victim that is being looked through: what lives in it is read, and waits to be copied.
+/// A victim under survey: its live blocks are read, and wait to be copied.
 pub struct Survey {
     pub victim: SegmentId,
     pub segment: Segment,
-    /// Where its next record is.
+    /// Block of its next record.
     pub block: u32,
     pub is_done: bool,
     pub stage: Stage,
-    /// Blocks that have been read since guests were told.
+    /// Blocks read since guests were last credited.
     pub staged: u32,
     /// Blocks that cannot be copied.
     pub unreadable: u32,
@@ -35,8 +35,8 @@ impl Survey {
     }
 }
 
-/// Guests may write more: so many live blocks of a victim have been read, or written elsewhere.
-/// Each is half of the work.
+/// Credits guest writes for live blocks of a victim that were read, or copied. Each is half of the
+/// work.
 pub fn earn(core: &Core, victim: &Segment, blocks: u32) {
     let gain = core.shape.data_blocks_most().saturating_sub(victim.live);
     let won = u64::from(blocks) * u64::from(gain);
@@ -47,17 +47,17 @@ pub fn earn(core: &Core, victim: &Segment, blocks: u32) {
 }
 
 impl Maintenance {
-    /// Begins to look through a victim.
+    /// Starts the survey of a victim.
     pub fn survey(&mut self, pipe: &mut Pipe, victim: SegmentId, segment: Segment) -> Survey {
         pipe.ahead.begin(&mut pipe.transfers, self.core.shape, (victim, segment.incarnation));
         let mut stage = std::mem::take(&mut self.stage);
-        // Two runs: more is in longer stretches of the disk.
+        // Room for two runs: sorting more blocks together makes longer sequential ranges.
         stage.begin(2 * pipe.run_bytes(self.core.shape));
         Survey { victim, segment, block: 0, is_done: false, stage, staged: 0, unreadable: 0 }
     }
 
-    /// Looks at the next record of a victim. `false` if there is none, or no room to keep what
-    /// lives in it.
+    /// Surveys the next record of a victim. `false` if there is none, or no room for its live
+    /// blocks.
     pub fn survey_record(&self, pipe: &mut Pipe, survey: &mut Survey) -> bool {
         let (shape, block) = (self.core.shape, survey.block);
         if survey.is_done || !survey.stage.has_room() {
@@ -90,7 +90,7 @@ impl Maintenance {
         !survey.is_done
     }
 
-    /// Takes the block at this place of the victim along, if the map still says that it is there.
+    /// Stages the block at this place of the victim, if the map still refers to it.
     fn stage_if_live(&self, pipe: &mut Pipe, survey: &mut Survey, lba: u64, at: u32) {
         let map_entry = self.core.map.get(lba);
         if map_entry.address() != self.core.shape.address(survey.victim, at) {

@@ -1,4 +1,4 @@
-//! Reads and writes of the maintenance worker that are on their way while it does something else.
+//! Asynchronous reads and writes of the maintenance worker.
 
 use std::io;
 
@@ -8,45 +8,45 @@ use flowstone_fileio::{
 };
 use slab::Slab;
 
-/// More than are ever on their way at once.
+/// Queue depth: more than are ever in flight.
 const DEPTH: u16 = 128;
 
-/// See the module. Each ends when it is [waited for](Self::wait).
+/// See the module. Each transfer ends when it is [waited for](Self::wait).
 pub struct Transfers {
-    /// The first to be dropped, which waits for what is on its way: the kernel uses `started`.
+    /// Dropped first, which waits for transfers in flight: the kernel uses `started`.
     channel: Box<dyn FileChannel>,
     reactor: Reactor,
     done: Vec<FileCompletion>,
     started: Slab<Transfer>,
 }
 
-/// One of them.
+/// One transfer.
 struct Transfer {
     buffer: AlignedBuf,
-    /// What of the buffer is transferred. Boxed: the kernel has its address.
+    /// Part of the buffer that is transferred. Boxed: the kernel has its address.
     #[expect(dead_code, reason = "only the kernel looks at it")]
     memory: Box<[IoVec; 1]>,
     outcome: Option<Outcome>,
 }
 
-/// Names one that has been started.
+/// Identifies a started transfer.
 #[derive(Debug)]
 pub struct Ticket(usize);
 
 impl Transfers {
-    /// Opens a queue into `file`.
+    /// Opens a queue of `file`.
     pub fn new(file: &dyn FileIo) -> io::Result<Self> {
         let context = QueueContext::alone(QueueDepth(DEPTH))?;
         let channel = file.channel(&context)?;
         Ok(Self { channel, reactor: context.reactor, done: Vec::new(), started: Slab::new() })
     }
 
-    /// Starts to fill the first `bytes` of a buffer.
+    /// Starts a read into the first `bytes` of a buffer.
     pub fn read(&mut self, offset: FileOffset, buffer: AlignedBuf, bytes: usize) -> Ticket {
         self.start(FileOp::Read { offset, bytes: bytes as u64 }, buffer, bytes)
     }
 
-    /// Starts to write the first `bytes` of a buffer.
+    /// Starts a write of the first `bytes` of a buffer.
     pub fn write(&mut self, offset: FileOffset, buffer: AlignedBuf, bytes: usize) -> Ticket {
         let op = FileOp::Write { offset, bytes: bytes as u64, durable: false };
         self.start(op, buffer, bytes)
@@ -63,7 +63,7 @@ impl Transfers {
         Ticket(key)
     }
 
-    /// Whether one has completed. Does not wait.
+    /// Returns whether a transfer has completed. Does not block.
     pub fn has_ended(&mut self, ticket: &Ticket) -> bool {
         if self.started[ticket.0].outcome.is_none() {
             self.collect();
@@ -71,7 +71,7 @@ impl Transfers {
         self.started[ticket.0].outcome.is_some()
     }
 
-    /// Waits until one has completed; gives its buffer back.
+    /// Waits until a transfer has completed; returns its buffer.
     pub fn wait(&mut self, ticket: Ticket) -> (AlignedBuf, Outcome) {
         loop {
             if let Some(outcome) = self.started[ticket.0].outcome {

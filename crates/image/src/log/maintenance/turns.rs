@@ -1,4 +1,4 @@
-//! When the maintenance worker works: when it is called, and when guests pause.
+//! Scheduling of the maintenance worker: wake-ups, and pauses of guests.
 
 use std::time::{Duration, Instant};
 
@@ -10,15 +10,15 @@ use crate::log::append::Health;
 use crate::runtime::inbox::PendingWork;
 use crate::upkeep::Upkeep;
 
-/// How long after the last write a checkpoint is made, so that the next start is quick.
+/// Time after the last write after which a checkpoint is made, so that the next open is quick.
 pub const QUIET_TIME: Duration = Duration::from_secs(20);
-/// The same where the checkpoint gives space back.
+/// Shorter time for a checkpoint that gives space back to the host.
 const RELEASE_TIME: Duration = Duration::from_secs(2);
-/// How long after the last copies their memory is given back.
+/// Time after the last copies after which their memory is released.
 const MEMORY_TIME: Duration = Duration::from_secs(5);
 
 impl Maintenance {
-    /// Works until it is told to stop, then makes a last checkpoint.
+    /// Works until told to stop, then writes a last checkpoint.
     pub fn run(mut self) {
         while self.is_awake || !self.called_for.stop {
             self.work();
@@ -27,8 +27,8 @@ impl Maintenance {
         self.close();
     }
 
-    /// Does one thing. If there was none to do the last time, it sleeps first until it is called or
-    /// it is time for what was put off.
+    /// Does one step. If the last one had nothing to do, first sleeps until it is woken or deferred
+    /// work is due.
     fn work(&mut self) {
         if !self.is_awake {
             self.called_for = self.core.inbox.wait(self.deadline);
@@ -47,7 +47,8 @@ impl Maintenance {
         self.deadline = self.next_pause();
     }
 
-    /// When to check whether the guest pauses; earlier, when the re-sorting pass may go on.
+    /// Returns when to check for a pause of the guests; earlier, when the re-sorting pass may go
+    /// on.
     pub fn next_pause(&mut self) -> Option<Instant> {
         let (now, gives_back) = (self.core.clock.now(), self.gives_back());
         let resort = self.next_resort(now).map(|paid| match paid <= now {
@@ -66,27 +67,27 @@ impl Maintenance {
             (false, false) => QUIET_TIME,
         };
         let is_due = gives_back || has_memory || state.changed;
-        // Looks at the pass do not put it off.
+        // Looks by the re-sorting pass do not postpone the pause.
         let before = self.quiet_at.filter(|at| *at > now && !has_written);
         self.quiet_at = is_due.then(|| before.map_or(now + wait, |at| at.min(now + wait)));
         self.quiet_at.into_iter().chain(resort).min()
     }
 
-    /// Whether a pause gives space of the host back.
+    /// Returns whether a pause would give space back to the host.
     fn gives_back(&self) -> bool {
         let is_sparse = self.sparsest().is_some();
         let state = self.core.append_state();
         is_sparse || state.segments.dead_count() > 0 || self.has_surplus(&state)
     }
 
-    /// Gives back what copies take.
+    /// Releases the memory for copies.
     pub fn release_memory(&mut self) {
         self.stage = Stage::default();
         (self.pipe, self.next) = (None, None);
         self.core.run_bytes.store(0, Ordering::Relaxed);
     }
 
-    /// Does work that was put off: no request came for a while.
+    /// Does deferred work: no request came for a while.
     pub fn pause(&mut self) {
         if self.pipe.is_some() && !self.gives_back() {
             // The rest is due later.

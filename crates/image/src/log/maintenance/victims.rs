@@ -1,15 +1,15 @@
-//! Which segments are cleaned.
+//! Selection of segments to clean.
 
 use super::Maintenance;
 use crate::log::ids::SegmentId;
 use crate::log::policy::{AGE_POWER, Candidate, LIFETIME_MAP};
 use crate::log::segments::{LOOK_MOST, Segment, State};
 
-/// Segments of which no more than one part in so many lives are cleaned while guests are quiet.
+/// Inverse of the maximum share of live blocks in segments that are cleaned while guests are quiet.
 const SPARSE_PART: u32 = 3;
 
 impl Maintenance {
-    /// The segment with the fewest live blocks, if they are few enough, unless cleaning it has
+    /// Returns the segment with the fewest live blocks, if few enough, unless cleaning it has
     /// failed.
     pub fn sparsest(&self) -> Option<(SegmentId, Segment)> {
         let most = self.core.shape.data_blocks_packed() / SPARSE_PART;
@@ -33,8 +33,8 @@ impl Maintenance {
         best
     }
 
-    /// Shows each segment that has been used, a few under each hold of the log's lock: an image of
-    /// 1 TiB has 32,768. They may have changed when all have been seen, but only this thread frees
+    /// Calls `look` for each segment that has been used, a few per hold of the log's lock: an image
+    /// of 1 TiB has 32,768. Earlier ones may have changed by the end, but only this thread frees
     /// them.
     pub fn look_through(&self, mut look: impl FnMut(SegmentId, Segment)) {
         let mut next = 1;
@@ -49,13 +49,14 @@ impl Maintenance {
         }
     }
 
-    /// The victim with the best score. While a stream is being filled, only victims whose blocks
-    /// belong in it, as long as one of them is worth it: a stream is written without a break.
+    /// Returns the victim with the best score. While a stream is being filled, prefers victims
+    /// whose blocks belong in it, as long as one of them is worth cleaning: a stream is written
+    /// without a break.
     pub fn choose_victim(&self) -> Option<(SegmentId, Segment)> {
         self.choose_victim_but(None)
     }
 
-    /// The same without the one that is being cleaned.
+    /// Returns the victim with the best score, excluding the one being cleaned.
     pub fn choose_victim_but(&self, except: Option<SegmentId>) -> Option<(SegmentId, Segment)> {
         let blocks = self.core.shape.data_blocks_most();
         let clock = self.core.append_state().clock;
@@ -87,8 +88,8 @@ impl Maintenance {
         }
     }
 
-    /// Whether cleaning frees enough; the space of headers does not count, since copies have
-    /// headers too.
+    /// Returns whether cleaning frees enough; the space of headers does not count, since copies
+    /// have headers too.
     pub fn is_worth_cleaning(&self, segment: &Segment) -> bool {
         let shape = self.core.shape;
         let full = match segment.lifetime {
@@ -101,8 +102,8 @@ impl Maintenance {
     }
 
     /// Marks the live leaves of sparse map segments, so that the next checkpoint writes them
-    /// elsewhere; all at once, since each checkpoint writes a root besides, which in a segment of
-    /// its own would win nothing. Returns the segments.
+    /// elsewhere; all at once, since each checkpoint also writes a root, which in a segment of its
+    /// own would gain nothing. Returns the segments.
     pub fn outdate_sparse_map(&mut self) -> Vec<SegmentId> {
         let most = self.core.append_state().reserve(&self.core.map, true).leaves;
         let mut sparse = Vec::new();
@@ -123,7 +124,7 @@ impl Maintenance {
         chosen
     }
 
-    /// Marks the leaves that are in a map segment, so that the next checkpoint writes them
+    /// Marks the leaves in a map segment as changed, so that the next checkpoint writes them
     /// elsewhere; the root moves with every checkpoint.
     pub fn outdate_map_segment(&mut self, victim: SegmentId) {
         for (leaf, (address, _)) in &self.leaves {

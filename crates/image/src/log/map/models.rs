@@ -1,4 +1,4 @@
-//! The map of a log image, read without a lock beside its one writer.
+//! Loom models of the map of a log image, read without a lock beside its one writer.
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ struct Blocks([UnsafeCell<u64>; 2]);
 // SAFETY: loom checks that none is written while another thread uses it.
 unsafe impl Sync for Blocks {}
 
-/// A guest that reads finds what was there before, or the new place with what is in it; also in a
-/// leaf that has just been made.
+/// A read finds the previous block, or the new address with the new content; also in a leaf that
+/// has just been allocated.
 #[test]
 fn who_sees_an_entry_sees_its_block() {
     check("log, map", 5, || {
@@ -47,7 +47,8 @@ fn who_sees_an_entry_sees_its_block() {
     });
 }
 
-/// A checkpoint copies leaves while guests write. What it has not copied is in the next one.
+/// A checkpoint copies leaves while guests write. A change that it has not copied is in the next
+/// one.
 #[test]
 fn a_checkpoint_has_a_change_or_leaves_its_mark() {
     check("log, checkpoint", 5, || {

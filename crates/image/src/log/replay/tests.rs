@@ -1,4 +1,4 @@
-//! What replay notes about segments and streams, without a file.
+//! Tests of the segments and streams after replay, without a whole image.
 
 use flowstone_sim::SimDisk;
 
@@ -10,7 +10,7 @@ use crate::log::ids::Incarnation;
 
 const SHAPE: Shape = Shape { segment_blocks: 64, reserve_percent: 20, streams: 1 };
 
-/// Else it would be written over before the next checkpoint, or appended to.
+/// Otherwise it would be overwritten before the next checkpoint, or appended to.
 #[test]
 fn a_segment_that_replay_reads_is_sealed_and_pinned_in_its_present_use() {
     let mut segments = SegmentTable::new(SHAPE, 8, 1);
@@ -51,7 +51,7 @@ const GUESTS: HeadPlace =
 const COPIES: HeadPlace =
     HeadPlace { incarnation: Incarnation::new(1, 2), segment: SegmentId::new(2), block: 0 };
 
-/// A record without the numbers that follow from its place.
+/// A record without the fields that follow from its place.
 #[derive(Clone, Copy)]
 struct Draft<'a> {
     sequence: u64,
@@ -87,7 +87,7 @@ impl Log {
         }
     }
 
-    /// Writes a header, and behind it blocks that all hold the same.
+    /// Writes a header, followed by blocks that all hold the same.
     fn put(&self, place: HeadPlace, header: Header, entries: &[Entry]) {
         let mut bytes = vec![VALUE; BLOCK_BYTES * header.record_blocks() as usize];
         let codec = Codec::new(&self.superblock.identity);
@@ -117,7 +117,7 @@ impl Log {
         replay(&mut reader, superblock, medium, map, segments).unwrap()
     }
 
-    /// Where the map says that a block is: segment and block.
+    /// Returns the mapped location of a block: segment and block.
     fn place(&self, lba: u64) -> Option<(u32, u32)> {
         let entry = self.map.get(lba);
         let address = entry.address().get();
@@ -203,7 +203,7 @@ fn a_record_made_after_a_newer_checkpoint_proves_that_its_superblock_is_lost() {
     }
 }
 
-/// Where it leads is the head from then on, with a record there or without.
+/// The target of the seal is the head from then on, with a record there or without.
 #[test]
 fn a_seal_leads_to_the_next_segment_and_not_outside_the_image() {
     let last = SEGMENTS - 1;
@@ -239,7 +239,7 @@ fn a_seal_leads_to_the_next_segment_and_not_outside_the_image() {
     }
 }
 
-/// The copy of record 12 is found only after that record, although it lies first in its stream.
+/// The copy of record 12 is applied only after that record, although it is first in its stream.
 #[test]
 fn blocks_move_to_their_copies_if_they_are_where_they_were_copied_from() {
     let mut log = Log::new();
@@ -252,7 +252,7 @@ fn blocks_move_to_their_copies_if_they_are_where_they_were_copied_from() {
     log.copy(4, 1, Draft { sequence: 2, durable: 12, entries: &two });
     let three = [moved(3, 1, 7)];
     log.copy(6, 1, Draft { sequence: 3, durable: 13, entries: &three });
-    // Of several segments, and what an earlier use of the place has left.
+    // Copies from several segments, and records that an earlier use of the segment has left.
     let rest = [moved(2, 2, 2)];
     log.copy(8, 0, Draft { sequence: 4, durable: 13, entries: &rest });
     log.copy(10, 1, Draft { sequence: 4, durable: 13, entries: &rest });

@@ -1,8 +1,8 @@
-//! A model of everything that opens, fills and frees segments, without a file: the real books
+//! A model of everything that opens, fills and frees segments, without a file: the real state
 //! (`AppendState`, `SegmentTable`, `BlockMap`) and the real decisions, and a maintenance worker
-//! that moves map entries instead of blocks. It begins with segments that are filled in any way
-//! that the reserves allow, takes random steps, and fails when a request is told that there is no
-//! room: live data is never more than the disk's size.
+//! that moves map entries instead of blocks. It begins with segments filled in any way that the
+//! reserves allow, takes random steps, and fails when a request is refused for lack of room: live
+//! data never exceeds the disk's size.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::log::record::{Entry, LEAF_ON_DISK_BLOCKS};
 use crate::log::segments::{Segment, SegmentTable, State};
 use crate::runtime::wakers::QueueWaker;
 
-/// Steps of the maintenance worker for one record, after which it counts as going in circles.
+/// Steps of the maintenance worker for one record, after which it is considered to loop.
 const CIRCLE_STEPS: u32 = 2000;
 
 #[derive(Clone, Copy)]
@@ -39,11 +39,11 @@ struct Model {
     leaves: BTreeMap<u32, Address>,
     root: Option<(Address, u32)>,
     random: Rng,
-    /// How often each thing happened.
+    /// Number of occurrences of each event.
     counts: BTreeMap<&'static str, u64>,
 }
 
-/// There is no room.
+/// Error: no room.
 struct NoRoom;
 
 impl Model {
@@ -102,7 +102,7 @@ impl Model {
                 _ => self.random.u32(1..=packed),
             };
             if available <= self.kept() + heads {
-                // So much cannot live here beside what is kept; the guest writes it itself.
+                // This data does not fit beside the reserve; the guest writes it itself.
                 break;
             }
             let taken = lbas.split_off(lbas.len().saturating_sub(count as usize));
@@ -132,7 +132,7 @@ impl Model {
         self.state.reserve(&self.map, false).left_by(Opener::Write)
     }
 
-    /// Heads, and a checkpoint.
+    /// Opens heads, and makes a checkpoint.
     fn start(&mut self) {
         self.provide();
         self.restart().unwrap_or_else(|NoRoom| self.fail("no room to start"));
@@ -156,7 +156,7 @@ impl Model {
         self.state.reserve(&self.map, true)
     }
 
-    // What guests do.
+    // Guests.
 
     fn place(&mut self, entries: &[Entry], stream: usize) -> Result<(), NoRoom> {
         let payload_blocks = entries.iter().map(|entry| entry.payload_blocks()).sum();
@@ -197,7 +197,7 @@ impl Model {
         self.place(&[Entry::Trim { lba, count: count as u32 }], stream)
     }
 
-    // What the maintenance worker does.
+    // Maintenance worker.
 
     fn step(&mut self) -> Result<(), NoRoom> {
         let (dead, freeable) = self.state.segments.dead();
@@ -263,7 +263,7 @@ impl Model {
                 }
     }
 
-    /// Any victim: the argument must not depend on a good choice.
+    /// Chooses any victim: the argument must not depend on a good choice.
     fn victim(&mut self) -> Option<SegmentId> {
         let worth =
             |(number, it): (SegmentId, Segment)| self.is_worth_cleaning(&it).then_some(number);
@@ -312,14 +312,14 @@ impl Model {
                 self.state.segments.lose(old.address());
             }
             if self.random.bool() {
-                // As copies in a stream that no superblock names.
+                // Like copies in a stream that no superblock names.
                 self.state.segments.pin(victim);
             }
         }
         Ok(())
     }
 
-    /// What is left of the open segment, or a full record in another.
+    /// Returns the rest of the open segment, or a full record in another.
     fn copies_that_fit(&self, lifetime: u8) -> usize {
         let shape = self.state.shape;
         let room = self.copy_streams[usize::from(lifetime)]
@@ -328,7 +328,7 @@ impl Model {
         if room < 4 { full as usize } else { room.min(full) as usize }
     }
 
-    /// A record with so many blocks; the address of the first.
+    /// Appends a record of `payload` blocks; returns the address of the first.
     fn append(&mut self, lifetime: u8, payload: u32) -> Result<Address, NoRoom> {
         let shape = self.state.shape;
         let old = self.copy_streams[usize::from(lifetime)];
@@ -435,7 +435,7 @@ impl Model {
         self.provide();
     }
 
-    /// After a failed record or a crash: heads end, and new ones take their place.
+    /// Restarts after a failed record or a crash: heads end, and new ones take their place.
     fn restart(&mut self) -> Result<(), NoRoom> {
         self.count("restarts");
         let freeable = self.state.segments.take_freeable();
@@ -462,7 +462,7 @@ impl Model {
         self.checkpoint()
     }
 
-    /// The image is closed and opened again, or its daemon dies.
+    /// Closes and reopens the image, or kills its daemon.
     fn reopen(&mut self, crashed: bool) -> Result<(), NoRoom> {
         (0..LIFETIMES as u8).for_each(|lifetime| self.seal_copy_stream(lifetime));
         if crashed {
@@ -492,7 +492,7 @@ impl Model {
         );
     }
 
-    /// Whatever comes, so often.
+    /// Takes `rounds` random steps.
     fn run(&mut self, rounds: u32) {
         let (mut trims, mut longest, mut breaks) = (10, 1, 200);
         for round in 0..rounds {
@@ -522,7 +522,7 @@ impl Model {
 
 const RESERVE: Reserve = Reserve { checkpoints: 3, trims: 2, cleaning: 2, map_full: 1, leaves: 10 };
 
-/// With so many segments beyond those that writes must leave.
+/// A view with `left` segments beyond those that writes must leave.
 fn view(left: u32, dead: u32, freeable: u32) -> View {
     let available = RESERVE.left_by(Opener::Write) + left;
     let (trim_heads, map_segments, segment_blocks) = (0, 1, 1024);
@@ -543,7 +543,7 @@ fn what_a_sync_frees_is_freed_together_and_counts_as_room() {
 
 #[test]
 fn a_checkpoint_is_made_for_dead_segments_where_that_is_cheaper_than_cleaning() {
-    // A victim with half of it alive costs a block for a block.
+    // A victim with half of it live costs one copied block per freed block.
     assert!(view(2, 4, 0).checkpoint_is_cheaper(2000, Some(512)));
     assert!(!view(2, 4, 0).checkpoint_is_cheaper(2100, Some(512)));
     assert!(view(2, 5, 0).checkpoint_is_cheaper(2100, Some(512)));

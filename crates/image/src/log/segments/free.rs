@@ -1,16 +1,17 @@
-//! Free segments: which of them is used next. Their host space is got for each anew.
+//! Free segments, and the order of their reuse. Their host space is allocated anew.
 
 use super::SegmentTable;
 use crate::log::ids::SegmentId;
 
 impl SegmentTable {
-    /// A free segment to get host space for; hand it back with `make_ready` or `put_back`.
+    /// Takes a free segment to allocate; hand it back with `make_ready` or `put_back`.
     pub fn take_free(&mut self) -> Option<SegmentId> {
         let next = SegmentId::new(self.segments.len() as u32);
         self.free.pop_front().or_else(|| self.take_new(next).then_some(next))
     }
 
-    /// The free segments that follow this one in the file, up to `count`: how many there are.
+    /// Takes the free segments that follow this one in the file, up to `count`; returns their
+    /// number.
     pub fn take_free_behind(&mut self, number: SegmentId, count: u32) -> u32 {
         let mut taken = 0;
         while taken < count {
@@ -25,7 +26,7 @@ impl SegmentTable {
         taken
     }
 
-    /// Whether this is the first one that has never been used.
+    /// Adds this segment to the table if it is the lowest never used; returns whether it is.
     fn take_new(&mut self, number: SegmentId) -> bool {
         let is_new = number.index() == self.segments.len() && number.get() < self.limit;
         if is_new {
@@ -34,19 +35,19 @@ impl SegmentTable {
         is_new
     }
 
-    /// All free segments that have been used before.
+    /// Takes all free segments that have been used before.
     pub fn take_all_free(&mut self) -> Vec<SegmentId> {
         self.free.drain(..).collect()
     }
 
-    /// The first of the free segments that have been used before, if it lies before this one.
+    /// Takes the lowest free segment that has been used before, if it lies before this one.
     pub fn take_free_before(&mut self, number: SegmentId) -> Option<SegmentId> {
         let first = *self.free.iter().min().filter(|first| **first < number)?;
         self.free.retain(|free| *free != first);
         Some(first)
     }
 
-    /// The host has no space for this one: it is the last to be asked for again.
+    /// Puts a segment back as the last to be tried again: the host has no space for it.
     pub fn put_back(&mut self, number: SegmentId) {
         self.free.push_back(number);
     }

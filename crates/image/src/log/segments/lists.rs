@@ -1,4 +1,4 @@
-//! Which segments are on which list, and in which order they are used.
+//! Tests of the segment lists and the order of use.
 
 use super::*;
 use crate::log::policy::LIFETIME_MAP;
@@ -9,7 +9,7 @@ fn ids(numbers: &[u32]) -> Vec<SegmentId> {
     numbers.iter().copied().map(SegmentId::new).collect()
 }
 
-/// With so many segments, the first one included; these have been used and are free.
+/// A table of `limit` segments, including segment 0, of which `free` have been used and are free.
 fn with_free(limit: u32, free: &[u32]) -> SegmentTable {
     let mut table = SegmentTable::new(SHAPE, limit, 1);
     while table.take_free().is_some() {}
@@ -45,7 +45,7 @@ fn the_lists_of_an_opened_image_follow_from_its_segments() {
     assert_eq!(table.highest_used(), SegmentId::new(10));
 }
 
-/// What lies behind the end of a device cannot be had, and what lies before it can.
+/// Space behind the end of a device cannot be allocated; space before it can.
 #[test]
 fn a_free_segment_before_another_is_the_first_of_all_or_none() {
     let mut table = with_free(8, &[3, 1, 5]);
@@ -153,7 +153,7 @@ fn segments_behind_the_limit_were_borrowed_and_are_not_used_again() {
     assert_eq!(table.take_all_free(), ids(&[7]));
 }
 
-/// Space that was never written costs more to write, and must not displace what was.
+/// Space that was never written costs more to write, and must not displace written space.
 #[test]
 fn what_was_written_before_is_kept_beside_fresh_segments_and_opened_first() {
     let mut table = with_free(16, &[1, 2, 3, 4, 5, 6]);

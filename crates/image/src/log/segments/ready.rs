@@ -1,8 +1,8 @@
-//! Ready segments: which of them is opened next, and which are given back to the host first.
+//! Ready segments: the order in which they are opened, and deallocated.
 //!
 //! A write into space that the host has allocated and that was never written costs more: the host
 //! file system changes its own metadata with it. So recycled segments, which were written before,
-//! are opened first, the oldest of them first, and fresh ones are kept for when there are none.
+//! are opened first, the oldest of them first, and fresh ones only when there are none.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ use crate::log::ids::SegmentId;
 pub struct ReadySegments {
     /// In order of their release: neighbours that were filled together die together again.
     recycled: VecDeque<SegmentId>,
-    /// In the order in which the host has given them space.
+    /// In order of allocation.
     fresh: VecDeque<SegmentId>,
 }
 
@@ -22,7 +22,7 @@ impl ReadySegments {
         self.recycled() + self.fresh.len() as u32
     }
 
-    /// Those that were written before.
+    /// Returns the number of segments that were written before.
     pub fn recycled(&self) -> u32 {
         self.recycled.len() as u32
     }
@@ -35,12 +35,12 @@ impl ReadySegments {
         self.recycled.push_back(number);
     }
 
-    /// The one to be opened now.
+    /// Takes the segment to open now.
     pub fn take(&mut self) -> Option<SegmentId> {
         self.recycled.pop_front().or_else(|| self.fresh.pop_front())
     }
 
-    /// So many to be given back to the host, the fresh ones first.
+    /// Takes `count` segments to deallocate, the fresh ones first.
     pub fn release(&mut self, count: u32) -> Vec<SegmentId> {
         let fresh = (count as usize).min(self.fresh.len());
         let recycled = (count as usize - fresh).min(self.recycled.len());

@@ -5,16 +5,16 @@ use crate::log::ids::Incarnation;
 /// The state of a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum State {
-    /// Nothing in it, and perhaps a hole in the host file.
+    /// Unused, and perhaps a hole in the host file.
     #[default]
     Free,
-    /// Nothing in it, and the host has given it space.
+    /// Unused, and allocated by the host.
     Ready,
     /// Being appended to.
     Open,
-    /// Full, or given up.
+    /// Full, or abandoned.
     Sealed,
-    /// Sealed without live blocks: free after the next checkpoint.
+    /// Sealed without live blocks: freed by a sync, or if pinned by a checkpoint.
     Dead,
 }
 
@@ -22,24 +22,24 @@ pub enum State {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Segment {
     pub state: State,
-    /// Lifetime of what is in it; see `policy`.
+    /// Lifetime class of its blocks; see `policy`.
     pub lifetime: u8,
-    /// A block in it could not be read: it stays where it is.
+    /// A block in it could not be read: it stays in this segment.
     pub damaged: bool,
     /// Only a checkpoint frees it: replay may read it, or would not find what replaced its blocks.
     pub pinned: bool,
-    /// Blocks in it that the map or the map root names.
+    /// Number of its blocks that the map or the map root names.
     pub live: u32,
-    /// Names its present use.
+    /// Identifies its present use.
     pub incarnation: Incarnation,
-    /// The log's clock when its blocks were written by a guest, on the mean: copies keep their age.
+    /// Mean of the log's clock when guests wrote its blocks: copies keep their age.
     pub birth: u64,
-    /// The log's clock when it was sealed; after a start, `birth`.
+    /// The log's clock when it was sealed; after an open, `birth`.
     pub sealed: u64,
 }
 
 impl Segment {
-    /// Whether nothing is appended to it: a checkpoint that begins now covers it.
+    /// Returns whether nothing is appended to it: a checkpoint that begins now covers it.
     pub const fn is_closed(&self) -> bool {
         matches!(self.state, State::Sealed | State::Dead)
     }

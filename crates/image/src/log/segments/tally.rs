@@ -1,5 +1,5 @@
-//! How many segments there are of each kind, kept as they change: queues ask while they hold the
-//! log's lock, and an image of 1 TiB has 32,768 segments.
+//! Running counts of segments by kind: queues read them under the log's lock, and an image of 1 TiB
+//! has 32,768 segments.
 
 use super::segment::{Segment, State};
 use crate::log::policy::LIFETIME_MAP;
@@ -7,20 +7,20 @@ use crate::log::policy::LIFETIME_MAP;
 /// See the module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Segments that hold something, heads included.
+    /// Segments in use, heads included.
     pub used: u32,
-    /// Those of them that hold parts of the map.
+    /// Segments in use that hold parts of the map.
     pub maps: u32,
     /// Segments that blocks of guests are being appended to.
     pub open_for_data: u32,
     /// Segments that nothing is appended to.
     pub closed: u32,
-    /// Live blocks of these.
+    /// Live blocks of the closed segments.
     pub closed_live: u64,
 }
 
 impl Tally {
-    /// The counts of one segment.
+    /// Returns the counts of one segment.
     fn of(segment: &Segment) -> Self {
         let of_map = segment.lifetime == LIFETIME_MAP;
         let closed = segment.is_closed();
@@ -34,7 +34,7 @@ impl Tally {
         }
     }
 
-    /// A segment has become another one.
+    /// Updates the counts for a changed segment.
     pub fn change(&mut self, from: &Segment, to: &Segment) {
         let (from, to) = (Self::of(from), Self::of(to));
         self.used = self.used + to.used - from.used;
@@ -44,7 +44,7 @@ impl Tally {
         self.closed_live = self.closed_live + to.closed_live - from.closed_live;
     }
 
-    /// Counted anew.
+    /// Counts all segments.
     pub fn counted<'a>(segments: impl Iterator<Item = &'a Segment>) -> Self {
         let mut tally = Self::default();
         segments.for_each(|segment| tally.change(&Segment::default(), segment));

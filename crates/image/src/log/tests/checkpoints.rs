@@ -1,4 +1,4 @@
-//! What a checkpoint writes, and what one that failed leaves to the next.
+//! Tests of the blocks that a checkpoint writes, and of the state after a failed one.
 
 use std::collections::BTreeSet;
 
@@ -22,14 +22,14 @@ fn wide() -> Fixture {
     Setup { blocks: LEAVES * LEAF_BLOCKS, ..Setup::default() }.fixture(1)
 }
 
-/// Changes so many leaves of the map.
+/// Changes `count` leaves of the map.
 fn change_leaves(fixture: &mut Fixture, count: u64) {
     for leaf in 0..count {
         fixture.write_blocks(leaf * LEAF_BLOCKS..leaf * LEAF_BLOCKS + 1).unwrap();
     }
 }
 
-/// Otherwise an image that is opened does not know what the segment is used for.
+/// Otherwise the use of the segment is unknown when the image is opened.
 #[test]
 fn a_map_root_names_the_segment_that_it_is_in_wherever_that_ends() {
     let mut fixture = wide();
@@ -67,7 +67,8 @@ fn the_leaves_of_a_checkpoint_share_records() {
     assert_eq!(written(&fixture) - before, expected);
 }
 
-/// The next one is due as soon as if this one had not been tried. What it has written counts, too.
+/// After a failed checkpoint, the next one is due as soon as if it had not been tried. Its writes
+/// count, too.
 #[test]
 fn a_checkpoint_that_failed_forgets_nothing_of_what_it_was_due_for() {
     let mut fixture = wide();
@@ -85,7 +86,7 @@ fn a_checkpoint_that_failed_forgets_nothing_of_what_it_was_due_for() {
     assert!(fixture.core.append_state().changed);
 }
 
-/// `compact` and a disk that shrinks may have left data behind the limit for a moment.
+/// `compact` and a shrinking disk may temporarily leave data beyond the limit.
 #[test]
 fn a_superblock_reaches_as_far_as_the_limit_and_as_the_last_segment_in_use() {
     let mut fixture = wide();

@@ -1,6 +1,6 @@
-//! A disk that is nearly full, used hard: requests of both classes, small and large, aligned or
-//! not, discards and zeroes between them, many records on their way, cleaning and the re-sorting
-//! pass beside them; then the daemon is killed or power is cut.
+//! A nearly full disk under heavy load: requests of both classes, small and large, aligned or not,
+//! with discards and zeroes, many records in flight, beside cleaning and the re-sorting pass; then
+//! the daemon is killed or power is cut.
 
 use flowstone_block::{Errno, OpKind};
 use flowstone_sim::{Call, Fate, Fault, Landed, Schedule};
@@ -10,10 +10,10 @@ use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup, without_history};
 use super::history_model::{End, HistoryModel};
 use crate::log::maintenance::Maintenance;
 
-/// Blocks of data that guests use, out of ten of the disk.
+/// Blocks that guests use, in tenths of the disk.
 const USED_TENTHS: u64 = 9;
 
-/// Nine tenths are in use, in no order, and everything is durable.
+/// A disk of which nine tenths are in use, in no order, and durable.
 fn nearly_full(setup: Setup, seed: u64) -> Fixture {
     let mut fixture = setup.fixture(seed);
     let used = setup.blocks * USED_TENTHS / 10;
@@ -43,7 +43,7 @@ fn mix(setup: Setup, seed: u64) -> Mix {
     }
 }
 
-/// One run, with writes that fail now and then in every third.
+/// One run; in every third, writes fail now and then.
 pub fn run(seed: u64, moments: usize) {
     let segment_bytes = if seed % 4 < 3 { SEGMENT_BYTES } else { 4 * SEGMENT_BYTES };
     let (split, queues) = (!seed.is_multiple_of(3), 1 + seed as usize % 3);

@@ -1,4 +1,5 @@
-//! `compact`, interrupted: by power cuts at every moment, by guests, and by a host without room.
+//! Tests of `compact`, interrupted: by power cuts at every moment, by guests, and by a host without
+//! space.
 
 use flowstone_block::{Errno, Outcome};
 use flowstone_fileio::FileIo;
@@ -9,7 +10,7 @@ use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup, without_history};
 use super::history_model::{End, HistoryModel};
 use crate::log::maintenance::Maintenance;
 
-/// A disk of which so many blocks are in use, in no order, on an image that uses all its segments.
+/// A disk with `live` blocks in use, in no order, on an image that uses all its segments.
 pub fn disordered(setup: Setup, live: u64, seed: u64) -> (SimDisk, HistoryModel) {
     let mut fixture = setup.fixture(seed);
     fixture.guests().mix = Mix { blocks_max: 3, ..Mix::writes(0..live) };
@@ -23,7 +24,8 @@ fn compact(fixture: &mut Fixture) -> Outcome {
     fixture.maintenance(Maintenance::compact)
 }
 
-/// Every cut must leave an image that opens with all its data, and goes on.
+/// Cuts power at every moment: each must leave an image that opens with all its data, and is
+/// usable.
 pub fn cut_everywhere(fixture: Fixture, setup: Setup, moments: usize) {
     let opened = fixture.opened;
     let (disk, model) = fixture.abandon();
@@ -51,7 +53,7 @@ fn compact_survives_power_cuts() {
     }
 }
 
-/// Guests may get segments that `compact` has borrowed: the superblock knows of them before.
+/// Guests may get segments that `compact` has borrowed: the superblock covers them before.
 #[test]
 fn compact_with_guests_going_on_survives_power_cuts() {
     for seed in 0..6 {
@@ -89,7 +91,7 @@ fn stays_usable(mut fixture: Fixture, setup: Setup, told: &str) {
     fixture.check();
 }
 
-/// The host had room for a part of the job. What was done of it lay beyond the usual limit, and all
+/// The host had space for a part of the job. The sorted part lay beyond the usual limit, and all
 /// segments within it were in use: none could be opened any more, not even for a checkpoint.
 #[test]
 fn a_compact_that_runs_out_of_room_leaves_an_image_that_can_be_written() {
@@ -112,7 +114,7 @@ fn a_compact_that_runs_out_of_room_leaves_an_image_that_can_be_written() {
     }
 }
 
-/// The same, cut short by an error of the host: a block that cannot be read.
+/// The same, interrupted by an error of the host: an unreadable block.
 #[test]
 fn a_compact_that_fails_half_way_leaves_an_image_that_can_be_written() {
     for after in [3u64, 40, 90, 150, 200] {
@@ -131,7 +133,7 @@ fn a_compact_that_fails_half_way_leaves_an_image_that_can_be_written() {
 }
 
 /// Copies from many segments are not replayed, so their sources wait for a checkpoint; also when
-/// the one that should have ended the job has failed, and cleaning frees what it may.
+/// the final checkpoint has failed, and cleaning frees segments.
 #[test]
 fn sources_of_a_compact_that_failed_wait_for_a_checkpoint() {
     for seed in 0..6 {

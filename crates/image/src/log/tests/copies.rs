@@ -1,6 +1,6 @@
-//! Two records of copies are on their way: writes and reads of cleaning fail, guests discard and
-//! overwrite what is being copied, segments are used again; then power is cut, or the daemon
-//! killed, at moments of it.
+//! Tests with two records of copies in flight: writes and reads of cleaning fail, guests discard
+//! and overwrite blocks being copied, segments are reused; then power is cut, or the daemon killed,
+//! at various moments.
 
 use flowstone_block::{Errno, Outcome};
 use flowstone_sim::{Call, Fate, Fault, Landed, Moment, Schedule};
@@ -28,7 +28,7 @@ fn trouble(seed: u64, round: u64, fixture: &Fixture) {
     fixture.disk.inject(failure.within(SEGMENTS).after(number / 5 % 9));
 }
 
-/// Everything that cleaning does, with trouble.
+/// Everything that cleaning does, with failures.
 fn troubled(seed: u64) -> (Fixture, Moment) {
     let segment_bytes = if seed % 4 < 2 { SEGMENT_BYTES } else { 4 * SEGMENT_BYTES };
     let blocks = if seed % 4 < 2 { 256 } else { 1024 };
@@ -131,7 +131,7 @@ fn copies_on_their_way_survive_failures_and_cuts() {
     }
 }
 
-/// Blocks that the map says are in a segment of this kind.
+/// Returns the blocks that are mapped to segments of this kind.
 fn blocks_in(fixture: &Fixture, is_it: impl Fn(SegmentId, &Segment) -> bool) -> Vec<u64> {
     let state = fixture.core.append_state();
     let is_there = |lba: &u64| {
@@ -145,8 +145,8 @@ fn blocks_in(fixture: &Fixture, is_it: impl Fn(SegmentId, &Segment) -> bool) -> 
 }
 
 /// Copies of a second record were in the map although the first one, which replay must find before,
-/// could not be written. Then the victim could die of the guest's writes to the others and be used
-/// again, and a crash lose them.
+/// could not be written. Then the victim could die by the guest's writes to its other blocks and be
+/// reused, and a crash lose the copies.
 #[test]
 fn copies_behind_a_record_that_failed_are_not_in_the_map() {
     for seed in 0..8 {
@@ -180,7 +180,7 @@ fn copies_behind_a_record_that_failed_are_not_in_the_map() {
         }
         fixture.flush().unwrap();
         fixture.maintenance.release_freeable().unwrap();
-        // What is free may be written at once.
+        // A free segment may be overwritten at once.
         let freed = fixture.core.append_state().segments.get(victim);
         if matches!(freed.state, State::Free | State::Ready) {
             let start = fixture.core.shape.address(victim, 0).offset().get();
@@ -193,7 +193,7 @@ fn copies_behind_a_record_that_failed_are_not_in_the_map() {
     }
 }
 
-/// What a guest does while the maintenance worker is not called.
+/// Zeroes a block while the maintenance worker does not run.
 fn zero_alone(fixture: &Fixture, lba: u64) {
     let tag = fixture.guests().zero(0, lba * BLOCK_SECTORS..(lba + 1) * BLOCK_SECTORS);
     for _ in 0..1000 {
@@ -208,13 +208,13 @@ fn zero_alone(fixture: &Fixture, lba: u64) {
     panic!("a discard hangs");
 }
 
-/// A guest leaves the first ones of the blocks in a segment.
+/// Zeroes all but the first `count` blocks in a segment.
 fn zero_all_but(count: usize, victim: SegmentId, fixture: &Fixture) {
     let lbas = blocks_in(fixture, |number, _| number == victim);
     lbas.iter().skip(count).for_each(|lba| zero_alone(fixture, *lba));
 }
 
-/// With no requests meanwhile.
+/// Cleans without requests meanwhile.
 fn clean_alone(victim: SegmentId, fixture: &mut Fixture) -> Outcome {
     let segment = fixture.core.append_state().segments.get(victim);
     let outcome = fixture.maintenance.clean_into(LIFETIME_CLEANED, victim, segment);
@@ -222,9 +222,9 @@ fn clean_alone(victim: SegmentId, fixture: &mut Fixture) -> Outcome {
     outcome
 }
 
-/// The last copies that a segment has room for were on their way when the stream went on in another
-/// one. All else in it was dead: had it ended at once, it would have been free to be used again,
-/// and had that write failed, it would have ended twice.
+/// The last copies that fit in a segment were in flight when the stream went on in another one. All
+/// else in it was dead: had it been sealed at once, it would have been free for reuse, and had that
+/// write failed, it would have been sealed twice.
 #[test]
 fn a_segment_ends_when_all_copies_on_their_way_to_it_are_in_the_map() {
     for seed in 0..16 {
@@ -282,9 +282,9 @@ fn used_again(fixture: &mut Fixture, number: SegmentId) -> Segment {
     panic!("segment {number} is not used again: {}", fixture.describe());
 }
 
-/// A victim that had been looked through dies, and its segment is used again, before it is its
-/// turn. What was seen of it says nothing of what is there now: nothing of that would be copied,
-/// and the segment count as damaged and be left as it is.
+/// A surveyed victim dies, and its segment is reused, before it is cleaned. The survey does not
+/// apply to the new content: otherwise nothing of that would be copied, and the segment would count
+/// as damaged and stay.
 #[test]
 fn what_was_seen_of_a_victim_is_forgotten_when_its_segment_is_used_again() {
     for seed in 0..4 {
@@ -308,8 +308,7 @@ fn what_was_seen_of_a_victim_is_forgotten_when_its_segment_is_used_again() {
                 fixture.run(3);
             }
         };
-        // There is room from now on: nothing else is cleaned, which would begin with another
-        // victim.
+        // There is room from now on: no other victim is cleaned first.
         (64..480).for_each(|lba| zero_alone(&fixture, lba));
         zero_all_but(0, victim, &fixture);
         fixture.maintenance.checkpoint(CheckpointKind::Running).unwrap();

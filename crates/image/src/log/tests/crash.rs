@@ -1,5 +1,5 @@
-//! Power is cut at every moment of short runs. What is found must be what the guest was promised,
-//! and a prefix of what it did; recovery may itself be interrupted.
+//! Power is cut at every moment of short runs. The content found must include all durable changes,
+//! and be a prefix of the guest's changes; recovery may itself be interrupted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,10 +8,10 @@ use flowstone_sim::{Call, Fate, Fault, Moment, Schedule, SimDisk};
 use super::fixture::{Fixture, Mix, Setup, contents_read_only, without_history};
 use super::history_model::{End, HistoryModel, Stamp};
 
-/// Crashes that have been looked at, by all tests of a process.
+/// Number of crashes checked, by all tests of a process.
 pub static CRASHES: AtomicU64 = AtomicU64::new(0);
 
-/// Looks at what a power cut has left, without opening it for writing.
+/// Checks the state after a power cut, without opening it for writing.
 pub fn look(disk: &SimDisk, model: &HistoryModel, moment: Moment) -> Vec<Stamp> {
     CRASHES.fetch_add(1, Ordering::Relaxed);
     let seen = contents_read_only(disk).unwrap();
@@ -19,7 +19,7 @@ pub fn look(disk: &SimDisk, model: &HistoryModel, moment: Moment) -> Vec<Stamp> 
     seen
 }
 
-/// Opens what a crash has left, and judges it. Returns the open image with a new story.
+/// Opens and judges the state after a crash. Returns the open image with a new history.
 pub fn recover(
     disk: &SimDisk,
     setup: Setup,
@@ -38,7 +38,7 @@ pub fn recover(
     fixture
 }
 
-/// The image goes on: it is written, closed, and opened again.
+/// Continues to use the image: writes, closes, and reopens it.
 pub fn go_on(mut fixture: Fixture, requests: u32) {
     fixture.run(requests);
     fixture.check();
@@ -46,7 +46,7 @@ pub fn go_on(mut fixture: Fixture, requests: u32) {
     fixture.check();
 }
 
-/// What is at `moment` must lead to something right, by every fate given.
+/// Recovers from a crash at `moment`, with each given fate, and judges the result.
 pub fn crash_everywhere(
     disk: &SimDisk,
     setup: Setup,
@@ -71,7 +71,7 @@ pub fn crash_everywhere(
     count
 }
 
-/// Says where a test was when it failed.
+/// Prints the test's position when it fails.
 pub struct Tell(pub String);
 
 impl Drop for Tell {
@@ -90,7 +90,7 @@ fn one_fate(index: usize) -> Vec<Fate> {
     vec![Fate::seeded(index as u64 * 31)]
 }
 
-/// So many moments of a disk's life, from first to last.
+/// Returns about `count` moments of a disk's life, from first to last.
 pub fn some_moments(disk: &SimDisk, count: usize) -> impl Iterator<Item = Moment> + use<> {
     let all: Vec<Moment> = disk.crash_points().collect();
     let step = (all.len() / count).max(1);
@@ -110,7 +110,7 @@ pub fn short_run(seed: u64, fates: impl Fn(usize) -> Vec<Fate>) {
     crash_everywhere(&disk, setup, &model, disk.crash_points(), fates);
 }
 
-/// A very small image, cut at every moment many times: what a soak does most of.
+/// A very small image, cut at every moment many times: the main case of a soak.
 pub fn tiny_run(seed: u64) {
     let setup = Setup { blocks: 40, split: seed % 2 == 1, ..Setup::default() };
     let mut fixture = setup.fixture(seed);
@@ -168,8 +168,8 @@ fn every_subset_of_what_is_undecided_is_survived() {
     }
 }
 
-/// One power cut after the other, on a host that only claims to discard: what an earlier session
-/// left behind the end is never taken for what a later one wrote.
+/// Successive power cuts, on a host that only claims to discard: records that an earlier session
+/// left behind the end are never taken for those of a later one.
 pub fn cuts_in_a_row(seed: u64) {
     let setup = Setup { blocks: 40, split: seed % 2 == 1, ..Setup::default() };
     let mut fixture = setup.fixture(seed);
@@ -199,7 +199,7 @@ fn what_an_earlier_session_left_is_not_taken_for_what_a_later_one_wrote() {
     }
 }
 
-/// A run long enough that segments are cleaned and used again several times.
+/// A run long enough that segments are cleaned and reused several times.
 fn cleaned_run(setup: Setup, seed: u64) -> Fixture {
     let mut fixture = setup.fixture(seed);
     fixture.guests().mix = Mix::writes(0..setup.blocks);
@@ -210,7 +210,7 @@ fn cleaned_run(setup: Setup, seed: u64) -> Fixture {
     fixture
 }
 
-/// Power is cut while segments are cleaned and used again.
+/// Power is cut while segments are cleaned and reused.
 pub fn cleaning(seed: u64, moments: usize) {
     let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
     let (disk, model) = cleaned_run(setup, seed).close();

@@ -1,5 +1,5 @@
-//! The medium rots, loses writes, or puts them elsewhere: an error that says so, or an image that
-//! is refused, and never wrong data.
+//! The medium rots, loses writes, or misdirects them: an explicit error, or a refused image, and
+//! never wrong data.
 
 use flowstone_fileio::FileOffset;
 use flowstone_sim::{Call, Fate, Fault, SimDisk};
@@ -16,7 +16,7 @@ use crate::log::record::Kind;
 use crate::log::segments::State;
 use crate::log::superblock::SLOTS;
 
-/// What became of an image.
+/// Result of opening a damaged image.
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
     Refused,
@@ -24,7 +24,7 @@ enum Found {
     Lacks(Vec<u64>),
 }
 
-/// Opens a damaged image both ways. What can be read must be `expected`.
+/// Opens a damaged image both ways. All readable content must be `expected`.
 fn look(disk: &SimDisk, setup: Setup, expected: &[Stamp]) -> Found {
     let reader = prepare("image".into(), Box::new(disk.clone()), true, None, None);
     let read_only = match &reader {
@@ -55,8 +55,8 @@ fn lacking(found: &[Option<Vec<Stamp>>], expected: &[Stamp]) -> Found {
     Found::Lacks(lacks)
 }
 
-/// An image with a checkpoint, records after it and copies, all flushed; and one record more that
-/// says so, for the last block. That one was never promised.
+/// An image with a checkpoint, records after it and copies, all flushed; and one more record, for
+/// the last block, that states so. That one is not flushed itself.
 fn crashed(setup: Setup, seed: u64) -> (SimDisk, Vec<Stamp>) {
     crashed_after(setup, seed, 150)
 }
@@ -76,7 +76,7 @@ fn crashed_after(setup: Setup, seed: u64, requests: u32) -> (SimDisk, Vec<Stamp>
     (without_history(&disk), model.latest())
 }
 
-/// A bit is turned in one of every few blocks of an image as a crash and as a good end leave it.
+/// Flips a bit in one of every few blocks of an image left by a crash or by a clean close.
 pub fn flipped_bits(seed: u64) {
     let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
     let (disk, expected) = crashed(setup, seed);
@@ -107,7 +107,7 @@ fn a_flipped_bit_anywhere_never_leads_to_wrong_data() {
     }
 }
 
-/// Records after the checkpoint, in several segments, all of them promised by the last one.
+/// Records after the checkpoint, in several segments, all of them durable by the last one.
 #[test]
 fn damage_to_records_that_were_promised_is_no_end_of_the_log() {
     let setup = Setup { split: true, ..Setup::default() };
@@ -141,8 +141,8 @@ fn damage_to_records_that_were_promised_is_no_end_of_the_log() {
     assert!(refused > 20 && sealed > 3, "{refused} {sealed}");
 }
 
-/// The segment that a damaged seal led to may have had an earlier life, in which the map root knew
-/// it: it was freed and used again without a checkpoint in between.
+/// The segment that a damaged seal led to may have had an earlier use, named by the map root: it
+/// was freed and reused without a checkpoint in between.
 #[test]
 fn a_seal_is_missed_even_if_it_led_to_a_segment_that_the_map_root_names() {
     let mut named = 0;
@@ -151,7 +151,7 @@ fn a_seal_is_missed_even_if_it_led_to_a_segment_that_the_map_root_names() {
         let (disk, expected) = crashed_after(setup, seed, 700 + seed as u32 * 31);
         let bytes = disk.to_bytes();
         let loaded = load(&disk, None).unwrap();
-        // The last record is not promised, nor is a seal that was made for its sake.
+        // The last record is not known to be durable, nor is a seal that was written for it.
         let promised =
             loaded.superblock.next_sequence..Sequence::new(loaded.replay.next_sequence.get() - 2);
         let mut entries = Vec::new();
@@ -161,7 +161,7 @@ fn a_seal_is_missed_even_if_it_led_to_a_segment_that_the_map_root_names() {
             let replayed = segment.incarnation == header.incarnation && segment.lifetime == 0;
             (header.kind == Kind::Seal && replayed).then_some((block, header))
         });
-        // Behind the last one there is one segment only that can tell.
+        // Behind the last seal, only one segment can prove the loss.
         let seals = seals.filter(|(_, header)| promised.contains(&header.sequence));
         let Some((block, header)) = seals.max_by_key(|(_, header)| header.sequence) else {
             continue;
@@ -204,7 +204,7 @@ fn damaged_superblocks_are_refused_or_do_not_matter() {
     }
 }
 
-/// A write of a record, a copy or a map is lost, or lands elsewhere.
+/// A write of a record, a copy or a map is lost, or lands at another address.
 pub fn misled_write(seed: u64) {
     let setup = Setup::default();
     let mut fixture = setup.fixture(seed);
@@ -222,7 +222,7 @@ pub fn misled_write(seed: u64) {
     }
     let (disk, model) = fixture.abandon();
     let crashed = disk.crash_at(disk.now(), &mut Fate::nothing_more());
-    // Whatever is found is right; what is not is refused or named.
+    // All content found is right; the rest is refused or reported.
     look(&crashed, setup, &model.latest());
 }
 
@@ -234,8 +234,8 @@ fn lost_and_misdirected_writes_are_found() {
     }
 }
 
-/// A superblock that was written and is not there: the one before it is whole, and does not know
-/// which segments have been used again.
+/// The newest superblock was written and is lost: the one before it is valid, and does not know
+/// which segments have been reused.
 #[test]
 fn a_newest_superblock_that_the_medium_has_lost_is_missed() {
     for seed in 0..4 {

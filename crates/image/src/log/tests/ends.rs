@@ -1,4 +1,4 @@
-//! Threads and queues that go while requests wait for them.
+//! Tests of threads and queues that end while requests wait for them.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::log::channel::LogChannel;
 use crate::log::disk::LogImage;
 use crate::waits::Wait;
 
-/// All that can move moves.
+/// Advances everything that can advance.
 fn turns(fixture: &Fixture) {
     for _ in 0..50 {
         for queue in 0..2 {
@@ -29,20 +29,20 @@ fn turns(fixture: &Fixture) {
     }
 }
 
-/// Without its maintenance worker all come back that were on their way.
+/// Retires the maintenance worker: all requests in flight complete.
 fn retire(fixture: &Fixture) {
     fixture.core.retire();
     turns(fixture);
     assert_eq!(fixture.guests().in_flight(), 0, "a request hangs");
 }
 
-/// The record's own request failed. The one that waited for the record never came back: its queue
-/// could not be drained, and the disk not be stopped.
+/// The record's own request failed. The request that waited for the record never completed: its
+/// queue could not be drained, and the disk not be stopped.
 #[test]
 fn a_write_that_waits_for_another_record_comes_back_when_the_maintenance_worker_is_gone() {
     let mut fixture = Setup::default().fixture(1);
     fixture.write_blocks(0..8).unwrap();
-    // One half of block 5 is in a record on its way, the other half waits for that.
+    // One half of block 5 is in a record in flight, the other half waits for that.
     fixture.guests().write(0, 40..44);
     fixture.guests().kick(0);
     fixture.guests().reap(0);
@@ -118,13 +118,13 @@ fn image(file: &Deadly) -> LogImage {
 
 #[test]
 fn a_write_without_room_comes_back_when_the_maintenance_worker_panics() {
-    // The first segment is got ready when it is asked for.
+    // The first segment is prepared when it is requested.
     let fixture = Setup::default().fixture(1);
     fixture.guests().write(0, 0..BLOCK_SECTORS);
     fixture.guests().kick(0);
     assert_eq!(fixture.guests().waits(0), BTreeSet::from([Wait::Room]));
     retire(&fixture);
-    // The same, with a thread that dies.
+    // The same, with a thread that panics.
     let file = Deadly::new(&Setup::default().image());
     let image = image(&file);
     let mut queue = Queue::new(&image);
@@ -136,7 +136,7 @@ fn a_write_without_room_comes_back_when_the_maintenance_worker_panics() {
     assert_eq!(queue.wait(), Err(Errno::IO));
 }
 
-/// A sync that the maintenance worker led when it panicked went on for ever: no flush could start
+/// A sync that the maintenance worker led when it panicked never ended: no flush could start
 /// another.
 #[test]
 fn a_sync_in_which_its_leader_dies_has_failed() {
@@ -154,7 +154,7 @@ fn a_sync_in_which_its_leader_dies_has_failed() {
     assert_eq!(queue.wait(), Err(Errno::IO));
 }
 
-/// Its drop waits for the record, which commits what waits behind it.
+/// The drop waits for the record, which commits the records that wait behind it.
 #[test]
 fn a_write_goes_on_when_the_queue_of_the_record_before_it_is_dropped() {
     let disk = Setup::default().image();
@@ -163,7 +163,7 @@ fn a_write_goes_on_when_the_queue_of_the_record_before_it_is_dropped() {
     let [mut first, mut second] = [(); 2].map(|()| Queue::new(&image));
     first.begin(0);
     first.wait().unwrap();
-    // What a queue has submitted is done when it looks, not before.
+    // Completions of a queue are seen when it looks, not before.
     first.begin(1);
     second.begin(2);
     wait_until("its record is written", || {

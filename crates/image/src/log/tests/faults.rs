@@ -23,7 +23,7 @@ fn used(setup: Setup, seed: u64) -> Fixture {
     let mut fixture = setup.fixture(seed);
     fixture.run(20);
     fixture.disk.set_schedule(Schedule::Shuffled { seed });
-    // Queues that are opened from now on keep this schedule.
+    // Queues opened from now on keep this schedule.
     let mut fixture = fixture.reopen().unwrap();
     fixture.guests().mix = Mix::on(60);
     fixture.run(60);
@@ -65,7 +65,7 @@ fn after_a_failed_record_the_log_goes_on_elsewhere() {
     }
 }
 
-/// Gives a record of one block its place.
+/// Places a record of one block.
 fn place(fixture: &Fixture, owner: &Arc<QueueWaker>) -> Sequence {
     let entries = [Entry::Data { lba: 5, checksum: 1 }];
     let draft =
@@ -73,9 +73,9 @@ fn place(fixture: &Fixture, owner: &Arc<QueueWaker>) -> Sequence {
     fixture.core.place(&draft, owner).unwrap().record.header.sequence
 }
 
-/// The maintenance worker starts the log anew when every owner knows that its record has failed. It
+/// The maintenance worker restarts the log when every owner knows that its record has failed. It
 /// once took the failed write itself for that knowledge; an owner that looked late found that
-/// "everything before the new place has committed", and told its guest that the write was done.
+/// everything before the new place had committed, and reported success to its guest.
 #[test]
 fn a_failed_record_has_not_committed_however_late_its_owner_looks() {
     let mut fixture = Setup::default().fixture(1);
@@ -95,9 +95,9 @@ fn a_failed_record_has_not_committed_however_late_its_owner_looks() {
     fixture.check();
 }
 
-/// Guests wrote on as soon as the log had its new place. The maintenance worker said so once more
+/// Guests wrote on as soon as the log had its new place. The maintenance worker announced it again
 /// then, a moment later on a busy host, and a record that had failed meanwhile was forgotten: it
-/// committed, and its guest was told that the write was done.
+/// committed, and its guest was told that the write had succeeded.
 #[test]
 fn a_record_that_fails_as_the_log_goes_on_has_failed() {
     let mut fixture = Setup::default().fixture(1);
@@ -126,7 +126,7 @@ pub fn failed_checkpoints(seed: u64, moments: usize) {
         let range = if round % 2 == 0 { SEGMENTS } else { SUPERBLOCKS };
         let fault = Fault::fail(Errno::IO).landed(Landed::nth(seed + round / 2));
         fixture.disk.inject(fault.on(Call::Write).within(range).after(seed / 2 % 2));
-        // Guests stand still meanwhile: the fault is not meant for them.
+        // Guests pause meanwhile: the fault is not meant for them.
         let made = fixture.maintenance.checkpoint(CheckpointKind::Running);
         fixture.disk.clear_faults();
         fixture.run(15);
@@ -150,8 +150,8 @@ fn a_checkpoint_that_fails_costs_nothing() {
     }
 }
 
-/// After a failed attempt the next one went to the other slot: the one with the only superblock
-/// that counted. A power cut then could tear both.
+/// After a failed attempt the next one went to the other slot: the one with the only valid
+/// superblock. A power cut then could tear both.
 #[test]
 fn a_superblock_that_could_not_be_written_does_not_cost_the_one_that_counts() {
     let setup = Setup::default();
@@ -172,7 +172,7 @@ fn a_superblock_that_could_not_be_written_does_not_cost_the_one_that_counts() {
     }
 }
 
-/// A sync fails: of a guest's flush or of a checkpoint.
+/// A sync fails: for a guest's flush or for a checkpoint.
 pub fn failed_sync(seed: u64, moments: usize) {
     let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
     let mut fixture = used(setup, seed);
@@ -207,10 +207,9 @@ fn after_a_failed_sync_nothing_is_promised_and_nothing_promised_is_lost() {
     }
 }
 
-/// A place that cannot be written must not be tried for ever.
-/// A queue's sync failed while a checkpoint was being made, and had not been looked at when the
-/// checkpoint's own sync succeeded: the superblock named data that the power cut took. Found by the
-/// soak (case 21 of faults and power cuts, SOAK_SEED=1650212676).
+/// A queue's sync failed while a checkpoint was being made, and the queue had not seen that when
+/// the checkpoint's own sync succeeded: the superblock named data that the power cut lost. Found by
+/// the soak (case 21 of faults and power cuts, SOAK_SEED=1650212676).
 #[test]
 fn a_checkpoint_hears_of_the_failed_sync_of_a_queue_that_has_not_looked_yet() {
     for seed in 0..20 {
@@ -228,6 +227,7 @@ fn a_checkpoint_hears_of_the_failed_sync_of_a_queue_that_has_not_looked_yet() {
     }
 }
 
+/// A bad block must not be retried for ever.
 #[test]
 fn maintenance_leaves_a_bad_block_in_its_way_behind() {
     let setup = Setup::default();
@@ -273,10 +273,10 @@ fn segments_are_not_left_open_by_failures() {
     }
 }
 
-/// A record failed, and was on the medium all the same; so was the one behind it, whose guest heard
-/// that it had failed, too. The block was not mapped, so a trim of it was done at once, and a flush
-/// promised it. Then power was cut before the log had been started anew: replay found both records,
-/// and the trim was undone.
+/// A record failed, and was on the medium all the same; so was the one behind it, whose guest also
+/// got an error. The block was not mapped, so a trim of it completed at once, and a flush made it
+/// durable. Then power was cut before the log had been restarted: replay found both records, and
+/// the trim was undone.
 #[test]
 fn a_trim_over_zeroes_after_a_failed_write_of_the_block_is_not_undone() {
     for sectors in [40..48, 41..44, 44..56] {
@@ -284,7 +284,8 @@ fn a_trim_over_zeroes_after_a_failed_write_of_the_block_is_not_undone() {
         let mut fixture = Setup::default().fixture(1);
         fixture.write_blocks(50..51).unwrap();
         fixture.flush().unwrap();
-        // Its header ends in zeroes, as does the space it is written to: half of it is all of it.
+        // Its header ends in zeroes, as does the space it is written to: half of it equals all of
+        // it.
         fixture.disk.inject(Fault::fail_partly(Errno::IO).on(Call::Write).within(SEGMENTS));
         fixture.guests().zero(0, 50 * BLOCK_SECTORS..51 * BLOCK_SECTORS);
         fixture.guests().kick(0);

@@ -1,10 +1,9 @@
-//! An image on a simulated disk with everything that uses it on one thread: guests, their queues,
-//! and the maintenance worker. What happens next is drawn from a seed, so every run can be
-//! repeated.
+//! An image on a simulated disk with all its users on one thread: guests, their queues, and the
+//! maintenance worker. The next event is drawn from a seed, so every run is repeatable.
 //!
-//! The maintenance worker works only when it has been called, as its thread would, and guests go on
-//! while it waits for I/O (see `scheduler`). When nothing moves any more although something is in
-//! flight, that is a hang, and the test fails.
+//! The maintenance worker works only when it has been woken, as its thread would, and guests go on
+//! while it waits for I/O (see `scheduler`). When nothing advances any more although requests are
+//! in flight, that is a hang, and the test fails.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,19 +34,18 @@ use crate::log::streams::Streams;
 use crate::log::superblock::SUPERBLOCK_AREA_BYTES;
 use crate::waits::Wait;
 
-/// The smallest segment there is, so that little data fills many.
+/// The smallest segment, so that little data fills many.
 pub const SEGMENT_BYTES: u64 = 256 << 10;
 pub const BLOCK_SECTORS: u64 = 8;
 /// Turns without any progress after which a request counts as stuck.
 const STUCK_TURNS: u32 = 60;
-/// Steps the maintenance worker may make without anything else happening before it counts as going
-/// in circles.
+/// Steps of the maintenance worker without any other event, after which it is considered to loop.
 const CIRCLE_STEPS: u32 = 400;
 
-/// What guests do.
+/// Load of the guests.
 #[derive(Clone, Debug)]
 pub struct Mix {
-    /// Out of all changes, how many are not aligned to blocks, and how many make zeroes.
+    /// Percentages of all changes that are not aligned to blocks, and that write zeroes.
     pub unaligned_percent: u32,
     pub zero_percent: u32,
     pub flush_percent: u32,
@@ -55,14 +53,14 @@ pub struct Mix {
     pub durable_percent: u32,
     /// Blocks of the largest change.
     pub blocks_max: u64,
-    /// Where changes are made, in blocks.
+    /// Blocks that are changed.
     pub region: Range<u64>,
-    /// Requests in flight at once.
+    /// Maximum number of requests in flight.
     pub depth: usize,
 }
 
 impl Mix {
-    /// A bit of everything, on the first `blocks` blocks.
+    /// A mix of all requests, on the first `blocks` blocks.
     pub fn on(blocks: u64) -> Self {
         Self {
             unaligned_percent: 30,
@@ -76,7 +74,7 @@ impl Mix {
         }
     }
 
-    /// Whole blocks, written and nothing else.
+    /// Writes of whole blocks only.
     pub fn writes(region: Range<u64>) -> Self {
         Self {
             unaligned_percent: 0,
@@ -90,11 +88,11 @@ impl Mix {
     }
 }
 
-/// An image and how it is used.
+/// Parameters of an image and its use.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub blocks: u64,
-    /// Sectors that the last block lacks: the disk ends inside it.
+    /// Sectors missing from the last block: the disk ends inside it.
     pub cut: u64,
     pub split: bool,
     pub queues: usize,
@@ -110,7 +108,7 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// Where guests' writes go.
+    /// Streams of guest writes.
     pub const fn streams(self) -> Streams {
         if self.split { Streams::Class } else { Streams::One }
     }
@@ -120,7 +118,7 @@ impl Setup {
         self.blocks * BLOCK_SECTORS - self.cut
     }
 
-    /// A disk that holds an empty image, and has no history yet.
+    /// A simulated disk with an empty image, and without a history.
     pub fn image(self) -> SimDisk {
         let disk = SimDisk::new(SUPERBLOCK_AREA_BYTES);
         let options = LogOptions {
@@ -145,7 +143,7 @@ pub fn without_history(disk: &SimDisk) -> SimDisk {
     SimDisk::from_bytes(&disk.to_bytes())
 }
 
-/// A request on its way.
+/// A request in flight.
 struct Pending {
     purpose: Purpose,
     sectors: Range<u64>,
@@ -155,11 +153,11 @@ struct Pending {
 enum Purpose {
     Change(usize),
     Flush(usize),
-    /// With the oldest version of each sector that may be seen.
+    /// With the oldest version of each sector that the read may return.
     Read(Vec<usize>),
 }
 
-/// What became of a request that did not end well.
+/// A request that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
     pub kind: flowstone_block::OpKind,
@@ -176,7 +174,7 @@ pub struct Guests {
     pub model: HistoryModel,
     pub random: Rng,
     pub mix: Mix,
-    /// Requests that guests will still make by themselves.
+    /// Number of requests that guests will still make on their own.
     pub quota: u32,
     pub failures: Vec<Failure>,
     pub completions: u64,
@@ -203,7 +201,8 @@ impl Guests {
         Some(self.change_anyway(queue, sectors, zeroes, shape))
     }
 
-    /// The same, whatever is in flight: then the model cannot say what becomes of it.
+    /// Submits a change even if it overlaps one in flight: then the model cannot predict the
+    /// result.
     pub fn change_anyway(
         &mut self,
         queue: usize,
@@ -261,7 +260,7 @@ impl Guests {
         let tag = self.next_tag;
         self.next_tag += 1;
         if !buffer.is_empty() {
-            // In two pieces, as guests have it.
+            // In two pieces, like guests.
             let cut = self.random.usize(..buffer.len());
             let (head, tail) = buffer.split_at_mut(cut);
             for piece in [head, tail].into_iter().filter(|piece| !piece.is_empty()) {
@@ -286,7 +285,7 @@ impl Guests {
         self.queues[queue].kick();
     }
 
-    /// Takes what a queue has done, and returns whether that was anything.
+    /// Takes the completions of a queue, and returns whether there were any.
     pub fn reap(&mut self, queue: usize) -> bool {
         let mut done = std::mem::take(&mut self.done);
         self.queues[queue].reap(&mut done);
@@ -298,12 +297,12 @@ impl Guests {
         any
     }
 
-    /// What the requests of a queue wait for.
+    /// Returns the states in which the requests of a queue wait.
     pub fn waits(&self, queue: usize) -> BTreeSet<Wait> {
         self.queues[queue].waits()
     }
 
-    /// What a queue does before its thread sleeps.
+    /// Does what a queue does before its thread sleeps.
     pub fn nap(&mut self, queue: usize) {
         self.queues[queue].next_look();
     }
@@ -331,7 +330,7 @@ impl Guests {
         }
     }
 
-    /// One thing happens, whatever it is.
+    /// Runs one random event.
     pub fn turn(&mut self) {
         let queue = self.random.usize(..self.queues.len());
         match self.random.u8(..8) {
@@ -342,7 +341,7 @@ impl Guests {
         }
     }
 
-    /// A guest does something of its own.
+    /// Submits a random request of a guest.
     fn act(&mut self, queue: usize) {
         let percent = |random: &mut Rng, share: u32| random.u32(..100) < share;
         self.quota -= 1;
@@ -374,7 +373,7 @@ impl Guests {
     fn any_sectors_of_blocks(&mut self) -> Range<u64> {
         let random = &mut self.random;
         let Range { start, end } = self.mix.region;
-        // Some blocks are used far more than others.
+        // Some blocks are used much more often than others.
         let hot = start..end.min(start + 6);
         let first = if random.u8(..3) == 0 { random.u64(hot) } else { random.u64(start..end) };
         if random.u32(..100) < self.mix.unaligned_percent {
@@ -399,14 +398,14 @@ pub struct Fixture {
     pub core: Arc<Core>,
     pub disk: SimDisk,
     pub setup: Setup,
-    /// When it had been opened: from then on all that it held was durable.
+    /// When it had been opened: its content at that moment was durable.
     pub opened: Moment,
-    /// The maintenance worker has been called, and has not found yet that nothing is due.
+    /// The maintenance worker has been woken, and has not run out of work yet.
     awake: bool,
 }
 
 impl Fixture {
-    /// Opens for writing what `model` is about.
+    /// Opens for writing the image that `model` describes.
     pub fn open(disk: &SimDisk, setup: Setup, model: HistoryModel, seed: u64) -> Result<Self> {
         let file = Box::new(Scheduled(disk.clone()));
         let (core, knowledge) = prepare("image".into(), file, false, Some(setup.streams()), None)?;
@@ -430,12 +429,12 @@ impl Fixture {
         Ok(Self { guests, maintenance, core, disk: disk.clone(), setup, opened, awake: false })
     }
 
-    /// The guests, to tell them what to do.
+    /// Returns the guests, to control them.
     pub fn guests(&self) -> std::cell::RefMut<'_, Guests> {
         self.guests.borrow_mut()
     }
 
-    /// Something of the maintenance worker's, while guests go on.
+    /// Runs work of the maintenance worker, while guests go on.
     pub fn maintenance<T>(&mut self, work: impl FnOnce(&mut Maintenance) -> T) -> T {
         let guests = Rc::clone(&self.guests);
         let hook = move || {
@@ -447,7 +446,8 @@ impl Fixture {
         with_hook(hook, || work(&mut self.maintenance))
     }
 
-    /// The maintenance worker does one thing, if it has been called; whether it did.
+    /// Runs one step of the maintenance worker, if it has been woken; returns whether it did
+    /// anything.
     pub fn step(&mut self) -> bool {
         let pending_work = self.core.inbox.wait(Some(Instant::now()));
         self.awake |= pending_work.pass;
@@ -464,12 +464,12 @@ impl Fixture {
         self.awake = (self.awake || pending_work.pass) && self.maintenance.step() == Progress::Made;
     }
 
-    /// Whether a place holds a block of another LBA.
+    /// Returns whether the address holds a block of another LBA.
     pub fn in_use_again(&self, place: Address) -> bool {
         (10..self.core.blocks()).any(|lba| self.core.map.get(lba).address() == place)
     }
 
-    /// Guests make so many requests; returns when all have come back.
+    /// Lets guests make `requests` requests; returns when all have completed.
     pub fn run(&mut self, requests: u32) {
         self.guests().quota += requests;
         while self.guests().quota > 0 {
@@ -483,15 +483,15 @@ impl Fixture {
         self.drain();
     }
 
-    /// Returns when nothing is in flight.
+    /// Waits until nothing is in flight.
     ///
     /// # Panics
-    /// If something never comes back.
+    /// If a request never completes.
     pub fn drain(&mut self) {
         self.drain_below(1);
     }
 
-    /// Returns when less than `count` requests are in flight.
+    /// Waits until fewer than `count` requests are in flight.
     pub fn drain_below(&mut self, count: usize) {
         let (mut idle, mut steps) = (0, 0);
         while self.guests().in_flight() >= count {
@@ -516,7 +516,7 @@ impl Fixture {
         }
     }
 
-    /// What there is of space, for messages.
+    /// Describes the state of space, for messages.
     pub fn describe(&self) -> String {
         let state = self.core.append_state();
         let (ready, dead, obtainable) =
@@ -535,7 +535,7 @@ impl Fixture {
         )
     }
 
-    /// The maintenance worker does all that is due.
+    /// Runs the maintenance worker until nothing is due.
     pub fn quiet(&mut self) {
         for _ in 0..CIRCLE_STEPS {
             if !self.step() {
@@ -549,7 +549,7 @@ impl Fixture {
         self.maintenance(|maintenance| maintenance.checkpoint(CheckpointKind::Running))
     }
 
-    /// One request by itself.
+    /// Runs one request alone.
     pub fn alone(&mut self, submit: impl FnOnce(&mut Guests) -> u32) -> Outcome {
         let before = self.guests().failures.len();
         let tag = submit(&mut self.guests());
@@ -576,7 +576,7 @@ impl Fixture {
         self.alone(|guests| guests.read(0, sectors))
     }
 
-    /// Whole blocks.
+    /// Writes whole blocks.
     pub fn write_blocks(&mut self, blocks: Range<u64>) -> Outcome {
         self.write(blocks.start * BLOCK_SECTORS..blocks.end * BLOCK_SECTORS)
     }
@@ -585,7 +585,8 @@ impl Fixture {
         contents(&self.core)
     }
 
-    /// Everything that can be read is as the guests have left it, and the books are right.
+    /// Checks that everything readable is as the guests have left it, and that the counts are
+    /// right.
     pub fn check(&mut self) {
         self.drain();
         let seen = self.contents();
@@ -594,7 +595,7 @@ impl Fixture {
         self.audit();
     }
 
-    /// Checks the accounts of space against the map.
+    /// Checks the counts of segments against the map.
     pub fn audit(&self) {
         assert_eq!(self.guests().in_flight(), 0);
         let state = self.core.append_state();
@@ -635,21 +636,21 @@ impl Fixture {
         assert_eq!(ready, state.segments.ready(), "the list of ready segments");
     }
 
-    /// Closes the image in order.
+    /// Closes the image cleanly.
     pub fn close(mut self) -> (SimDisk, HistoryModel) {
         self.drain();
         self.maintenance.close();
         self.abandon()
     }
 
-    /// Closes the image in order, and opens it again.
+    /// Closes the image cleanly, and reopens it.
     pub fn reopen(self) -> Result<Self> {
         let (setup, seed) = (self.setup, self.guests().random.u64(..));
         let (disk, model) = self.close();
         Self::open(&disk, setup, model, seed)
     }
 
-    /// Leaves the image as a process that dies does; what it did is in the disk's history.
+    /// Abandons the image like a process that dies; its writes are in the disk's history.
     pub fn abandon(self) -> (SimDisk, HistoryModel) {
         let Self { guests, maintenance, core, disk, .. } = self;
         drop((maintenance, core));
@@ -665,7 +666,7 @@ pub fn queue(core: &Arc<Core>, readonly: bool) -> LogChannel {
     LogChannel::new(Arc::clone(core), &context, readonly).unwrap()
 }
 
-/// Everything on a disk, by sector. What is not mapped holds zeroes and is not read.
+/// Returns the whole content of a disk, by sector. Unmapped blocks hold zeroes and are not read.
 pub fn contents(core: &Arc<Core>) -> Vec<Stamp> {
     let mut seen = vec![0; core.capacity().get() as usize];
     let mut channel = queue(core, true);
@@ -683,7 +684,7 @@ pub fn contents(core: &Arc<Core>) -> Vec<Stamp> {
     seen
 }
 
-/// Reads with nothing else going on.
+/// Reads while nothing else is in flight.
 pub fn read_now(
     channel: &mut LogChannel,
     sectors: &Range<u64>,
@@ -702,10 +703,10 @@ pub fn read_now(
     done[0].outcome.map(|()| bytes)
 }
 
-/// Everything on a disk, block by block; a block that cannot be read is `None`.
+/// Returns the whole content of a disk, block by block; `None` for an unreadable block.
 ///
 /// # Panics
-/// If a block holds what was never meant to be there.
+/// If a block holds content that was never written to it.
 pub fn readable_contents(core: &Arc<Core>) -> Vec<Option<Vec<Stamp>>> {
     let mut channel = queue(core, true);
     let read = |lba| {
@@ -716,7 +717,7 @@ pub fn readable_contents(core: &Arc<Core>) -> Vec<Option<Vec<Stamp>>> {
     (0..core.blocks()).map(read).collect()
 }
 
-/// What a read-only open finds on a disk.
+/// Returns the content that a read-only open finds on a disk.
 pub fn contents_read_only(disk: &SimDisk) -> Result<Vec<Stamp>> {
     let before = disk.now();
     let (core, knowledge) = prepare("image".into(), Box::new(disk.clone()), true, None, None)?;

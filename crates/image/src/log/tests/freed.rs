@@ -1,4 +1,5 @@
-//! What must not be used again, gone on with, or called clean, yet.
+//! Segments that must not be reused or appended to yet, and images that must not be marked clean
+//! yet.
 
 use std::rc::Rc;
 
@@ -9,8 +10,8 @@ use super::fixture::{BLOCK_SECTORS, Setup, contents_read_only};
 use super::history_model::End;
 use super::scheduler::with_hook;
 
-/// A clean image goes on in the segments that it was closed with. Replay begins there, so they are
-/// not used again before a checkpoint, dead or not.
+/// A clean image is appended to in the segments that it was closed with. Replay begins there, so
+/// they are not reused before a checkpoint, dead or not.
 #[test]
 fn the_segment_that_an_image_goes_on_in_is_not_used_again_before_a_checkpoint() {
     let mut fixture = Setup::default().fixture(1);
@@ -35,9 +36,9 @@ fn the_segment_that_an_image_goes_on_in_is_not_used_again_before_a_checkpoint() 
     model.judge(&seen, now, End::PowerCut).unwrap();
 }
 
-/// Dead segments are freed by a sync of what replaced their blocks. What dies while the sync runs
-/// was replaced by records that it may not cover: a power cut takes these, and the blocks would be
-/// gone.
+/// Dead segments are freed by a sync of the records that replaced their blocks. A segment that dies
+/// during the sync was replaced by records that the sync may not cover: a power cut loses these,
+/// and the blocks would be gone.
 #[test]
 fn a_segment_that_dies_during_the_sync_that_frees_others_is_not_freed_by_it() {
     let mut fixture = Setup::default().fixture(1);
@@ -76,7 +77,7 @@ fn a_segment_that_dies_during_the_sync_that_frees_others_is_not_freed_by_it() {
     }
 }
 
-/// "Clean" says that nothing follows the checkpoint. A record that was on its way then would not be
+/// "Clean" means that nothing follows the checkpoint. A record in flight then would not be
 /// replayed, though it is in the file and its guest has been told.
 #[test]
 fn an_image_that_is_closed_beside_a_record_on_its_way_is_not_called_clean() {

@@ -1,5 +1,5 @@
-//! How the requests that wait share records: by class, in the order of what overlaps, and several
-//! large records at once.
+//! Tests of how waiting requests share records: by class, in the order of overlapping writes, and
+//! several large records at once.
 
 use flowstone_block::Class;
 use flowstone_sim::{Fate, Schedule};
@@ -74,7 +74,7 @@ fn a_batch_of_one_class_is_one_record() {
     fixture.drain();
 }
 
-/// Writes of one queue that overlap, of both classes: the last one wins, now and after a power cut.
+/// Overlapping writes of one queue, of both classes: the last one wins, now and after a power cut.
 fn overlapping(seed: u64) {
     let mut fixture = SPLIT.fixture(seed);
     let mut random = fastrand::Rng::with_seed(seed);
@@ -108,7 +108,8 @@ fn overlapping_writes_of_two_classes_keep_their_order() {
     }
 }
 
-/// A large or a small change, of a sixteenth of the disk at most, if it overlaps none in flight.
+/// Submits a large or small change, of at most a sixteenth of the disk, unless it overlaps one in
+/// flight.
 fn submit_any(guests: &mut Guests) {
     let queue = guests.random.usize(..2);
     if guests.random.u8(..12) == 0 {
@@ -123,7 +124,7 @@ fn submit_any(guests: &mut Guests) {
     guests.kick(queue);
 }
 
-/// Large and small requests of both classes on two queues, many records on their way at once, in
+/// Large and small requests of both classes on two queues, many records in flight, completing in
 /// any order; power is cut.
 pub fn many_records(seed: u64, moments: usize) {
     let setup = Setup { queues: 2, split: seed % 2 == 1, ..SPLIT };
@@ -156,8 +157,8 @@ fn many_large_records_on_their_way_survive_power_cuts() {
     }
 }
 
-/// Write amplification of the last passes over a disk of which half of the writes, metadata, go to
-/// a twentieth, 16 at once.
+/// Returns the write amplification of the last passes over a disk where half of the writes,
+/// metadata, go to a twentieth of it, 16 at once.
 fn amplification(split: bool, reserve: u32) -> f64 {
     let setup = Setup {
         blocks: 8192,

@@ -1,5 +1,5 @@
-//! Guests on threads of their own whose writes cleaning holds, since it copies slowly on a disk
-//! that is full: they go on, leave, are stopped or killed, and nothing that they were told is lost.
+//! Guests on threads of their own whose writes are held by cleaning, since it copies slowly on a
+//! full disk: they go on, leave, are stopped or killed, and no completed write is lost.
 
 use std::io;
 use std::ops::Range;
@@ -25,9 +25,9 @@ use crate::log::disk::prepare;
 use crate::log::maintenance::{CheckpointKind, Maintenance, Progress};
 use crate::log::policy::LIFETIME_CLEANED;
 
-/// Longer than all of it takes, by far.
+/// Far longer than the whole test takes.
 const HANGS: Duration = flowstone_testkit::HANG;
-/// Each request of the maintenance worker takes longer by so much.
+/// Additional latency of each request of the maintenance worker.
 const SLOW: Duration = Duration::from_micros(400);
 const WORKER: &str = "maintenance";
 const GUESTS: u64 = 3;
@@ -89,7 +89,7 @@ impl FileChannel for SlowChannel {
     }
 }
 
-/// A block that a guest has written, or begun to.
+/// A block that a guest has written, or is writing.
 struct Change {
     lba: u64,
     stamp: Stamp,
@@ -97,7 +97,7 @@ struct Change {
     ended: Option<Moment>,
 }
 
-/// A guest with one request on its way. Each has every fourth block to itself.
+/// A guest with one request in flight. Each owns every fourth block.
 struct Guest {
     me: u64,
     core: Arc<Core>,
@@ -119,7 +119,7 @@ impl Guest {
         (LogChannel::new(Arc::clone(&self.core), &context, false).unwrap(), context.reactor.clone())
     }
 
-    /// Begins to write any block of this guest's.
+    /// Starts a write to any block of this guest.
     fn submit(&mut self, queue: &mut LogChannel) {
         let lba = self.random.u64(..self.core.blocks() / (GUESTS + 1)) * (GUESTS + 1) + self.me;
         let sectors = lba * BLOCK_SECTORS..(lba + 1) * BLOCK_SECTORS;
@@ -134,7 +134,7 @@ impl Guest {
         queue.kick();
     }
 
-    /// Whether the request has come back.
+    /// Returns whether the request has completed.
     fn reap(&mut self, queue: &mut LogChannel) -> bool {
         let mut done = Vec::new();
         queue.reap(&mut done);
@@ -146,7 +146,7 @@ impl Guest {
         !done.is_empty()
     }
 
-    /// Writes one block after the other, until it is told to stop.
+    /// Writes one block after the other, until told to stop.
     fn stay(mut self, stop: &AtomicBool) -> Self {
         let (mut queue, reactor) = self.queue();
         while !stop.load(Ordering::Relaxed) {
@@ -159,7 +159,7 @@ impl Guest {
         self
     }
 
-    /// Writes a block with each queue, and leaves without waiting for it if it is held.
+    /// Writes a block with each queue, and drops the queue without waiting if the write is held.
     fn come_and_go(mut self, stop: &AtomicBool, left: &AtomicU32) -> Self {
         while !stop.load(Ordering::Relaxed) {
             let (mut queue, _) = self.queue();
@@ -172,7 +172,7 @@ impl Guest {
     }
 }
 
-/// Every block that is written holds its last write that had ended by then, or a later one.
+/// Checks that every written block holds its last write that had ended by then, or a later one.
 fn judge(seen: &[Stamp], guests: &[Guest], moment: Moment) {
     let mut allowed = vec![vec![0]; seen.len() / BLOCK_SECTORS as usize];
     let changes = guests.iter().flat_map(|guest| &guest.changes);
@@ -202,8 +202,8 @@ fn spawn<T: Send + 'static>(
     thread::Builder::new().name(name.into()).spawn(work).unwrap()
 }
 
-/// A guest is held while a victim is cleaned that wins less than guests owe, or more. Returns how
-/// often waiting guests were told to go on before cleaning ended, and whether the guest's write has
+/// Holds a guest while a victim is cleaned that frees less than guests owe, or more. Returns how
+/// often waiting guests were released before cleaning ended, and whether the guest's write has
 /// completed after it.
 fn held_beside_cleaning(owed: u32) -> (u64, bool) {
     let mut fixture = Setup { blocks: 256, queues: 1, ..Setup::default() }.fixture(1);
@@ -225,7 +225,7 @@ fn held_beside_cleaning(owed: u32) -> (u64, bool) {
     fixture.maintenance.clean_into(LIFETIME_CLEANED, victim, segment).unwrap();
     let told = fixture.core.room_made() - before;
     fixture.maintenance.end_copying();
-    // The queue does not try by itself.
+    // The queue does not retry on its own.
     let _ = (0..4).filter(|_| fixture.guests().reap(0)).count();
     let is_done = fixture.guests().in_flight() == 0;
     (told, is_done)
@@ -238,7 +238,7 @@ fn guests_that_are_held_go_on_when_enough_is_won_or_cleaning_ends() {
     assert!(told > 0 && is_done, "told {told} times, done {is_done}");
 }
 
-/// Whether the write of a guest that cleaning holds has completed after this work.
+/// Returns whether the write of a guest that cleaning holds has completed after this work.
 fn goes_on_after(work: impl FnOnce(&mut Maintenance)) -> bool {
     let mut fixture = Setup { blocks: 256, queues: 1, ..Setup::default() }.fixture(1);
     fixture.write_blocks(0..200).unwrap();
@@ -267,7 +267,7 @@ fn guests_that_are_held_go_on_when_nothing_is_due_and_during_checkpoints() {
     assert!(goes_on_after(checkpoint), "the guest is held beyond a checkpoint");
 }
 
-/// Each record has a header: guests that wait for cleaning do not make more of them.
+/// Each record has a header: guests that wait for cleaning do not cause more of them.
 #[test]
 fn a_write_that_is_held_takes_along_what_comes_meanwhile() {
     let mut fixture = Setup { blocks: 256, queues: 1, ..Setup::default() }.fixture(1);

@@ -1,14 +1,14 @@
-//! What an image may hold, told by what its guest has seen of it.
+//! Judges the content of an image by what its guest has seen of it.
 //!
-//! Every sector that a guest writes says where it belongs and which write it comes from. A
-//! [`HistoryModel`] keeps, for each sector, what was put there and when that began and ended. After
-//! a crash it judges what is found:
+//! Every sector that a guest writes states its position and the write it comes from. A
+//! [`HistoryModel`] keeps, for each sector, the changes to it and when each began and ended. After
+//! a crash it judges the content found:
 //!
-//! * Each sector holds something that was put there, and not something older than what a completed
-//!   flush has promised. After a mere kill, not older than anything that had completed.
+//! * Each sector holds the result of one of its changes, and none older than a completed flush has
+//!   made durable. After a mere kill, none older than any completed change.
 //! * Of two changes, one submitted after the other had completed, the later is not there without
-//!   the earlier: what is left is a prefix.
-//! * A change is in a block of 4 KiB whole, or not at all.
+//!   the earlier: the content is a prefix.
+//! * A change is in a block of 4 KiB completely, or not at all.
 
 use std::ops::Range;
 
@@ -17,18 +17,18 @@ use flowstone_sim::Moment;
 pub const SECTOR: usize = 512;
 const BLOCK_SECTORS: u64 = 8;
 
-/// What a sector holds: 0 for zeroes, or the number of the write that it comes from.
+/// Content of a sector: 0 for zeroes, or the number of the write that it comes from.
 pub type Stamp = u64;
 
-/// How an image came to its end.
+/// End of the use of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     PowerCut,
-    /// The daemon died, its host lives.
+    /// The daemon died, its host stayed up.
     Kill,
 }
 
-/// When something happened: in the order of the guest's own events, and in that of the disk's.
+/// Time of an event: in the order of the guest's events, and in that of the disk's.
 #[derive(Clone, Copy, Debug)]
 struct When {
     tick: u64,
@@ -38,11 +38,11 @@ struct When {
 /// A change, as its submitter knows it.
 #[derive(Clone, Debug)]
 struct Change {
-    /// 0 if it makes zeroes.
+    /// 0 for zeroes.
     stamp: Stamp,
     durable: bool,
     begun: When,
-    /// Absent while it is in flight, and for ever if it failed: then its effect is unknown.
+    /// `None` while in flight, and for ever if it failed: then its effect is undefined.
     ended: Option<When>,
 }
 
@@ -52,13 +52,13 @@ struct Flush {
     ended: Option<When>,
 }
 
-/// The life of one image from a known content on.
+/// History of one image from a known content on.
 #[derive(Clone)]
 pub struct HistoryModel {
     base: Vec<Stamp>,
     changes: Vec<Change>,
     flushes: Vec<Flush>,
-    /// For each sector, the changes to it in their order.
+    /// For each sector, the changes to it in order.
     versions: Vec<Vec<usize>>,
     next_stamp: Stamp,
     ticks: u64,
@@ -80,13 +80,14 @@ impl HistoryModel {
         self.next_stamp
     }
 
-    /// The disk has grown; its new part holds zeroes.
+    /// Grows the disk; the new part holds zeroes.
     pub fn grow(&mut self, sectors: u64) {
         self.base.resize(sectors as usize, 0);
         self.versions.resize(sectors as usize, Vec::new());
     }
 
-    /// The same story of a disk of this size: what is beyond its end has never been written.
+    /// Returns the same history for a disk of this size: sectors beyond its end have never been
+    /// written.
     pub fn resized(&self, sectors: u64) -> Self {
         let mut model = self.clone();
         model.grow(sectors);
@@ -98,7 +99,7 @@ impl HistoryModel {
         When { tick: self.ticks, moment }
     }
 
-    /// A change is submitted; returns its number.
+    /// Adds a submitted change; returns its number.
     pub fn begin(&mut self, sectors: Range<u64>, zeroes: bool, durable: bool, at: Moment) -> usize {
         let number = self.changes.len();
         let stamp = if zeroes { 0 } else { self.next_stamp };
@@ -115,7 +116,7 @@ impl HistoryModel {
         self.changes[change].stamp
     }
 
-    /// A change has completed well.
+    /// Marks a change as completed successfully.
     pub fn end(&mut self, change: usize, at: Moment) {
         self.changes[change].ended = Some(self.when(at));
     }
@@ -126,31 +127,31 @@ impl HistoryModel {
         self.flushes.len() - 1
     }
 
-    /// A flush has completed well.
+    /// Marks a flush as completed successfully.
     pub fn end_flush(&mut self, flush: usize, at: Moment) {
         self.flushes[flush].ended = Some(self.when(at));
     }
 
-    /// Which version of a sector a read that begins now must at least see.
+    /// Returns the oldest version of a sector that a read that begins now may return.
     pub fn completed_version(&self, sector: u64) -> usize {
         let versions = &self.versions[sector as usize];
         let ended = versions.iter().rposition(|change| self.changes[*change].ended.is_some());
         ended.map_or(0, |index| index + 1)
     }
 
-    /// Whether a sector may hold this: `oldest` or a later version.
+    /// Returns whether a sector may hold `seen`: the version `oldest` or a later one.
     pub fn may_hold(&self, sector: u64, oldest: usize, seen: Stamp) -> bool {
         (oldest..=self.versions[sector as usize].len()).any(|it| self.value(sector, it) == seen)
     }
 
-    /// What the disk holds when nothing is in flight and nothing has failed.
+    /// Returns the content of the disk when nothing is in flight and nothing has failed.
     pub fn latest(&self) -> Vec<Stamp> {
         (0..self.sectors())
             .map(|sector| self.value(sector, self.versions[sector as usize].len()))
             .collect()
     }
 
-    /// Version 0 is what was there in the beginning.
+    /// Version 0 is the initial content.
     fn value(&self, sector: u64, version: usize) -> Stamp {
         match version {
             0 => self.base[sector as usize],
@@ -158,7 +159,7 @@ impl HistoryModel {
         }
     }
 
-    /// Judges what is found after an end at `moment`.
+    /// Judges the content found after an end at `moment`.
     pub fn judge(&self, seen: &[Stamp], moment: Moment, end: End) -> Result<(), String> {
         if seen.len() != self.base.len() {
             return Err(format!("{} sectors instead of {}", seen.len(), self.base.len()));
@@ -171,7 +172,7 @@ impl HistoryModel {
         }
     }
 
-    /// For each sector that ever changed, the versions that it can have.
+    /// Returns, for each sector that ever changed, the versions that it can have.
     fn candidates(
         &self,
         seen: &[Stamp],
@@ -211,15 +212,15 @@ impl HistoryModel {
         Ok(found)
     }
 
-    /// In each block a change is there whole or not at all.
+    /// Checks that each change is in a block completely or not at all.
     fn judge_blocks(&self, candidates: &[(u64, Vec<usize>)]) -> Result<(), String> {
         for block in candidates.chunk_by(|a, b| a.0 / BLOCK_SECTORS == b.0 / BLOCK_SECTORS) {
-            // For each change: whether it is surely there, surely not there, in some sector.
+            // For each change: whether it is certainly there, certainly missing, in some sector.
             let mut fates: Vec<(usize, bool, bool)> = Vec::new();
             for (sector, fits) in block {
                 let (least, most) = (fits[0], fits[fits.len() - 1]);
                 for (version, change) in (1..).zip(&self.versions[*sector as usize]) {
-                    // What failed may be missing below what was written later.
+                    // A failed change may be missing below a later one.
                     let ended = self.changes[*change].ended.is_some();
                     let there = if ended { version <= least } else { fits[..] == [version] };
                     let missing = version > most;
@@ -239,9 +240,9 @@ impl HistoryModel {
         Ok(())
     }
 
-    /// No change is there without those that had completed before it was submitted.
+    /// Checks that no change is there without those that had completed before it was submitted.
     fn judge_prefix(&self, candidates: &[(u64, Vec<usize>)], moment: Moment) -> Result<(), String> {
-        // When the version was submitted, and when the first of those after it had completed.
+        // When the version was submitted, and when the first later one had completed.
         let bounds = |sector: u64, version: usize| {
             let versions = &self.versions[sector as usize];
             let begun = version.checked_sub(1).map_or(0, |n| self.changes[versions[n]].begun.tick);
@@ -265,16 +266,15 @@ impl HistoryModel {
         self.judge_cut(candidates, bounds)
     }
 
-    /// There is one point of the order at which every sector is as it was found. A sector of zeroes
-    /// may be one that was never written or one that has been trimmed: each by itself proves
-    /// little.
+    /// Checks that there is one point of the order at which every sector is as it was found. A
+    /// sector of zeroes may be one never written or one trimmed: each alone proves little.
     fn judge_cut(
         &self,
         candidates: &[(u64, Vec<usize>)],
         bounds: impl Fn(u64, usize) -> (u64, u64),
     ) -> Result<(), String> {
         let end = self.ticks + 1;
-        // For each tick, how many more sectors fit from it on than before it.
+        // For each tick, the change in the number of sectors that fit.
         let mut fitting = vec![0i64; end as usize + 2];
         for (sector, fits) in candidates {
             let mut spans: Vec<(u64, u64)> =
@@ -302,7 +302,7 @@ impl HistoryModel {
     }
 }
 
-/// `rposition` for iterators that know neither end nor length.
+/// `rposition` for iterators of unknown length.
 trait LastPosition: Iterator + Sized {
     fn rposition_of(self, wanted: impl Fn(Self::Item) -> bool) -> Option<usize> {
         self.enumerate().filter_map(|(index, item)| wanted(item).then_some(index)).last()
@@ -325,7 +325,7 @@ fn stamped(sector: u64, stamp: Stamp) -> [u8; SECTOR] {
     bytes
 }
 
-/// What the sectors in `memory`, the first of which is `sector`, hold.
+/// Decodes the content of the sectors in `memory`, the first of which is `sector`.
 pub fn read_stamps(memory: &[u8], sector: u64) -> Result<Vec<Stamp>, String> {
     (sector..).zip(memory.chunks_exact(SECTOR)).map(|(at, bytes)| read_stamp(bytes, at)).collect()
 }
@@ -348,7 +348,7 @@ mod tests {
 
     use super::*;
 
-    /// A disk of three blocks, and the moments at which things happen to it.
+    /// A disk of three blocks, and its events.
     struct Script {
         model: HistoryModel,
         disk: SimDisk,
@@ -360,7 +360,7 @@ mod tests {
             Self { model: HistoryModel::new(sectors, 100), disk: SimDisk::new(1 << 20) }
         }
 
-        /// Moments pass.
+        /// Lets time pass and returns the moment.
         fn now(&self) -> Moment {
             self.disk.write_at(0, &[1; 512]);
             self.disk.now()
@@ -412,8 +412,8 @@ mod tests {
         script.judge([7, 0, later]).unwrap_err();
     }
 
-    /// Block 0 is zero before its write or after its trim, and so is block 1; what block 2 holds
-    /// says that the one is before, and the other after.
+    /// Block 0 is zero before its write or after its trim, and so is block 1; the content of block
+    /// 2 proves that one is before, and the other after.
     #[test]
     fn zeroes_of_different_times_are_no_prefix() {
         let mut script = Script::new([0, 0, 0]);

@@ -1,4 +1,4 @@
-//! How much space of the host the maintenance worker asks for, keeps and gives back.
+//! Tests of the host space that the maintenance worker allocates, keeps and frees.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::log::inspect::log_state;
 use crate::log::maintenance::Progress;
 use crate::log::segments::State;
 
-/// Ready segments that are kept for a guest that writes little.
+/// Number of ready segments that are kept for a guest that writes little.
 const KEPT: u32 = 2;
 
 fn kept_from_writes(fixture: &Fixture) -> u32 {
@@ -28,7 +28,7 @@ fn ready(fixture: &Fixture) -> u32 {
     fixture.core.append_state().segments.ready()
 }
 
-/// Makes so many segments ready.
+/// Makes segments ready until there are `count`.
 fn make_ready(fixture: &Fixture, count: u32) {
     let mut state = fixture.core.append_state();
     while state.segments.ready() < count {
@@ -68,8 +68,8 @@ fn space_that_only_a_busy_guest_needs_is_a_surplus_and_given_back() {
     assert!(ready(&fixture) == 0 && !has_surplus(&fixture));
 }
 
-/// Found by power cuts on a full host: the new heads asked for space in free segments that were
-/// holes, while what there was lay in others, and the image could not be opened.
+/// Found by power cuts on a full host: the new heads needed space in free segments that were holes,
+/// while the allocated space was in others, and the image could not be opened.
 #[test]
 fn a_full_host_whose_space_is_in_other_free_segments_keeps_no_image_from_being_opened() {
     let setup = Setup { blocks: 4096, ..Setup::default() };
@@ -83,7 +83,7 @@ fn a_full_host_whose_space_is_in_other_free_segments_keeps_no_image_from_being_o
         let state = fixture.core.append_state();
         (SegmentId::new(state.segments.limit() - 8), fixture.core.shape)
     };
-    // Got for writes that never came.
+    // Allocated for writes that never came.
     let (offset, bytes) = (shape.address(last, 0).offset(), 8 * SEGMENT_BYTES);
     let mut file = BlockingFile::new(&*fixture.core.file).unwrap();
     file.run(FileOp::Allocate { offset, bytes }).unwrap();
@@ -99,8 +99,8 @@ fn a_full_host_whose_space_is_in_other_free_segments_keeps_no_image_from_being_o
     fixture.check();
 }
 
-/// Where the drive hears of it, nothing that is dead is kept for the next writes: the drive would
-/// copy it. Elsewhere what is written again as it is costs the host less.
+/// Where the drive is told of freed space, no dead segment is kept for the next writes: the drive
+/// would copy it. Elsewhere, rewriting it in place costs the host less.
 #[test]
 fn dead_segments_are_given_back_at_once_where_the_drive_hears_of_it() {
     for telling in [false, true] {
@@ -121,7 +121,7 @@ fn dead_segments_are_given_back_at_once_where_the_drive_hears_of_it() {
     }
 }
 
-/// Cleaners share it, and a daemon may have many disks.
+/// Cleaners share the memory, and a daemon may have many disks.
 #[test]
 fn memory_for_copies_is_taken_when_there_are_some_and_given_back_when_there_are_none() {
     let memory = CopyMemory::new(1 << 20);
@@ -138,14 +138,14 @@ fn memory_for_copies_is_taken_when_there_are_some_and_given_back_when_there_are_
     assert_eq!(memory.lend().bytes(), 0, "all of it is lent");
     fixture.quiet();
     let pause = fixture.maintenance.next_pause().expect("there is something to give back");
-    // However late it is here: the pause was set before.
+    // However late this runs: the pause was set before.
     assert!(pause <= Instant::now() + Duration::from_secs(10));
-    // What gives space back comes first, and uses it.
+    // Work that gives space back comes first, and uses the memory.
     (0..4).for_each(|_| fixture.maintenance.pause());
     assert_eq!((run_bytes(&fixture), memory.lend().bytes()), (0, 1 << 20));
 }
 
-/// A part of the image, and no more than is appended between two checkpoints.
+/// An eighth of the image, and no more than is appended between two checkpoints.
 #[test]
 fn a_busy_guest_keeps_an_eighth_of_the_image_or_what_a_checkpoint_frees() {
     for (segment_bytes, segments, pool) in
@@ -159,7 +159,7 @@ fn a_busy_guest_keeps_an_eighth_of_the_image_or_what_a_checkpoint_frees() {
     }
 }
 
-/// Each of its refusals costs the host work.
+/// Each refusal costs the host work.
 #[test]
 fn a_host_that_was_full_just_now_is_not_asked_again() {
     let mut fixture = Setup { blocks: 4096, ..Setup::default() }.fixture(1);
@@ -168,7 +168,7 @@ fn a_host_that_was_full_just_now_is_not_asked_again() {
     make_ready(&fixture, 1);
     let available = |fixture: &Fixture| fixture.maintenance.available(&fixture.core.append_state());
     assert!(available(&fixture) > 1);
-    // On a busy machine the moment may have passed before the second question.
+    // On a busy machine the period may have passed before the second request.
     flowstone_testkit::wait_until("it is asked soon", || {
         let began = Instant::now();
         fixture.disk.inject(Fault::fail(Errno::NOSPC).on(Call::Allocate).always());
@@ -186,8 +186,8 @@ fn a_host_that_was_full_just_now_is_not_asked_again() {
     assert_eq!(fixture.maintenance.provide(), Progress::Made);
 }
 
-/// One call for all that is wanted; where the host has less, one segment at a time, and what the
-/// call may have got goes back.
+/// One call for all wanted segments; if the host has less, one segment at a time, and the partial
+/// allocation of the call is freed.
 #[test]
 fn a_host_without_space_for_all_gives_what_it_has() {
     let mut fixture = Setup { blocks: 4096, ..Setup::default() }.fixture(1);
@@ -203,8 +203,8 @@ fn a_host_without_space_for_all_gives_what_it_has() {
     fixture.check();
 }
 
-/// An image that was not closed could not be opened on a full host: it starts anew, for which there
-/// was no space. It is read, and takes writes when there is.
+/// An image that was not closed could not be opened on a full host: its restart needs space. It can
+/// be read, and takes writes when there is space.
 #[test]
 fn an_image_that_was_not_closed_is_read_on_a_full_host_and_written_when_there_is_room() {
     let mut fixture = Setup { blocks: 512, ..Setup::default() }.fixture(1);
@@ -219,7 +219,7 @@ fn an_image_that_was_not_closed_is_read_on_a_full_host_and_written_when_there_is
     let seen = fixture.contents();
     assert!(seen.iter().any(|stamp| *stamp != 0));
     assert_eq!(fixture.write_blocks(0..1), Err(Errno::NOSPC));
-    // A stop meanwhile leaves it as it is.
+    // A stop meanwhile leaves it unchanged.
     let (disk, model) = fixture.close();
     let model = HistoryModel::new(model.latest(), model.next_stamp());
     let mut fixture = Fixture::open(&disk, setup, model, 2).unwrap();
@@ -230,7 +230,7 @@ fn an_image_that_was_not_closed_is_read_on_a_full_host_and_written_when_there_is
     fixture.check();
 }
 
-/// After a crash it is not known which of them have space.
+/// After a crash it is unknown which of them are allocated.
 #[test]
 fn free_segments_have_no_space_of_the_host_after_a_crash() {
     let mut fixture = Setup { blocks: 4096, ..Setup::default() }.fixture(1);

@@ -1,5 +1,5 @@
-//! Images made by an attacker, with right checksums: an answer in bounded time, and
-//! no panic.
+//! Images made by an attacker, with valid checksums: opening and checking end in bounded time,
+//! without a panic.
 
 use std::path::Path;
 use std::sync::mpsc::channel;
@@ -28,7 +28,7 @@ fn corrupter(left: Left) -> Corrupter {
     Corrupter::new(small_image(left).to_vec())
 }
 
-/// Opens and checks an image, each in its own time. What comes of it does not matter.
+/// Opens and checks an image, each in bounded time. The result does not matter.
 fn ends(corrupter: Corrupter) {
     let bytes = corrupter.into_bytes();
     let (done, is_done) = channel();
@@ -66,7 +66,7 @@ fn incarnation_of(segment: SegmentId) -> Incarnation {
     Incarnation::from_bits(77_000 + u64::from(segment.get()))
 }
 
-/// Opening looked at the segment of a root that is not there.
+/// Opening examined the segment of a root without blocks.
 #[test]
 fn the_place_of_a_root_without_blocks_does_not_matter() {
     let mut corrupter = corrupter(Left::Closed);
@@ -76,8 +76,8 @@ fn the_place_of_a_root_without_blocks_does_not_matter() {
     ends(corrupter);
 }
 
-/// Seals of guests must have the next number of the order; those of copies have an order of their
-/// own, and led in circles.
+/// Seals of guests must have the next sequence number; those of copies have an order of their own,
+/// and formed a cycle.
 #[test]
 fn seals_of_copies_that_lead_in_a_circle_end() {
     let mut corrupter = corrupter(Left::Killed);
@@ -99,12 +99,12 @@ fn seals_of_copies_that_lead_in_a_circle_end() {
     ends(corrupter);
 }
 
-/// One more than the payload was zero blocks: a walk from record to record stood still.
+/// One more than the payload overflowed to zero blocks: a walk from record to record stood still.
 #[test]
 fn a_record_of_four_billion_blocks_is_none() {
     let blocks = u32::MAX;
     let entries = [Entry::Root { blocks, checksum: 0 }];
-    // A segment that nothing leads to, with a record of guests that seems to be a later one.
+    // A segment that no seal leads to, with a record of guests that seems to be a later one.
     let mut stray = corrupter(Left::Killed);
     let superblock = stray.superblock();
     let shape = shape_of(&superblock);
@@ -124,7 +124,7 @@ fn a_record_of_four_billion_blocks_is_none() {
         stray.set_record(shape.address(segment, 0), &header, &entries);
     }
     ends(stray);
-    // In the place of every record that holds something.
+    // In the place of every record with payload.
     let mut corrupter = corrupter(Left::Closed);
     for (at, header, _) in corrupter.records() {
         let header = Header { payload_blocks: blocks, ..header };

@@ -1,5 +1,5 @@
-//! The daemon is killed and its host lives: everything that had completed is there, at every
-//! moment. What was not durable may still be lost to a power cut afterwards.
+//! The daemon is killed and its host stays up: everything that had completed is there, at every
+//! moment. Changes that were not durable may still be lost to a later power cut.
 
 use flowstone_sim::{Fate, Schedule, SimDisk};
 
@@ -77,7 +77,7 @@ pub fn kills_in_a_row(seed: u64) {
         fixture = recover(&killed, setup, &model, moment, End::Kill, seed + round as u64);
     }
     fixture.run(40);
-    // Before, what the last kill had left need not have been durable.
+    // Before that, changes left by the last kill need not have been durable.
     let opened = fixture.opened;
     let (disk, model) = fixture.abandon();
     for moment in some_moments(&disk, 30).filter(|moment| *moment >= opened) {

@@ -1,7 +1,7 @@
 //! Each kind of maintenance, with each call to the host failing once, for a while or for ever, and
-//! then power cut or the daemon killed at moments of it; on hosts that are short of space, that
-//! return garbage where they were told to discard; with `check` and `check --repair` between the
-//! end and the next start.
+//! then a power cut or a kill at various moments; on hosts that are short of space, or return
+//! garbage for discarded space; with `check` and `check --repair` between the end and the next
+//! open.
 
 use flowstone_block::{Errno, SectorCount};
 use flowstone_fileio::FileIo;
@@ -59,11 +59,11 @@ enum Work {
 
 #[derive(Clone, Debug)]
 enum Trouble {
-    /// With so much of its work done.
+    /// A call fails, after this part of its work was done.
     Fails(Call, std::ops::Range<u64>, Landed),
-    /// The host has no more than it has given.
+    /// The host has no free space.
     LacksSpace,
-    /// Nor can it give any ahead.
+    /// The host also cannot preallocate.
     ReservesNothing,
 }
 
@@ -89,7 +89,7 @@ fn used(setup: Setup, seed: u64) -> Fixture {
 
 fn begin(trouble: &Trouble, lasts: Lasts, after: u64, disk: &SimDisk) {
     let fault = match trouble.clone() {
-        // Calls without a place are struck wherever they are.
+        // Calls without an offset fail wherever they are.
         Trouble::Fails(call @ (Call::Datasync | Call::SetSize), _, landed) => {
             Fault::fail(Errno::IO).landed(landed).on(call)
         }
@@ -114,7 +114,7 @@ fn end(disk: &SimDisk) {
     disk.set_capacity(None);
 }
 
-/// Does the work; it may fail.
+/// Does the work, which may fail.
 fn work(fixture: &mut Fixture, work: Work) {
     let blocks = fixture.setup.blocks;
     fixture.guests().mix = Mix { flush_percent: 15, depth: 6, ..Mix::on(blocks / 2) };
@@ -144,7 +144,7 @@ fn resize(fixture: &mut Fixture, blocks: u64) {
     });
 }
 
-/// What a discard leaves is anything.
+/// Fills discarded space with garbage: its content is undefined.
 fn put_garbage_into_free_space(disk: &SimDisk, seed: u64) {
     let Ok(loaded) = load(disk, None) else { return };
     let mut random = fastrand::Rng::with_seed(seed);
@@ -159,7 +159,7 @@ fn put_garbage_into_free_space(disk: &SimDisk, seed: u64) {
     }
 }
 
-/// Nothing that a crash leaves is damage.
+/// Asserts that a check finds no damage after a crash.
 fn look_and_repair(disk: &SimDisk, repairs: bool) {
     let nothing = &mut |_, _| {};
     let report = match repairs {
@@ -171,7 +171,7 @@ fn look_and_repair(disk: &SimDisk, repairs: bool) {
     assert!(report.repairs.is_empty(), "{:?}", report.repairs);
 }
 
-/// What the disk was resized to need not be what a crash leaves.
+/// The resized size may be lost in a crash: takes the size from the superblock.
 fn with_size_of(disk: &SimDisk, setup: Setup, model: &HistoryModel) -> (Setup, HistoryModel) {
     let sectors = load(disk, None).unwrap().superblock.capacity_sectors;
     (Setup { blocks: sectors / BLOCK_SECTORS, ..setup }, model.resized(sectors))

@@ -1,5 +1,5 @@
-//! What a log image promises, tested on a simulated disk: docs/format.md is the argument, these
-//! are the attempts to refute it.
+//! Tests of the guarantees of a log image on a simulated disk: docs/format.md is the argument,
+//! these are the attempts to refute it.
 
 mod checkpoints;
 mod churn;

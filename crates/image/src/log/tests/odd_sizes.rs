@@ -46,8 +46,8 @@ fn a_disk_that_ends_inside_a_block_survives_power_cuts() {
     }
 }
 
-/// The last block, as far as the disk had it, was written and waited for its place. Meanwhile the
-/// disk grew, and the rest of the block was written: the first write put zeroes there.
+/// The last block was written, as far as it was on the disk, and waited for its place. Meanwhile
+/// the disk grew, and the rest of the block was written: the first write put zeroes there.
 #[test]
 fn a_write_to_the_old_end_spares_what_is_written_behind_it() {
     for zeroes in [false, true] {
@@ -74,7 +74,7 @@ fn a_write_to_the_old_end_spares_what_is_written_behind_it() {
     }
 }
 
-/// What the disk grows by reads as zeroes, whatever was in the block that it ended in.
+/// The new part of a grown disk reads as zeroes, whatever was in the block in which it ended.
 #[test]
 fn a_disk_grows_by_zeroes() {
     for missing in 1..BLOCK_SECTORS {
@@ -94,7 +94,7 @@ fn a_disk_grows_by_zeroes() {
     }
 }
 
-/// The end that was cut off a block came back when the disk grew again.
+/// Data cut off the last block came back when the disk grew again.
 #[test]
 fn a_disk_is_not_made_smaller_inside_a_block_that_holds_something() {
     let disk = cut(0).image();

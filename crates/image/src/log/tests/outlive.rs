@@ -1,5 +1,5 @@
-//! Queues that are there longer than their image, images whose maintenance worker is not, and
-//! writes whose memory is not.
+//! Queues that outlive their image, images that outlive their maintenance worker, and writes whose
+//! memory is lost.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,8 +32,8 @@ fn stamped(lba: u64, number: u64) -> Vec<u8> {
     bytes
 }
 
-/// It wrote behind a superblock that said that nothing comes after it: the next start found that
-/// out, and refused the image.
+/// It wrote behind a superblock marked as clean: the next open detected that, and refused the
+/// image.
 #[test]
 fn a_queue_that_outlives_its_image_writes_nothing_more() {
     let disk = Setup::default().image();
@@ -66,8 +66,8 @@ fn an_image_open_for_reading_is_not_resized() {
     assert_eq!(image.geometry().capacity, SectorCount::new(Setup::default().sectors()));
 }
 
-/// A guest's memory was taken away while its write was copied into a record: zeroes were written
-/// with a checksum that fits. Whole blocks and parts of one.
+/// A guest's memory was lost while its write was copied into a record: zeroes were written with a
+/// matching checksum. Whole blocks and parts of one.
 #[test]
 fn a_write_whose_memory_is_lost_is_refused_and_what_was_there_stays() {
     for bytes in [4096, 512] {

@@ -1,6 +1,6 @@
-//! Changes in flight that overlap, from several queues, which the history model never makes: in
-//! which order they take effect is not known, but whatever a reader sees after a flush is there
-//! after a power cut.
+//! Overlapping changes in flight, from several queues, which the history model never makes: the
+//! order in which they take effect is undefined, but everything that a reader sees after a flush is
+//! there after a power cut.
 
 use flowstone_sim::{Fate, Schedule};
 
@@ -31,7 +31,7 @@ pub fn run(seed: u64) {
     let setup = Setup { queues: 3, split: seed % 2 == 1, ..Setup::default() };
     let fixture = setup.fixture(seed);
     fixture.disk.set_schedule(Schedule::Shuffled { seed });
-    // Queues that are opened from now on keep this schedule.
+    // Queues opened from now on keep this schedule.
     let mut fixture = fixture.reopen().unwrap();
     for round in 0..25u64 {
         changes(&mut fixture, 14);

@@ -1,11 +1,11 @@
-//! How far a recovery has come, as others see it.
+//! Progress of a recovery, as observers see it.
 
 use super::fixture::Setup;
 use crate::Progress;
 use crate::log::load::load;
 
-/// Each segment is read once, as what guests' records were replayed from or as what nothing leads
-/// to; those of copies too.
+/// Each segment is read once, for guests' records to replay or as one that no seal leads to; those
+/// of copies too.
 #[test]
 fn a_recovery_tells_of_each_segment_once() {
     let mut fixture = Setup::default().fixture(7);

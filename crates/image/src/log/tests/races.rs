@@ -1,4 +1,4 @@
-//! Requests that meet in one block, or meet the cleaner.
+//! Concurrent requests to one block, or to blocks being cleaned.
 
 use flowstone_sim::Schedule;
 
@@ -8,7 +8,7 @@ use super::fixture::{BLOCK_SECTORS, Fixture, Mix, Setup};
 fn shuffled(seed: u64) -> Fixture {
     let fixture = Setup::default().fixture(seed);
     fixture.disk.set_schedule(Schedule::Shuffled { seed });
-    // Queues that are opened from now on keep this schedule.
+    // Queues opened from now on keep this schedule.
     fixture.reopen().unwrap()
 }
 
@@ -37,7 +37,7 @@ fn two_parts_of_a_block_written_at_once_both_survive() {
     }
 }
 
-/// A block had no place when a part of it was trimmed, so there was nothing to do. By the time the
+/// A block was unmapped when a part of it was trimmed, so there was nothing to do. By the time the
 /// trim was put into a record another part had been written, and the whole block was trimmed.
 #[test]
 fn a_part_trimmed_of_an_unmapped_block_spares_what_is_written_beside_it() {
@@ -88,7 +88,7 @@ fn parts_written_trimmed_and_cleaned_at_once() {
     }
 }
 
-/// A read is on its way to a place that is cleaned, given back and used for something else.
+/// A read is in flight to an address that is cleaned, freed and reused.
 #[test]
 fn a_read_finds_its_block_though_its_place_is_used_again_meanwhile() {
     let mut fixture = shuffled(3);

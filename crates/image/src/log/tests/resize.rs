@@ -1,4 +1,4 @@
-//! The disk gets another size while guests go on, while power is cut, and while the host fails.
+//! Tests of a resize while guests go on, while power is cut, and while the host fails.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ fn resize(fixture: &mut Fixture, blocks: u64) -> Outcome {
     resize_to(fixture, blocks * BLOCK_SECTORS)
 }
 
-/// The same, to so many sectors.
+/// The same, to `capacity` sectors.
 fn resize_to(fixture: &mut Fixture, capacity: u64) -> Outcome {
     resize_while(fixture, capacity, |fixture| {
         fixture.step();
@@ -43,15 +43,15 @@ fn resize_while(fixture: &mut Fixture, capacity: u64, work: impl FnOnce(&mut Fix
     })
 }
 
-/// A queue looks around.
+/// Runs a turn of a queue.
 fn look(guests: &mut Guests) {
     guests.kick(0);
     guests.nap(0);
     guests.reap(0);
 }
 
-/// Guests that find the disk larger write there at once. A crash must not take away what a record
-/// of theirs is about.
+/// Guests that see the larger disk write there at once. A crash must not take away blocks that a
+/// record of theirs concerns.
 #[test]
 fn nothing_is_written_behind_the_old_end_before_the_new_one_is_durable() {
     for seed in 0..6 {
@@ -71,7 +71,7 @@ fn nothing_is_written_behind_the_old_end_before_the_new_one_is_durable() {
             while guests.is_in_flight(tag) {
                 look(&mut guests);
             }
-            // It may be behind a sync of the maintenance worker's, which waits for us.
+            // It may be behind a sync of the maintenance worker, which waits for the guest.
             if guests.in_flight() == 0 {
                 guests.flush(0);
             }
@@ -128,7 +128,8 @@ fn a_resize_survives_power_cuts() {
     }
 }
 
-/// A resize that could not be made durable must not become so later behind the guest's back.
+/// A resize that could not be made durable must not become durable later without the guest's
+/// knowledge.
 #[test]
 fn a_resize_that_fails_is_forgotten() {
     let setup = Setup::default();
@@ -140,7 +141,7 @@ fn a_resize_that_fails_is_forgotten() {
     fixture.reopen().unwrap().check();
 }
 
-/// The map root went on naming the leaves of the part that was cut off.
+/// The map root still named the leaves of the part that was cut off.
 #[test]
 fn what_was_trimmed_before_a_disk_is_made_smaller_leaves_nothing_behind() {
     let setup = Setup { blocks: 5000, ..Setup::default() };
@@ -186,7 +187,7 @@ fn a_write_beyond_the_new_end_that_was_on_its_way_does_no_harm() {
     fixture.reopen().unwrap().check();
 }
 
-/// It already had its place in the log, so it is there, and the disk stays as large as it is.
+/// It already had its place in the log, so it takes effect, and the disk keeps its size.
 #[test]
 fn a_disk_is_not_made_smaller_under_a_write() {
     let setup = Setup { blocks: 1000, ..Setup::default() };
@@ -202,7 +203,7 @@ fn a_disk_is_not_made_smaller_under_a_write() {
     fixture.reopen().unwrap().check();
 }
 
-/// Its segments were used all the same. A seal led to one that no superblock knew of, and after a
+/// Its segments were used all the same. A seal led to one that no superblock covered, and after a
 /// crash the image was refused.
 #[test]
 fn segments_of_a_resize_that_failed_are_not_used() {
@@ -220,7 +221,7 @@ fn segments_of_a_resize_that_failed_are_not_used() {
     }
 }
 
-/// Those that the larger disk had used and freed were handed out to the smaller one.
+/// Segments that the larger disk had used and freed were handed out to the smaller one.
 #[test]
 fn segments_beyond_a_smaller_disk_are_not_used() {
     let setup = Setup { blocks: 2048, ..Setup::default() };
@@ -247,8 +248,8 @@ fn segments_beyond_a_smaller_disk_are_not_used() {
     }
 }
 
-/// The same for a `compact` whose checkpoints failed: the limit that it raised for the time
-/// afterwards was in no superblock.
+/// The same for a `compact` whose checkpoints failed: the limit that it raised for afterwards was
+/// in no superblock.
 #[test]
 fn segments_of_a_compact_that_failed_are_not_used() {
     for seed in 0..8 {

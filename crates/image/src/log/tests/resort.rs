@@ -1,4 +1,4 @@
-//! The re-sorting pass: what it puts in order, what it may write, and when it stops.
+//! Tests of the re-sorting pass: the blocks it sorts, its budget, and when it stops.
 
 use std::time::Instant;
 
@@ -30,7 +30,7 @@ fn resort(fixture: &mut Fixture) -> Outcome {
     fixture.maintenance(Maintenance::resort)
 }
 
-/// Places of the file that a reader of the whole disk goes to.
+/// Returns the contiguous pieces of the file that a read of the whole disk touches.
 fn runs(fixture: &Fixture) -> usize {
     let map = &fixture.core.map;
     let mapped = (0..fixture.core.blocks()).filter(|lba| map.get(*lba).is_mapped());
@@ -54,7 +54,7 @@ fn scattered_blocks_come_in_order() {
     resort(&mut fixture).unwrap();
     assert_eq!(fixture.core.resorting.passes(), 2);
     assert_eq!(fixture.core.resorting.written(), written);
-    // The image goes on, and what guests scatter is not looked for before it is much.
+    // The image stays in use, and scattered blocks are not searched for before there are many.
     assert!(!fixture.maintenance.wants_resort());
     fixture.guests().mix = Mix::writes(0..1000);
     fixture.run(2000);
@@ -71,7 +71,7 @@ fn its_budget_is_kept() {
     fixture.core.resorting.set_limit(limit);
     (0..3).for_each(|_| resort(&mut fixture).unwrap());
     let written = fixture.core.resorting.written();
-    // One leaf is begun while something is left, with what is cleaned for it.
+    // One leaf is begun while some budget is left, with the cleaning for it.
     assert!((limit..limit + (40 << 20)).contains(&written), "{written} bytes");
     assert_eq!(fixture.core.resorting.passes(), 0);
     assert!(!fixture.maintenance.wants_resort());
@@ -79,7 +79,7 @@ fn its_budget_is_kept() {
     assert!(!fixture.maintenance.wants_resort());
 }
 
-/// An image that stays idle goes on with a new budget: nothing else would wake its worker.
+/// An image that stays idle continues with a new budget: nothing else would wake its worker.
 #[test]
 fn a_pass_without_a_budget_goes_on_when_its_day_is_over() {
     let (_, mut fixture) = scattered(2);
@@ -96,7 +96,7 @@ fn a_pass_without_a_budget_goes_on_when_its_day_is_over() {
         Some(next.duration_since(Instant::now()).as_secs().div_ceil(3600))
     };
     assert_eq!(hours(&mut fixture), Some(24));
-    // What is in order, or is to stay as it is, does not wake the worker.
+    // An image in order, or not to be changed, does not wake the worker.
     fixture.core.resorting.set_limit(UNLIMITED);
     resort(&mut fixture).unwrap();
     fixture.quiet();
@@ -143,7 +143,7 @@ fn guests_find_room_while_it_is_at_work() {
     }
 }
 
-/// What the host refuses ends the pass, and nothing else.
+/// A refusal of the host ends the pass, and nothing else.
 #[test]
 fn a_host_without_room_is_left_alone() {
     for more in 0..6 {
@@ -208,8 +208,8 @@ fn power_cuts_in_it_lose_nothing() {
     }
 }
 
-/// Records of small segments are short: headers between them are no disorder, or every pass
-/// rewrites all.
+/// Records of small segments are short: headers between them do not count as disorder, or every
+/// pass would rewrite everything.
 #[test]
 fn what_is_in_order_is_left_alone_in_segments_of_any_size() {
     for segment_bytes in [256 << 10, 512 << 10, 1 << 20, 4 << 20] {
@@ -231,8 +231,8 @@ fn what_is_in_order_is_left_alone_in_segments_of_any_size() {
     }
 }
 
-/// A request of 128 KiB reads one place of the file, whatever holes the disk has: no header of a
-/// record lies inside what it reads, nor does the end of a segment.
+/// A request of 128 KiB reads one piece of the file, whatever holes the disk has: no record header
+/// lies inside that, nor does the end of a segment.
 #[test]
 fn what_is_in_order_is_read_in_one_piece() {
     for by_compact in [false, true] {
@@ -264,7 +264,7 @@ fn what_is_in_order_is_read_in_one_piece() {
     }
 }
 
-/// Blocks behind one that cannot be read come in order all the same.
+/// Blocks behind an unreadable one are sorted all the same.
 #[test]
 fn a_block_that_cannot_be_read_does_not_keep_others_from_being_put_in_order() {
     let (_, mut fixture) = scattered(5);
@@ -281,7 +281,7 @@ fn a_block_that_cannot_be_read_does_not_keep_others_from_being_put_in_order() {
     fixture.check();
 }
 
-/// A pass that guests interrupt again and again is one pass: what it may take is counted from its
+/// A pass that guests interrupt repeatedly is one pass: its limit of segments is counted from its
 /// beginning.
 #[test]
 fn a_pass_with_breaks_takes_no_more_segments_than_one_without() {
@@ -307,7 +307,7 @@ fn a_pass_with_breaks_takes_no_more_segments_than_one_without() {
     assert!(most <= first + first / 4 + 6, "{most} segments, {first} in the beginning");
 }
 
-/// What guests write meanwhile is not the pass's.
+/// Guest writes during the pass are not charged to it.
 #[test]
 fn guests_writes_are_not_charged_to_the_budget() {
     let (_, mut fixture) = scattered(6);
@@ -325,7 +325,7 @@ fn guests_writes_are_not_charged_to_the_budget() {
     assert!(charged <= own + own / 10 + 8, "{charged} blocks charged of {own}");
 }
 
-/// The place where the pass goes on may lie behind the new end.
+/// The position of the pass may lie beyond the new end.
 #[test]
 fn a_disk_that_shrinks_between_two_parts_of_a_pass_ends_it() {
     let (_, mut fixture) = scattered(7);
@@ -339,7 +339,7 @@ fn a_disk_that_shrinks_between_two_parts_of_a_pass_ends_it() {
     resort(&mut fixture).unwrap();
     assert_eq!(fixture.core.resorting.passes(), 1);
     assert!(!fixture.maintenance.wants_resort());
-    // And one that has nothing at all.
+    // And on a disk without any data.
     fixture.zero(0..100 * 8).unwrap();
     fixture.quiet();
     resort(&mut fixture).unwrap();

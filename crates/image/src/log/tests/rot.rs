@@ -1,4 +1,4 @@
-//! Parts of blocks written onto data that has rotted: an error, unless nothing of it is kept.
+//! Partial writes to rotted blocks: an error, unless none of the old content is kept.
 
 use std::ops::Range;
 
@@ -7,8 +7,8 @@ use flowstone_block::Errno;
 use super::fixture::{BLOCK_SECTORS, Fixture, Setup, queue, read_now};
 use crate::log::maintenance::Maintenance;
 
-/// An image in whose block 3 a bit has turned while it was closed, so that no cache has the old
-/// content.
+/// An image with a flipped bit in block `lba`, flipped while it was closed, so that no cache has
+/// the old content.
 fn rotted(setup: Setup, lba: u64) -> Fixture {
     let mut fixture = setup.fixture(1);
     let end = setup.sectors();
@@ -46,7 +46,7 @@ fn a_part_is_not_written_onto_what_has_rotted() {
             assert_eq!(fixture.core.map.get(3), map_entry, "the rot has been given a new checksum");
             assert_eq!(try_read(&fixture, start..start + 8), Err(Errno::IO));
             assert_eq!(try_read(&fixture, start + 5..start + 6), Err(Errno::IO));
-            // Its neighbours are as they were, and it can be written as a whole.
+            // Its neighbours are unchanged, and it can be written as a whole.
             assert!(try_read(&fixture, start - 8..start).is_ok());
             fixture.guests().failures.clear();
             fixture.write(start..start + 8).unwrap();
@@ -57,7 +57,7 @@ fn a_part_is_not_written_onto_what_has_rotted() {
     }
 }
 
-/// The place of a block that cannot be verified may be read better another time: it stays there.
+/// A block that cannot be verified may read better another time: it is not moved.
 #[test]
 fn what_has_rotted_is_not_moved_by_the_idle_time_pass() {
     let mut fixture = rotted(Setup { blocks: 256, ..Setup::default() }, 3);
@@ -75,7 +75,7 @@ fn what_has_rotted_is_not_moved_by_the_idle_time_pass() {
     fixture.check();
 }
 
-/// Two parts that make a whole are two parts.
+/// Two partial writes that together cover the block are still partial.
 #[test]
 fn two_parts_of_what_has_rotted_written_together_are_errors() {
     let mut fixture = rotted(Setup { blocks: 40, ..Setup::default() }, 3);
@@ -88,7 +88,8 @@ fn two_parts_of_what_has_rotted_written_together_are_errors() {
     assert_eq!(try_read(&fixture, start..start + 8), Err(Errno::IO));
 }
 
-/// The last block of a disk that ends inside it, written as far as the disk goes, is covered.
+/// The last block of a disk that ends inside it is fully covered by a write up to the end of the
+/// disk.
 #[test]
 fn the_rotted_end_of_an_odd_disk_can_be_written_again() {
     let setup = Setup { blocks: 40, cut: 3, ..Setup::default() };
@@ -102,7 +103,7 @@ fn the_rotted_end_of_an_odd_disk_can_be_written_again() {
     fixture.read(end - 5..end).unwrap();
 }
 
-/// Cleaning leaves what has rotted where it is, and moves the rest.
+/// Cleaning leaves rotted blocks where they are, and moves the others.
 #[test]
 fn cleaning_does_not_launder_rot() {
     let setup = Setup::default();

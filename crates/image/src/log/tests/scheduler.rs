@@ -2,7 +2,7 @@
 //!
 //! The maintenance worker blocks; in a test with one thread nothing else would happen meanwhile.
 //! Here, whenever it waits, a hook of the test runs first. So guests write, read and flush in the
-//! middle of checkpoints and of cleaning, and each run can be repeated.
+//! middle of checkpoints and of cleaning, and each run is repeatable.
 
 use std::cell::RefCell;
 use std::io;
@@ -24,9 +24,9 @@ pub fn with_hook<T>(hook: impl FnMut() + 'static, work: impl FnOnce() -> T) -> T
     done
 }
 
-/// Returns whether there is one.
+/// Runs the hook; returns whether there is one.
 fn run_hook() -> bool {
-    // Taken out meanwhile: what the hook waits for runs no hook.
+    // Removed meanwhile: waits inside the hook run no hook.
     let Some(mut hook) = HOOK.with_borrow_mut(Option::take) else { return false };
     hook();
     HOOK.with_borrow_mut(|slot| *slot = Some(hook));
@@ -87,7 +87,7 @@ impl FileChannel for Queue {
     }
 
     fn next_look(&mut self) -> NextLook {
-        // What the maintenance worker waits for may be a queue's, which only the hook moves.
+        // The maintenance worker may wait for a queue, which only the hook advances.
         let has_run = run_hook();
         NextLook::now_if(has_run).min(self.0.next_look())
     }

@@ -1,4 +1,4 @@
-//! Everything again, with random seeds and for long.
+//! Runs all crash and fault tests again, with random seeds and for a long time.
 
 use std::time::{Duration, Instant};
 

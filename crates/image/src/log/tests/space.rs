@@ -1,4 +1,4 @@
-//! Space: a disk that is full, a host that is, and what happens when some of it comes back.
+//! Tests of a full disk, a full host, and freed space.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -18,10 +18,10 @@ use crate::log::disk::LogImage;
 use crate::log::maintenance::CheckpointKind;
 use crate::log::segments::State;
 
-/// A maintenance worker asks a full host again after a tenth of a second.
+/// Longer than the tenth of a second after which the maintenance worker tries a full host again.
 const ASK_AGAIN: Duration = Duration::from_millis(120);
 
-/// Every block is in use and is overwritten again and again.
+/// Overwrites a disk repeatedly whose blocks are all in use.
 pub fn full_disk(seed: u64, requests: u32) {
     let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
     let mut fixture = setup.fixture(seed);
@@ -47,7 +47,7 @@ fn a_full_disk_is_overwritten_for_long_and_never_without_room() {
     }
 }
 
-/// Writes until the host says that it has no more.
+/// Writes until the host has no more space.
 fn fill(fixture: &mut Fixture) {
     for round in 0..200_000 {
         let lba = round * 7 % (fixture.setup.blocks - 4);
@@ -80,7 +80,7 @@ fn a_full_host_refuses_writes_and_nothing_else() {
         let sectors = setup.blocks * BLOCK_SECTORS;
         fixture.read(0..sectors).unwrap();
 
-        // The guest gives up half of the disk.
+        // The guest discards half of the disk.
         fixture.zero(0..sectors / 2).unwrap();
         fixture.flush().unwrap();
         assert!(comes_back(&mut fixture), "{segments} segments: no writes after a trim");
@@ -97,7 +97,7 @@ fn a_full_host_refuses_writes_and_nothing_else() {
     }
 }
 
-/// Whether writes succeed again within a few tries.
+/// Returns whether writes succeed again within a few tries.
 fn comes_back(fixture: &mut Fixture) -> bool {
     for _ in 0..8 {
         if fixture.write_blocks(0..1).is_ok() {
@@ -108,7 +108,7 @@ fn comes_back(fixture: &mut Fixture) -> bool {
     false
 }
 
-/// Guests of a full host go on trying, in every way they know.
+/// Guests of a full host keep trying, with all kinds of requests.
 pub fn full_host(seed: u64) {
     let setup = Setup { blocks: 1024, split: seed % 2 == 1, ..Setup::default() };
     let mut fixture = setup.fixture(seed);
@@ -120,8 +120,8 @@ pub fn full_host(seed: u64) {
     assert!(!failures.is_empty(), "the host was never full");
     fixture.check();
     fixture.disk.set_capacity(None);
-    // A write that fits into what there is says nothing of those after it: the host may just have
-    // been asked, and is not asked again so soon.
+    // A write that fits into the present space proves nothing about later ones: the host may just
+    // have been tried, and is not tried again so soon.
     sleep(ASK_AGAIN);
     assert!(comes_back(&mut fixture));
     fixture.write_blocks(0..1).unwrap();
@@ -155,7 +155,7 @@ fn after_a_crash_an_image_on_a_full_host_opens() {
     }
 }
 
-/// Wherever it stops: the segments that were kept for this have their space.
+/// At every crash point: the reserve segments for recovery are allocated.
 pub fn crashes_on_a_full_host(seed: u64) {
     let setup = Setup { blocks: 1024, split: seed % 2 == 1, ..Setup::default() };
     let mut fixture = setup.fixture(seed);
@@ -181,7 +181,7 @@ fn an_image_on_a_full_host_opens_after_any_power_cut() {
     }
 }
 
-/// A clean image whose host is full when it is opened, and is not any more later.
+/// A clean image whose host is full when it is opened, and has space later.
 #[test]
 fn room_that_comes_before_the_first_write_has_succeeded_is_noticed() {
     let setup = Setup::default();
@@ -200,13 +200,13 @@ fn room_that_comes_before_the_first_write_has_succeeded_is_noticed() {
     fixture.check();
 }
 
-/// The very first segment had no space. Once that had been refused the host was never asked again,
+/// The very first segment had no space. Once that had been refused the host was never tried again,
 /// since no request was waiting any more, and nothing had been written since the image was opened.
 #[test]
 fn a_head_that_could_not_get_space_gets_it_later() {
     let setup = Setup::default();
     let disk = setup.image();
-    // Room for the other superblock and no more.
+    // Space for the other superblock and no more.
     disk.set_capacity(Some(disk.allocated_bytes().unwrap() + 4096));
     let model = HistoryModel::new(vec![0; (setup.blocks * BLOCK_SECTORS) as usize], 1);
     let mut fixture = Fixture::open(&disk, setup, model, 1).unwrap();
@@ -218,16 +218,16 @@ fn a_head_that_could_not_get_space_gets_it_later() {
     fixture.check();
 }
 
-/// A host that cannot reserve space (ZFS, NFS, a thin volume): what it says when it is asked for
-/// some means nothing, and records find it full. Once new heads could not be started, nothing was
-/// written until the image was opened anew.
+/// A host that cannot preallocate (ZFS, NFS, a thin volume): a successful allocation means nothing,
+/// and records find it full. Once new heads could not be started, nothing was written until the
+/// image was reopened.
 #[test]
 fn a_host_without_reserved_space_that_was_full_for_a_moment_takes_writes_again() {
     for seed in 0..4 {
         let _tell = Tell(format!("seed {seed}"));
         let setup = Setup { blocks: 1024, split: seed % 2 == 1, ..Setup::default() };
         let mut fixture = setup.fixture(seed);
-        // What such a host does when it is asked: the file is as long as it must be, and sparse.
+        // Allocation on such a host: the file gets its length, and is sparse.
         fixture.disk.set_size(64 * SEGMENT_BYTES).unwrap();
         fixture.disk.inject(Fault::lose().on(Call::Allocate).always());
         for moment in 0..3 {
@@ -242,7 +242,7 @@ fn a_host_without_reserved_space_that_was_full_for_a_moment_takes_writes_again()
             for round in 0..12 {
                 let _ = fixture.write_blocks(round..round + 4);
                 if round == 5 {
-                    // It is asked again meanwhile, in vain, and more than once.
+                    // It is tried again meanwhile, in vain, and more than once.
                     sleep(ASK_AGAIN);
                 }
             }
@@ -260,15 +260,16 @@ fn a_host_without_reserved_space_that_was_full_for_a_moment_takes_writes_again()
     }
 }
 
-/// The map that a checkpoint writes may still name what died after its first step, and what took
-/// its place need not be durable: such a segment waits for the next checkpoint.
+/// The map that a checkpoint writes may still name blocks that died after its first step, and their
+/// replacements need not be durable: such a segment waits for the next checkpoint.
 #[test]
 fn a_segment_that_dies_while_a_checkpoint_is_made_is_not_freed_by_it() {
     let died = (0..12).filter(|waits| dies_in_checkpoint(*waits)).count();
     assert!(died > 2, "{died}: the checkpoint was over before it began");
 }
 
-/// The segment dies when the checkpoint has waited so often for the host; whether it lived so long.
+/// Makes the segment die when the checkpoint has waited `waits` times for the host; returns whether
+/// the checkpoint lasted that long.
 fn dies_in_checkpoint(mut waits: u32) -> bool {
     let setup = Setup { blocks: 2048, ..Setup::default() };
     let mut fixture = setup.fixture(1);
@@ -311,7 +312,7 @@ fn dies_in_checkpoint(mut waits: u32) -> bool {
         fixture.write_blocks(lba..lba + 8).unwrap();
         if round % 20 == 0 {
             let now = fixture.disk.now();
-            // What was written there again may be on the medium, and what took its place not.
+            // The rewritten segment may be on the medium, and the replacements of its blocks not.
             for seed in 0..6 {
                 let crashed = fixture.disk.crash_at(now, &mut Fate::seeded(seed));
                 let seen = contents_read_only(&crashed).unwrap();
@@ -323,9 +324,8 @@ fn dies_in_checkpoint(mut waits: u32) -> bool {
 }
 
 /// A device, or a file of limited size, that ends before the image's last segment would: an image
-/// that an earlier version has made there, with fewer segments. The segment that is not there stood
-/// at the front of the free ones, and those behind it, in which nothing was any more, were never
-/// asked for.
+/// created there by an earlier version, with fewer segments. The missing segment was the first free
+/// one, and the empty ones behind it were never tried.
 #[test]
 fn a_segment_that_the_host_never_has_does_not_hide_free_ones() {
     for missing in 1..4 {
@@ -337,7 +337,7 @@ fn a_segment_that_the_host_never_has_does_not_hide_free_ones() {
         fixture
             .disk
             .inject(Fault::fail(Errno::NOSPC).on(Call::Allocate).within(end..u64::MAX).always());
-        // All segments that there are come to be used.
+        // All existing segments get used.
         for round in 0..6 {
             for first in (0..setup.blocks).step_by(4) {
                 let wrote = fixture.write_blocks(first..first + 4);
@@ -349,7 +349,7 @@ fn a_segment_that_the_host_never_has_does_not_hide_free_ones() {
         fixture.checkpoint().unwrap();
         fixture.checkpoint().unwrap();
         fixture.quiet();
-        // As in a pause: the host gets back what is not needed.
+        // As in a pause: unneeded space is freed.
         fixture.maintenance(|maintenance| maintenance.trim_reserve());
         sleep(ASK_AGAIN);
         for first in (0..setup.blocks).step_by(4) {
@@ -360,8 +360,8 @@ fn a_segment_that_the_host_never_has_does_not_hide_free_ones() {
     }
 }
 
-/// The host gets room while the guest is quiet. Its first write was refused all the same, by what
-/// the maintenance worker had last heard of the host; a guest that retries soon never saw it.
+/// The host gets space while the guest is quiet. The guest's first write was refused all the same,
+/// by the last known state of the host; a guest that retries soon never saw it.
 #[test]
 fn the_first_write_after_the_host_has_room_again_is_taken() {
     for reserves in [true, false] {

@@ -1,5 +1,5 @@
-//! An image gets other streams when it is opened: with power cuts, on a full disk and on a full
-//! host.
+//! Tests of an image that changes its streams when opened: with power cuts, on a full disk and on a
+//! full host.
 
 use flowstone_block::ErrorKind;
 use flowstone_fileio::FileIo;
@@ -24,7 +24,7 @@ fn streams_of(disk: &SimDisk) -> u32 {
     read_superblock(disk).unwrap().streams
 }
 
-/// An image in use, closed or left, that has been written to in all of its streams.
+/// An image in use, closed or abandoned, with writes in all of its streams.
 fn used(setup: Setup, seed: u64, is_closed: bool) -> (SimDisk, HistoryModel) {
     let mut fixture = setup.fixture(seed);
     fixture.guests().mix = Mix { flush_percent: 12, ..Mix::on(40) };
@@ -32,7 +32,7 @@ fn used(setup: Setup, seed: u64, is_closed: bool) -> (SimDisk, HistoryModel) {
     if is_closed { fixture.close() } else { fixture.abandon() }
 }
 
-/// Power is cut at every moment of the change, after an end in order and without one.
+/// Power is cut at every moment of the change, after a clean close and without one.
 #[test]
 fn a_change_of_streams_survives_every_power_cut() {
     for seed in 0..8 {
@@ -57,7 +57,7 @@ fn a_change_of_streams_survives_every_power_cut() {
     }
 }
 
-/// Nothing of the stream that is gone stays open: its segment would never be cleaned.
+/// The segment of a removed stream must not stay open: it would never be cleaned.
 #[test]
 fn the_segment_of_a_stream_that_is_gone_is_cleaned_like_others() {
     let setup = with(Setup::default(), Streams::Class);
@@ -71,7 +71,7 @@ fn the_segment_of_a_stream_that_is_gone_is_cleaned_like_others() {
     assert!(open.iter().all(|(_, lifetime)| *lifetime != 1), "{open:?}");
 }
 
-/// A disk in full use gets another stream, loses it, and gets it again; writes always find room.
+/// A fully used disk gets another stream, loses it, and gets it again; writes always find room.
 #[test]
 fn a_full_disk_is_written_on_with_other_streams() {
     for seed in 0..2 {
@@ -96,7 +96,7 @@ fn a_full_disk_is_written_on_with_other_streams() {
     }
 }
 
-/// The image goes on as it was, and the refusal says how much space it takes.
+/// The image stays as it was, and the refusal says how much space the change takes.
 #[test]
 fn a_full_host_refuses_another_stream_and_nothing_is_lost() {
     let setup = with(Setup::default(), Streams::One);

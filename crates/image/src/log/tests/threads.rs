@@ -1,5 +1,5 @@
-//! Real threads: queues and the maintenance worker sleep until another thread wakes them.
-//! Only threads that really sleep can show a wake-up that is missing.
+//! Real threads: queues and the maintenance worker sleep until another thread wakes them. Only
+//! threads that really sleep can reveal a missing wake-up.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::log::disk::LogImage;
 use crate::log::maintenance::QUIET_TIME;
 use crate::{DiscardMode, Image};
 
-/// Longer than all of them take, by far.
+/// Far longer than the tests take.
 const HANGS: Duration = flowstone_testkit::HANG;
 
 fn open(disk: &SimDisk) -> Arc<LogImage> {
@@ -28,7 +28,7 @@ fn open(disk: &SimDisk) -> Arc<LogImage> {
     Arc::new(LogImage::open(Path::new("image"), file, mode, Access::Write, None, None).unwrap())
 }
 
-/// Every fourth block, from `first` on, written and read again many times.
+/// Writes and reads every fourth block, from `first` on, many times.
 fn guest(image: &LogImage, first: u64, blocks: u64, rounds: u64) {
     let mut disk = BlockingDisk::new(image).unwrap();
     let mut random = Rng::with_seed(first);
@@ -76,7 +76,7 @@ fn no_thread_sleeps_through_what_it_waits_for() {
     }
 }
 
-/// The maintenance worker had decided how long to sleep before there was anything to give back, and
+/// The maintenance worker had decided how long to sleep before there was anything to free, and
 /// slept on.
 #[test]
 fn idle_maintenance_is_woken_when_segments_die() {
@@ -85,11 +85,11 @@ fn idle_maintenance_is_woken_when_segments_die() {
     let mut guest = BlockingDisk::new(&*image).unwrap();
     let mut bytes = vec![1; 1 << 20];
     let dead = || image.log_state().unwrap().segments_dead;
-    // On a machine that does other work it may be woken and be late all the same.
+    // On a busy machine it may be woken and be late all the same.
     wait_until("dead space is given back before the maintenance worker wakes by itself", || {
         guest.write(Sector::new(0), &mut bytes).unwrap();
         wait_until("nothing is dead", || dead() == 0);
-        // Until it sleeps as if for long.
+        // Until it sleeps for long.
         thread::sleep(Duration::from_millis(300));
         let all = Extent::new(Sector::new(0), SectorCount::new(2048)).unwrap();
         guest.run(Op::Discard(all)).unwrap();
@@ -101,7 +101,7 @@ fn idle_maintenance_is_woken_when_segments_die() {
     });
 }
 
-/// What lies scattered between blocks that stay went back only when the cleaner needed room.
+/// Discarded blocks between live ones were freed only when the cleaner needed room.
 #[test]
 fn what_is_discarded_between_blocks_that_stay_goes_back_when_the_guest_pauses() {
     let setup = Setup::default();

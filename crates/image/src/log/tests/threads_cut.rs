@@ -1,5 +1,5 @@
-//! Queues and the maintenance worker on threads of their own, and power cut at moments of that run:
-//! the other crash tests do everything on one thread.
+//! Queues and the maintenance worker on threads of their own, with power cut at moments of that
+//! run: the other crash tests do everything on one thread.
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ use super::history_model::{Stamp, read_stamps, stamp};
 use crate::DiscardMode;
 use crate::log::disk::LogImage;
 
-/// Guests, each of which has every third unit of four sectors to itself.
+/// Number of guests, each of which owns every third unit of four sectors.
 const GUESTS: u64 = 3;
 const UNIT: u64 = 4;
 
@@ -26,7 +26,7 @@ struct Change {
     ended: Option<Moment>,
 }
 
-/// What a guest knows: the changes of each sector in their order, and its flushes.
+/// History of a guest: the changes of each sector in order, and its flushes.
 struct Told {
     changes: Vec<Vec<Change>>,
     flushes: Vec<(Moment, Moment)>,
@@ -49,7 +49,7 @@ fn guest(image: &LogImage, disk: &SimDisk, me: u64, sectors: u64, rounds: u64, s
         let mut bytes = vec![0; count as usize * 512];
         let begun = disk.now();
         let zeroes = random.u8(..6) == 0;
-        // Told apart from what was never written by being last: no two writes have the same number.
+        // Distinguished from unwritten sectors by being last: no two writes have the same number.
         let number = if zeroes { 0 } else { 1 + me * 1_000_000 + round };
         if zeroes {
             let extent = Extent::new(Sector::new(from), SectorCount::new(count)).unwrap();
@@ -79,7 +79,7 @@ fn guest(image: &LogImage, disk: &SimDisk, me: u64, sectors: u64, rounds: u64, s
     told
 }
 
-/// Whether each sector holds what it was given since the last flush, or had then.
+/// Checks that each sector holds one of its changes since the last flush, or the one it had then.
 fn judge(seen: &[Stamp], told: &Told, moment: Moment) {
     let served = told.flushes.iter().filter(|(_, done)| *done < moment);
     let served = served.map(|(begun, _)| *begun).max();

@@ -3,8 +3,8 @@
 //! refused.
 //!
 //! A record that only trimmed opened one of the last segments, writes filled it, and the next trim
-//! opened another one, until the cleaner had no room: no space for ever on a disk that was not
-//! full.
+//! opened another one, until the cleaner had no room: permanently out of space on a disk that was
+//! not full.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use flowstone_fileio::{Access, LockPatience, OpenOptions};
 use super::fixture::BLOCK_SECTORS;
 use crate::{CreateOptions, Format, ImageOptions};
 
-/// How long to go on, and with how many trims.
+/// Duration of the load, and its share of trims.
 struct Load {
     bytes: u64,
     segment_bytes: Option<u64>,
@@ -34,7 +34,7 @@ impl Load {
         }
     }
 
-    /// Runs it; returns how many operations were done.
+    /// Runs the load; returns the number of operations done.
     fn run(&self) -> u64 {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("full.flow");
@@ -105,7 +105,7 @@ fn writes_and_trims_of_a_full_disk_are_never_refused() {
     }
 }
 
-/// `SOAK_MIB` says how large the disk is.
+/// `SOAK_MIB` sets the size of the disk.
 #[test]
 #[ignore = "runs for SOAK_MINUTES: make soak"]
 fn soak_trims_of_a_full_disk() {

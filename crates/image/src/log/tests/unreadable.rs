@@ -1,5 +1,5 @@
-//! A block of a crashed image cannot be read, each in its turn. In free space that must not matter;
-//! where a durable record is, the image must not be opened without it.
+//! Each block of a crashed image in turn is unreadable. In free space that must not matter; if a
+//! durable record is lost, the image must not be opened without it.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ use crate::log::segments::State;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
-/// An image that was flushed and then lost power, and what it holds.
+/// An image that was flushed and then lost power, and its content.
 fn crashed(setup: Setup, seed: u64) -> (SimDisk, Vec<Stamp>) {
     let mut fixture = setup.fixture(seed);
     fixture.guests().mix = Mix::writes(0..setup.blocks - 8);
@@ -32,7 +32,7 @@ fn crashed(setup: Setup, seed: u64) -> (SimDisk, Vec<Stamp>) {
     (disk.crash_at(disk.now(), &mut Fate::everything()), model.latest())
 }
 
-/// The same disk with a block that cannot be read.
+/// The same disk with an unreadable block.
 fn without_block(disk: &SimDisk, block: u64) -> SimDisk {
     let bad = disk.crash_at(disk.now(), &mut Fate::everything());
     let place = block * BLOCK..(block + 1) * BLOCK;
@@ -40,7 +40,7 @@ fn without_block(disk: &SimDisk, block: u64) -> SimDisk {
     bad
 }
 
-/// Blocks of segments in which nothing is, and headers of records that replay must find.
+/// Returns blocks of free segments, and headers of records that replay must find.
 fn places(disk: &SimDisk) -> (Vec<u64>, BTreeSet<u64>) {
     let loaded = load(disk, None).unwrap();
     let per_segment = SEGMENT_BYTES / BLOCK;
@@ -104,7 +104,7 @@ fn an_unreadable_block_where_a_durable_record_is_is_never_passed_over() {
             let opened = prepare("image".into(), Box::new(bad), true, None, None);
             assert!(opened.is_err() || !needed.contains(&block), "opened without a record");
             let Ok((core, _)) = opened else { continue };
-            // What can be read is right; no more than the one block cannot.
+            // All readable content is right; at most the one block is unreadable.
             let found = readable_contents(&core);
             let lacks = found.iter().filter(|block| block.is_none()).count();
             assert!(lacks <= 1);

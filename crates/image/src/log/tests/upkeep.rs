@@ -1,5 +1,5 @@
-//! The segments that only checkpoints may take must be enough for the checkpoint that comes,
-//! whatever guests do to the map before it.
+//! The segments reserved for checkpoints must suffice for the next checkpoint, whatever guests do
+//! to the map before it.
 
 use flowstone_block::Errno;
 use flowstone_fileio::FileIo;
@@ -11,7 +11,7 @@ use super::history_model::{End, HistoryModel};
 use crate::log::load::load;
 use crate::log::map::LEAF_BLOCKS;
 
-/// Leaves that a full map of this disk has.
+/// Leaves of a full map of this disk.
 const LEAVES: u64 = 190;
 
 fn wide() -> Setup {
@@ -32,8 +32,8 @@ fn scatter(fixture: &mut Fixture, round: u64) -> Result<(), Errno> {
     failure.map_or(Ok(()), Err)
 }
 
-/// On a host with room for so many segments: every record changes eight leaves, and a checkpoint is
-/// made shortly before the head is full. Returns when the host refuses.
+/// On a host with space for `segments` segments: every record changes eight leaves, and a
+/// checkpoint is made shortly before the head is full. Returns when the host is full.
 fn scattered(segments: u64) -> Fixture {
     let mut fixture = wide().fixture(segments);
     fixture.disk.set_capacity(Some(segments * SEGMENT_BYTES + 17 * 4096));
@@ -49,9 +49,9 @@ fn scattered(segments: u64) -> Fixture {
     panic!("the host is never full");
 }
 
-/// What was kept had been counted when the head was opened; until it was full as many leaves had
-/// changed as it has blocks. Then no checkpoint could be made any more, nothing dead be freed, and
-/// after a crash the image could not be opened for writing.
+/// The reserve had been computed when the head was opened; until it was full as many leaves had
+/// changed as it has blocks. Then no checkpoint could be made any more, no dead segment be freed,
+/// and after a crash the image could not be opened for writing.
 #[test]
 fn leaves_changed_since_the_head_was_opened_have_room_in_the_next_checkpoint() {
     for segments in 10..26 {
@@ -72,7 +72,7 @@ fn leaves_changed_since_the_head_was_opened_have_room_in_the_next_checkpoint() {
     }
 }
 
-/// However full everything is: what gives space up is never refused.
+/// However full everything is, discards are never refused.
 #[test]
 fn a_full_host_takes_trims() {
     for segments in 10..24 {
@@ -104,12 +104,12 @@ fn a_full_host_takes_trims() {
 }
 
 /// There was no room for a map, and nothing to put into one. The image counted as crashed, and the
-/// next start, which wanted to recover it, failed.
+/// recovery of the next open failed.
 #[test]
 fn an_image_on_a_full_host_that_is_only_looked_at_is_closed_in_order() {
     let setup = Setup::default();
     let disk = setup.image();
-    // Room for the other superblock and no more.
+    // Space for the other superblock and no more.
     disk.set_capacity(Some(disk.allocated_bytes().unwrap() + 4096));
     for _ in 0..3 {
         let model = HistoryModel::new(vec![0; setup.sectors() as usize], 1);
@@ -121,7 +121,7 @@ fn an_image_on_a_full_host_that_is_only_looked_at_is_closed_in_order() {
 }
 
 /// Guests change blocks all over a disk of many leaves on a full host, with cleaning and trims, and
-/// power is cut: the segments that were kept are enough to recover.
+/// power is cut: the reserve suffices to recover.
 #[test]
 fn a_wide_disk_on_a_full_host_opens_after_any_power_cut() {
     for seed in 0..4 {
@@ -151,7 +151,7 @@ fn a_wide_disk_on_a_full_host_opens_after_any_power_cut() {
     }
 }
 
-/// Cleaning finds a victim however little reserve was asked for.
+/// Cleaning finds a victim however small the reserve.
 #[test]
 fn a_full_disk_of_small_segments_with_little_reserve_is_overwritten() {
     let setup = Setup { blocks: 6000, reserve: Some(3), ..Setup::default() };

@@ -1,4 +1,4 @@
-//! What a queue reads from the backing file: requests of our own, straight into the guest's memory.
+//! Reads of a queue from the backing file: separate requests, straight into the guest's memory.
 
 use std::io;
 use std::ops::Range;
@@ -7,22 +7,22 @@ use flowstone_block::{Channel, Completion, Extent, NextLook, Op, Outcome, QueueC
 
 use super::super::core::Core;
 
-/// Pieces of memory that a spare request keeps room for. A guest may send longer lists, but not
+/// Maximum capacity of the memory list of a spare request. A guest may send longer lists, but not
 /// make us keep them.
 const PIECES_KEPT: usize = 128;
 
-/// A queue's way into the backing file.
+/// A queue of the backing file.
 #[expect(clippy::vec_box, reason = "requests travel as boxes: a move is a pointer")]
 pub struct BackingReads {
     channel: Box<dyn Channel>,
-    /// Requests to be used again, at most as many as the queue is deep.
+    /// Requests for reuse, at most as many as the queue depth.
     spare: Vec<Box<Request>>,
     depth: usize,
     done: Vec<Completion>,
 }
 
 impl BackingReads {
-    /// For an image that has a backing file.
+    /// Opens a queue of the backing file, if the image has one.
     pub fn open(core: &Core, context: &QueueContext) -> io::Result<Option<Self>> {
         let Some(backing) = core.backing.as_deref() else { return Ok(None) };
         let channel = backing.channel(context)?;
@@ -30,8 +30,8 @@ impl BackingReads {
         Ok(Some(Self { channel, spare: Vec::new(), depth, done: Vec::new() }))
     }
 
-    /// Reads `extent` into this range of the memory of `whole`, which stays where it is until
-    /// [`reap`](Self::reap) gives back `tag`.
+    /// Reads `extent` into this range of the memory of `whole`, which must stay valid until
+    /// [`reap`](Self::reap) returns `tag`.
     pub fn submit(&mut self, whole: &Request, extent: Extent, memory: Range<usize>, tag: u32) {
         let mut part = self.spare.pop().unwrap_or_else(|| Request::new(Op::Flush, tag));
         part.inherit(whole, Op::Read(extent));
@@ -45,7 +45,7 @@ impl BackingReads {
         self.channel.kick();
     }
 
-    /// Calls `finish` with the tag and the outcome of each part that is done.
+    /// Calls `finish` with the tag and the outcome of each completed part.
     pub fn reap(&mut self, mut finish: impl FnMut(u32, Outcome)) {
         self.channel.reap(&mut self.done);
         for Completion { request, outcome } in self.done.drain(..) {

@@ -1,6 +1,6 @@
-//! Flushes of one queue. If no metadata waits to be written, a flush is a sync of the file, shared
-//! by those that wait together, of all queues; else it waits for a commit of the maintenance
-//! worker's.
+//! Flushes of one queue. If no metadata waits to be written, a flush is a group sync of the file,
+//! shared by waiting flushes of all queues; otherwise it waits for a commit of the maintenance
+//! worker.
 
 use std::sync::Arc;
 
@@ -17,9 +17,9 @@ use crate::waits::Wait;
 
 #[derive(Default)]
 pub struct Flushes {
-    /// Those that wait for a commit.
+    /// Flushes that wait for a commit.
     waiting: Vec<(Ticket, Completion)>,
-    /// Those that a sync is enough for.
+    /// Flushes that need only a sync.
     group: group_sync::Flushes,
     started: bool,
 }
@@ -58,7 +58,7 @@ impl Flushes {
         }
     }
 
-    /// Completes what syncs and commits have served.
+    /// Completes the flushes that syncs and commits have served.
     pub fn collect(
         &mut self,
         core: &Core,
@@ -85,24 +85,25 @@ impl Flushes {
             || self.waiting.iter().any(|(ticket, _)| core.commits.outcome(ticket).is_some())
     }
 
-    /// The queue is going.
+    /// Marks the queue as leaving.
     pub fn leave(&mut self) {
         self.group.leave();
     }
 
-    /// What they wait for.
+    /// Returns the states in which its flushes wait.
     #[cfg(test)]
     pub fn waits(&self) -> [(Wait, bool); 2] {
         let Self { waiting, group, started: _ } = self;
         [(Wait::MapCommit, !waiting.is_empty()), (Wait::Sync, !group.is_idle())]
     }
 
-    /// Whether a sync of ours is on its way.
+    /// Returns whether a sync of this queue is in flight.
     pub fn is_leading(&self) -> bool {
         self.group.is_leading()
     }
 
-    /// Whether a sync has been submitted since the last call, which wants a kick.
+    /// Returns whether a sync has been submitted since the last call, so that the file needs a
+    /// kick.
     pub fn take_started(&mut self) -> bool {
         std::mem::take(&mut self.started)
     }

@@ -1,7 +1,6 @@
-//! One queue of a qcow2 image. What needs no more than a look at tables in memory is carried out
-//! here, in the queue's own ring: reads of data and zeroes, and from the backing file, writes in
-//! place, and writes to clusters that have had nothing in them. Everything else goes to the
-//! [`SlowPath`], which may block.
+//! One queue of a qcow2 image. Requests that need only tables in memory are carried out here, in
+//! the queue's own ring: reads of data and zeroes, and from the backing file, writes in place, and
+//! writes to clean clusters. All other requests go to the [`SlowPath`], which may block.
 
 mod backing;
 mod flushes;
@@ -44,37 +43,37 @@ pub struct Qcow2Channel {
     waker: Arc<QueueWaker>,
     file: Box<dyn FileChannel>,
     backing: Option<BackingReads>,
-    /// Where others put what they have done for us.
+    /// Completions of requests that were handed over.
     completions: Arc<CompletionQueue>,
-    /// Requests that others have.
+    /// Number of requests that were handed over.
     handed_over: usize,
-    /// Whether the thread that discards has yet to be told.
+    /// Whether the discarding thread has yet to be woken.
     trims_queued: bool,
     pins: EpochPins,
     active: Slab<ActiveRequest>,
     flushes: Flushes,
-    /// Used again for each request.
+    /// Reused for each request.
     plan: Plan,
     done: Vec<FileCompletion>,
-    /// Requests that are done.
+    /// Requests ready to be returned.
     completed: Vec<Completion>,
 }
 
-/// A request that transfers are on their way for.
+/// A request with transfers in flight.
 struct ActiveRequest {
     request: Box<Request>,
-    /// When it looked into the map.
+    /// Epoch in which it read the map.
     epoch: u64,
-    /// Transfers that are not back yet.
+    /// Number of transfers in flight.
     transfers: usize,
     outcome: Outcome,
-    /// Clusters that get their first data.
+    /// Clusters that it fills for the first time.
     fills: Vec<GuestCluster>,
-    /// Memory of each piece, where one piece is not all.
+    /// Memory lists of the pieces, where there are several.
     lists: Vec<Box<[IoVec]>>,
 }
 
-/// The tag of the file's flush, which serves several requests.
+/// Tag of the file's sync, which serves several requests.
 const SYNC_TAG: usize = usize::MAX;
 
 impl Qcow2Channel {
@@ -111,13 +110,14 @@ impl Qcow2Channel {
         })
     }
 
-    /// What its requests wait for; those that are handed over, for one of two threads.
+    /// Returns the states in which its requests wait; a request that was handed over waits for one
+    /// of two threads.
     #[cfg(test)]
     pub fn waits(&self) -> BTreeSet<Wait> {
         #[rustfmt::skip]
         let Self {
             active, handed_over, flushes,
-            // Ways to others, and what is done.
+            // Handles to other parts, and finished requests.
             core: _, slow_path: _, trims: _, activity: _, reactor: _, waker: _, file: _, backing: _, completions: _,
             trims_queued: _, pins: _, plan: _, done: _, completed: _,
         } = self;
@@ -168,7 +168,7 @@ impl Qcow2Channel {
         self.start(request, epoch, |offset, bytes| FileOp::Write { offset, bytes, durable });
     }
 
-    /// Submits the pieces of the plan. Returns the tag of what is in flight.
+    /// Submits the pieces of the plan. Returns the tag of the active request.
     fn start(
         &mut self,
         request: Box<Request>,
@@ -209,7 +209,7 @@ impl Qcow2Channel {
         tag
     }
 
-    /// Reads what the plan of a read of `extent` leaves to the backing file.
+    /// Submits the parts of a read of `extent` that the plan leaves to the backing file.
     fn start_below(&mut self, tag: usize, extent: Extent) {
         let Self { plan, backing, active, .. } = self;
         for range in plan.below.drain(..) {
@@ -248,7 +248,7 @@ impl Qcow2Channel {
         self.complete(Completion { request: active.request, outcome: active.outcome });
     }
 
-    /// The map is to name the clusters that have got their first data.
+    /// Maps the clusters that were filled for the first time.
     fn fill(&mut self, active: &ActiveRequest) {
         if active.fills.is_empty() {
             return;
@@ -269,7 +269,7 @@ impl Qcow2Channel {
         }
     }
 
-    /// The request is done, but for its durability.
+    /// Completes a request, unless it has to be made durable first.
     fn complete(&mut self, completion: Completion) {
         let request = &completion.request;
         let durable = request.durable && request.op.modifies() && completion.outcome.is_ok();
@@ -294,7 +294,7 @@ impl Qcow2Channel {
         }
     }
 
-    /// Takes what the file has done.
+    /// Collects completions of the file.
     fn collect_from_file(&mut self) {
         let mut finished = std::mem::take(&mut self.done);
         self.file.reap(&mut finished);
@@ -302,7 +302,7 @@ impl Qcow2Channel {
         self.done = finished;
     }
 
-    /// Takes what the backing file has done.
+    /// Collects completions of the backing file.
     fn collect_from_backing(&mut self) {
         if let Some(mut backing) = self.backing.take() {
             backing.reap(|tag, outcome| self.finish_transfer(tag as usize, outcome));
@@ -386,7 +386,8 @@ impl Channel for Qcow2Channel {
 }
 
 impl Drop for Qcow2Channel {
-    /// Waits for what is on its way: it uses the requests' memory, and others wait for its claims.
+    /// Waits for transfers in flight: they use the requests' memory, and others wait for its
+    /// claims.
     fn drop(&mut self) {
         self.flushes.leave();
         while !self.active.is_empty() || self.handed_over > 0 || self.flushes.is_leading() {

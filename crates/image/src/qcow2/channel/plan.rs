@@ -1,4 +1,4 @@
-//! Which parts of the host file a request is about, as far as tables in memory tell.
+//! Maps a request to parts of the host file, as far as tables in memory allow.
 
 use std::ops::Range;
 
@@ -8,35 +8,35 @@ use super::super::entry::Mapping;
 use super::super::meta::{Filling, MappedPart, Meta, Source};
 use super::super::shape::GuestCluster;
 
-/// What is to be done for a request.
+/// Plan of a request.
 #[derive(Default)]
 pub struct Plan {
-    /// Transfers.
+    /// Transfers of the host file.
     pub pieces: Vec<Piece>,
-    /// Ranges of the request that the backing file answers.
+    /// Ranges of the request that are read from the backing file.
     pub below: Vec<Range<u64>>,
-    /// Ranges of the request's memory that are zero.
+    /// Ranges of the request's memory that read as zeroes.
     pub zeroes: Vec<Range<usize>>,
-    /// Clusters that get their first data.
+    /// Clusters that are filled for the first time.
     pub fills: Vec<GuestCluster>,
 }
 
-/// A part of a request, and where it is in the host file.
+/// A part of a request, and its offset in the host file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Its first byte in the request.
+    /// Offset of its first byte in the request.
     pub at: u64,
     pub bytes: u64,
     pub offset: u64,
 }
 
 impl Plan {
-    /// How many transfers it needs.
+    /// Returns the number of transfers that it needs.
     pub fn transfers(&self) -> usize {
         self.pieces.len() + self.below.len()
     }
 
-    /// Plans a read. If it is not so simple, returns `false`.
+    /// Plans a read. Returns `false` if it needs the slow path.
     pub fn read(&mut self, meta: &mut Meta, extent: Extent) -> bool {
         self.clear();
         let mut at = 0;
@@ -57,8 +57,8 @@ impl Plan {
         true
     }
 
-    /// Plans a write, and takes the clusters that it needs. If it is not so simple, takes nothing
-    /// and returns `false`.
+    /// Plans a write, and claims the clusters that it needs. If it needs the slow path, claims
+    /// nothing and returns `false`.
     pub fn write(&mut self, meta: &mut Meta, extent: Extent) -> bool {
         self.clear();
         let shape = meta.map.shape;

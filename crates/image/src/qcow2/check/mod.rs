@@ -1,9 +1,9 @@
-//! Checking an image, as `qemu-img check` does: every reference to a host cluster is counted, and
-//! compared with its refcount.
+//! Checks an image, as `qemu-img check` does: counts every reference to a host cluster, and
+//! compares the counts with the refcounts.
 //!
-//! A refcount that is too high is a leak: space without a use. One that is too low is an error:
-//! software that trusts it would give a cluster away that is in use. So is an entry that names
-//! nothing possible, or says wrongly whether its cluster may be written in place.
+//! A refcount that is too high is a leak: unused space. One that is too low is an error: software
+//! that trusts it would allocate a cluster in use. Errors are also an entry with an impossible
+//! offset, and a wrong COPIED flag.
 
 mod walk;
 
@@ -24,10 +24,10 @@ use super::space::merged;
 use super::survey::SurveyError;
 use crate::report::{CheckOptions, CheckProgress, CheckReport};
 
-/// Host clusters that are counted in one pass: a byte of memory each.
+/// Host clusters counted in one pass: a byte of memory each.
 const WINDOW_CLUSTERS: u64 = 64 << 20;
 
-/// What a check works with.
+/// State of a check.
 struct Checker<'a> {
     file: BlockingFile,
     shape: Shape,
@@ -36,15 +36,14 @@ struct Checker<'a> {
     header: Header,
     l1: Vec<u64>,
     refcounts: Refcounts,
-    /// Clusters that only a killed daemon's changes name: in use, whether they are counted yet or
-    /// not.
+    /// Clusters that only a killed daemon's changes name: in use, whether counted yet or not.
     promised: HashSet<HostCluster>,
     report: CheckReport,
     progress: CheckProgress<'a>,
 }
 
-/// Checks an image, and repairs it if that is wanted. If its daemon was killed, what that has left
-/// beside the image is in use, too, and stays for the next one.
+/// Checks an image, and repairs it if requested. If its daemon was killed, the clusters that its
+/// redo file names are in use, too, and the redo file stays for the next daemon.
 pub fn check(
     name: &str,
     file: &dyn FileIo,
@@ -73,7 +72,7 @@ pub fn check(
             report.notes.push(note);
         }
         Left::Nothing | Left::Void(_) if options.repair && header.autoclear != 0 => {
-            // Whatever it was good for, it is not any more.
+            // The redo file is useless now.
             let header = Header { autoclear: 0, ..header };
             let written = write_autoclear(file, &header);
             written.map_err(|errno| Error::host(name, errno, "check the host's file system"))?;
@@ -88,7 +87,7 @@ pub fn check(
     Ok(report)
 }
 
-/// Checks an image in which these clusters, too, are in use.
+/// Checks an image in which the `promised` clusters are in use, too.
 pub fn check_beside(
     name: &str,
     file: &dyn FileIo,
@@ -140,7 +139,7 @@ pub fn check_beside(
     Ok(report)
 }
 
-/// A cluster whose refcount is not what it should be.
+/// A cluster with a wrong refcount.
 #[derive(Clone, Copy)]
 struct Wrong {
     cluster: HostCluster,
@@ -148,7 +147,7 @@ struct Wrong {
     refcount: u64,
 }
 
-/// Wrong refcounts that are put right in one go.
+/// Maximum number of wrong refcounts corrected in one pass.
 const REPAIRS_MAX: usize = 1 << 20;
 
 impl Checker<'_> {
@@ -166,12 +165,12 @@ impl Checker<'_> {
         })
     }
 
-    /// Calls `visit` for each wrong refcount; what is wrong with tables goes to the report.
+    /// Calls `visit` for each wrong refcount; errors in tables go to the report.
     fn compare(&mut self, mut visit: impl FnMut(&mut CheckReport, Wrong, Shape)) -> Outcome {
         let per_block = self.shape.block_refcounts();
         let file_clusters = self.shape.clusters(self.file_bytes);
         let blocks_end = (self.refcounts.table_entries() as u64).saturating_mul(per_block);
-        // What lies behind has neither a user nor a refcount.
+        // Clusters behind that have neither a user nor a refcount.
         let last_block = self.refcounts.blocks().map(|(index, _)| index as u64 + 1).max();
         let counted_end = last_block.unwrap_or(0).saturating_mul(per_block).min(file_clusters);
         let (mut start, mut end) = (0, counted_end);
@@ -186,14 +185,14 @@ impl Checker<'_> {
                 break;
             }
         }
-        // Clusters that the file does not have are not in use.
+        // Clusters beyond the end of the file are not in use.
         for index in file_clusters / per_block..blocks_end / per_block {
             self.compare_block(index, &(file_clusters..blocks_end), &[], &mut visit)?;
         }
         Ok(())
     }
 
-    /// Compares what a refcount block says of clusters in `window`.
+    /// Compares the counts of a refcount block for clusters in `window`.
     fn compare_block(
         &mut self,
         index: u64,
@@ -219,7 +218,7 @@ impl Checker<'_> {
                 true if counted == 0 => refcount.min(1),
                 _ => u64::from(counted),
             };
-            // A byte counts no further.
+            // Counts are saturated at one byte.
             if refcount != counted && !(counted == 255 && refcount > 255) {
                 let wrong = Wrong { cluster: HostCluster(cluster), counted, refcount };
                 visit(&mut self.report, wrong, self.shape);
@@ -228,7 +227,8 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Puts refcounts and flags right, those that protect something first; then looks again.
+    /// Corrects refcounts and flags, too low ones first, since these protect data; then checks
+    /// again.
     fn repair(&mut self) -> Outcome {
         let (mut low, mut high) = (Vec::new(), Vec::new());
         self.compare(|_, wrong, _| {
@@ -238,13 +238,13 @@ impl Checker<'_> {
             }
         })?;
         let raised = self.set_all(&low)?;
-        // What a killed daemon has written may not be durable, and the entries on the medium be
-        // older ones that name what is going to be free.
+        // Writes of a killed daemon may not be durable, and after a crash the medium may hold older
+        // entries that name the clusters to be freed.
         if !mutant("qcow2.repair.counts-down-before-a-sync") {
             self.file.sync()?;
         }
         self.set_all(&high)?;
-        // They depend on refcounts that are right.
+        // Flags depend on correct refcounts.
         let flags = self.repair_flags()?;
         let free = high.iter().filter(|wrong| wrong.counted == 0).map(|wrong| wrong.cluster);
         let file_clusters = self.shape.clusters(self.file_bytes);
@@ -272,7 +272,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Sets refcounts to what was counted, where there is a block for them.
+    /// Sets refcounts to the counted value, where a refcount block exists.
     fn set_all(&mut self, wrong: &[Wrong]) -> std::result::Result<u64, flowstone_block::Errno> {
         let mut set = 0;
         for Wrong { cluster, counted, .. } in wrong {

@@ -1,4 +1,4 @@
-//! Going through all tables of an image.
+//! Walks through all tables of an image.
 
 use std::ops::Range;
 
@@ -17,8 +17,8 @@ pub struct Walk<'checker, 'progress> {
 }
 
 impl Walk<'_, '_> {
-    /// How often each cluster of the window is named. The first pass also reports what is wrong
-    /// with entries. Moves `end` behind the last cluster that is named.
+    /// Returns the number of references to each cluster of the window. The first pass also reports
+    /// errors in entries. Moves `end` behind the last referenced cluster.
     pub fn run(self, end: &mut u64) -> Result<Vec<u8>, Errno> {
         let Self { checker, window } = self;
         let shape = checker.shape;
@@ -81,7 +81,7 @@ impl Walk<'_, '_> {
     }
 }
 
-/// The clusters that an entry of an L2 table names.
+/// Returns the clusters that an entry of an L2 table names.
 fn named(shape: super::Shape, raw: u64) -> Vec<HostCluster> {
     match entry::decode(shape, raw) {
         Ok(Mapping::Data { host, .. } | Mapping::Zero { reserved: Some(host) }) => vec![host],
@@ -91,7 +91,7 @@ fn named(shape: super::Shape, raw: u64) -> Vec<HostCluster> {
 }
 
 impl Checker<'_> {
-    /// Whether the file has the cluster, or a part of it.
+    /// Returns whether the file contains the cluster, or a part of it.
     fn has(&self, cluster: HostCluster) -> bool {
         cluster.0 < self.shape.clusters(self.file_bytes)
     }
@@ -115,7 +115,7 @@ impl Checker<'_> {
         }
     }
 
-    /// A cluster may be written in place if it has one user.
+    /// Checks the COPIED flag: a cluster may be written in place if it has one user.
     fn check_flag(&mut self, name: &str, raw: u64, host: HostCluster) {
         let refcount = self.refcounts.get(&mut self.file, host).unwrap_or(0);
         if (raw & COPIED != 0) != (refcount == 1) {
@@ -123,7 +123,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Makes the marks of all entries agree with the refcounts. Returns how many did not.
+    /// Corrects the COPIED flags of all entries by the refcounts. Returns the number of corrected
+    /// flags.
     pub(super) fn repair_flags(&mut self) -> Result<u64, Errno> {
         let mut repaired = 0;
         for index in 0..self.l1.len() {
@@ -158,7 +159,7 @@ impl Checker<'_> {
         Ok(repaired)
     }
 
-    /// Returns whether the flag was wrong.
+    /// Corrects a flag; returns whether it was wrong.
     fn right_flag(&mut self, raw: &mut u64, host: HostCluster) -> Result<bool, Errno> {
         let single = self.refcounts.get(&mut self.file, host)? == 1;
         let wrong = (*raw & COPIED != 0) != single;

@@ -1,11 +1,11 @@
-//! A cluster that the map drops while a request reads it.
+//! Loom models: a cluster that the map drops while a request reads it.
 
 use flowstone_block::model::{UnsafeCell, check, spawn};
 use flowstone_block::sync::thread::yield_now;
 
 use super::*;
 
-/// What the map's lock protects: the epoch, and whether the map names the cluster.
+/// State under the map's lock: the epoch, and whether the map names the cluster.
 struct Meta {
     epoch: u64,
     named: bool,

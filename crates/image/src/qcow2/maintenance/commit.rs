@@ -1,14 +1,14 @@
-//! A commit: makes durable what the map says, in an order in which power may be cut at any time.
+//! A commit: makes the map durable, in an order that tolerates a power cut at any time.
 //!
 //! 1. Refcounts of new clusters, and new tables, which nothing names yet; sync. (A new refcount
-//!    block is made durable before the table that names it.) All data that the map names was
-//!    written before, so this makes it durable too.
+//! block is made durable before the table that names it.) All data that the map names was written
+//! before, so this makes it durable too.
 //! 2. Changed sectors of tables that are in use, and of the L1 table; sync.
-//! 3. Only now are clusters that the tables no longer name counted down, and only when no request
-//!    can be using them any more are they punched and used again.
+//! 3. Only now are the refcounts of clusters that the tables no longer name decremented, and only
+//! when no request can be using these clusters any more are they punched and reused.
 //!
 //! So every entry on the medium, old or new, names a cluster whose content and refcount are
-//! durable. What a cut leaves undone are refcounts that are too high: leaks.
+//! durable. An interrupted commit leaves refcounts that are too high: leaks.
 
 use std::collections::HashSet;
 
@@ -23,14 +23,14 @@ use super::super::shape::{HostCluster, sector_bytes};
 use super::super::space::merged;
 use super::{Maintenance, Pending};
 
-/// What a commit writes.
+/// The changes that a commit writes.
 struct Snapshot {
     epoch: u64,
-    /// Where the redo file was.
+    /// Position of the end of the redo file.
     redo_end: u64,
-    /// The mark of the header after this commit, if it has one.
+    /// Mark of the header after this commit, if it has one.
     mark: Option<Mark>,
-    /// Whole tables that nothing on the medium names yet, and where.
+    /// Whole tables that nothing on the medium names yet, with their clusters.
     new_tables: Vec<(HostCluster, Vec<u8>)>,
     changes: Vec<ChangedTable>,
     l1: Vec<SectorRun>,
@@ -42,11 +42,11 @@ impl Snapshot {
     }
 }
 
-/// Clusters that a commit can count on for refcount blocks.
+/// Number of clusters that a commit can rely on for refcount blocks.
 pub(super) const ROOM_FOR_BLOCKS: u64 = 32;
 
 impl Maintenance {
-    /// Makes everything durable that the map says now.
+    /// Makes the present map durable.
     pub(super) fn commit(&mut self) -> Outcome {
         if self.core.has_failed() {
             return Err(Errno::IO);
@@ -77,7 +77,7 @@ impl Maintenance {
         outcome
     }
 
-    /// All of the snapshot is durable.
+    /// Finishes a commit whose snapshot is durable.
     fn finish_commit(&mut self, snapshot: &Snapshot) {
         self.pending.l1_entries.clear();
         let mark = snapshot.mark.filter(|_| snapshot.has_entries());
@@ -90,7 +90,7 @@ impl Maintenance {
         self.drop_references(snapshot.epoch, dropped);
     }
 
-    /// Takes over what has changed. From now on, changes are for the next commit.
+    /// Takes the changes. From now on, changes are for the next commit.
     fn begin(&mut self) -> Result<Snapshot, Errno> {
         let wanted = {
             let meta = self.core.meta();
@@ -143,9 +143,9 @@ impl Maintenance {
         Ok(Snapshot { epoch, redo_end, mark, new_tables, changes, l1 })
     }
 
-    /// Writes a snapshot. Whatever fails, all of it that is not durable is still pending
-    /// afterwards: refcounts keep what they have not written, new tables stay new until
-    /// the first sync, and the map takes its changes back.
+    /// Writes a snapshot. After any failure, the part that is not durable is still pending:
+    /// refcounts keep their unwritten changes, new tables stay new until the first sync, and the
+    /// map takes its changes back.
     fn write(&mut self, snapshot: &Snapshot) -> Outcome {
         if mutant("qcow2.commit.writes-entries-before-refcounts") {
             self.write_entries(snapshot)?;
@@ -163,8 +163,8 @@ impl Maintenance {
             }
             self.pending.unsynced = false;
         }
-        // The L1 table may name them from now on, even if the rest of this fails: what changes in
-        // them later waits for its refcounts, as in every table.
+        // The L1 table may name them from now on, even if the rest of this fails: later changes in
+        // them wait for their refcounts, as in every table.
         if !mutant("qcow2.commit.takes-named-tables-for-new") {
             self.pending.new_tables.clear();
         }
@@ -178,7 +178,7 @@ impl Maintenance {
         self.sync()
     }
 
-    /// What must be durable before any entry names it.
+    /// Writes what must be durable before any entry names it.
     fn write_what_nothing_names(&mut self, snapshot: &Snapshot) -> Outcome {
         self.pending.unsynced |= !self.pending.taken.is_empty() || self.refcounts.owes();
         self.count_taken()?;
@@ -191,8 +191,8 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Entries of tables in use, and of the L1 table; and the mark, so that copies of the image of
-    /// before and after this commit can be told apart.
+    /// Writes entries of tables in use, and of the L1 table; and the mark, so that copies of the
+    /// image from before and after this commit can be told apart.
     fn write_entries(&mut self, snapshot: &Snapshot) -> Outcome {
         let new: HashSet<HostCluster> = snapshot.new_tables.iter().map(|(home, _)| *home).collect();
         let changed = snapshot.changes.iter().filter(|it| !new.contains(&it.home));
@@ -206,7 +206,7 @@ impl Maintenance {
         self.write_runs(&tables)
     }
 
-    /// Counts the first user of each cluster that has one now.
+    /// Counts the first user of each newly used cluster.
     fn count_taken(&mut self) -> Outcome {
         let Self { core, file, refcounts, pending, .. } = self;
         refcounts.owe(pending.taken.drain(..));
@@ -223,7 +223,7 @@ impl Maintenance {
         outcome
     }
 
-    /// Writes refcounts; a table that has changed, after the blocks that it names.
+    /// Writes refcounts; then the table, if changed, after the blocks that it names are durable.
     pub(super) fn write_refcounts(&mut self) -> Outcome {
         self.refcounts.write_blocks(&mut self.file)?;
         if !self.refcounts.is_table_changed() {
@@ -238,9 +238,9 @@ impl Maintenance {
         self.refcounts.write_table(&mut self.file)
     }
 
-    /// Writes the whole table where nothing names it yet, then the header. Until that has succeeded
-    /// the table is where it was, and may be again: nothing on the medium needs what only the new
-    /// one has.
+    /// Writes the whole table to a place that nothing names yet, then the header. Until that has
+    /// succeeded the old table is valid, and may be used again: nothing on the medium depends on
+    /// the new one.
     fn move_refcount_table(&mut self) -> Outcome {
         let clusters = self.refcounts.table_clusters();
         let header = Header {
@@ -260,7 +260,7 @@ impl Maintenance {
         Ok(())
     }
 
-    /// References that nothing on the medium names any more.
+    /// Drops references that nothing on the medium holds any more.
     fn drop_references(&mut self, epoch: u64, dropped: Vec<HostCluster>) {
         let mut free = Vec::new();
         for cluster in dropped {
@@ -280,7 +280,7 @@ impl Maintenance {
         }
     }
 
-    /// Writes parts of tables, several at a time, each into the table that begins there.
+    /// Writes parts of tables, given by the table's offset, several at a time.
     fn write_runs(&mut self, tables: &[(u64, &Vec<SectorRun>)]) -> Outcome {
         let runs =
             || tables.iter().flat_map(|(table, runs)| runs.iter().map(move |run| (table, run)));

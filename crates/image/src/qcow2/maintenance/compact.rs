@@ -1,9 +1,9 @@
-//! `compact`: data goes where its order on the disk puts it, round by round. A round copies
-//! clusters to places that are free, and ends with a commit: only then is anything where they
-//! were used again. So the rules of a commit are all that a power cut needs.
+//! `compact`: moves data into the order of the disk, in rounds. A round copies clusters to free
+//! places, and ends with a commit: only then are their old places reused. So the rules of a commit
+//! suffice to survive a power cut.
 //!
-//! What has become free is written whole or punched by the next round, so it is not punched before;
-//! except for places that no cluster is to have, beyond a few for clusters in the way.
+//! Freed places are overwritten or punched by the next round, so they are not punched before,
+//! except for those that are no target, beyond a few for clusters in the way.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,23 +21,25 @@ use super::Maintenance;
 use super::commit::ROOM_FOR_BLOCKS;
 use crate::convert::is_zero;
 
-/// What a round copies at most. The host gives up to three times as much for the time of the work.
+/// Maximum bytes copied in a round. The image may temporarily take up to three times this on the
+/// host.
 const ROUND_BYTES: u64 = 16 << 20;
-/// So a small image is put in order in at least so many rounds.
+/// Minimum number of rounds, which limits the rounds of a small image.
 const ROUNDS_MIN: usize = 16;
-/// A round of small clusters: so many changes fit into any map and redo file.
+/// Maximum number of clusters in a round: this many changes fit into any map and redo file.
 const ROUND_CLUSTERS_MAX: u64 = 1 << 14;
-/// And of large ones.
+/// Minimum number of clusters in a round.
 const ROUND_CLUSTERS_MIN: u64 = 8;
-/// What lies in one piece of this size stays where it is: to read on elsewhere after so much costs
-/// next to nothing, and to move it because of a new cluster in front of it would cost a lot.
+/// Minimum length of a contiguous piece that stays where it is: continuing a read elsewhere after
+/// this length costs next to nothing, and moving it because of a new cluster in front of it would
+/// cost a lot.
 const PIECE_BYTES_MIN: u64 = 32 << 20;
-/// What file systems give space in; holes in clusters are no smaller.
+/// Allocation unit of file systems; holes in clusters are no smaller.
 const HOST_BLOCK_BYTES: usize = 4096;
-/// Tables between two clusters do not divide a piece.
+/// Maximum number of tables between two clusters of one contiguous piece.
 const TABLES_BETWEEN_MAX: u64 = 4;
 
-/// A cluster that a round moves, to its place or out of the way.
+/// A move of a round, to the cluster's target or out of the way.
 struct Step {
     cluster: Move,
     to: HostCluster,
@@ -67,7 +69,7 @@ impl Maintenance {
         self.release_refcounts()
     }
 
-    /// What a crash has left without users is free from now on.
+    /// Frees clusters that a crash has left without users.
     fn free_leaks(&mut self) -> Outcome {
         let leaks = std::mem::take(&mut self.leaks);
         for cluster in leaks.iter().cloned().flatten() {
@@ -77,8 +79,8 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Refcount blocks that counted only places for clusters in the way are not needed any more,
-    /// and may lie where the file could end.
+    /// Releases refcount blocks that counted only places for clusters in the way; they may prevent
+    /// the file from being truncated.
     fn release_refcounts(&mut self) -> Outcome {
         let freed = self.refcounts.release_empty(&mut self.file)?;
         if self.refcounts.is_table_changed() {
@@ -90,14 +92,14 @@ impl Maintenance {
         Ok(())
     }
 
-    /// The clusters that can be moved, in the order of the disk: those that have one user, the map,
-    /// and do not lie in a long piece.
+    /// Returns the movable clusters, in the order of the disk: those with one user, the map, and
+    /// not in a long contiguous piece.
     fn movable(&mut self) -> Result<Vec<Move>, Errno> {
         let shape = self.core.shape;
         let long = PIECE_BYTES_MIN.div_ceil(shape.cluster_bytes()) as usize;
         let tables = self.core.meta().map.l1().len() as u64;
         let mut moves: Vec<Move> = Vec::new();
-        // Where the piece begins that is being looked at.
+        // Index of the first move of the current piece.
         let mut piece = 0;
         for first in (0..tables).map(|table| table * shape.l2_entries()) {
             if self.core.meta().map.is_table_empty(GuestCluster(first)) {
@@ -115,7 +117,7 @@ impl Maintenance {
         Ok(moves)
     }
 
-    /// The cluster of the file that the map names here, if it has no other user.
+    /// Returns the host cluster of this guest cluster, if it has no other user.
     fn own_cluster(&mut self, guest: GuestCluster) -> Result<Option<HostCluster>, Errno> {
         let raw = self.entry(guest)?;
         let host = match entry::decode(self.core.shape, raw) {
@@ -126,7 +128,7 @@ impl Maintenance {
         Ok((self.refcounts.get(&mut self.file, host)? == 1).then_some(host))
     }
 
-    /// An entry of the map, whose table is in memory for a moment.
+    /// Returns an entry of the map; loads its table if necessary.
     fn entry(&mut self, guest: GuestCluster) -> Result<u64, Errno> {
         loop {
             let missing = match self.core.meta().map.get(guest) {
@@ -137,7 +139,7 @@ impl Maintenance {
         }
     }
 
-    /// Whether a cluster lies behind another one in the file, with nothing but tables between.
+    /// Returns whether a cluster follows another in the file, with nothing but tables between.
     fn follows(&self, before: HostCluster, host: HostCluster) -> bool {
         let mut between = before.0 + 1..host.0;
         let near = before < host && host.0 - before.0 <= TABLES_BETWEEN_MAX + 1;
@@ -145,13 +147,13 @@ impl Maintenance {
         near && between.all(|cluster| meta.tables.contains(&HostCluster(cluster)))
     }
 
-    /// The clusters that the last commit has made free.
+    /// Returns the clusters that the last commit has freed.
     fn take_freed(&mut self) -> impl Iterator<Item = HostCluster> + use<> {
         let freed = std::mem::take(&mut self.limbo);
         freed.into_iter().flat_map(|(_, runs)| runs).flatten().map(HostCluster)
     }
 
-    /// Changes the map: a cluster has been copied.
+    /// Points the map to the copy of a cluster.
     fn rename(&mut self, step: &Step) -> Outcome {
         let core = Arc::clone(&self.core);
         let shape = core.shape;
@@ -176,7 +178,7 @@ impl Maintenance {
     }
 }
 
-/// The piece from `start` on is all there is of it: if it is long, its clusters stay.
+/// Ends the piece that begins at `start`: if it is long, its clusters stay in place.
 fn end_piece(moves: &mut Vec<Move>, start: usize, long: usize) -> usize {
     if moves.len() - start >= long {
         moves.truncate(start);
@@ -184,13 +186,13 @@ fn end_piece(moves: &mut Vec<Move>, start: usize, long: usize) -> usize {
     moves.len()
 }
 
-/// The work, and what it needs.
+/// State of a compaction.
 struct Work<'a> {
     maintenance: &'a mut Maintenance,
     plan: RelocationPlan,
-    /// Places without users that no cluster is to have.
+    /// Places without users that are no cluster's target.
     aside: Vec<HostCluster>,
-    /// Clusters in a round.
+    /// Maximum number of clusters in a round.
     most: usize,
     buffer: AlignedBuf,
 }
@@ -205,7 +207,7 @@ impl<'a> Work<'a> {
         Self { maintenance, plan, aside: Vec::new(), most, buffer }
     }
 
-    /// Round by round, until everything is in its place.
+    /// Runs rounds until all clusters are at their targets.
     fn run(&mut self) -> Outcome {
         let total = self.plan.left() as u64;
         self.maintenance.core.commits.inbox.set_progress(0, total);
@@ -213,7 +215,7 @@ impl<'a> Work<'a> {
             let mut steps = self.next_round()?;
             steps.sort_unstable_by_key(|step| step.to);
             if let Err(errno) = self.copy(&steps) {
-                // Nothing names the copies, but there is something in them.
+                // Nothing names the copies, but their places are not zero any more.
                 self.aside.extend(steps.iter().map(|step| step.to));
                 return Err(errno);
             }
@@ -222,7 +224,8 @@ impl<'a> Work<'a> {
                 self.plan.moved(&step.cluster, step.to);
             }
             if mutant("qcow2.compact.does-not-pin-its-sources") {
-                // Places that the next round takes, as if the map on the medium had let go of them.
+                // Places that the next round takes, as if the map on the medium no longer named
+                // them.
                 for step in &steps {
                     self.plan.freed(step.cluster.from);
                 }
@@ -238,8 +241,8 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// What moves next: clusters whose place is free, and if these are few, some that are in the
-    /// way.
+    /// Returns the next moves: clusters whose target is free, and if these are few, some that are
+    /// in the way.
     fn next_round(&mut self) -> Result<Vec<Step>, Errno> {
         let ready = self.plan.take_ready(self.most);
         let mut steps: Vec<Step> =
@@ -255,7 +258,7 @@ impl<'a> Work<'a> {
         if steps.is_empty() { Err(Errno::NOSPC) } else { Ok(steps) }
     }
 
-    /// A place for a cluster in the way. Clusters that metadata may need are left.
+    /// Takes a place for a cluster in the way. Leaves the clusters that metadata may need.
     fn place_aside(&mut self) -> Option<HostCluster> {
         self.aside.pop().or_else(|| {
             let mut meta = self.maintenance.core.meta();
@@ -305,7 +308,8 @@ impl<'a> Work<'a> {
         maintenance.file.write_many(&mut writes)
     }
 
-    /// Where the moved clusters were, others may move now. The host gets back what is too many.
+    /// Uses the old places of the moved clusters as targets, or for stepping aside. Frees the
+    /// surplus.
     fn use_freed(&mut self) {
         for place in self.maintenance.take_freed() {
             if !self.plan.freed(place) {
@@ -320,11 +324,11 @@ impl<'a> Work<'a> {
     }
 }
 
-/// A part of a cluster on its way, and where it goes.
+/// A part of a cluster to copy, and its new offset.
 struct CopyPart {
     offset: u64,
     bytes: u64,
-    /// It takes no space where it goes.
+    /// It is not allocated at the new offset.
     is_hole: bool,
 }
 
@@ -334,7 +338,8 @@ impl CopyPart {
     }
 }
 
-/// The parts of a cluster that was read: holes stay holes, and a cluster of zeroes becomes one.
+/// Returns the parts of a cluster that was read: holes stay holes, and a cluster of zeroes becomes
+/// one.
 fn parts_of(
     file: &dyn FileIo,
     shape: Shape,
@@ -346,7 +351,7 @@ fn parts_of(
     if is_zero(cluster) {
         return Ok(vec![CopyPart { offset: to, bytes: end - from, is_hole: true }]);
     }
-    // Only where there are zeroes can there be a hole.
+    // A hole reads as zeroes, so a cluster without zero blocks has none.
     if !cluster.chunks(HOST_BLOCK_BYTES).any(is_zero) {
         return Ok(vec![CopyPart { offset: to, bytes: end - from, is_hole: false }]);
     }

@@ -1,4 +1,4 @@
-//! The fields of the header that change: all in its first sector, which is written as a whole.
+//! Changes of header fields: all in the first sector, which is written as a whole.
 
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_fileio::FileOffset;
@@ -9,7 +9,7 @@ use super::super::redo::Redo;
 use super::Maintenance;
 
 impl Maintenance {
-    /// Changes the header, durably. If that fails, the medium has one of the two, and
+    /// Changes the header, durably. If that fails, the medium has the old or the new one, and
     /// `self.header` is the old one.
     pub(super) fn write_header(&mut self, header: Header) -> Outcome {
         self.write_first_sector(&header)?;
@@ -18,8 +18,8 @@ impl Maintenance {
         Ok(())
     }
 
-    /// A redo file that has lost a page keeps nothing, and after a kill the image would be refused
-    /// for it. Without one it opens, as of its last commit.
+    /// A redo file that has lost a page is useless, and after a kill the image would be refused
+    /// because of it. Without one it opens in the state of its last commit.
     pub(super) fn give_up_a_broken_redo_file(&mut self) -> Outcome {
         let is_broken = self.core.meta().redo.as_ref().is_some_and(Redo::is_broken);
         if !is_broken || mutant("qcow2.redo.goes-on-with-a-broken-mapping") {
@@ -27,7 +27,7 @@ impl Maintenance {
         }
         self.write_header(Header { autoclear: 0, ..self.header.clone() })?;
         let redo = self.core.meta().redo.take();
-        // What it is called may be another file by now.
+        // Its name may belong to another file by now.
         let _ = redo.map(Redo::remove);
         warn!(
             "{}: its redo file has lost a page: if the daemon is killed, it forgets writes that were \
@@ -37,7 +37,7 @@ impl Maintenance {
         Ok(())
     }
 
-    /// The first sector of the file, with this header.
+    /// Returns the first sector of the file, with this header.
     pub(super) fn first_sector(&self, header: &Header) -> Vec<u8> {
         let mut sector = self.first_sector.clone();
         header.update(&mut sector);
@@ -48,8 +48,8 @@ impl Maintenance {
         self.write_at(0, &self.first_sector(header))
     }
 
-    /// Whether the file has the header that it is to have. A commit that failed may have left its
-    /// mark in there, which the next one that succeeds has, too.
+    /// Returns whether the file has the expected header. A failed commit may have written its mark
+    /// there, which the next successful one has, too.
     pub(super) fn has_header(&mut self) -> Result<bool, Errno> {
         let mut found = AlignedBuf::zeroed(self.first_sector.len());
         self.file.read(FileOffset::new(0), &mut found)?;

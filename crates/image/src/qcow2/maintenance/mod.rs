@@ -1,6 +1,6 @@
-//! The maintenance worker: the one thread that writes metadata. It commits what the map says at a
-//! flush, and a second after a change at the latest; it grows the file ahead of need; and it gives
-//! clusters that are not in use any more back to the host.
+//! The maintenance worker: the one thread that writes metadata. It commits changes of the map at a
+//! flush, and a second after a change at the latest; it grows the file ahead of need; and it
+//! deallocates unused clusters on the host.
 
 mod commit;
 mod compact;
@@ -27,7 +27,7 @@ use super::shape::HostCluster;
 use crate::runtime::pace::Pace;
 use crate::runtime::wakers::QueueWaker;
 
-/// How long changes wait for a flush before they are written anyway.
+/// Time after which changes are committed without a flush.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The maintenance worker of an image.
@@ -37,61 +37,61 @@ pub struct Maintenance {
     /// Ends its wait for a queue's sync.
     waker: Arc<QueueWaker>,
     refcounts: Refcounts,
-    /// As on the medium.
+    /// Header as on the medium.
     header: Header,
-    /// The sector that it begins in.
+    /// First sector of the file, with the header.
     first_sector: Vec<u8>,
-    /// What the next commit is to write, besides what the map has.
+    /// Work of the next commit, besides the changes of the map.
     pending: Pending,
-    /// When changes are written without a flush.
+    /// When changes are committed without a flush.
     due: Option<Instant>,
-    /// Until when it sleeps if no work comes.
+    /// End of its sleep if no work comes.
     deadline: Option<Instant>,
-    /// Whether it is to end.
+    /// Whether it must end.
     is_stopping: bool,
-    /// Clusters without users, by the generation in which the map dropped them.
+    /// Clusters without users, by the epoch in which the map dropped them.
     limbo: VecDeque<(u64, Vec<Range<u64>>)>,
-    /// Clusters without users, to be punched; in order, merged. On a device that does not
-    /// punch they are made zero, and that is put off until they are needed.
+    /// Clusters without users, to be punched; sorted, merged. On a device that does not punch they
+    /// are zeroed instead, once they are needed.
     garbage: Vec<Range<u64>>,
-    /// Those that could not be punched, and since when: they are tried again after a while.
+    /// Clusters that could not be punched, and when that failed: retried after a while.
     refused: Vec<Range<u64>>,
     refused_at: Option<Instant>,
     pace: Pace,
-    /// No punch before this, for the sake of guests.
+    /// No punch before this time, to leave the host to guests.
     rests_until: Option<Instant>,
-    /// Clusters without users whose refcounts say otherwise.
+    /// Clusters without users that have refcounts.
     leaks: Vec<Range<u64>>,
-    /// Whether all that the map names is small enough to be put in order.
+    /// Whether all tables were surveyed, so that `compact` can sort the image as a whole.
     surveyed: bool,
     log: LogBudget,
 }
 
-/// What remains to be done even if a commit fails.
+/// Work that remains even if a commit fails.
 #[derive(Default)]
 struct Pending {
     /// Clusters in use that have no refcount yet.
     taken: Vec<HostCluster>,
-    /// References that the tables give up.
+    /// References that the tables have given up.
     dropped: Vec<HostCluster>,
-    /// Tables that are nowhere on the medium yet.
+    /// Tables that are not on the medium yet.
     new_tables: BTreeSet<usize>,
     /// Entries of the L1 table that are not on the medium yet.
     l1_entries: BTreeSet<usize>,
-    /// Refcounts or tables that others are to name may not be durable yet.
+    /// Refcounts or tables may not be durable yet that entries are about to name.
     unsynced: bool,
 }
 
-/// What the maintenance worker begins with.
+/// Initial state of the maintenance worker.
 pub struct Knowledge {
     pub header: Header,
     pub first_sector: Vec<u8>,
     pub refcounts: Refcounts,
     /// Clusters that have had no user since before the image was opened.
     pub holes: Vec<Range<u64>>,
-    /// Nor these, which have refcounts all the same.
+    /// Clusters without a user that have refcounts all the same.
     pub leaks: Vec<Range<u64>>,
-    /// Whether all tables have been looked at.
+    /// Whether all tables have been surveyed.
     pub surveyed: bool,
 }
 
@@ -129,13 +129,13 @@ impl Maintenance {
         self.core.commits.end(outcome);
         self.core.wakers.wake_all();
         if outcome.is_err() && !self.core.has_failed() {
-            // The commit is tried again without a flush, so that space that was given up goes back
-            // to the host.
+            // The commit is retried without a flush, so that freed space goes back to the host.
             self.due = Some(self.core.clock.now() + PATIENCE);
         }
     }
 
-    /// Removes what was allocated ahead of need from the end of the file.
+    /// Commits, removes clusters allocated ahead of need from the end of the file, and removes the
+    /// redo file.
     fn close(&mut self) -> Outcome {
         if self.core.has_failed() {
             return Err(Errno::IO);
@@ -157,7 +157,7 @@ impl Maintenance {
         if used_end < end {
             let bytes = used_end << self.core.shape.cluster_bits;
             match self.core.file.set_size(bytes) {
-                // A device has the size it has.
+                // The size of a device is fixed.
                 Err(error) if error.raw_os_error() != Some(libc::EOPNOTSUPP) => {
                     return Err(Errno::IO);
                 }
@@ -167,13 +167,13 @@ impl Maintenance {
         let redo = self.core.meta().redo.take();
         if let Some(redo) = redo {
             self.write_header(Header { autoclear: 0, ..self.header.clone() })?;
-            // It is not needed any more; if it stays, that does no harm.
+            // Not needed any more; it does no harm if it stays.
             let _ = redo.remove();
         }
         Ok(())
     }
 
-    /// Tells the operator. A host may be full, or refuse, as often as a guest likes.
+    /// Warns the operator, rate-limited: a host may be full, or refuse, as often as a guest likes.
     fn warn(&mut self, what: fmt::Arguments<'_>) {
         if let Some(unsaid) = self.log.spend() {
             warn!(unsaid, "{}: {what}", self.core.name);

@@ -1,7 +1,7 @@
-//! Another size: a longer L1 table if need be, then the header, in one sector.
+//! Resize: a longer L1 table if needed, then the header, in one sector.
 //!
-//! Nothing in memory changes before the header is durable. A change of size that fails is
-//! forgotten: the header is the old one again, and the clusters of the new L1 table are given up.
+//! No state in memory changes before the header is durable. A failed resize is undone: the header
+//! is the old one again, and the clusters of the new L1 table are freed.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ impl Maintenance {
         let (before, early) = (self.clusters_of_l1(), self.header.clone());
         let outcome = self.move_l1(&place).and_then(|()| {
             let l1_offset = shape.offset(HostCluster(place.start));
-            // The commit of the move has changed it.
+            // The commit in `move_l1` has changed it.
             let reverts = mutant("qcow2.resize.reverts-what-its-commit-has-changed");
             let now = if reverts { early } else { self.header.clone() };
             self.change_header(Header { disk_bytes, l1_offset, l1_entries: entries, ..now })
@@ -31,7 +31,7 @@ impl Maintenance {
         if outcome.is_ok() {
             self.core.meta().map.grow_l1(entries as usize);
         }
-        // Dropped by the next commit, which is the first that may be sure of their refcounts.
+        // Dropped by the next commit, the first that can rely on their refcounts.
         let left = if outcome.is_ok() { before } else { place };
         self.pending.dropped.extend(left.map(HostCluster));
         outcome
@@ -51,12 +51,12 @@ impl Maintenance {
         Ok(place)
     }
 
-    /// Writes the L1 table where nothing names it yet.
+    /// Writes the L1 table to a place that nothing names yet.
     fn move_l1(&mut self, place: &Range<u64>) -> Outcome {
         let shape = self.core.shape;
         self.pending.taken.extend(place.clone().map(HostCluster));
-        // Its refcounts are durable before the header names it; and what the map has for the L1
-        // table is on the medium then, and so the same in both places.
+        // Its refcounts are durable before the header names it; and all changes of the L1 table are
+        // on the medium then, and so the same in both places.
         self.commit()?;
         let mut bytes = to_bytes(self.core.meta().map.l1());
         bytes.resize(((place.end - place.start) * shape.cluster_bytes()) as usize, 0);
@@ -70,7 +70,7 @@ impl Maintenance {
         self.sync()
     }
 
-    /// Changes the header for good, or not at all.
+    /// Changes the header durably, or not at all.
     fn change_header(&mut self, header: Header) -> Outcome {
         if mutant("qcow2.resize.told-before-durable") {
             self.header = header.clone();
@@ -86,8 +86,8 @@ impl Maintenance {
         outcome
     }
 
-    /// A header could not be written, or not be made durable. Makes sure that the old one is there:
-    /// for good, or at least for the next daemon on this host.
+    /// After a header could not be written or made durable: makes sure that the old one is on the
+    /// medium, durably, or at least for the next daemon on this host.
     fn keep_header(&mut self) {
         let is_kept = match self.has_header() {
             Ok(true) => Ok(()),

@@ -1,4 +1,4 @@
-//! Room: the file grows ahead of need, and clusters that nothing uses any more go back to the host.
+//! Space: grows the file ahead of need, and deallocates unused clusters on the host.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -10,19 +10,19 @@ use super::{Maintenance, PATIENCE};
 use crate::qcow2::shape::HostCluster;
 use crate::qcow2::space::merge_runs;
 
-/// Clusters that wait to be punched take no more than this of the host, or one part in so many of
-/// the disk, whichever is more.
+/// Limits of the space of clusters that wait to be punched: this many bytes, or this fraction
+/// (inverse) of the disk, whichever is more.
 const GARBAGE_BYTES_MIN: u64 = 64 << 20;
 const GARBAGE_PART: u64 = 16;
-/// What one call punches, or makes zero, at most: a flush may have to wait for it.
+/// Maximum bytes punched or zeroed by one call: a flush may have to wait for it.
 const PIECE_BYTES_MAX: u64 = 64 << 20;
-/// How many pieces may fail before requests that wait for room fail.
+/// Number of pieces that may fail before requests that wait for room fail.
 const REFUSALS_MAX: u32 = 4;
-/// How long it punches before it takes other work.
+/// Time of punching before other work gets its turn.
 const TURN_MAX: Duration = Duration::from_millis(20);
 
 impl Maintenance {
-    /// Makes the file longer by at least so many clusters.
+    /// Extends the file by at least `clusters` clusters.
     pub(super) fn grow(&mut self, clusters: u64) {
         let (next, end) = {
             let meta = self.core.meta();
@@ -42,7 +42,7 @@ impl Maintenance {
         }
     }
 
-    /// Gives the file so many clusters from `next` on, or as many as it may have.
+    /// Extends the file to `clusters` clusters from `next` on, or as many as possible.
     fn lengthen(&mut self, next: u64, end: u64, clusters: u64) {
         let mut step = clusters;
         loop {
@@ -53,7 +53,7 @@ impl Maintenance {
                     meta.file_bytes = bytes;
                     return meta.space.extend(next + step);
                 }
-                // A device has the size it has.
+                // The size of a device is fixed.
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return,
                 Err(_) if next + step / 2 > end => step /= 2,
                 Err(error) => {
@@ -63,7 +63,7 @@ impl Maintenance {
         }
     }
 
-    /// What could not be punched a while ago is garbage as before.
+    /// Makes clusters whose punch failed a while ago garbage again.
     fn try_refused(&mut self) {
         if self.refused_at.is_some_and(|at| self.core.clock.since(at) >= PATIENCE) {
             self.refused_at = None;
@@ -72,14 +72,14 @@ impl Maintenance {
         }
     }
 
-    /// What refcounts may need is not given away.
+    /// Reserves the clusters that refcounts may need.
     pub(super) fn reserve(&self) {
         let mut meta = self.core.meta();
         let end = meta.space.end();
         meta.reserved = self.refcounts.needed_before(end);
     }
 
-    /// The same without a rest, to the end: there are no guests.
+    /// Reclaims everything without a rest: there are no guests.
     pub(super) fn reclaim_all(&mut self) {
         self.reclaim_limbo();
         self.punch_all();
@@ -91,7 +91,7 @@ impl Maintenance {
         }
     }
 
-    /// Takes a piece of what is to be punched.
+    /// Takes a piece of the garbage.
     fn next_piece(&mut self) -> Option<Range<u64>> {
         let most = (PIECE_BYTES_MAX >> self.core.shape.cluster_bits).max(1);
         let run = self.garbage.last_mut()?;
@@ -103,7 +103,8 @@ impl Maintenance {
         Some(piece)
     }
 
-    /// Tells a device that does not punch what has been given up, but not what was free all along.
+    /// Discards freed clusters on a device that does not punch, except those that were free all
+    /// along.
     fn tell_device(&mut self, epoch: u64, runs: &[Range<u64>]) {
         if epoch == 0 || self.core.file.discards_to_zeroes() {
             return;
@@ -116,8 +117,7 @@ impl Maintenance {
         }
     }
 
-    /// Gives clusters back to the host that no request can be using any more, and makes them
-    /// available.
+    /// Deallocates clusters that no request can be using any more, and makes them available.
     pub(super) fn reclaim_limbo(&mut self) {
         let mut found = false;
         while let Some((epoch, _)) = self.limbo.front() {
@@ -140,7 +140,7 @@ impl Maintenance {
         let bits = self.core.shape.cluster_bits;
         let size = |run: &Range<u64>| (run.end - run.start) << bits;
         let mut left = self.garbage.iter().map(size).sum::<u64>();
-        // Guests that give up more than is punched beside them are not to fill the host.
+        // Guests that free more than is punched beside them must not fill the host.
         let most = GARBAGE_BYTES_MIN.max(self.core.capacity().bytes() / GARBAGE_PART);
         if left <= most && self.rests_until.is_some_and(|end| end > self.core.clock.now()) {
             return;
@@ -165,25 +165,25 @@ impl Maintenance {
         }
     }
 
-    /// Clusters that were given up and that the host has not got back.
+    /// Returns the number of freed clusters that are still allocated on the host.
     pub(super) fn dead(&self) -> u64 {
         let limbo = self.limbo.iter().flat_map(|(_, runs)| runs);
-        // On a device that does not punch all of it has been discarded, or was free all along.
+        // On a device that does not punch, all garbage has been discarded, or was free all along.
         let kept = self.core.file.discards_to_zeroes();
         let garbage = self.garbage.iter().chain(&self.refused).filter(|_| kept);
         let idle = limbo.chain(garbage).map(|run| run.end - run.start);
         idle.sum::<u64>() + self.pending.dropped.len() as u64
     }
 
-    /// Where clusters lie in the file, and how many bytes they have.
+    /// Returns the offset and the bytes of clusters in the file.
     fn place(&self, run: &Range<u64>) -> (FileOffset, u64) {
         let shape = self.core.shape;
         let offset = FileOffset::new(shape.offset(HostCluster(run.start)));
         (offset, (run.end - run.start) << shape.cluster_bits)
     }
 
-    /// Makes clusters available. If that fails they are tried again later: a host may be full, or
-    /// not answer, for a moment.
+    /// Punches clusters and makes them available. A failure is retried later: a host may be full,
+    /// or not answer, for a moment.
     pub(super) fn punch(&mut self, run: Range<u64>) -> Outcome {
         let (offset, bytes) = self.place(&run);
         self.core.discards.count_runs(1);

@@ -1,4 +1,5 @@
-//! When the maintenance worker works: when it is called, and when changes have waited long enough.
+//! Scheduling of the maintenance worker: wake-ups, and commits of changes that have waited long
+//! enough.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use super::{Maintenance, PATIENCE};
 use crate::qcow2::commits::Command;
 use crate::upkeep::Upkeep;
 
-/// How long to wait for requests that may still use clusters which are free otherwise.
+/// Wait for requests that may still use clusters in limbo.
 const LIMBO_PATIENCE: Duration = Duration::from_millis(20);
 
 impl Maintenance {
@@ -25,17 +26,17 @@ impl Maintenance {
         }
     }
 
-    /// What is due before the first request.
+    /// Does the work that is due before the first request.
     pub fn start(&mut self) {
         self.reserve();
         if self.core.meta().is_changed() {
-            // What a killed daemon has left.
+            // Changes that a killed daemon has left.
             self.commit_for_all();
         }
         self.reclaim();
     }
 
-    /// Sleeps until it is called or something is due, and does that.
+    /// Sleeps until woken or something is due, and does that.
     fn work(&mut self) {
         let called_for = self.core.commits.inbox.wait(self.deadline);
         if self.core.commits.is_touched() {
@@ -55,15 +56,15 @@ impl Maintenance {
         }
     }
 
-    /// Gives back clusters without users, before it sleeps.
+    /// Reclaims clusters without users, before the worker sleeps.
     fn reclaim(&mut self) {
         self.reclaim_limbo();
         self.core.meta().dead = self.dead();
         self.deadline = self.next_deadline();
     }
 
-    /// Those that come meanwhile wait until a commit has had its turn: requests without room ask
-    /// over and over, and the commit may be what gives them some.
+    /// Commands that come meanwhile wait until a commit has had its turn: requests without room ask
+    /// repeatedly, and the commit may be what frees some.
     fn run_commands(&mut self) {
         let commands = self.core.commits.inbox.take_commands();
         if commands.iter().any(|(command, _)| matches!(command, Command::MakeRoom)) {
@@ -74,7 +75,7 @@ impl Maintenance {
                 Command::MakeRoom => Ok(()),
                 Command::Resize(capacity) => {
                     let resized = self.resize(capacity);
-                    // The L1 table that is not in use any more is given back soon.
+                    // The old L1 table is freed soon.
                     self.due.get_or_insert(self.core.clock.now() + PATIENCE);
                     resized
                 }
@@ -84,7 +85,7 @@ impl Maintenance {
         }
     }
 
-    /// Until when to sleep if no work comes; for ever, if nothing has changed.
+    /// Returns the end of its sleep if no work comes; `None` if nothing has changed.
     fn next_deadline(&self) -> Option<Instant> {
         let limbo = (!self.limbo.is_empty()).then(|| self.core.clock.now() + LIMBO_PATIENCE);
         let again = self.refused_at.map(|at| at + PATIENCE);

@@ -1,9 +1,9 @@
-//! The folder of an image: where its redo file is, and how it is opened, so that nothing of others
-//! is written, followed or removed.
+//! The folder of an image: location of its redo file, and safe access to it, so that no file of
+//! another owner is written, followed or removed.
 //!
-//! A redo file is called by the number of its session, and not by the image, which may be renamed
-//! while it is served, and another one take its name. It is made anew by each session; what is
-//! there already is of another one.
+//! A redo file is named after its session, and not after the image, which may be renamed while it
+//! is served, and another one take its name. Each session creates a new one; an existing file
+//! belongs to another session.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};
@@ -24,7 +24,7 @@ use rustix::process::geteuid;
 use super::super::mark::Mark;
 use super::layout::BYTES;
 
-/// How long the last user of a redo file, which is dying, may keep its lock.
+/// Time for which the last user of a redo file, which is exiting, may keep its lock.
 const PATIENCE: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -32,16 +32,16 @@ const RETRY: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
-    /// Stays the same one when it is renamed.
+    /// Stays valid when the folder is renamed.
     file: File,
 }
 
-/// What the redo file of a session is called.
+/// Returns the name of a session's redo file.
 pub fn name_of(mark: Mark) -> OsString {
     format!("flowstone-{:010x}.redo", mark.session()).into()
 }
 
-/// What versions 1 and 2 called it, by the name of the image.
+/// Returns the name that versions 1 and 2 used, after the image.
 pub fn old_name_of(image: &Path) -> io::Result<OsString> {
     let image = image.canonicalize()?;
     let mut name = image.file_name().unwrap_or_default().to_owned();
@@ -50,7 +50,7 @@ pub fn old_name_of(image: &Path) -> io::Result<OsString> {
 }
 
 impl Folder {
-    /// Where the image itself is, by whichever links it was found.
+    /// Opens the folder of the image itself, with links resolved.
     pub fn of(image: &Path) -> io::Result<Self> {
         Self::at(image.canonicalize()?.parent().unwrap_or(Path::new("/")).to_owned())
     }
@@ -61,7 +61,7 @@ impl Folder {
         Ok(Self { path, file })
     }
 
-    /// Whether what lies there ends with the boot of the host.
+    /// Returns whether files in it are lost at the end of the host's boot.
     pub fn is_in_memory(&self) -> bool {
         const TMPFS: u64 = 0x0102_1994;
         const RAMFS: u64 = 0x8584_58f6;
@@ -69,18 +69,18 @@ impl Folder {
         matches!(kind, Ok(TMPFS | RAMFS)) || mutant("qcow2.redo.believes-what-a-disk-keeps")
     }
 
-    /// For messages.
+    /// Returns the path of a file, for messages.
     pub fn path_of(&self, name: &OsStr) -> PathBuf {
         self.path.join(name)
     }
 
-    /// Opens what is there. Waits for nothing, and follows no link.
+    /// Opens an existing file. Never blocks, and follows no link.
     pub fn open(&self, name: &OsStr, access: OFlags) -> io::Result<File> {
         let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         Ok(File::from(openat(&self.file, name, flags, Mode::empty())?))
     }
 
-    /// Makes a file of that name, which did not exist.
+    /// Creates a file of this name, which must not exist.
     pub fn create(&self, name: &OsStr) -> io::Result<File> {
         let mut flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         if !mutant("qcow2.redo.takes-a-name-that-is-taken") {
@@ -89,14 +89,14 @@ impl Folder {
         Ok(File::from(openat(&self.file, name, flags, Mode::RUSR | Mode::WUSR)?))
     }
 
-    /// The name is `file`'s.
+    /// Returns whether the name refers to `file`.
     fn names(&self, name: &OsStr, file: &File) -> io::Result<bool> {
         let (there, ours) =
             (statat(&self.file, name, AtFlags::SYMLINK_NOFOLLOW)?, file.metadata()?);
         Ok((there.st_dev, there.st_ino) == (ours.dev(), ours.ino()))
     }
 
-    /// Removes `file`, if the name is still its.
+    /// Removes `file`, if the name still refers to it.
     pub fn remove(&self, name: &OsStr, file: &File) -> io::Result<()> {
         if !self.names(name, file)? && !mutant("qcow2.redo.removes-what-has-its-name") {
             return Err(io::Error::other("another file has its name"));
@@ -104,12 +104,12 @@ impl Folder {
         Ok(unlinkat(&self.file, name, AtFlags::empty())?)
     }
 
-    /// Gives a file another name, which nothing has.
+    /// Renames a file, without replacing another.
     pub fn rename(&self, name: &OsStr, to: &OsStr) -> io::Result<()> {
         Ok(renameat_with(&self.file, name, &self.file, to, RenameFlags::NOREPLACE)?)
     }
 
-    /// Makes durable which files there are, where the folder can be read.
+    /// Makes the entries of the folder durable, if it can be opened for reading.
     #[expect(clippy::disallowed_methods, reason = "a folder, and not an image")]
     pub fn sync(&self) {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -119,7 +119,7 @@ impl Folder {
     }
 }
 
-/// A file with its name. One that was created goes when this is dropped, unless it is to stay.
+/// A file with its name. A created file is removed on drop, unless kept.
 #[derive(Debug)]
 pub struct Named {
     pub folder: Folder,
@@ -132,14 +132,14 @@ impl Named {
     pub fn create(folder: Folder, name: OsString) -> io::Result<Self> {
         let file = folder.create(&name)?;
         let made = Self { folder, name, file, is_temporary: true };
-        // A host that gives it to another user would have it refused after a kill.
+        // A file that the host creates for another user would be refused after a kill.
         match flaw_of(&made.file.metadata()?, None) {
             None => Ok(made),
             Some(flaw) => Err(io::Error::other(flaw)),
         }
     }
 
-    /// One that is there, open.
+    /// Wraps an existing open file.
     pub fn found(folder: Folder, name: OsString, file: File) -> Self {
         Self { folder, name, file, is_temporary: false }
     }
@@ -149,7 +149,7 @@ impl Named {
         Ok(Self::found(folder, name, file))
     }
 
-    /// Opens for writing what was opened for reading.
+    /// Reopens for writing a file that was opened for reading.
     pub fn reopened(mut self) -> io::Result<Self> {
         let file = self.folder.open(&self.name, OFlags::RDWR)?;
         let (before, now) = (self.file.metadata()?, file.metadata()?);
@@ -160,7 +160,7 @@ impl Named {
         Ok(self)
     }
 
-    /// It stays until it is removed.
+    /// Keeps the file on drop.
     pub fn keep(&mut self) {
         self.is_temporary = false;
     }
@@ -183,8 +183,8 @@ impl Drop for Named {
     }
 }
 
-/// Why a file that was found cannot be a redo file of ours, if so. `trusted` is another user whose
-/// files are believed, besides this process's own.
+/// Returns why a found file cannot be a redo file of ours, if so. `trusted` is another user whose
+/// files are trusted, besides this process's own.
 pub fn flaw_of(file: &Metadata, trusted: Option<u32>) -> Option<&'static str> {
     let is_ours = [Some(geteuid().as_raw()), trusted].contains(&Some(file.uid()));
     if !file.file_type().is_file() {
@@ -200,8 +200,8 @@ pub fn flaw_of(file: &Metadata, trusted: Option<u32>) -> Option<&'static str> {
     }
 }
 
-/// Keeps other processes off the file as long as it is open. One that was killed may keep it for a
-/// moment.
+/// Locks the file against other processes as long as it is open. A killed process may hold its lock
+/// for a moment.
 pub fn lock(file: &File) -> io::Result<()> {
     if mutant("qcow2.redo.not-locked") {
         return Ok(());
@@ -221,12 +221,12 @@ pub fn lock(file: &File) -> io::Result<()> {
     }
 }
 
-/// Whether no process has it locked.
+/// Returns whether no process has it locked.
 pub fn is_free(file: &File) -> bool {
     flock(file.as_fd(), FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK)
 }
 
-/// All of a redo file, or so much of another file that it can be told from one.
+/// Reads a whole redo file, or enough of another file to detect that it is none.
 pub fn read_words(file: &File, metadata: &Metadata) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     if metadata.file_type().is_file() {

@@ -1,4 +1,4 @@
-//! What is where in a redo file: words of eight bytes, in the byte order of the host.
+//! Layout of a redo file: words of eight bytes, in the byte order of the host.
 //!
 //! ```text
 //! 0      magic
@@ -16,8 +16,8 @@
 //! 512    the records: two words each, a cluster of the disk and its entry
 //! ```
 //!
-//! A file beside an image on a server's file system has the first 512 words alone, under a magic of
-//! its own. The rest is in the memory of the host ([`live`](super::live)).
+//! A file beside an image on a server's file system has only the first 512 words, under a different
+//! magic. The rest is in the memory of the host ([`live`](super::live)).
 //!
 //! Versions 1 and 2, which lie at `IMAGE.redo`, have words 0 to 7; version 1 no mark.
 
@@ -49,12 +49,12 @@ pub const RECORDS: u64 = 1 << 18;
 pub const WORDS: usize = HEADER_WORDS + 2 * RECORDS as usize;
 pub const BYTES: u64 = (WORDS * 8) as u64;
 
-/// The first word of the record at a position.
+/// Returns the index of the first word of the record at a position.
 pub const fn slot(position: u64) -> usize {
     HEADER_WORDS + 2 * (position % RECORDS) as usize
 }
 
-/// A word of a file's content; 0 behind its end.
+/// Returns a word of a file's content; 0 beyond its end.
 pub fn word_of(bytes: &[u8], index: usize) -> u64 {
     let bytes = bytes.get(index * 8..index * 8 + 8);
     bytes.map_or(0, |bytes| u64::from_ne_bytes(bytes.try_into().expect("eight bytes")))

@@ -1,4 +1,4 @@
-//! A redo file that is longer than it may be, or says so.
+//! Tests of redo files that are too long, or claim too many records.
 
 use super::tests::beside;
 use super::*;

@@ -1,14 +1,14 @@
-//! What a session leaves in the memory of its host, until it is closed in order: a file on tmpfs,
-//! which a power cut ends, and a kill does not.
+//! The file that a session leaves in the memory of its host until it is closed cleanly: a file on
+//! tmpfs, which is lost at a power cut, but not at a kill.
 //!
-//! If it is there, the host has stayed up, whatever its clock and the number of its boot say. If it
-//! is not, that says nothing: a container that is started again may have another tmpfs. It has the
-//! same random number as the redo file has, drawn by the daemon that wrote both: one that another
-//! host took the image over from may have left its own.
+//! If it exists, the host has stayed up, whatever its clock and boot number say. If it is missing,
+//! that proves nothing: a restarted container may have another tmpfs. It holds the same random
+//! number as the redo file, drawn by the daemon that wrote both: another host that took over the
+//! image may have left a file of its own.
 //!
-//! The image's file system may ask a server (FUSE, NFS). A mapping of a file there stops the thread
-//! that touches it while the server does not answer, and may lose pages. The changes themselves
-//! are then in this file, and the one beside the image says so ([`MAGIC_AWAY`]).
+//! The image's file system may depend on a server (FUSE, NFS). A mapping of a file there blocks the
+//! thread that touches it while the server does not answer, and may lose pages. In that case the
+//! changes themselves are in this file, and the one beside the image says so ([`MAGIC_AWAY`]).
 
 use std::borrow::Cow;
 use std::fs::DirBuilder;
@@ -23,12 +23,12 @@ use super::folder::{Folder, Named, flaw_of, is_free, lock, name_of, read_words};
 use super::layout::*;
 use super::{Place, reserve};
 
-/// Where daemons that run as root leave it, and others. What lies in the first one is not removed
-/// when a service is stopped.
+/// Folders for it: of daemons that run as root, and of others. Files in the first one are not
+/// removed when a service is stopped.
 pub static FOLDERS: [Cow<'static, str>; 2] =
     [Cow::Borrowed("/run/flowstone-sessions"), Cow::Borrowed("/dev/shm")];
 
-/// What a session has left.
+/// The file that a session has left.
 #[derive(Debug)]
 pub struct Live {
     pub named: Named,
@@ -36,7 +36,7 @@ pub struct Live {
 }
 
 impl Live {
-    /// Finds what the session has left that wrote this number into its redo file.
+    /// Finds the file of the session that wrote this number into its redo file.
     pub fn find(place: Place<'_>, mark: Mark, number: u64, trusted: u32) -> Option<Self> {
         let found = |folder: &Cow<str>| {
             let folder = Folder::at(Path::new(&**folder).to_owned()).ok()?;
@@ -57,7 +57,7 @@ impl Live {
     }
 }
 
-/// Makes the file for a session, with room for all changes if it `is_away`.
+/// Creates the file for a session, with room for all changes if it `is_away`.
 pub fn create(place: Place<'_>, mark: Mark, is_away: bool) -> io::Result<Named> {
     let mut failed = io::Error::other("no folder in the memory of the host");
     for folder in place.folders {
@@ -72,7 +72,7 @@ pub fn create(place: Place<'_>, mark: Mark, is_away: bool) -> io::Result<Named> 
 fn create_in(path: &Path, mark: Mark, is_away: bool) -> io::Result<Named> {
     let folder = open_or_make(path)?;
     let name = name_of(mark);
-    // Of this session, and not the one that its redo file knows.
+    // A file of this session that does not belong to its redo file.
     if let Ok(mut old) = Named::open(open_or_make(path)?, name.clone()) {
         let is_ours = old.file.metadata().is_ok_and(|it| flaw_of(&it, None).is_none());
         if is_ours && is_free(&old.file) {
@@ -91,7 +91,7 @@ fn open_or_make(path: &Path) -> io::Result<Folder> {
     let is_missing = || path.symlink_metadata().is_err();
     let lies_in_memory = |it: &Path| Folder::at(it.to_owned()).is_ok_and(|it| it.is_in_memory());
     if is_missing() && path.parent().is_some_and(lies_in_memory) {
-        // Another daemon may be faster.
+        // Another daemon may have created it first.
         let _ = DirBuilder::new().mode(0o755).create(path);
     }
     let folder = Folder::at(path.to_owned())?;

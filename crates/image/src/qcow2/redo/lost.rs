@@ -1,4 +1,4 @@
-//! Why an image is refused whose daemon was killed, in words.
+//! Reasons for refusing an image whose daemon was killed.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use flowstone_block::{Error, ErrorKind};
 /// The redo file of a killed daemon cannot be used.
 #[derive(Debug)]
 pub struct Lost {
-    /// The file, or where it should be.
+    /// Path of the file, or its expected path.
     pub redo: PathBuf,
     pub why: Why,
 }
@@ -16,20 +16,20 @@ pub struct Lost {
 #[derive(Debug)]
 pub enum Why {
     Missing,
-    /// It is there, and of another session or of another file.
+    /// It exists, but belongs to another session or another file.
     Other,
-    /// It is of this session, and whether the host has stayed up since is not sure.
+    /// It belongs to this session, but whether the host has stayed up since is uncertain.
     Unsure,
-    /// It is of this session, and its changes are in the memory of the host that served the image,
-    /// where they are not found.
+    /// It belongs to this session, but its changes are in the memory of the host that served the
+    /// image, where they are not found.
     Away,
     /// A version without session numbers has written it.
     OldKind,
-    /// It is there, and cannot be read.
+    /// It exists, but cannot be read.
     Unreadable(io::Error),
-    /// Others may have written it.
+    /// Other users may have written it.
     Foreign(&'static str),
-    /// It is there, and not what any version writes.
+    /// It exists, but no version writes such a file.
     Strange,
 }
 
@@ -40,8 +40,8 @@ impl From<io::Error> for Why {
 }
 
 impl Lost {
-    /// Whether a repair may go on without the redo file: it will not be found again, as far as is
-    /// known.
+    /// Returns whether a repair may go on without the redo file: as far as is known, it will not be
+    /// found again.
     pub fn may_be_given_up(&self) -> bool {
         match self.why {
             Why::Missing | Why::Other => true,
@@ -62,7 +62,7 @@ impl Lost {
         }
     }
 
-    /// As an error about the image `name`.
+    /// Converts it to an error about the image `name`.
     pub fn explain(&self, name: &str) -> Error {
         let redo = self.redo.display();
         let (what, advice) = match &self.why {

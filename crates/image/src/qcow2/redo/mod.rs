@@ -1,17 +1,16 @@
-//! The redo file: changes of the map that are not on the medium yet, for the daemon after a killed
-//! one.
+//! The redo file: changes of the map that are not on the medium yet, for the daemon that follows a
+//! killed one.
 //!
-//! A write is done when its data is in the file; the map that names it is written at the next
-//! commit. A write would be lost if the daemon was killed in between, although the guest goes on
-//! and the write has completed. So each change of the map also goes to a small file beside the
-//! image, which is mapped into memory: the kernel keeps what was stored there when the process is
-//! gone.
+//! A write completes when its data is in the file; the map that names it is written at the next
+//! commit. If the daemon was killed in between, the completed write would be lost, although the
+//! guest goes on. So each change of the map also goes to a small file beside the image, which is
+//! mapped into memory: the kernel keeps stores to it when the process is gone.
 //!
 //! No record is ever synced, for none may survive a power cut, which may have taken the data: the
-//! file says in which boot of which host it was written ([`boot`](super::boot)), for which file,
-//! and for which session of it, as the header of the image does ([`mark`](super::mark)). What it is
-//! called and which files are left alone: [`folder`]. What else is left in the memory of the host,
-//! and when the changes themselves are: [`live`]. How a file that is found is used, and when an
+//! file states in which boot of which host it was written ([`boot`](super::boot)), for which file,
+//! and for which session of it, as the header of the image does ([`mark`](super::mark)). Its name,
+//! and which files are left alone: [`folder`]. The file left in the memory of the host, and when
+//! that holds the changes themselves: [`live`]. How a redo file is used when found, and when an
 //! image is refused: [`recall()`].
 
 mod folder;
@@ -42,7 +41,7 @@ use super::boot::{Boot, Clocks, random_number};
 use super::mark::Mark;
 use super::shape::GuestCluster;
 
-/// Where changes of the map may be, besides the image.
+/// Storage for changes of the map, besides the image.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Memory<'a> {
     /// Nowhere: writes that are not flushed do not survive a killed daemon.
@@ -52,13 +51,13 @@ pub enum Memory<'a> {
     Beside(Place<'a>),
 }
 
-/// An image, and where its session leaves what the next one needs.
+/// An image, and the places where its session keeps data for the next one.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
     pub image: &'a Path,
-    /// Folders in the memory of the host, where they can be had.
+    /// Folders in the memory of the host to try.
     pub folders: &'a [Cow<'static, str>],
-    /// Whether a mapping of this file may wait for a server.
+    /// Returns whether a mapping of this file may wait for a server.
     pub asks_server: fn(&File) -> bool,
 }
 
@@ -68,18 +67,18 @@ impl<'a> Place<'a> {
     }
 }
 
-/// The redo file of a session. Positions count records since it was made.
+/// The redo file of a session. Positions count records since its creation.
 pub struct Redo {
     words: NonNull<AtomicU64>,
-    /// A page of it that is lost (a file that was made shorter, a medium that fails) does not end
-    /// the process. What is stored there is gone then, and a start after a kill finds a file that
-    /// is not whole, and refuses the image. Taken before the mapping ends.
+    /// Guards the mapping: a lost page (a truncated file, a failing medium) does not end the
+    /// process. Stores to it are lost then, and an open after a kill finds an incomplete file, and
+    /// refuses the image. Dropped before the mapping ends.
     guard: Option<Guarded>,
-    /// Beside the image. Locked as long as it is open.
+    /// The file beside the image. Locked as long as it is open.
     beside: Named,
-    /// In the memory of the host.
+    /// The file in the memory of the host.
     live: Option<Named>,
-    /// The records are there, and not beside the image.
+    /// Whether the records are in `live`, and not beside the image.
     is_away: bool,
     mark: Mark,
     start: u64,
@@ -102,11 +101,11 @@ thread_local! {
     pub static HOST_FAILS_TO_SYNC: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Names that are tried for a new file.
+/// Number of names tried for a new file.
 const NAMES_MAX: u32 = 16;
 
 impl Redo {
-    /// Begins a session of an image. The header is to have [`mark`](Self::mark) before the first
+    /// Begins a session of an image. The header must have [`mark`](Self::mark) before the first
     /// change.
     pub fn begin(place: Place<'_>) -> io::Result<Self> {
         let (beside, mark) = create(place.image)?;
@@ -120,8 +119,8 @@ impl Redo {
         redo.store(MARK_WORD, mark.bits());
         redo.store(0, MAGIC);
         redo.leave_number(new_number()?)?;
-        // The header is not to name a file that a power cut takes: that would look as if its owner
-        // had removed it.
+        // The header must not name a file that a power cut takes: that would look as if the file
+        // had been removed.
         if !mutant("qcow2.redo.named-before-it-is-durable") {
             redo.sync()?;
         }
@@ -129,7 +128,7 @@ impl Redo {
         Ok(redo)
     }
 
-    /// Goes on with what [`recall`] has found.
+    /// Resumes the session that [`recall`] has found.
     pub fn resume(place: Place<'_>, found: Found) -> Result<Self, Lost> {
         let redo = found.path();
         Self::take_over(place, found).map_err(|why| Lost { redo, why })
@@ -170,12 +169,12 @@ impl Redo {
         reserve(file)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, placed by the kernel, of a file that is long enough, that only
-        // this user can make shorter, and that is locked.
+        // this user can truncate, and that is locked.
         let address = unsafe {
             mmap(std::ptr::null_mut(), WORDS * 8, protection, MapFlags::SHARED, file, 0)?
         };
         let words = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        // SAFETY: it was just mapped, so long, and stays until `drop`.
+        // SAFETY: it was just mapped, with this length, and stays until `drop`.
         let guard = unsafe { Guarded::new(address.cast(), WORDS * 8, rustix::param::page_size()) };
         let guard = (!mutant("qcow2.redo.not-guarded")).then_some(guard);
         Ok(Self { words, guard, beside, live, is_away, mark, start: 0, end: 0 })
@@ -186,7 +185,7 @@ impl Redo {
         self.live.iter_mut().for_each(Named::keep);
     }
 
-    /// Leaves this number in the memory of the host, where it can, and then in the redo file.
+    /// Stores this number in the memory of the host, if possible, and then in the redo file.
     fn leave_number(&mut self, number: u64) -> io::Result<()> {
         let mut header = self.header();
         let set = |header: &mut [u8], index: usize, word: u64| {
@@ -208,7 +207,7 @@ impl Redo {
         (0..HEADER_WORDS).flat_map(|index| self.load(index).to_ne_bytes()).collect()
     }
 
-    /// Says in it where and of what file it is.
+    /// Stores the identities of host, boot and image in the file.
     fn introduce(&self, image: &Path) -> io::Result<()> {
         let boot = Boot::read()?;
         self.store(HOST_WORD, boot.host);
@@ -228,15 +227,15 @@ impl Redo {
         Ok(())
     }
 
-    /// Says that the host is up.
+    /// Stores the clocks, as proof that the host is up.
     fn show_life(&self) {
         let Clocks { started_ms, now_ms } = Clocks::read();
         self.store(STARTED_WORD, started_ms as u64);
         self.store(ALIVE_WORD, now_ms as u64);
     }
 
-    /// Earlier versions called it by the image. Where that cannot be changed it is found all the
-    /// same.
+    /// Renames a file that an earlier version named after the image. If that fails it is found all
+    /// the same.
     fn take_name(&mut self) {
         let name = name_of(self.mark);
         let beside = &mut self.beside;
@@ -270,12 +269,12 @@ impl Redo {
         self.word(index).store(value, Ordering::Release);
     }
 
-    /// The mark that the header has after the last commit.
+    /// Returns the mark that the header has after the last commit.
     pub fn mark(&self) -> Mark {
         self.mark
     }
 
-    /// Remembers a change.
+    /// Appends a change.
     ///
     /// # Panics
     /// If there is no [`room`](Self::room).
@@ -289,17 +288,18 @@ impl Redo {
         self.store(END_WORD, self.end);
     }
 
-    /// How many more changes there is room for.
+    /// Returns the number of further changes that fit.
     pub fn room(&self) -> u64 {
         RECORDS - (self.end - self.start)
     }
 
-    /// The position of the next record.
+    /// Returns the position of the next record.
     pub fn end(&self) -> u64 {
         self.end
     }
 
-    /// A commit has made durable what comes before this position, and the header has this mark.
+    /// Notes that a commit has made the records before this position durable, and that the header
+    /// has this mark.
     pub fn set_committed(&mut self, mark: Mark, position: u64) {
         self.mark = mark;
         self.store(MARK_WORD, mark.bits());
@@ -307,19 +307,19 @@ impl Redo {
         self.show_life();
     }
 
-    /// What comes before this position is durable.
+    /// Drops the records before this position, which are durable.
     pub fn forget_before(&mut self, position: u64) {
         self.start = position;
         self.store(START_WORD, position);
     }
 
-    /// Removes the file: the image has been closed in order and is complete by itself.
+    /// Removes the file: the image has been closed cleanly and is complete without it.
     pub fn remove(mut self) -> io::Result<()> {
         let live = self.live.as_mut().map_or(Ok(()), Named::remove);
         self.beside.remove().and(live)
     }
 
-    /// Whether something of it has been lost: what is stored there may be gone.
+    /// Returns whether a page of it has been lost, and with it possibly records.
     pub fn is_broken(&self) -> bool {
         self.guard.as_ref().is_some_and(Guarded::is_broken)
     }
@@ -333,7 +333,7 @@ impl Drop for Redo {
     }
 }
 
-/// Makes a file for a session with a number that no other one in the folder has.
+/// Creates a file for a session with a number that is unique in the folder.
 fn create(image: &Path) -> io::Result<(Named, Mark)> {
     for _ in 0..NAMES_MAX {
         let mark = Mark::begin()?;
@@ -346,7 +346,7 @@ fn create(image: &Path) -> io::Result<(Named, Mark)> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// Opens for writing what was found. No other user can make it shorter.
+/// Opens a found file for writing, if no other user can truncate it.
 fn open_ours(found: Named, bytes: usize) -> Result<Named, Why> {
     let opened = found.reopened()?;
     let now = opened.file.metadata()?;
@@ -357,13 +357,13 @@ fn open_ours(found: Named, bytes: usize) -> Result<Named, Why> {
     }
 }
 
-/// Of what is left in the memory of the host: never 0.
+/// Returns a random number for the file in the memory of the host: never 0.
 fn new_number() -> io::Result<u64> {
     Ok(random_number()? as u64 | 1)
 }
 
-/// Gives the file its length and its space now: on a full host, a store to a page without space
-/// would end the process.
+/// Allocates the whole file now: on a full host, a store to an unallocated page would end the
+/// process.
 fn reserve(file: &File) -> io::Result<()> {
     match fallocate(file, FallocateFlags::empty(), 0, BYTES) {
         Err(Errno::OPNOTSUPP) => {

@@ -1,7 +1,7 @@
 //! Reads the redo file that a killed daemon has left, and compares it with the header before
 //! anything is written. If changes may be missing, the image is refused: without them completed
-//! writes would be lost, and with those of another session two clusters of the disk would share one
-//! of the file.
+//! writes would be lost, and with those of another session two guest clusters would share one host
+//! cluster.
 
 use std::ffi::OsStr;
 use std::fs::Metadata;
@@ -22,14 +22,14 @@ use super::live::Live;
 use super::lost::{Lost, Why};
 use super::{Memory, RedoRecord};
 
-/// What a killed daemon has left.
+/// State that a killed daemon has left.
 #[derive(Debug)]
 pub enum Left {
-    /// Nothing: the image by itself is all there is.
+    /// Nothing: the image alone is complete.
     Nothing,
-    /// A redo file of this session that is good for nothing any more.
+    /// A redo file of this session that is useless now.
     Void(Found),
-    /// Changes of the map that the image may not have yet, from the oldest on.
+    /// Changes of the map that the image may lack, oldest first.
     Changes(Found, Vec<RedoRecord>),
 }
 
@@ -41,7 +41,7 @@ impl Left {
         }
     }
 
-    /// The header has no mark any more: what is void can go. If it stays, that does no harm.
+    /// Removes a void file, once the header has no mark any more. It does no harm if it stays.
     pub fn remove(self) {
         if let Self::Void(found) = self {
             let _ = found.remove();
@@ -49,7 +49,7 @@ impl Left {
     }
 }
 
-/// What a killed daemon has left, for an image with these autoclear features.
+/// Finds what a killed daemon has left for an image with these autoclear features.
 pub fn recall(memory: Memory<'_>, autoclear: u64) -> Result<Left, Lost> {
     let Some(mark) = Mark::of(autoclear) else { return Ok(Left::Nothing) };
     let Memory::Beside(place) = memory else {
@@ -70,7 +70,7 @@ pub fn recall(memory: Memory<'_>, autoclear: u64) -> Result<Left, Lost> {
 #[derive(Debug)]
 pub struct Found {
     pub beside: Named,
-    /// What the session has left in the memory of the host.
+    /// The file that the session has left in the memory of the host.
     pub live: Option<Live>,
     metadata: Metadata,
     /// Inode and owner of the image.
@@ -79,7 +79,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// Finds it under the name of the session, or under the one that earlier versions gave it.
+    /// Finds it under the name of the session, or under the name that earlier versions used.
     fn look(folder: Folder, mark: Mark, old_name: &OsStr, image: &Path) -> Result<Self, Lost> {
         let mut name = name_of(mark);
         let missing = folder.path_of(&name);
@@ -101,10 +101,10 @@ impl Found {
         let beside = Named::found(folder, name, file);
         let found = Self { beside, live: None, metadata, image, bytes };
         if found.beside.name == old_name && ![MAGIC_1, MAGIC_2, MAGIC].contains(&found.word(0)) {
-            // A file of somebody else, that happens to be called so.
+            // Another user's file that happens to have this name.
             return Err(Lost { redo: missing, why: Why::Missing });
         }
-        // Who owns the image may say what it holds anyway.
+        // The owner of the image controls its content anyway.
         match flaw_of(&found.metadata, Some(found.image.1)) {
             Some(flaw) => Err(Lost { redo: found.path(), why: Why::Foreign(flaw) }),
             None => Ok(found),
@@ -115,10 +115,10 @@ impl Found {
         self.beside.path()
     }
 
-    /// Removes it: what it has is in the image, or void. Another process that uses it keeps it.
+    /// Removes it: its changes are in the image, or void. If another process uses it, it stays.
     pub fn remove(mut self) -> io::Result<()> {
         if self.word(0) == MAGIC_1 {
-            // Nothing says that it is this image's.
+            // Version 1 does not state which image it belongs to.
             return Ok(());
         }
         if let Some(Live { named, .. }) = self.live.as_mut().filter(|it| is_free(&it.named.file)) {
@@ -127,18 +127,18 @@ impl Found {
         if is_free(&self.beside.file) { self.beside.remove() } else { Ok(()) }
     }
 
-    /// Whether the records are in the memory of the host.
+    /// Returns whether the records are in the memory of the host.
     pub fn is_away(&self) -> bool {
         self.word(0) == MAGIC_AWAY
     }
 
-    /// Of what the session has left in the memory of the host; 0: nothing.
+    /// Returns the number of the file in the memory of the host; 0: none.
     pub fn live_number(&self) -> u64 {
         let has_one = [MAGIC, MAGIC_AWAY].contains(&self.word(0));
         if has_one { self.word(LIVE_WORD) } else { 0 }
     }
 
-    /// The file with the records.
+    /// Returns the content of the file with the records.
     fn recorded(&self) -> &[u8] {
         match &self.live {
             Some(live) if self.is_away() => &live.bytes,
@@ -146,7 +146,7 @@ impl Found {
         }
     }
 
-    /// Of the last commit.
+    /// Returns the mark of the last commit.
     pub fn mark(&self) -> Option<Mark> {
         Mark::of(word_of(self.recorded(), MARK_WORD))
     }
@@ -182,7 +182,7 @@ impl Found {
         }
     }
 
-    /// When and where it was written.
+    /// Returns the boot in which it was written.
     fn witness(&self) -> Witness {
         let number = u128::from(self.word(BOOT_WORD)) | u128::from(self.word(BOOT_WORD + 1)) << 64;
         if [MAGIC, MAGIC_AWAY].contains(&self.word(0)) {
@@ -198,8 +198,8 @@ impl Found {
         Witness { number, host: None, started_ms: None, alive_ms, is_missed: false }
     }
 
-    /// Whether the image is the file that was served. Where both it and this file have other
-    /// numbers than they had, both have been moved, or their file system counts anew.
+    /// Returns whether the image is the file that was served. If both the image and this file have
+    /// changed inode numbers, both have been moved, or their file system has renumbered them.
     fn is_of_this_file(&self) -> bool {
         let has_moved = [MAGIC, MAGIC_AWAY].contains(&self.word(0))
             && self.word(OWN_INODE_WORD) != self.metadata.ino();
@@ -230,7 +230,7 @@ impl Found {
             }
             Since::Unsure => return Err(Why::Unsure),
         }
-        // The commit that was being made may have come so far.
+        // The interrupted commit may have written its mark.
         let is_recent = header == known || header == known.next();
         let compared = compared && !mutant("qcow2.redo.commits-not-compared");
         if !is_recent && compared {

@@ -1,4 +1,4 @@
-//! A redo file by itself.
+//! Tests of a redo file alone.
 
 use std::path::PathBuf;
 
@@ -17,12 +17,12 @@ fn place() -> (tempfile::TempDir, PathBuf) {
     (place, image)
 }
 
-/// On a file system that asks no server, where nothing can be left in the memory of the host.
+/// A place on a local file system, without a folder in the memory of the host.
 pub fn beside(image: &Path) -> Place<'_> {
     Place { image, folders: &[], asks_server: |_| false }
 }
 
-/// The changes that are left; none if there is nothing, or only what is void.
+/// Returns the changes that are left; none if there is nothing, or only a void file.
 fn left(image: &Path, mark: Mark) -> Result<Vec<RedoRecord>, Why> {
     let left = recall(Memory::Beside(beside(image)), mark.bits());
     left.map(|left| left.changes().to_vec()).map_err(|lost| lost.why)
@@ -39,7 +39,7 @@ fn resume(image: &Path, mark: Mark) -> Result<Redo, Lost> {
     }
 }
 
-/// On a full host a store to a page without space would end the process.
+/// On a full host a store to an unallocated page would end the process.
 #[test]
 fn the_file_has_its_space_from_the_start() {
     let (_place, image) = place();
@@ -134,7 +134,7 @@ fn what_cannot_be_read_is_not_passed_over() {
     assert!(matches!(left(&image, mark), Err(Why::Foreign(_))));
 }
 
-/// A name that is taken is of another session, or of somebody else.
+/// An existing file of this name belongs to another session, or another owner.
 #[test]
 fn a_name_that_is_taken_is_not_taken_again() {
     let (place, image) = place();
@@ -145,7 +145,7 @@ fn a_name_that_is_taken_is_not_taken_again() {
     assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
 }
 
-/// Its lock keeps others off that look for one.
+/// Its lock protects it from sessions that look for one.
 #[test]
 fn a_file_in_use_is_locked_and_is_not_removed_as_void() {
     let (_place, image) = place();
@@ -166,7 +166,7 @@ fn a_file_in_use_is_locked_and_is_not_removed_as_void() {
     assert!(!path.exists());
 }
 
-/// The last sign of life tells whether the host has been restarted since.
+/// The last timestamp tells whether the host has been restarted since.
 #[test]
 fn each_commit_is_a_sign_of_life() {
     let (_place, image) = place();
@@ -177,7 +177,7 @@ fn each_commit_is_a_sign_of_life() {
     assert!(redo.load(ALIVE_WORD) > 0);
 }
 
-/// People who find one want to know whose it is.
+/// Operators who find one need to know which image it belongs to.
 #[test]
 fn the_path_of_the_image_is_in_the_file() {
     let (_place, image) = place();
@@ -189,7 +189,7 @@ fn the_path_of_the_image_is_in_the_file() {
     assert_eq!(bytes[512 + path.len()], 0);
 }
 
-/// A page of it that was lost ended the process, and the disks of all others.
+/// A lost page of it ended the process, with all other disks.
 #[test]
 fn a_redo_file_that_is_made_shorter_ends_nothing_and_is_not_believed_later() {
     let (_place, image) = place();

@@ -1,4 +1,4 @@
-//! Refcounts against a plain list of how many users each cluster has.
+//! Tests refcounts against a plain list of the users of each cluster.
 
 use std::collections::BTreeMap;
 
@@ -16,9 +16,9 @@ struct Model {
     disk: SimDisk,
     file: BlockingFile,
     refcounts: Refcounts,
-    /// Users of clusters that have any.
+    /// Number of users of each used cluster.
     users: BTreeMap<u64, u64>,
-    /// Clusters from here on have never been used.
+    /// First cluster that has never been used.
     end: u64,
 }
 
@@ -27,7 +27,7 @@ impl Model {
         let shape = Shape { version: 3, cluster_bits: 9, refcount_order };
         let disk = SimDisk::new(1 << 20);
         let cluster = shape.cluster_bytes();
-        // What no refcount has been written to holds anything.
+        // Clusters that no refcount has been written to hold arbitrary data.
         disk.write_at(0, &vec![0xaa; 1 << 20]);
         disk.write_at(TABLE * cluster, &[0; 2 * 512]);
         disk.write_at(TABLE * cluster, &(BLOCK * cluster).to_be_bytes());
@@ -40,7 +40,7 @@ impl Model {
         model
     }
 
-    /// Clusters beginning with the first one that was never used, of which the model knows.
+    /// Takes clusters from the first never used one on, and adds them to the model.
     fn take(&mut self, count: u64) -> Range<u64> {
         let run = self.end..self.end + count;
         self.end += count;
@@ -48,7 +48,7 @@ impl Model {
         run
     }
 
-    /// Counts what is owed. Returns how many clusters that took.
+    /// Counts the owed clusters. Returns the number of clusters that this took.
     fn claim(&mut self) -> u64 {
         let mut next = self.end;
         let mut take = |count| {
@@ -76,7 +76,7 @@ impl Model {
         }
     }
 
-    /// As a commit does it; what the table has left behind is dropped by the next one.
+    /// Writes as a commit does; old clusters of the table are dropped by the next one.
     fn write(&mut self) {
         assert!(!self.refcounts.owes());
         for cluster in self.refcounts.take_left() {
@@ -90,7 +90,7 @@ impl Model {
         assert!(!self.refcounts.is_changed());
     }
 
-    /// Compares with what is in the file, and with what is in memory.
+    /// Compares the model with the file, and with memory.
     fn check(&mut self) {
         let clusters = self.refcounts.table_clusters();
         let clusters = clusters.end - clusters.start;
@@ -115,7 +115,7 @@ fn refcounts_are_those_of_a_plain_list() {
         for _ in 0..random.u32(5..30) {
             match random.u32(0..10) {
                 0 => {
-                    // A hole in the file: its blocks come when they are needed.
+                    // A hole in the file: its refcount blocks are added when needed.
                     model.end += random.u64(0..3000);
                     model.use_more(1);
                 }
@@ -143,7 +143,7 @@ fn refcounts_are_those_of_a_plain_list() {
                 }
             }
         }
-        // The old tables are dropped by one commit, and counted no more after that.
+        // The old tables are dropped by one commit, and not counted after that.
         model.write();
         model.write();
         model.check();
@@ -151,8 +151,7 @@ fn refcounts_are_those_of_a_plain_list() {
     }
 }
 
-/// Room for refcounts is kept back according to this number, so it must be neither less nor more
-/// than what is taken.
+/// Clusters are reserved for refcounts by this number, so it must match what is taken exactly.
 #[test]
 fn as_many_clusters_are_needed_as_are_taken() {
     for order in 0..=6 {
@@ -163,8 +162,8 @@ fn as_many_clusters_are_needed_as_are_taken() {
             if needed >= count {
                 continue;
             }
-            // With their refcounts, they end where it was asked about; or one before, if that is
-            // where the last block ends.
+            // With their refcounts, they end at the requested cluster; or one before, if the last
+            // block ends there.
             let taken = model.use_more(count - needed);
             let told = format!("order {order}, {count} clusters: {needed} needed, {taken} taken");
             assert!(taken == needed || taken + 1 == needed && model.end + 1 == end, "{told}");
@@ -173,7 +172,7 @@ fn as_many_clusters_are_needed_as_are_taken() {
     }
 }
 
-/// A table that moves gets half as much room again, so that it moves seldom.
+/// A table that moves grows by half, so that it moves seldom.
 #[test]
 fn a_table_grows_by_half_or_as_far_as_it_must() {
     let mut model = Model::new(4);
@@ -213,13 +212,13 @@ fn a_table_that_could_not_be_written_is_written_later() {
     }
 }
 
-/// Blocks that count nothing but each other are given up, and none that counts anything else.
+/// Blocks that count nothing but each other are released, and no others.
 #[test]
 fn blocks_that_count_only_themselves_are_given_up() {
     for order in [3, 4, 6] {
         let mut model = Model::new(order);
         let per_block = model.shape.block_refcounts();
-        // Blocks for three places far apart, each counted by itself or by another one of them.
+        // Blocks for three distant places, each counted by itself or by another one of them.
         let mut used = Vec::new();
         for place in 1..4 {
             model.end = model.end.max(place * 20 * per_block);
@@ -243,7 +242,7 @@ fn blocks_that_count_only_themselves_are_given_up() {
     }
 }
 
-/// Blocks that can be read again are forgotten when they take too much memory; changes are not.
+/// Blocks that can be read again are evicted when they take too much memory; changes are not.
 #[test]
 fn blocks_in_memory_are_bounded_and_changes_are_kept() {
     let shape = Shape { version: 3, cluster_bits: 9, refcount_order: 4 };
@@ -263,7 +262,7 @@ fn blocks_in_memory_are_bounded_and_changes_are_kept() {
         let cluster = HostCluster(index * shape.block_refcounts());
         assert_eq!(refcounts.get(&mut file, cluster), Ok(0));
         assert!(refcounts.blocks.len() <= most);
-        // As many as there is memory for are kept.
+        // As many as fit in memory are kept.
         assert!(index >= most as u64 || refcounts.blocks.len() as u64 > index);
     }
     refcounts.write_blocks(&mut file).unwrap();

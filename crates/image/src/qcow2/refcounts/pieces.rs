@@ -1,4 +1,4 @@
-//! What is written of large refcount blocks and tables, and how large they become.
+//! Tests of the written parts of large refcount blocks and tables, and of their growth.
 
 use flowstone_sim::SimDisk;
 
@@ -6,11 +6,11 @@ use super::*;
 
 const SHAPE: Shape = Shape { version: 3, cluster_bits: 12, refcount_order: 4 };
 const CLUSTER: u64 = 4096;
-/// Of a block.
+/// Refcounts in a block.
 const COUNTS: u64 = 2048;
 
-/// A file that holds anything, with an empty table in cluster 1 but for its first block, which is
-/// cluster 2 and holds zeroes.
+/// A file with arbitrary content, and in cluster 1 a table that is empty except for its first
+/// block, which is cluster 2 and holds zeroes.
 fn with_one_block() -> (SimDisk, BlockingFile, Refcounts) {
     let disk = SimDisk::from_bytes(&vec![0xaa; 16 * CLUSTER as usize]);
     disk.write_at(CLUSTER, &[0; 2 * CLUSTER as usize]);
@@ -20,7 +20,7 @@ fn with_one_block() -> (SimDisk, BlockingFile, Refcounts) {
     (disk, file, refcounts)
 }
 
-/// What the file says of the clusters that two blocks count.
+/// Returns the refcounts in the file of the clusters that two blocks count.
 fn stored(disk: &SimDisk, refcounts: &Refcounts) -> Vec<(u64, u64)> {
     let mut file = BlockingFile::new(disk).unwrap();
     let clusters = refcounts.table_clusters();
@@ -30,11 +30,11 @@ fn stored(disk: &SimDisk, refcounts: &Refcounts) -> Vec<(u64, u64)> {
     counted.filter(|(_, count)| *count != 0).collect()
 }
 
-/// Blocks of eight sectors, of which some change.
+/// Blocks of eight sectors, some of which change.
 #[test]
 fn changes_far_apart_in_a_block_and_all_of_a_new_one_are_written_where_they_belong() {
     let (disk, mut file, mut refcounts) = with_one_block();
-    // A sector has 256.
+    // A sector holds 256 refcounts.
     let mut expected: Vec<(u64, u64)> =
         [3, 256, 511, 1024, 1600, 2047].map(|it| (it, it % 7 + 1)).to_vec();
     for (cluster, count) in &expected {

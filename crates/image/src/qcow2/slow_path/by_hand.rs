@@ -1,4 +1,4 @@
-//! The slow path without threads: one request at a time, when its turn has come.
+//! The slow path without threads: one request per turn.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,12 +13,12 @@ use crate::upkeep::Upkeep;
 pub struct SlowPathByHand {
     slow_path: Arc<SlowPath>,
     worker: Option<SlowPathWorker>,
-    /// How often the first request has asked for room.
+    /// Number of times that the first request has asked for room.
     asks: u32,
 }
 
 impl SlowPath {
-    /// What carries requests out, in the place of threads.
+    /// Returns the worker that carries out requests, in the place of threads.
     pub fn by_hand(self: &Arc<Self>) -> SlowPathByHand {
         self.core.work_by_hand();
         SlowPathByHand { slow_path: Arc::clone(self), worker: None, asks: 0 }
@@ -34,7 +34,7 @@ impl Upkeep for SlowPathByHand {
         None
     }
 
-    /// A request that lacks room comes again: all that it has done already it does once more.
+    /// A request that lacks room is retried: all its steps are repeated.
     fn turn(&mut self) {
         let Some(mut job) = self.slow_path.state().jobs.pop_front() else { return };
         let outcome = self.slow_path.carry_out(job.request(), &mut self.worker);

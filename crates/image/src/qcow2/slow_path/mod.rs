@@ -1,7 +1,8 @@
-//! The slow-path pool: threads for requests that a queue cannot carry out without waiting: those
+//! The slow-path pool: threads for requests that a queue cannot carry out without blocking: those
 //! that need a table from the medium, the backing file, a compressed cluster, a copy, or free
-//! clusters that are not there yet; and zeroes that stay allocated. There are no threads before the
-//! first such request. One that makes its thread panic fails, and the thread goes on with the next.
+//! clusters that do not exist yet; and zeroes that stay allocated. There are no threads before the
+//! first such request. A request that makes its thread panic fails, and the thread goes on with the
+//! next.
 
 mod by_hand;
 mod tables;
@@ -24,10 +25,10 @@ pub use self::worker::SlowPathWorker;
 use super::core::Core;
 use crate::runtime::completion_queue::{CompletionQueue, HandedOver};
 
-/// Requests that the slow-path pool carries out at once.
+/// Maximum number of threads, and so of requests carried out at once.
 const THREADS_MAX: usize = 16;
 
-/// The threads, and what waits for them.
+/// The threads, and the requests that wait for them.
 pub struct SlowPath {
     core: Arc<Core>,
     state: Mutex<State>,
@@ -51,7 +52,7 @@ impl SlowPath {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a request over; it comes back in the completion queue.
+    /// Takes over a request; it completes in the completion queue.
     pub fn submit(self: &Arc<Self>, request: Box<Request>, reply_to: &Arc<CompletionQueue>) {
         let mut state = self.state();
         state.jobs.push_back(HandedOver::new(request, reply_to));
@@ -78,7 +79,7 @@ impl SlowPath {
         }
     }
 
-    /// How many threads there are.
+    /// Returns the number of threads.
     #[cfg(test)]
     pub fn threads(&self) -> usize {
         self.state().threads.len()
@@ -89,7 +90,7 @@ impl SlowPath {
         while let Some(job) = self.next() {
             if catch_unwind(AssertUnwindSafe(|| self.serve(job, &mut worker))).is_err() {
                 error!("{}: a request has made its thread panic, and fails", self.core.name);
-                // What it was in the middle of is not gone on with.
+                // The state of a request that panicked is not reused.
                 worker = None;
             }
         }
@@ -123,7 +124,7 @@ impl SlowPath {
         }
     }
 
-    /// Ends the threads. Nothing may be submitted any more.
+    /// Ends the threads. Nothing may be submitted afterwards.
     pub fn stop(&self) {
         let threads = {
             let mut state = self.state();

@@ -1,4 +1,4 @@
-//! Reading L2 tables.
+//! Reads L2 tables.
 
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_fileio::{BlockingFile, FileOffset};
@@ -7,18 +7,18 @@ use super::super::core::Core;
 use super::super::map::{Missing, from_bytes};
 use crate::damage::Flaw;
 
-/// Puts a table into the map. Its entries may still be missing afterwards, if others have used the
-/// room meanwhile.
+/// Loads a table into the map. Its entries may still be missing afterwards, if others have used the
+/// memory meanwhile.
 pub fn load(core: &Core, file: &mut BlockingFile, missing: Missing) -> Outcome {
     let read = TableRead::begin(core, missing);
     let entries = read.read(core, file)?;
     read.finish(core, entries)
 }
 
-/// A table on its way into the map, which is not locked meanwhile.
+/// A table being read into the map, which is not locked meanwhile.
 pub struct TableRead {
     missing: Missing,
-    /// As it was before the table was read.
+    /// Eviction count before the table was read.
     evictions: u64,
 }
 
@@ -36,8 +36,7 @@ impl TableRead {
     pub fn finish(self, core: &Core, entries: Box<[u64]>) -> Outcome {
         let Self { missing, evictions } = self;
         let mut meta = core.meta();
-        // What has been thrown out since may have been this table, with changes that we did not
-        // see.
+        // A table evicted since may have been this one, with changes that this read missed.
         if meta.map.evictions != evictions && !mutant("qcow2.tables.overlooks-an-eviction") {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! A thread of the slow-path pool: requests one after the other, with blocking calls.
+//! A thread of the slow-path pool: requests in sequence, with blocking calls.
 
 use std::io;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::super::shape::{GuestCluster, HostCluster, sector_bytes};
 use super::tables::load;
 use crate::damage::Flaw;
 
-/// What one thread works with.
+/// State of one thread.
 pub struct SlowPathWorker {
     pub(super) core: Arc<Core>,
     pub(super) file: BlockingFile,
@@ -26,10 +26,10 @@ pub struct SlowPathWorker {
     backing: Option<BlockingDisk>,
 }
 
-/// How often room is asked for before the request fails: other requests may take it as soon as it
-/// is made.
+/// Number of times that a request asks for room before it fails: other requests may take the room
+/// as soon as it is made.
 pub(super) const ASKS_MAX: u32 = 16;
-/// Bytes that are read for a request at once.
+/// Maximum bytes read for a request at once.
 const CHUNK_BYTES: u64 = 1 << 20;
 
 impl SlowPathWorker {
@@ -53,7 +53,7 @@ impl SlowPathWorker {
         outcome
     }
 
-    /// Gives a range up; its space is returned when a commit has made that durable.
+    /// Discards a range; its space is freed when a commit has made that durable.
     pub fn trim(&mut self, extent: Extent) -> Outcome {
         let outcome = self.zero(extent, true);
         self.notify_maintenance();
@@ -86,7 +86,7 @@ impl SlowPathWorker {
         Ok(())
     }
 
-    /// Fills `target` with what is at `position` on the disk.
+    /// Reads from `position` of the disk into `target`.
     pub fn read(&mut self, position: u64, target: &mut [u8]) -> Outcome {
         let mut at = 0;
         while at < target.len() {
@@ -139,7 +139,7 @@ impl SlowPathWorker {
         })
     }
 
-    /// Bytes of the disk are lost.
+    /// Records damage: bytes of the disk are lost.
     fn report_damage(&self, position: u64, place: Option<FileOffset>, what: &str) -> Errno {
         let flaw = Flaw::new(what).of(Sector::new(position / SECTOR_BYTES));
         let flaw = match place {
@@ -150,7 +150,7 @@ impl SlowPathWorker {
         Errno::IO
     }
 
-    /// Where something is; the answer holds until the generation is left.
+    /// Returns the location of a position; valid until the returned epoch is unpinned.
     pub fn find(&mut self, position: u64, most: u64) -> Result<(MappedPart, u64), Errno> {
         loop {
             let missing = {
@@ -164,7 +164,7 @@ impl SlowPathWorker {
         }
     }
 
-    /// What [`find`](Self::find) said is not needed any more.
+    /// Unpins the epoch of a [`find`](Self::find).
     pub fn unpin(&mut self, epoch: u64) {
         self.pins.unpin(epoch);
     }
@@ -187,7 +187,7 @@ impl SlowPathWorker {
         Ok(())
     }
 
-    /// Puts `data`, which lies in one cluster, at `position` on the disk.
+    /// Writes `data`, which lies in one cluster, to `position` of the disk.
     pub fn write(&mut self, position: u64, data: &mut [u8]) -> Outcome {
         let shape = self.core.shape;
         let guest = shape.guest_at(position);
@@ -211,7 +211,7 @@ impl SlowPathWorker {
         }
     }
 
-    /// Fills a clean cluster with what is in the old one and `data`.
+    /// Fills a clean cluster with the content of the old one, overlaid with `data`.
     fn write_anew(
         &mut self,
         guest: GuestCluster,
@@ -231,7 +231,7 @@ impl SlowPathWorker {
         self.file.write(FileOffset::new(offset), &mut cluster)
     }
 
-    /// Waits until a commit has made room to remember changes of the map.
+    /// Waits for commits until the redo file has room for a change of the map.
     pub(super) fn wait_while_full(&self) -> Outcome {
         while self.core.meta().is_full(1) {
             self.core.commits.run()?;
@@ -239,7 +239,8 @@ impl SlowPathWorker {
         Ok(())
     }
 
-    /// Finds out how a cluster can be written. It is written anew only under an exclusive lock.
+    /// Determines how to write a cluster. A new host cluster is filled only under an exclusive
+    /// lock.
     fn prepare(&mut self, guest: GuestCluster) -> Result<Prepared, Errno> {
         let mut asked = 0;
         let core = Arc::clone(&self.core);
@@ -288,8 +289,8 @@ impl SlowPathWorker {
     }
 }
 
-/// A cluster of the disk that is written anew, under an exclusive lock. Others wait for its end,
-/// which is when this is dropped.
+/// A guest cluster that is written to a new host cluster, under an exclusive lock. Others wait
+/// until this is dropped.
 struct Claim<'core> {
     core: &'core Core,
     guest: GuestCluster,
@@ -306,7 +307,7 @@ impl Drop for Claim<'_> {
         let mut meta = self.core.meta();
         match self.outcome {
             Ok(()) => meta.name(self.guest, self.host),
-            // It stays out of use: something may still be on its way to it.
+            // It stays out of use: a write to it may still be in flight.
             Err(_) if panics => {}
             Err(_) => meta.space.spoil(self.host),
         }
@@ -316,13 +317,14 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// How a cluster is to be written.
+/// Way to write a cluster.
 enum Prepared {
     InPlace {
         host: HostCluster,
         epoch: u64,
     },
-    /// Into this clean cluster, and then named; what was there before may be all zeroes.
+    /// Into this clean cluster, which is then mapped; `reads_zero` if the old content is all
+    /// zeroes.
     Anew {
         host: HostCluster,
         reads_zero: bool,

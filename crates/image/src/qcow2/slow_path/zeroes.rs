@@ -13,10 +13,10 @@ use super::super::shape::GuestCluster;
 use super::tables::load;
 use super::worker::{ASKS_MAX, SlowPathWorker};
 
-/// Clusters that are changed under one hold of the map's lock.
+/// Maximum number of clusters changed under one hold of the map's lock.
 const PIECE_CLUSTERS_MAX: u64 = 1 << 12;
 
-/// What is to be done about a cluster that shall read as zeroes.
+/// Step that makes a cluster read as zeroes.
 enum Step {
     Nothing,
     /// Change its entry.
@@ -27,7 +27,7 @@ enum Step {
     Write,
 }
 
-/// Adds a range, which may go on where the last one ends.
+/// Adds a range, merging it with the last one if contiguous.
 fn push(ranges: &mut Vec<Range<u64>>, next: Range<u64>) {
     match ranges.last_mut() {
         Some(last) if last.end == next.start => last.end = next.end,
@@ -35,7 +35,7 @@ fn push(ranges: &mut Vec<Range<u64>>, next: Range<u64>) {
     }
 }
 
-/// Waits until there is a place for one more table.
+/// Waits until there is room for one more table.
 fn room_for_table<'core>(
     core: &'core Core,
     mut meta: MutexGuard<'core, Meta>,
@@ -52,13 +52,13 @@ fn room_for_table<'core>(
 }
 
 impl SlowPathWorker {
-    /// Makes a range read as zeroes; with `unmap`, gives back what space that frees.
+    /// Makes a range read as zeroes; with `unmap`, frees its space.
     pub(super) fn zero(&mut self, extent: Extent, unmap: bool) -> Outcome {
         let shape = self.core.shape;
         let cluster_bytes = shape.cluster_bytes();
         let disk_end = self.core.capacity().bytes();
         let end = extent.start_bytes() + extent.bytes();
-        // The last cluster may go on behind the end of the disk; that part holds nothing.
+        // The last cluster may extend beyond the end of the disk; that part holds nothing.
         let whole_end = if end == disk_end { end.next_multiple_of(cluster_bytes) } else { end };
         let mut position = extent.start_bytes();
         while position < end {
@@ -75,7 +75,8 @@ impl SlowPathWorker {
         Ok(())
     }
 
-    /// Some of `most` clusters, at most those of one table and one piece. Returns how many.
+    /// Zeroes up to `most` whole clusters, at most those of one table and one piece. Returns their
+    /// number.
     fn zero_whole(&mut self, first: GuestCluster, most: u64, unmap: bool) -> Result<u64, Errno> {
         let shape = self.core.shape;
         self.wait_while_full()?;
@@ -86,7 +87,7 @@ impl SlowPathWorker {
             if meta.is_zero_below(first) {
                 return Ok(most);
             }
-            // There will be a table.
+            // A table will be created.
             meta = room_for_table(&core, meta)?;
         }
         let checks_room = !mutant("qcow2.zeroes.overruns-the-redo-file");
@@ -135,7 +136,7 @@ impl SlowPathWorker {
         zeroed.map(|()| done)
     }
 
-    /// A range that lies in one cluster and is not all of it.
+    /// Zeroes a part of one cluster.
     fn zero_part(&mut self, position: u64, bytes: u64, unmap: bool) -> Outcome {
         let shape = self.core.shape;
         let core = Arc::clone(&self.core);
@@ -178,11 +179,11 @@ impl SlowPathWorker {
     }
 }
 
-/// How a whole cluster that is not locked becomes zero.
+/// Decides how to zero a whole cluster that is not locked.
 fn step(meta: &Meta, guest: GuestCluster, mapping: Mapping, unmap: bool) -> Step {
     let shape = meta.map.shape;
     let zero_below = meta.is_zero_below(guest);
-    // The entry of a cluster without data that reads as zeroes, if there is one.
+    // The entry of a cluster that holds no data and reads as zeroes, if the version has one.
     let empty = match (zero_below, shape.version) {
         (true, _) => Some(0),
         (false, 2) => None,

@@ -1,4 +1,4 @@
-//! Reads that the backing file answers, in the queue's own ring.
+//! Tests of reads from the backing file, in the queue's own ring.
 
 use fastrand::Rng;
 use flowstone_block::{Errno, Op};
@@ -10,7 +10,7 @@ const SECTOR: usize = 512;
 const CLUSTER: u64 = 4096;
 const CLUSTERS: u64 = 24;
 const SECTORS: u64 = CLUSTERS * CLUSTER / SECTOR as u64;
-/// The backing file is shorter, and does not end where a cluster does.
+/// The backing file is shorter than the disk, and does not end at a cluster boundary.
 const BASE_SECTORS: u64 = SECTORS * 3 / 4 + 1;
 
 fn base() -> (SimDisk, Vec<u8>) {
@@ -19,8 +19,8 @@ fn base() -> (SimDisk, Vec<u8>) {
     (SimDisk::from_bytes(&bytes), bytes)
 }
 
-/// Every other cluster is in the image itself; what lies between comes from below, and what is
-/// below nothing is zero. Each read meets all three.
+/// Every other cluster is in the image itself; the others are in the backing file, and zero beyond
+/// its end. Each read covers all three.
 #[test]
 fn a_read_is_put_together_from_image_and_backing_file_without_a_thread() {
     for seed in 0..20 {
@@ -71,7 +71,7 @@ fn an_error_of_the_backing_file_fails_the_request_that_met_it() {
     let mut guest = Guest::new(&image);
     guest.run(Op::Write(extent(8, 8)), 2).unwrap();
     below.inject(Fault::fail(Errno::IO).on(Call::Read));
-    // Two parts from below, of which one fails, and one of the image.
+    // Two parts from the backing file, one of which fails, and one from the image.
     assert_eq!(guest.run(Op::Read(extent(0, 24)), 0), Err(Errno::IO));
     assert_eq!(guest.run(Op::Read(extent(0, 24)), 0), Ok(()));
     assert_eq!(guest.run(Op::Flush, 0), Ok(()), "a read has nothing to lose");
@@ -96,7 +96,7 @@ fn a_kick_starts_what_is_read_from_below() {
     let (below, _) = base();
     let disk = new_overlay(SECTORS, CLUSTER);
     let image = open_on(&disk, Some(raw(&below)));
-    // The table comes into memory.
+    // Loads the table into memory.
     Guest::new(&image).run(Op::Read(extent(0, 8)), 0).unwrap();
     let mut memory = AlignedBuf::zeroed(8 * SECTOR);
     let mut channel = image.channel(&QueueContext::alone(QueueDepth(8)).unwrap()).unwrap();
@@ -105,7 +105,7 @@ fn a_kick_starts_what_is_read_from_below() {
     request.memory.push(unsafe { IoVec::of(&mut memory) });
     channel.submit(request);
     channel.kick();
-    // No look before a sleep comes in between.
+    // No call of `next_look` comes in between.
     let mut done = Vec::new();
     channel.reap(&mut done);
     let outcomes: Vec<_> = done.iter().map(|completion| completion.outcome).collect();

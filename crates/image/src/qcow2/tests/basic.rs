@@ -9,7 +9,7 @@ use crate::Image;
 
 const SECTORS: u64 = 2048;
 
-/// Any operation that changes the disk, and what it does to `model`.
+/// Returns any operation that changes the disk, and applies it to `model`.
 pub fn any_change(random: &mut Rng, model: &mut [u8], stamp: u8) -> Op {
     let sectors = model.len() as u64 / 512;
     let start = random.u64(..sectors);

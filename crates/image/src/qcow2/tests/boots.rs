@@ -1,5 +1,4 @@
-//! A daemon was killed, and who looks at the image next is not sure to be on the same boot of the
-//! same host.
+//! A daemon was killed, and the next user of the image may be on another boot or another host.
 
 use flowstone_sim::SimDisk;
 
@@ -16,7 +15,7 @@ fn flip(redo: &mut [u8], index: usize) {
     set_word(redo, index, before ^ 1);
 }
 
-/// A container has another boot number at each start (systemd-nspawn, LXC), and a host's clock is
+/// A container has another boot number at each start (systemd-nspawn, LXC), or a host's clock is
 /// set: completed writes read as zeroes, and nothing was logged.
 #[test]
 fn changes_survive_another_boot_number_and_another_time() {
@@ -48,7 +47,7 @@ fn what_may_be_of_a_host_that_is_up_is_refused_with_both_choices_named() {
             flip(redo, HOST);
         },
         |redo| {
-            // It lived longer than this host has been down.
+            // The file is newer than the start of this host.
             let alive = word(redo, ALIVE);
             before_a_restart(redo);
             set_word(redo, ALIVE, alive);
@@ -65,7 +64,7 @@ fn what_may_be_of_a_host_that_is_up_is_refused_with_both_choices_named() {
             assert_eq!(host.check(&disk, repair).unwrap_err().to_string(), refusal);
         }
         assert!(disk.to_bytes() == bytes, "who refuses writes nothing");
-        // As it says.
+        // Follows the advice of the refusal.
         let redo = std::fs::read(host.redo()).unwrap();
         std::fs::remove_file(host.redo()).unwrap();
         let given_up = SimDisk::from_bytes(&bytes);
@@ -79,7 +78,7 @@ fn what_may_be_of_a_host_that_is_up_is_refused_with_both_choices_named() {
     }
 }
 
-/// What the redo file of another session of this boot says.
+/// Returns the redo file of another session of this boot.
 fn begun(host: &Host) -> Vec<u8> {
     let image = host.open(&new_disk(SECTORS, 4096));
     let found = std::fs::read(host.redo()).unwrap();
@@ -87,7 +86,7 @@ fn begun(host: &Host) -> Vec<u8> {
     found
 }
 
-/// The host was restarted: what was not durable may be lost, and nothing of the redo file counts.
+/// The host was restarted: data that was not durable may be lost, and the redo file is void.
 #[test]
 fn after_a_restart_of_the_host_the_redo_file_is_void() {
     let host = Host::new();

@@ -1,4 +1,4 @@
-//! What a commit does that finds little or nothing to write.
+//! Tests of a commit that finds little or nothing to write.
 
 use std::thread;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use flowstone_sim::Fate;
 use super::super::disk::Qcow2Image;
 use super::fixture::{Guest, contents, extent, new_disk, open, open_read_only};
 
-/// As a flush does that finds another commit under way.
+/// Commits like a flush that finds another commit running.
 fn commit(image: &Qcow2Image) {
     let ticket = image.core.commits.ask();
     while image.core.commits.outcome(&ticket).is_none() {
@@ -18,8 +18,8 @@ fn commit(image: &Qcow2Image) {
     assert_eq!(image.core.commits.outcome(&ticket), Some(Ok(())));
 }
 
-/// The commit before it may have taken all changes of the map; what was written in place since is
-/// the guest's all the same.
+/// The previous commit may have taken all changes of the map; data written in place since must
+/// become durable all the same.
 #[test]
 fn a_commit_without_changes_of_the_map_makes_data_durable() {
     let disk = new_disk(8 * 64, 4096);
@@ -36,7 +36,7 @@ fn a_commit_without_changes_of_the_map_makes_data_durable() {
     assert!(contents(&open_read_only(&crashed).unwrap()) == held);
 }
 
-/// Otherwise a disk that is never idle would get none of its clusters back.
+/// Otherwise a disk that is never idle would never reclaim its clusters.
 #[test]
 fn each_commit_begins_an_epoch() {
     let image = open(&new_disk(8 * 64, 4096));

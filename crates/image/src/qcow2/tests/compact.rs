@@ -1,4 +1,4 @@
-//! `compact`: data ends up in the order of the disk, whatever the host does meanwhile.
+//! Tests of `compact`: data ends up in the order of the disk, whatever the host does meanwhile.
 
 use fastrand::Rng;
 use flowstone_block::{Errno, Layer, Op};
@@ -38,7 +38,7 @@ pub fn disorder(image: &dyn Layer, cluster_sectors: u64, seed: u64) {
     }
 }
 
-/// A disk without history that holds an image in disorder.
+/// A disk without history that holds an image with scattered clusters.
 fn disordered(clusters: u64, cluster_bytes: u64, seed: u64) -> SimDisk {
     let cluster_sectors = cluster_bytes / 512;
     let disk = new_disk(clusters * cluster_sectors, cluster_bytes);
@@ -55,7 +55,7 @@ fn runs(disk: &SimDisk) -> u64 {
     open_read_only(disk).unwrap().layout().unwrap().data_runs
 }
 
-/// Where the clusters of the disk are in the file, in the order of the disk.
+/// Returns the offsets of the disk's clusters in the file, in the order of the disk.
 fn places(disk: &SimDisk) -> Vec<u64> {
     let image = open_read_only(disk).unwrap();
     let shape = image.core.shape;
@@ -125,7 +125,7 @@ fn compact_survives_every_power_cut() {
                 let image = open(&again);
                 compact(&image).unwrap();
                 drop(image);
-                // What the crash has leaked is back, too.
+                // Clusters leaked by the crash are freed, too.
                 assert_clean(&again);
                 assert!(stamps_of(&contents(&open_read_only(&again).unwrap())) == before);
                 assert!(places(&again).is_sorted(), "{moment:?}");
@@ -258,7 +258,7 @@ fn an_image_with_errors_is_refused() {
     let mut entries = [0; 800];
     disk.read_at(l2, &mut entries);
     let used: Vec<usize> = (0..100).filter(|it| entries[it * 8..it * 8 + 8] != [0; 8]).collect();
-    // Two clusters of the disk share one of the file, and neither knows.
+    // Two guest clusters share one host cluster, with both COPIED flags set.
     entries.copy_within(used[0] * 8..used[0] * 8 + 8, used[1] * 8);
     disk.write_at(l2, &entries);
     let refusal = compact(&open(&disk)).unwrap_err().to_string();

@@ -1,5 +1,5 @@
-//! Power is cut at every moment of short runs. What is found must be what the guest was promised,
-//! and tables that are in order: too high refcounts are all that may be wrong with them.
+//! Power is cut at every moment of short runs. The content found must include all durable changes,
+//! and the tables must be consistent except for refcounts that are too high.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use super::fixture::{
 use super::history_model::{HistoryModel, Open, stamped, stamps_of};
 use crate::Image;
 
-/// What is run, and on what.
+/// Parameters of a run and its image.
 #[derive(Clone, Copy, Debug)]
 struct Setup {
     seed: u64,
@@ -24,9 +24,9 @@ struct Setup {
     requests: u32,
     depth: usize,
     flush_percent: u32,
-    /// The image is based on a raw one, of which a part is data.
+    /// The image has a raw backing file, part of which is data.
     based: bool,
-    /// The image is put in order before it is closed.
+    /// `compact` runs before the image is closed.
     compacts: bool,
 }
 
@@ -48,7 +48,7 @@ impl Setup {
     }
 
     fn base(&self) -> Option<SimDisk> {
-        // Shorter than the disk, and it does not end where a cluster does.
+        // Shorter than the disk, and does not end at a cluster boundary.
         let sectors = self.sectors * 3 / 4 + 1;
         let disk = SimDisk::from_bytes(&stamped(0, sectors, 1));
         disk.write_at(40 * 512, &[0; 20 * 512]);
@@ -90,7 +90,7 @@ impl Setup {
     }
 }
 
-/// A run of requests, several at a time, of which no two overlap.
+/// A run of requests, several in flight, of which no two overlap.
 struct CrashRun<'a> {
     setup: Setup,
     disk: &'a SimDisk,
@@ -145,7 +145,7 @@ impl CrashRun<'_> {
     }
 }
 
-/// Runs a setup on a disk with an image; returns what happened. The image is closed.
+/// Runs a setup on a disk with an image; returns the history. The image is closed.
 fn run_on(setup: Setup, disk: &SimDisk, seed: u64) -> HistoryModel {
     disk.set_schedule(Schedule::Shuffled { seed });
     let before = setup.read(disk);
@@ -169,7 +169,7 @@ fn run_on(setup: Setup, disk: &SimDisk, seed: u64) -> HistoryModel {
     model
 }
 
-/// What is found after a crash must be right, and must be right to go on with.
+/// Checks the state after a crash, and that the image remains usable.
 fn recover(setup: Setup, crashed: &SimDisk, model: &HistoryModel, moment: Moment, go_on: bool) {
     let found = setup.read(crashed);
     model.judge(&found, moment);
@@ -190,7 +190,7 @@ fn recover(setup: Setup, crashed: &SimDisk, model: &HistoryModel, moment: Moment
 fn crash_everywhere(setup: Setup, has_past: bool) {
     let mut disk = setup.new_disk();
     if has_past {
-        // There are free clusters in the middle of it.
+        // So that there are free clusters in the middle of the file.
         run_on(setup, &disk, setup.seed ^ 0x55);
     }
     disk = SimDisk::from_bytes(&disk.to_bytes());
@@ -210,7 +210,7 @@ fn crash_everywhere(setup: Setup, has_past: bool) {
     }
 }
 
-/// Says where a test was when it failed.
+/// Prints the test's position when it fails.
 struct Tell(String);
 
 impl Drop for Tell {
@@ -256,7 +256,7 @@ fn growing_survives_every_power_cut() {
     drop((guest, image));
     let disk = SimDisk::from_bytes(&disk.to_bytes());
     let image = open_on(&disk, None);
-    // The L1 table needs another place for that.
+    // The L1 table must move for that.
     image.resize(SectorCount::new(AFTER)).unwrap();
     let mut guest = Guest::new(&image);
     guest.submit_data(Op::Write(extent(AFTER - 9, 9)), &stamped(AFTER - 9, 9, 2), false);

@@ -1,4 +1,4 @@
-//! Images that are damaged, or that an attacker has made.
+//! Tests of images that are damaged, or made by an attacker.
 
 use fastrand::Rng;
 
@@ -14,7 +14,7 @@ fn put(disk: &SimDisk, at: u64, value: u64) {
     disk.write_at(at, &value.to_be_bytes());
 }
 
-/// A small image, with where its L1 table and its first L2 table are.
+/// A small image, with the offsets of its L1 table and its first L2 table.
 fn sample() -> (SimDisk, u64, u64) {
     let disk = SimDisk::from_bytes(small_image(12));
     let l1 = number(&disk, 40);
@@ -50,7 +50,7 @@ fn tables_that_lie_on_each_other_are_refused() {
     }
 }
 
-/// The last cluster was made whole before the image was looked at.
+/// The last cluster was padded before the image was examined.
 #[test]
 fn an_image_of_odd_length_that_is_refused_keeps_its_length() {
     let (whole, l1, l2) = sample();
@@ -81,7 +81,7 @@ fn entries_that_name_tables_or_nothing_are_refused_and_found() {
         put(&disk, l2 + 8, 1 << 63 | target);
         assert!(open_error(&disk).contains("L2 table 0"), "{target:#x}");
         assert!(checked(&disk, false).error_count > 0, "{target:#x}");
-        // It can still be read, as far as it makes sense.
+        // It can still be read, as far as it is valid.
         let image = open_read_only(&disk).unwrap();
         let mut guest = BlockingDisk::new(&image).unwrap();
         let mut cluster = vec![0; CLUSTER as usize];
@@ -101,7 +101,7 @@ fn refcounts_that_are_too_low_are_found_and_repaired() {
     let block = number(&disk, number(&disk, 48));
     disk.write_at(block + 2 * host, &[0, 0]);
     assert!(open_error(&disk).contains("counted as free"));
-    // One for the count, one for the mark that disagrees with it.
+    // One for the count, one for the COPIED flag that disagrees with it.
     assert_eq!(checked(&disk, false).error_count, 2);
     let report = checked(&disk, true);
     assert_eq!((report.error_count, report.repairs.len()), (0, 1));

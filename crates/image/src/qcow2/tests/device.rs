@@ -1,5 +1,5 @@
-//! An image on a block device: it has the size that it has, and what lies behind the image is
-//! whatever was there before. Some devices hold anything after a discard, too.
+//! An image on a block device: its size is fixed, and the space behind the image holds arbitrary
+//! data. Some devices return arbitrary data after a discard, too.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ fn small_writes_to_new_clusters_of_a_device_bring_no_noise_along() {
                 guest.run(op, step).unwrap();
                 if step % 9 == 0 {
                     guest.run(Op::Flush, 0).unwrap();
-                    // What was given up may be used again soon.
+                    // Freed clusters may be reused soon.
                     std::thread::sleep(Duration::from_millis(5));
                 }
             }
@@ -84,7 +84,7 @@ fn free_space_of_a_device_that_does_not_punch_is_zeroed_when_it_is_needed() {
     drop(image);
 }
 
-/// What a guest discards is told to the device, although it will have to be zeroed later.
+/// The guest's discards are passed to the device, although the range will have to be zeroed later.
 #[test]
 fn a_device_that_does_not_punch_is_told_of_discards() {
     let disk = device(true, 1);
@@ -102,7 +102,7 @@ fn a_device_that_does_not_punch_is_told_of_discards() {
 }
 
 /// A thin device that was full for a moment, or did not answer: all free space of the image was
-/// forgotten at the first write, and writes failed until the image was opened anew.
+/// forgotten at the first write, and writes failed until the image was reopened.
 #[test]
 fn free_space_that_a_device_could_not_zero_for_a_moment_is_not_lost() {
     for errno in [Errno::NOSPC, Errno::IO] {

@@ -1,4 +1,4 @@
-//! Threads that die while requests wait for them.
+//! Tests of threads that panic while requests wait for them.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -20,15 +20,15 @@ fn open(file: &Deadly, backing: Option<Box<dyn Image>>) -> Qcow2Image {
     Qcow2Image::open(Path::new("image"), boxed, backing, mode, Access::Write, Memory::None).unwrap()
 }
 
-/// Its request was dropped without an answer, and the cluster stayed locked: the next write of it
-/// waited for ever, and so did the stop of the disk.
+/// Its request was dropped without a completion, and the cluster stayed locked: the next write of
+/// it waited for ever, and so did the stop of the disk.
 #[test]
 fn a_request_comes_back_when_the_thread_of_the_slow_path_that_has_it_panics() {
     let file = Deadly::new(&new_overlay(64 * CLUSTER, CLUSTER * 512));
     let image = open(&file, Some(raw(&SimDisk::from_bytes(&[5; 64 * 4096]))));
     let mut guest = Guest::new(&image);
     for _ in 0..20 {
-        // A part of a cluster, whose rest is copied from below.
+        // A part of a cluster, whose rest is copied from the backing file.
         file.kill("slow-path");
         assert_eq!(guest.run(Op::Write(extent(0, 1)), 1), Err(Errno::IO));
     }
@@ -52,7 +52,7 @@ fn a_discard_comes_back_when_the_thread_that_has_it_panics() {
     guest.run(Op::Discard(extent(0, CLUSTER)), 0).unwrap();
 }
 
-/// Of a map that a thread has left half changed nothing is written.
+/// A map that a thread has left half changed is not written.
 #[test]
 fn nothing_is_promised_when_a_thread_has_panicked_in_the_middle_of_a_change() {
     let disk = new_disk(64 * CLUSTER, CLUSTER * 512);
@@ -71,8 +71,7 @@ fn nothing_is_promised_when_a_thread_has_panicked_in_the_middle_of_a_change() {
     guest.run(Op::Read(extent(0, 1)), 0).unwrap();
 }
 
-/// A flush that waits for a commit, and requests that wait for room or for a commit before they go
-/// on.
+/// A flush that waits for a commit, and requests that first wait for room or for a commit.
 #[test]
 fn all_that_wait_for_the_maintenance_worker_come_back_when_it_panics() {
     let file = Deadly::new(&new_disk(64 * CLUSTER, CLUSTER * 512));
@@ -104,7 +103,7 @@ fn all_that_wait_for_the_maintenance_worker_come_back_when_it_panics() {
     guest.run(Op::Read(extent(0, CLUSTER)), 0).unwrap();
 }
 
-/// What a write that failed has left in a new cluster is punched before the cluster is used again.
+/// Data that a failed write has left in a new cluster is punched before the cluster is reused.
 #[test]
 fn what_a_failed_write_has_left_in_a_new_cluster_is_not_seen_in_another_one() {
     let disk = new_disk(1500, CLUSTER * 512);
@@ -125,17 +124,16 @@ fn what_a_failed_write_has_left_in_a_new_cluster_is_not_seen_in_another_one() {
     (30..60).for_each(&mut write);
 }
 
-/// A write of its own waits until the writes are done that have begun to fill the cluster; their
-/// queue is dropped.
+/// An exclusive change waits for the writes that fill the cluster; their queue is dropped.
 #[test]
 fn a_request_goes_on_when_the_queue_that_fills_its_cluster_is_dropped() {
     let disk = new_disk(64 * CLUSTER, CLUSTER * 512);
     disk.set_schedule(Schedule::Shuffled { seed: 1 });
     let image = open(&Deadly::new(&disk), None);
     let mut fills = Guest::new(&image);
-    // The slow path makes the table; a write that finds it claims its cluster at once.
+    // The slow path creates the table; a write that finds it claims its cluster at once.
     fills.run(Op::Write(extent(8 * CLUSTER, CLUSTER)), 3).unwrap();
-    // What a queue has submitted is done when it looks, not before.
+    // Completions of a queue are seen when it looks, not before.
     let filling = fills.submit(Op::Write(extent(0, 1)), 1);
     let mut waits = Guest::new(&image);
     waits.submit(Op::Discard(extent(0, CLUSTER)), 0);

@@ -1,4 +1,4 @@
-//! What a maintenance step that has failed must not do to those that come after it.
+//! Tests that a failed maintenance step does not harm later ones.
 
 use flowstone_block::{Errno, Layer, Op, SectorCount};
 use flowstone_fileio::FileIo;
@@ -10,18 +10,19 @@ use super::fixture::{
 };
 use crate::Image;
 
-/// Cut now, with nothing but what is durable: in order, and it holds what was flushed.
+/// Asserts that after a power cut now, with only durable data left, the image is consistent and
+/// holds what was flushed.
 fn assert_durable(disk: &SimDisk, expected: &[u8]) {
     let crashed = disk.crash_at(disk.now(), &mut Fate::nothing_more());
     assert_eq!(checked(&crashed, false).errors, Vec::<String>::new());
     assert!(contents(&open_read_only(&crashed).unwrap()) == expected, "flushed, and gone");
-    // It can be written again, too.
+    // It can also be opened for writing.
     assert!(contents(&open(&crashed)) == expected);
 }
 
-/// A file that has the size that it has, like a block device: the last clusters went to data, and
-/// there was no room for the refcount block that should count them. So no flush could succeed any
-/// more; and as each commit that failed forgot one of them, in the end one did.
+/// A file of fixed size, like a block device: the last clusters were used for data, and there was
+/// no room for the refcount block that should count them. So no flush could succeed any more; and
+/// as each failed commit forgot one of them, in the end one did.
 #[test]
 fn a_file_that_cannot_grow_keeps_room_for_refcounts() {
     const SECTORS: u64 = 1400;
@@ -48,7 +49,7 @@ fn a_file_that_cannot_grow_keeps_room_for_refcounts() {
     assert_clean(&disk);
 }
 
-/// A flush waits, and its outcome is not looked up while more commits fail than were once
+/// A flush waits, and its outcome is not collected while more commits fail than were once
 /// remembered.
 #[test]
 fn a_flush_whose_commit_failed_is_never_told_that_it_is_done() {
@@ -67,7 +68,7 @@ fn a_flush_whose_commit_failed_is_never_told_that_it_is_done() {
 }
 
 /// A commit failed after it had written the L1 entry of a new table and before another table. The
-/// next one wrote the new table whole, new entries included, before their refcounts were durable.
+/// next one wrote the new table whole, including new entries, before their refcounts were durable.
 #[test]
 fn after_a_commit_that_failed_half_way_entries_wait_for_their_refcounts() {
     const TABLE: u64 = 4096 / 8 * 8;
@@ -131,7 +132,7 @@ fn a_resize_that_failed_does_not_cost_flushed_writes() {
     }
 }
 
-/// A size that no guest ever got became real at the next change of the header.
+/// A size that the guest never got became real at the next change of the header.
 #[test]
 fn a_shrink_that_failed_is_forgotten() {
     let disk = new_disk(2000, 512);
@@ -154,7 +155,7 @@ fn a_shrink_that_failed_is_forgotten() {
     assert_clean(&disk);
 }
 
-/// A resize is told to the guest, which may rely on it.
+/// The guest is told of a resize, and may rely on it.
 #[test]
 fn a_resize_that_was_told_survives_a_power_cut() {
     for capacity in [5000, 100] {
@@ -166,7 +167,7 @@ fn a_resize_that_was_told_survives_a_power_cut() {
     }
 }
 
-/// Nothing can be said of a header that can be neither changed nor put back.
+/// Nothing can be guaranteed when a header can be neither changed nor restored.
 #[test]
 fn after_a_header_that_may_be_either_nothing_is_promised() {
     let disk = new_disk(330, 512);
@@ -195,8 +196,8 @@ fn disk_with_a_full_refcount_table() -> SimDisk {
     SimDisk::from_bytes(&disk.to_bytes())
 }
 
-/// The table is written where nothing names it, before the header names it; also if any write of
-/// that fails, and power is cut then.
+/// The table is written to a free place before the header names it; also when any write of that
+/// fails, and power is cut then.
 #[test]
 fn a_refcount_table_that_moves_survives_power_cuts_and_failures() {
     let full = disk_with_a_full_refcount_table().to_bytes();
@@ -236,7 +237,7 @@ fn a_refcount_table_that_moves_survives_power_cuts_and_failures() {
     }
 }
 
-/// A block that the table names and that is not there counts its own cluster as free.
+/// A block that the table names and that was not written counts its own cluster as free.
 #[test]
 fn a_new_refcount_block_is_durable_before_the_table_names_it() {
     let disk = new_disk(600, 512);
@@ -264,8 +265,8 @@ fn a_new_refcount_block_is_durable_before_the_table_names_it() {
     }
 }
 
-/// A write to a new cluster over a backing file is on its way, and another queue's flush commits:
-/// the map must not name the cluster yet, in which there are zeroes still.
+/// A write to a new cluster over a backing file is in flight, and another queue's flush commits:
+/// the map must not name the cluster yet, which still holds zeroes.
 #[test]
 fn a_cluster_is_not_named_before_its_data_is_there() {
     let base = SimDisk::from_bytes(&[3; 64 * 4096]);
@@ -274,7 +275,7 @@ fn a_cluster_is_not_named_before_its_data_is_there() {
     let (mut slow, mut other) = (Guest::new(&image), Guest::new(&image));
     other.run(Op::Write(extent(0, 8)), 1).unwrap();
     other.run(Op::Flush, 0).unwrap();
-    // What a queue has submitted is done when it reaps, not before.
+    // Completions of a queue are seen when it reaps, not before.
     slow.submit(Op::Write(extent(8, 8)), 2);
     other.run(Op::Write(extent(16, 8)), 1).unwrap();
     other.run(Op::Flush, 0).unwrap();

@@ -64,8 +64,8 @@ fn a_full_host_loses_nothing_and_recovers() {
     assert!(contents(&open_read_only(&disk).unwrap()) == held);
 }
 
-/// The commit that would have given discarded clusters back had found no room for a table, and
-/// no flush asked for another.
+/// The commit that would have freed discarded clusters had found no room for a table, and no flush
+/// asked for another.
 #[test]
 fn a_commit_that_found_no_room_is_tried_again_without_being_asked() {
     let disk = new_disk(256 * CLUSTER, CLUSTER * 512);

@@ -1,4 +1,4 @@
-//! An image on a simulated disk, a queue into it, and what the disk must hold.
+//! An image on a simulated disk, a queue of it, and helpers to check its content.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ pub fn new_disk(sectors: u64, cluster_bytes: u64) -> SimDisk {
     disk
 }
 
-/// A new image that is based on a raw one.
+/// A new image with a raw backing file.
 pub fn new_overlay(sectors: u64, cluster_bytes: u64) -> SimDisk {
     let disk = SimDisk::new(0);
     let backing = Backing { path: "base.raw".into(), format: Format::Raw };
@@ -35,7 +35,7 @@ pub fn new_overlay(sectors: u64, cluster_bytes: u64) -> SimDisk {
     disk
 }
 
-/// A raw image to base others on.
+/// A raw image as backing file.
 pub fn raw(disk: &SimDisk) -> Box<dyn Image> {
     let file = Box::new(disk.clone());
     let mode = DiscardMode::Deallocate;
@@ -46,7 +46,7 @@ pub fn open(disk: &SimDisk) -> Qcow2Image {
     open_on(disk, None)
 }
 
-/// As a daemon opens it: all tables find room in memory.
+/// Opens like a daemon: all tables fit in memory.
 pub fn open_with_much_memory(disk: &SimDisk, backing: Option<Box<dyn Image>>) -> Qcow2Image {
     let file = Box::new(disk.clone());
     let mode = DiscardMode::Deallocate;
@@ -61,7 +61,7 @@ pub fn try_open(disk: &SimDisk) -> flowstone_block::Result<Qcow2Image> {
 pub fn open_on(disk: &SimDisk, backing: Option<Box<dyn Image>>) -> Qcow2Image {
     let image = open_with_much_memory(disk, backing);
     if image.core.shape.cluster_bytes() == 512 {
-        // Tables come and go.
+        // So that tables are evicted.
         image.core.meta().map.memory_bytes = 3 * 512;
     }
     image
@@ -84,7 +84,7 @@ pub fn checked(disk: &SimDisk, repair: bool) -> CheckReport {
     checked_beside(disk, Memory::None, repair).unwrap()
 }
 
-/// The same for an image that a killed daemon may have left something beside.
+/// Checks an image that may have files of a killed daemon beside it.
 pub fn checked_beside(
     disk: &SimDisk,
     memory: Memory<'_>,
@@ -98,20 +98,20 @@ pub fn checked_beside(
     check(&name, disk, memory, options, &mut |_, _| {})
 }
 
-/// The image must have neither errors nor leaks.
+/// Asserts that the image has neither errors nor leaks.
 pub fn assert_clean(disk: &SimDisk) {
     let report = checked(disk, false);
     assert_eq!((report.errors, report.leaked_bytes), (vec![], 0));
 }
 
-/// The number at a place of the file.
+/// Returns the number at an offset of the file.
 pub fn number(disk: &SimDisk, at: u64) -> u64 {
     let mut bytes = [0; 8];
     disk.read_at(at, &mut bytes);
     u64::from_be_bytes(bytes)
 }
 
-/// Everything that the disk holds.
+/// Returns the whole content of the disk.
 pub fn contents(image: &dyn Layer) -> Vec<u8> {
     let capacity = image.geometry().capacity;
     let mut bytes = vec![0; capacity.bytes() as usize];
@@ -120,7 +120,7 @@ pub fn contents(image: &dyn Layer) -> Vec<u8> {
     bytes
 }
 
-/// A queue with requests of its own memory, several at a time.
+/// A queue whose requests have memory of their own, several in flight.
 pub struct Guest {
     channel: Box<dyn Channel>,
     reactor: Reactor,
@@ -142,7 +142,7 @@ impl Guest {
         }
     }
 
-    /// Submits a request; a write puts `stamp` into every byte.
+    /// Submits a request; a write fills every byte with `stamp`.
     pub fn submit(&mut self, op: Op, stamp: u8) -> u32 {
         let memory = matches!(op, Op::Read(_) | Op::Write(_));
         let data = if memory { vec![stamp; op.bytes() as usize] } else { Vec::new() };
@@ -166,7 +166,7 @@ impl Guest {
         tag
     }
 
-    /// What is in the memory of a request.
+    /// Returns the memory of a request.
     pub fn data(&self, tag: u32) -> &[u8] {
         &self.buffers[tag as usize]
     }
@@ -189,7 +189,7 @@ impl Guest {
         }
     }
 
-    /// A completion, if there is one.
+    /// Returns a completion, if there is one.
     pub fn poll(&mut self) -> Option<Completion> {
         if self.done.is_empty() {
             self.channel.kick();
@@ -207,7 +207,7 @@ impl Guest {
         self.next().outcome
     }
 
-    /// The memory of a request.
+    /// Returns the memory of a request.
     pub fn memory(&self, tag: u32) -> &[u8] {
         &self.buffers[tag as usize]
     }

@@ -1,14 +1,14 @@
-//! What a guest did, and what a disk may hold after power was cut.
+//! History of a guest's changes, and the content that a disk may hold after a power cut.
 //!
-//! Each sector of a write carries the number of the write and the number of the sector, so data in
-//! the wrong place is known when it is seen.
+//! Each sector of a write carries the number of the write and the number of the sector, so that
+//! misplaced data is detected.
 
 use flowstone_block::Op;
 use flowstone_sim::{Moment, SimDisk};
 
 const SECTOR: usize = 512;
 
-/// The sectors of one write, one after the other.
+/// Returns the content of the sectors of one write.
 pub fn stamped(first: u64, count: u64, stamp: u32) -> Vec<u8> {
     (first..first + count).flat_map(|sector| pattern(sector, stamp)).collect()
 }
@@ -24,7 +24,7 @@ fn pattern(sector: u64, stamp: u32) -> [u8; SECTOR] {
     bytes
 }
 
-/// Which write each sector is from; 0 is none.
+/// Returns the number of the write that each sector comes from; 0 for none.
 pub fn stamps_of(contents: &[u8]) -> Vec<u32> {
     contents
         .chunks_exact(SECTOR)
@@ -46,18 +46,18 @@ pub fn stamps_of(contents: &[u8]) -> Vec<u32> {
 struct Change {
     stamp: u32,
     submitted: Moment,
-    /// Number of the event; absent while it is in flight.
+    /// Number of the completion event; `None` while in flight.
     completed: Option<u64>,
-    /// From when on it is durable by itself.
+    /// When it became durable on its own.
     durable_at: Option<Moment>,
 }
 
-/// What happened.
+/// The history.
 #[derive(Default)]
 pub struct HistoryModel {
     events: u64,
     sectors: Vec<Vec<Change>>,
-    /// Flushes: number of the event of submission, and when they completed.
+    /// Flushes: number of the submission event, and when they completed.
     flushes: Vec<(u64, Moment)>,
 }
 
@@ -70,9 +70,9 @@ pub struct Open {
 }
 
 impl HistoryModel {
-    /// Before anything happened, the disk holds these.
+    /// Starts with a disk that holds these stamps.
     pub fn new(start: &[u32], disk: &SimDisk) -> Self {
-        // From the disk's first moment on.
+        // From the first moment of the disk on.
         let (submitted, completed) = (disk.crash_points().next().unwrap(), Some(0));
         let change = |stamp: &u32| Change {
             stamp: *stamp,
@@ -114,24 +114,25 @@ impl HistoryModel {
         }
     }
 
-    /// What the disk holds if nothing goes wrong.
+    /// Returns the content of the disk if nothing goes wrong.
     pub fn latest(&self) -> Vec<u32> {
         self.sectors.iter().map(|changes| changes.last().unwrap().stamp).collect()
     }
 
-    /// How many events there have been.
+    /// Returns the number of events.
     pub fn events(&self) -> u64 {
         self.events
     }
 
-    /// Whether a disk may hold these after power was cut at `moment`.
+    /// Asserts that a disk may hold this content after a power cut at `moment`.
     pub fn judge(&self, found: &[u32], moment: Moment) {
         let served = self.flushes.iter().filter(|(_, done)| *done <= moment);
         let flushed = served.map(|(event, _)| *event).max().unwrap_or(0);
         self.judge_since(found, moment, flushed);
     }
 
-    /// Whether a disk may hold these at `moment` if what had completed before an event is safe.
+    /// Asserts that a disk may hold this content at `moment` if all changes completed before an
+    /// event are safe.
     pub fn judge_since(&self, found: &[u32], moment: Moment, flushed: u64) {
         for (sector, changes) in self.sectors.iter().enumerate() {
             let is_safe = |change: &Change| {

@@ -1,5 +1,4 @@
-//! A folder with the redo file of an image that lies on a simulated disk, and daemons that are
-//! killed there.
+//! A folder with the redo file of an image on a simulated disk, and daemons that are killed there.
 
 use std::borrow::Cow;
 use std::fs::{File, Permissions};
@@ -16,24 +15,24 @@ use super::fixture::{Guest, checked_beside, contents, extent, new_disk, number};
 use crate::report::CheckReport;
 use crate::{DiscardMode, Image};
 
-/// Of the disk of the tests.
+/// Sectors of the disk of the tests.
 pub const SECTORS: u64 = 1500;
-/// As docs/qcow2.md says: 4 KiB and two words for each of 2^18 changes.
+/// As specified in docs/qcow2.md: 4 KiB and two words for each of 2^18 changes.
 const REDO_BYTES: u64 = (4 << 10) + (16 << 18);
 
-/// Where an image is, and what is beside it.
+/// Folder of an image, with the files beside it.
 pub struct Host {
     folder: tempfile::TempDir,
     path: PathBuf,
-    /// The redo file that was seen last.
+    /// The last seen redo file.
     last: Mutex<PathBuf>,
-    /// In memory, and the folders that a session is told of.
+    /// The memory of the host, and the folders that a session uses.
     _memory: Option<tempfile::TempDir>,
     folders: Vec<Cow<'static, str>>,
     asks_server: fn(&File) -> bool,
 }
 
-/// What is left of an image and beside it when its daemon has been killed.
+/// An image and the files beside it after its daemon has been killed.
 pub struct Killed {
     pub disk: SimDisk,
     pub redo: Vec<u8>,
@@ -41,7 +40,7 @@ pub struct Killed {
 }
 
 impl Host {
-    /// Its memory cannot be written.
+    /// A host whose memory cannot be written.
     pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("image");
@@ -57,7 +56,7 @@ impl Host {
         Self { _memory: Some(memory), folders, ..Self::new() }
     }
 
-    /// A mapping of a file beside the image may wait for a server.
+    /// A host where a mapping of a file beside the image may wait for a server.
     pub fn of_a_server() -> Self {
         Self { asks_server: |_| true, ..Self::with_memory() }
     }
@@ -71,13 +70,13 @@ impl Host {
         Memory::Beside(Place { image, folders, asks_server: *asks_server })
     }
 
-    /// What sessions have left in its memory.
+    /// Returns the files that sessions have left in its memory.
     pub fn lives(&self) -> Vec<PathBuf> {
         let folders = self.folders.iter().filter_map(|it| std::fs::read_dir(&**it).ok());
         folders.flatten().map(|it| it.unwrap().path()).collect()
     }
 
-    /// Power was cut, or a container has another tmpfs now.
+    /// Clears its memory, like a power cut or a restarted container with another tmpfs.
     pub fn forget(&self) {
         self.lives().into_iter().for_each(|it| std::fs::remove_file(it).unwrap());
     }
@@ -86,7 +85,7 @@ impl Host {
         &self.path
     }
 
-    /// The one redo file that there is, or the one that there was.
+    /// Returns the only redo file, or the last one if there is none now.
     pub fn redo(&self) -> PathBuf {
         let mut last = self.last.lock().unwrap();
         let found = self.redos();
@@ -104,12 +103,12 @@ impl Host {
         all.filter(|it| is_redo(it.file_name().to_str().unwrap())).map(|it| it.path()).collect()
     }
 
-    /// What versions 1 and 2 called it.
+    /// Returns the redo file name of versions 1 and 2.
     pub fn old_redo(&self) -> PathBuf {
         self.folder.path().join("image.redo")
     }
 
-    /// Another path to the image.
+    /// Creates another path to the image.
     pub fn link(&self) -> PathBuf {
         let link = self.folder.path().join("link");
         std::os::unix::fs::symlink(&self.path, &link).unwrap();
@@ -130,7 +129,7 @@ impl Host {
         Qcow2Image::open(path, file, backing, mode, Access::Write, self.beside(path))
     }
 
-    /// The one line with which the image is refused, to writers and to readers.
+    /// Returns the one-line refusal of the image, the same for writers and readers.
     pub fn refusal(&self, disk: &SimDisk) -> String {
         let opened = self.open_by(&self.path, disk, None);
         let refusal = opened.err().expect("a refusal").to_string();
@@ -145,7 +144,7 @@ impl Host {
         Qcow2Image::open(&self.path, file, None, mode, Access::Read, self.beside(&self.path))
     }
 
-    /// What a reader sees, before the next daemon.
+    /// Returns the content that a reader sees, before the next daemon.
     pub fn read(&self, disk: &SimDisk) -> Vec<u8> {
         contents(&self.open_to_read(disk).unwrap())
     }
@@ -154,7 +153,7 @@ impl Host {
         checked_beside(disk, self.beside(&self.path), repair)
     }
 
-    /// What the redo file has now, of a life with few changes: the rest of it is empty.
+    /// Returns the present redo file of a session with few changes: the rest of it is empty.
     pub fn remembered(&self) -> Vec<u8> {
         let mut bytes = vec![0; 64 << 10];
         let file = File::open(self.redo()).unwrap();
@@ -163,8 +162,8 @@ impl Host {
         bytes
     }
 
-    /// Puts it back, as long as it was, where its session looks for it. It is taken for the file
-    /// that it was, although the host may give it another number.
+    /// Restores a redo file, at its full length, where its session looks for it, with its inode
+    /// number adjusted: the host may give it another one.
     pub fn remember(&self, bytes: &[u8]) {
         let session = word(bytes, 5) >> 24;
         let path = self.folder.path().join(format!("flowstone-{session:010x}.redo"));
@@ -177,8 +176,8 @@ impl Host {
         file.set_permissions(Permissions::from_mode(0o600)).unwrap();
     }
 
-    /// What stays behind if the daemon is killed now: first what it remembers, then the disk, which
-    /// may meanwhile have become newer but not older than that.
+    /// Captures the state left by a kill: first the redo file, then the disk, which may meanwhile
+    /// have become newer but not older.
     pub fn kill(&self, disk: &SimDisk, seed: u64) -> Killed {
         let redo = std::fs::read(self.redo()).unwrap();
         let live = self.lives().pop().map(|path| (path.clone(), std::fs::read(path).unwrap()));
@@ -186,7 +185,7 @@ impl Host {
         Killed { disk, redo, live }
     }
 
-    /// The daemon is gone, and nothing that it has done since.
+    /// Restores the captured state, without anything that the daemon has done since.
     pub fn bring_back(&self, killed: Killed) -> SimDisk {
         self.remember(&killed.redo);
         if let Some((path, bytes)) = killed.live {
@@ -197,7 +196,7 @@ impl Host {
     }
 }
 
-/// A daemon has written a cluster, and was killed; `change` says when and where that was.
+/// A daemon has written a cluster and was killed; `change` modifies the redo file.
 pub fn killed(host: &Host, change: impl FnOnce(&mut [u8])) -> SimDisk {
     let disk = new_disk(SECTORS, 4096);
     let image = host.open(&disk);
@@ -209,7 +208,7 @@ pub fn killed(host: &Host, change: impl FnOnce(&mut [u8])) -> SimDisk {
     host.bring_back(killed)
 }
 
-/// A word of a redo file.
+/// Returns a word of a redo file.
 pub fn word(redo: &[u8], index: usize) -> u64 {
     u64::from_ne_bytes(redo[index * 8..][..8].try_into().unwrap())
 }
@@ -218,7 +217,7 @@ pub fn set_word(redo: &mut [u8], index: usize, value: u64) {
     redo[index * 8..][..8].copy_from_slice(&value.to_ne_bytes());
 }
 
-/// As if it had been written before the host was restarted, an hour before that.
+/// Changes a redo file as if it had been written before a restart of the host, an hour earlier.
 pub fn before_a_restart(redo: &mut [u8]) {
     const HOUR_MS: u64 = 3_600_000;
     let [number, started] = [1, 8].map(|index| word(redo, index));
@@ -227,7 +226,7 @@ pub fn before_a_restart(redo: &mut [u8]) {
     set_word(redo, 9, started - HOUR_MS);
 }
 
-/// As if a power cut had ended the session: its redo file is void, and so is the mark.
+/// Makes the redo file and the mark void, as if a power cut had ended the session.
 pub fn reboot(disk: &SimDisk) {
     let autoclear = number(disk, 88);
     disk.write_at(88, &(autoclear & !(1 << 63)).to_be_bytes());

@@ -1,5 +1,5 @@
-//! What a session leaves in the memory of its host: it tells boots apart where neither clock nor
-//! number does, and has the changes themselves where a server keeps the image.
+//! Tests of the file that a session leaves in the memory of its host: it tells boots apart where
+//! neither clock nor number does, and holds the changes themselves where the image is on a server.
 
 use std::path::PathBuf;
 
@@ -18,7 +18,8 @@ fn flip(redo: &mut [u8], index: usize) {
     set_word(redo, index, before ^ (1 << 7));
 }
 
-/// It is used by readers, checks and the next two daemons, and nothing of it remains.
+/// Asserts that readers, checks and the next two daemons use the changes, and that no file of the
+/// session remains.
 fn assert_is_used(host: &Host, disk: &SimDisk) {
     assert_eq!(host.read(disk)[0], 7);
     let report = host.check(disk, true).unwrap();
@@ -34,12 +35,12 @@ fn assert_is_used(host: &Host, disk: &SimDisk) {
     let found = contents(&image);
     assert_eq!((found[0], found[8 * 512]), (7, 8));
     drop(image);
-    // A commit that the kill has met may leave leaks.
+    // An interrupted commit may leave leaks.
     assert_eq!(checked(&disk, true).errors, Vec::<String>::new());
     assert_eq!((host.redos(), host.lives()), (vec![], vec![]));
 }
 
-/// Refused to all, with both ways out.
+/// Asserts that the image is refused to all, and that the refusal names both remedies.
 fn assert_is_refused(host: &Host, disk: &SimDisk, why: &str) {
     let refusal = host.refusal(disk);
     assert!(refusal.contains(why), "{refusal}");
@@ -50,8 +51,8 @@ fn assert_is_refused(host: &Host, disk: &SimDisk, why: &str) {
     assert_eq!(contents(&host.open(disk))[0], 0);
 }
 
-/// The clock of a host without a battery begins at the same time at each boot: "started at the same
-/// time" was believed, and a redo file was replayed after a power cut.
+/// The clock of a host without a battery begins at the same time at each boot: an equal start time
+/// was trusted, and a redo file was replayed after a power cut.
 #[test]
 fn a_boot_that_began_at_the_same_time_is_not_taken_for_the_same_one() {
     let host = Host::with_memory();
@@ -61,7 +62,7 @@ fn a_boot_that_began_at_the_same_time_is_not_taken_for_the_same_one() {
 }
 
 /// The clock was set forward by hours, in a container that gets another number at each start: this
-/// read as a restart, and completed writes were given up.
+/// was taken for a restart, and completed writes were given up.
 #[test]
 fn changes_survive_another_boot_number_beside_another_time() {
     let host = Host::with_memory();
@@ -69,7 +70,7 @@ fn changes_survive_another_boot_number_beside_another_time() {
     assert_is_used(&host, &disk);
 }
 
-/// Its memory was of another container.
+/// The file was left in another container's memory.
 #[test]
 fn the_number_of_the_boot_is_enough_without_what_was_left_in_memory() {
     let host = Host::with_memory();
@@ -78,7 +79,7 @@ fn the_number_of_the_boot_is_enough_without_what_was_left_in_memory() {
     assert_is_used(&host, &disk);
 }
 
-/// Another host has taken the session over, and was restarted; this one was up all along.
+/// Another host has taken the session over, and was restarted; this one was up throughout.
 #[test]
 fn what_another_daemon_of_the_session_has_left_proves_nothing() {
     let host = Host::with_memory();
@@ -90,7 +91,7 @@ fn what_another_daemon_of_the_session_has_left_proves_nothing() {
     assert_eq!(contents(&host.open(&disk))[0], 0);
 }
 
-/// What a disk keeps survives a power cut.
+/// A file on a disk survives a power cut.
 #[test]
 fn nothing_is_left_where_it_would_outlive_the_boot() {
     let folder = tempfile::tempdir().unwrap();
@@ -107,7 +108,7 @@ fn nothing_is_left_where_it_would_outlive_the_boot() {
     assert_is_used(&host, &disk);
 }
 
-/// A mapping of a file on FUSE or NFS stopped pollers with the server.
+/// A mapping of a file on FUSE or NFS blocked pollers when the server stopped.
 #[test]
 fn a_redo_file_on_a_server_is_not_mapped_and_completed_writes_survive_a_kill() {
     let host = Host::of_a_server();
@@ -124,7 +125,7 @@ fn a_redo_file_on_a_server_is_not_mapped_and_completed_writes_survive_a_kill() {
     }
 }
 
-/// A commit is known to what the session has in memory, and not to the file on the server.
+/// The file in memory knows of a commit that the file on the server does not.
 #[test]
 fn changes_since_the_last_commit_survive_a_kill_where_a_server_keeps_the_image() {
     let host = Host::of_a_server();
@@ -161,7 +162,7 @@ fn changes_in_memory_that_is_gone_are_given_up_after_a_restart_alone() {
     }
 }
 
-/// As on a block device: what was flushed is there.
+/// As on a block device: flushed writes are there.
 #[test]
 fn without_memory_an_image_on_a_server_has_no_redo_file() {
     let host = Host::of_a_server().leaving_in(&[]);
@@ -176,7 +177,7 @@ fn without_memory_an_image_on_a_server_has_no_redo_file() {
     assert_eq!(contents(&host.open(&killed))[0], 7);
 }
 
-/// Whatever failed after it was made, the file stayed.
+/// The file stayed when a later step failed.
 #[test]
 fn a_session_that_cannot_begin_leaves_nothing_behind() {
     for host in [Host::with_memory(), Host::of_a_server()] {
@@ -188,7 +189,7 @@ fn a_session_that_cannot_begin_leaves_nothing_behind() {
     }
 }
 
-/// Its changes were lost, and nothing was said until the image was refused after a kill.
+/// Its changes were lost, and nothing was reported until the image was refused after a kill.
 #[test]
 fn an_image_whose_redo_file_is_made_shorter_goes_on_without() {
     let host = Host::with_memory();

@@ -1,5 +1,6 @@
-//! The daemon is killed at any instant, most of them inside of commits. A thread looks on: what the
-//! redo file has before and after it asks for the disk's moment, unchanged, is what it had then.
+//! The daemon is killed at any instant, mostly inside of commits. A thread observes it: if the redo
+//! file is the same before and after it reads the disk's moment, that was its content at that
+//! moment.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -13,7 +14,7 @@ use super::host::Host;
 const SECTORS: u64 = 500;
 const OPS: u8 = 70;
 
-/// An instant: what there was, how many requests had completed, how many had begun.
+/// A captured instant: the state, the number of completed requests, and of begun ones.
 struct Caught {
     moment: Moment,
     redo: Vec<u8>,
@@ -21,7 +22,7 @@ struct Caught {
     begun: usize,
 }
 
-/// Requests, and what the disk holds before the first one and after each.
+/// Returns requests, and the content of the disk before the first one and after each.
 fn history(random: &mut Rng) -> (Vec<(Op, u8)>, Vec<Vec<u8>>) {
     let mut models = vec![vec![0; SECTORS as usize * 512]];
     let ops = (1..=OPS).map(|stamp| {
@@ -43,7 +44,7 @@ fn history(random: &mut Rng) -> (Vec<(Op, u8)>, Vec<Vec<u8>>) {
     (ops.collect(), models)
 }
 
-/// Runs the requests one after the other, and looks on meanwhile.
+/// Runs the requests in sequence, and captures instants meanwhile.
 fn run_and_catch(host: &Host, disk: &SimDisk, ops: &[(Op, u8)]) -> Vec<Caught> {
     let image = host.open(disk);
     let (done, begun, over) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
@@ -66,7 +67,7 @@ fn run_and_catch(host: &Host, disk: &SimDisk, ops: &[(Op, u8)]) -> Vec<Caught> {
         });
         let mut guest = Guest::new(&image);
         for (index, (op, stamp)) in ops.iter().enumerate() {
-            // It has had a look at how things are between two requests.
+            // Lets the observer see the state between two requests.
             let before = looks.load(Ordering::SeqCst);
             while looks.load(Ordering::SeqCst) < before + 2 {
                 std::thread::yield_now();

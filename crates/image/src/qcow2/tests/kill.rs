@@ -1,5 +1,5 @@
-//! The daemon is killed. The host lives on, so whatever has completed must be there afterwards, and
-//! what was discarded must not come back.
+//! The daemon is killed. The host stays up, so all completed changes must be there afterwards, and
+//! discarded data must not come back.
 
 use fastrand::Rng;
 use flowstone_block::Op;
@@ -69,7 +69,7 @@ fn compact_survives_being_killed() {
         let killed = std::thread::scope(|scope| {
             let compacted = scope.spawn(|| image.compact(&mut |_, _| {}));
             std::thread::sleep(std::time::Duration::from_micros(random.u64(..30_000)));
-            // Nothing is remembered, forgotten or used again meanwhile.
+            // Nothing is recorded, dropped or reused meanwhile.
             let stopped = image.core.meta();
             let killed = host.kill(&disk, seed);
             drop(stopped);
@@ -105,8 +105,8 @@ fn what_other_software_has_written_since_is_left_alone() {
 }
 
 /// A power cut may take a file that is not durable: with its mark in the header the image would be
-/// refused, as if its owner had removed it. So the mark comes after the sync of the redo file, and
-/// not at all if that fails.
+/// refused, as if the file had been removed. So the mark is written after the sync of the redo
+/// file, and not at all if that fails.
 #[test]
 fn an_image_does_not_name_a_redo_file_that_is_not_durable() {
     use super::super::redo::HOST_FAILS_TO_SYNC;

@@ -1,5 +1,5 @@
-//! Between a kill and the restart: what is beside the image is believed if it is of its last
-//! session, nothing else is, and no tool destroys what it names.
+//! Between a kill and the restart: the redo file is trusted if it belongs to the last session, no
+//! other file is, and no tool destroys clusters that it names.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -32,14 +32,15 @@ fn killed_in_a_commit(host: &Host) -> SimDisk {
     disk
 }
 
-/// `check --repair` knew nothing of the redo file: it punched, as leaks, what only that named.
+/// `check --repair` ignored the redo file: it punched, as leaks, clusters that only the redo file
+/// named.
 #[test]
 fn check_repair_after_a_kill_does_not_destroy_completed_writes() {
     let host = Host::new();
     let disk = killed_in_a_commit(&host);
     let report = host.check(&disk, false).unwrap();
     assert_eq!(report.errors, Vec::<String>::new());
-    // The table of the commit that was not finished belongs to nothing.
+    // The table of the unfinished commit is leaked.
     assert_eq!(report.leaked_bytes, 4096);
     assert!(report.notes[0].contains("1 changes of a killed daemon wait"), "{:?}", report.notes);
     let report = host.check(&disk, true).unwrap();
@@ -52,7 +53,7 @@ fn check_repair_after_a_kill_does_not_destroy_completed_writes() {
     assert!(contents(&open_read_only(&disk).unwrap())[..4096].iter().all(|byte| *byte == 7));
 }
 
-/// What a write that was not flushed uses has no refcount yet: that is no error.
+/// Clusters of an unflushed write have no refcount yet: that is no error.
 #[test]
 fn check_counts_what_a_killed_daemon_has_named_as_in_use() {
     let host = Host::new();
@@ -79,7 +80,7 @@ fn check_counts_what_a_killed_daemon_has_named_as_in_use() {
     assert!(!host.redo().exists());
 }
 
-/// What a repair has done is done when it says so.
+/// The changes of a repair are durable when it returns.
 #[test]
 fn what_a_repair_has_given_back_stays_so_after_a_power_cut() {
     let host = Host::new();
@@ -91,13 +92,13 @@ fn what_a_repair_has_given_back_stays_so_after_a_power_cut() {
         assert_eq!(report.errors, Vec::<String>::new());
         report.leaked_bytes
     };
-    // The new table, and what only the redo file named.
+    // The new table, and the cluster that only the redo file named.
     assert_eq!(leaked_after_a_cut(), 2 * 4096);
     host.check(&disk, true).unwrap();
     assert_eq!(leaked_after_a_cut(), 4096);
 }
 
-/// By another path the image had another redo file, and each daemon believed its own.
+/// By another path the image had another redo file, and each daemon trusted its own.
 #[test]
 fn an_image_has_one_redo_file_by_whichever_path_it_is_served() {
     let host = Host::new();
@@ -125,7 +126,7 @@ fn an_image_has_one_redo_file_by_whichever_path_it_is_served() {
     assert_clean(&disk);
 }
 
-/// A redo file that an earlier life of the image has left, and that got its name back.
+/// A redo file that an earlier session of the image has left, under its old name again.
 #[test]
 fn a_redo_file_of_an_earlier_session_is_not_believed() {
     let host = Host::new();
@@ -135,7 +136,7 @@ fn a_redo_file_of_an_earlier_session_is_not_believed() {
     guest.run(Op::Write(extent(0, 8)), 1).unwrap();
     let early = host.kill(&disk, 1).redo;
     drop((guest, image));
-    // In order: void, whatever it says.
+    // After a clean close: void, whatever its content.
     let early_path = host.redo();
     std::fs::write(&early_path, &early).unwrap();
     let image = host.open(&disk);
@@ -150,7 +151,7 @@ fn a_redo_file_of_an_earlier_session_is_not_believed() {
     drop((guest, image));
     let disk = host.bring_back(killed);
     let expected = host.read(&disk);
-    // By this session's name, and by the image's.
+    // By the name of this session, and by that of the image.
     for place in [host.redo(), host.old_redo()] {
         std::fs::remove_file(host.redo()).unwrap_or_default();
         std::fs::write(&place, &early).unwrap();
@@ -159,14 +160,13 @@ fn a_redo_file_of_an_earlier_session_is_not_believed() {
         assert!(refusal.contains("bring the right file back"), "{refusal}");
         assert_eq!(host.check(&disk, false).unwrap_err().to_string(), refusal);
     }
-    // As it says.
+    // Follows the advice of the refusal.
     host.remember(&late);
     assert!(contents(&host.open(&disk)) == expected);
 }
 
-/// A copy that was made while the daemon ran is put back into the same file after the daemon was
-/// killed. Host clusters that the later state had used again were given to two clusters of the
-/// disk.
+/// A copy that was made while the daemon ran is restored into the same file after the daemon was
+/// killed. Host clusters that the later state had reused were given to two guest clusters.
 #[test]
 fn a_redo_file_is_not_believed_of_a_restored_backup() {
     let host = Host::new();
@@ -206,7 +206,7 @@ fn a_redo_file_is_not_believed_of_a_restored_backup() {
     }
 }
 
-/// A redo file that could not be read was warned about, and the mark of it cleared.
+/// An unreadable redo file caused only a warning, and its mark was cleared.
 #[test]
 fn an_image_whose_redo_file_cannot_be_read_is_refused() {
     let host = Host::new();
@@ -237,7 +237,7 @@ fn an_image_whose_redo_file_cannot_be_read_is_refused() {
     assert_eq!(contents(&host.open(&disk))[0], 7, "and when it is back, all is well");
 }
 
-/// Nothing but the owner's word says that the changes are lost for good.
+/// Only the owner can decide that the changes are lost for good.
 #[test]
 fn changes_that_are_missing_are_given_up_by_repair_alone() {
     let host = Host::new();
@@ -254,8 +254,8 @@ fn changes_that_are_missing_are_given_up_by_repair_alone() {
     assert_clean(&disk);
 }
 
-/// A power cut may have taken the data, and the commits made the image consistent by itself: its
-/// redo file is void.
+/// A power cut may have taken the data, and the commits have kept the image consistent: its redo
+/// file is void.
 #[test]
 fn after_a_reboot_the_image_by_itself_is_what_counts() {
     let host = Host::new();
@@ -283,13 +283,13 @@ fn after_a_reboot_the_image_by_itself_is_what_counts() {
     }
 }
 
-/// A redo file with a record that cannot be is damage, and no part of it is taken over.
+/// A redo file with an impossible record is damaged, and no part of it is applied.
 #[test]
 fn a_redo_file_that_says_what_cannot_be_is_refused() {
     let host = Host::new();
     let disk = killed_in_a_commit(&host);
     let kept = std::fs::read(host.redo()).unwrap();
-    // The first record that counts: a cluster of the disk, and its entry.
+    // The first valid record: a guest cluster, and its entry.
     let start = u64::from_ne_bytes(kept[48..56].try_into().unwrap());
     let record = 4096 + 16 * start as usize;
     for (word, value) in [(0, u64::MAX), (0, 1 << 40), (8, 1 << 63 | 513), (8, 1 << 63 | 1 << 55)] {
@@ -303,7 +303,7 @@ fn a_redo_file_that_says_what_cannot_be_is_refused() {
     assert_eq!(contents(&host.open(&disk))[0], 7);
 }
 
-/// A folder that cannot be written is no reason to forget what is in it.
+/// A folder that is not writable is no reason to ignore its redo file.
 #[test]
 fn a_redo_file_that_can_only_be_read_is_not_passed_over() {
     let host = Host::new();
@@ -323,7 +323,7 @@ fn a_redo_file_that_can_only_be_read_is_not_passed_over() {
     assert_eq!(contents(&host.open(&disk))[0], 7);
 }
 
-/// The size that no guest ever got was written when the image was closed.
+/// A size that the guest never got was written when the image was closed.
 #[test]
 fn a_shrink_that_failed_is_not_made_up_for_when_the_image_is_closed() {
     let host = Host::new();
@@ -344,8 +344,8 @@ fn a_shrink_that_failed_is_not_made_up_for_when_the_image_is_closed() {
     assert_eq!(contents(&image)[1500 * 512], 2);
 }
 
-/// With large clusters one table has as many entries as the redo file has room for: the thread that
-/// discards panicked, and its requests, the queue's stop and the daemon's hung for ever.
+/// With large clusters one table has as many entries as the redo file has room for: the discarding
+/// thread panicked, and its requests, the queue's stop and the daemon's hung for ever.
 #[test]
 fn a_discard_of_more_clusters_than_the_redo_file_has_room_for_comes_back() {
     const SECTORS: u64 = 600 << 21;
@@ -369,8 +369,8 @@ fn a_discard_of_more_clusters_than_the_redo_file_has_room_for_comes_back() {
     assert!(disk.allocated_bytes().unwrap() < 64 << 20);
 }
 
-/// The header was written and its sync failed: nothing is promised any more, but the size that the
-/// guest never got was there after a restart, and its last writes were not.
+/// The header was written and its sync failed: later flushes failed, but the size that the guest
+/// never got was there after a restart, and its last writes were not.
 #[test]
 fn a_shrink_whose_sync_failed_is_forgotten_by_the_next_daemon() {
     for capacity in [1000, 60_000] {
@@ -394,8 +394,8 @@ fn a_shrink_whose_sync_failed_is_forgotten_by_the_next_daemon() {
     }
 }
 
-/// The header for the longer L1 table was made before the commit that counts it, and took that
-/// commit's mark back: the redo file was of another state, and left out.
+/// The header for the longer L1 table was built before the commit that counts it, and reverted that
+/// commit's mark: the redo file belonged to another state, and was ignored.
 #[test]
 fn a_resize_keeps_what_its_own_commit_has_changed_in_the_header() {
     let host = Host::new();
@@ -413,7 +413,7 @@ fn a_resize_keeps_what_its_own_commit_has_changed_in_the_header() {
     assert!(contents(&host.open(&disk)) == held);
 }
 
-/// The redo file goes when the header does not name it any more, and no earlier.
+/// The redo file is removed when the header does not name it any more, and no earlier.
 #[test]
 fn an_image_whose_header_could_not_be_written_at_its_end_opens_with_its_data() {
     let host = Host::new();
@@ -430,7 +430,7 @@ fn an_image_whose_header_could_not_be_written_at_its_end_opens_with_its_data() {
 }
 
 /// The commit had left its mark in the header, which was taken for a header that the resize had
-/// changed, and could not be put back: flushes failed until the image was opened anew. (Soak of
+/// changed, and could not be restored: flushes failed until the image was reopened. (Soak of
 /// failing steps, SOAK_SEED=1480851689.)
 #[test]
 fn a_full_host_that_met_a_commit_and_then_a_resize_leaves_nothing() {

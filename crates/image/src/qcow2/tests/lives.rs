@@ -1,5 +1,5 @@
-//! What a guest does on an image whose host fails, and what may be found when power is cut, or the
-//! daemon is killed, at any moment of it.
+//! Random use of an image whose host fails, and judgement of its state after a power cut or a kill
+//! at any moment.
 
 use fastrand::Rng;
 use flowstone_block::{Errno, Layer, Op, Outcome, SectorCount};
@@ -12,15 +12,15 @@ use super::history_model::{HistoryModel, stamped, stamps_of};
 use super::host::{Host, reboot};
 use crate::Image;
 
-/// What a guest does.
+/// Parameters of the guest's load.
 #[derive(Clone, Debug)]
 pub struct Script {
     pub seed: u64,
     pub cluster_bytes: u64,
-    /// Sizes of the disk in sectors: as it is created, and as it is made now and then.
+    /// Sizes of the disk in sectors: at creation, and after resizes.
     pub sizes: [u64; 2],
     pub acts: u32,
-    /// With a redo file.
+    /// Whether there is a redo file.
     pub remembers: bool,
 }
 
@@ -37,12 +37,12 @@ impl Script {
     }
 }
 
-/// What goes wrong, and for how long.
+/// A failure of the host, and its duration.
 #[derive(Clone, Copy, Debug)]
 pub enum Trouble {
     Nothing,
-    /// Calls of a kind fail from the one after so many on, so many times, with so much of their
-    /// work done.
+    /// Calls of a kind fail after `after` successful ones, for a number of times, with part of
+    /// their work done.
     Fails {
         call: Call,
         errno: Errno,
@@ -50,7 +50,7 @@ pub enum Trouble {
         after: u64,
         times: Times,
     },
-    /// The host has so many pages more than the image takes.
+    /// The host has this many free pages beyond the image.
     Full {
         pages: u64,
         passes: bool,
@@ -93,30 +93,30 @@ impl Trouble {
         }
     }
 
-    /// Whether a flush may fail even when the trouble is over.
+    /// Returns whether flushes may fail even when the trouble is over.
     fn is_for_good(self) -> bool {
         matches!(self, Self::Fails { call: Call::Datasync, .. })
     }
 }
 
-/// A size that was asked for.
+/// A requested size of the disk.
 struct Size {
     sectors: u64,
     asked: Moment,
     told: Option<Moment>,
     failed: Option<Moment>,
-    /// When it had failed, and the image had promised something after that.
+    /// When the resize had failed and a later flush had succeeded.
     forgotten: Option<Moment>,
 }
 
-/// A daemon killed in a commit: the moments of that, what it remembered, what had completed.
+/// A daemon killed in a commit: the moments around it, the redo file, and the completed events.
 struct Kill {
     moments: [Moment; 2],
     redo: Vec<u8>,
     events: u64,
 }
 
-/// A life, from before the image is opened until after it is closed.
+/// History of an image, from before it is opened until after it is closed.
 pub struct Life {
     pub disk: SimDisk,
     script: Script,
@@ -126,16 +126,16 @@ pub struct Life {
     model: HistoryModel,
     sizes: Vec<Size>,
     kills: Vec<Kill>,
-    /// What the redo file had after the image was closed, if it was still there.
+    /// The redo file after the image was closed, if it still existed.
     left: Option<Vec<u8>>,
     stamp: u32,
     begun: Moment,
-    /// How many calls were struck.
+    /// Number of calls that failed.
     pub struck: u64,
 }
 
 impl Life {
-    /// Lives it.
+    /// Runs the script.
     pub fn of(script: &Script, trouble: Trouble) -> Self {
         let [sectors, other] = script.sizes;
         let disk = SimDisk::from_bytes(&new_disk(sectors, script.cluster_bytes).to_bytes());
@@ -206,14 +206,14 @@ impl Life {
         }
         let _ = self.flush(&mut guest);
         if self.random.bool() {
-            // Something is left for the close, or for the next daemon.
+            // Leaves changes for the close, or for the next daemon.
             let op = self.any_op(image.geometry().capacity.get());
             self.change(&mut guest, op, false);
         }
         self.judge_served(&image);
     }
 
-    /// Whatever has gone wrong, the guest reads what it has written.
+    /// Asserts that the guest reads what it has written, whatever has failed.
     fn judge_served(&self, image: &Qcow2Image) {
         let reads_fail = |trouble| matches!(trouble, Trouble::Fails { call: Call::Read, .. });
         if reads_fail(self.trouble) && !self.trouble.passes() {
@@ -265,7 +265,7 @@ impl Life {
         let outcome = guest.run(Op::Flush, 0);
         self.expect(outcome);
         let after = self.disk.now();
-        // The timer may have had a commit of its own.
+        // The timer may have caused a commit of its own.
         let is_one_commit = |redo: &[u8]| commits_since(redo, &self.disk) <= 1;
         if let Some(redo) = redo.filter(|redo| is_one_commit(redo)) {
             self.kills.push(Kill { moments: [before, after], redo, events: events + 1 });
@@ -295,7 +295,7 @@ impl Life {
         }
     }
 
-    /// Cuts power at so many moments, and goes on; returns how often.
+    /// Cuts power at `count` moments, and continues; returns the number of cuts.
     pub fn cut(&self, count: usize, random: &mut Rng) -> u64 {
         for (index, moment) in self.any_moments(count, random).into_iter().enumerate() {
             let fate = match random.u8(..6) {
@@ -315,7 +315,7 @@ impl Life {
         count as u64
     }
 
-    /// Half of them close to where the trouble and the last promises were: at the end of things.
+    /// Half of them are close to the trouble and the last flushes, at the end.
     fn any_moments(&self, count: usize, random: &mut Rng) -> Vec<Moment> {
         let all: Vec<Moment> =
             self.disk.crash_points().filter(|moment| *moment >= self.begun).collect();
@@ -326,8 +326,8 @@ impl Life {
         moments
     }
 
-    /// What is found must be in order, and what was promised. After a kill that is all that had
-    /// completed before an event.
+    /// Asserts that the image is consistent, and holds all durable changes. After a kill these are
+    /// all changes completed before an event.
     fn judge(&self, found: &SimDisk, moment: Moment, killed: Option<(&Host, u64)>) -> Vec<u32> {
         let (errors, held) = match killed {
             Some((host, _)) => (host.check(found, false).unwrap().errors, host.read(found)),
@@ -345,8 +345,7 @@ impl Life {
         held
     }
 
-    /// A size that could not be had is forgotten at once by the host, and when something is
-    /// promised again by the medium.
+    /// A failed resize is undone at once in memory, and on the medium when a later flush succeeds.
     fn judge_size(&self, found: u64, moment: Moment, killed: bool) {
         let told = |size: &Size| size.told.is_some_and(|told| told <= moment);
         let last = self.sizes.iter().rposition(told).unwrap();
@@ -358,7 +357,7 @@ impl Life {
         assert!(allowed.any(|size| size.sectors == found), "{found} sectors at {moment:?}");
     }
 
-    /// Kills the daemon in its commits, at so many moments; returns how often.
+    /// Kills the daemon in its commits, at `count` moments; returns the number of kills.
     pub fn kill(&self, count: usize, random: &mut Rng) -> u64 {
         let Some(host) = self.host.as_ref().filter(|_| !self.kills.is_empty()) else { return 0 };
         for _ in 0..count {
@@ -385,8 +384,8 @@ impl Life {
         count as u64
     }
 
-    /// Power is cut while the image is repaired, or used by the next daemon: what had been promised
-    /// before the kill is there.
+    /// Cuts power while the image is repaired, or used by the next daemon: changes that were
+    /// durable before the kill are there.
     fn cut_after_kill(&self, disk: &SimDisk, killed: Moment, random: &mut Rng) {
         if self.trouble.is_for_good() {
             return;
@@ -402,13 +401,14 @@ impl Life {
         }
     }
 
-    /// The next daemon finds the same, makes it durable, and leaves an image in order.
+    /// Asserts that the next daemon finds the same content, makes it durable, and leaves a
+    /// consistent image.
     fn restart(&self, host: &Host, disk: &SimDisk, found: &[u32]) {
         let image = host.open(disk);
         assert!(stamps_of(&contents(&image)) == found, "after the restart");
         let mut guest = Guest::new(&image);
         guest.run(Op::Flush, 0).unwrap();
-        // What a failed sync has cost is lost, whatever later ones say.
+        // Data lost by a failed sync stays lost, whatever later syncs report.
         if !self.trouble.is_for_good() {
             let crashed = disk.crash_at(disk.now(), &mut Fate::nothing_more());
             reboot(&crashed);
@@ -420,7 +420,7 @@ impl Life {
         assert_eq!(checked(disk, false).errors, Vec::<String>::new());
     }
 
-    /// Closed, as it is now: in order, and right.
+    /// Asserts that the closed image is consistent and has the right content.
     pub fn closed(&self) {
         let _tell = Tell(format!("{:?} {:?} closed", self.script, self.trouble));
         let now = self.disk.now();
@@ -437,13 +437,15 @@ impl Life {
     }
 }
 
-/// How many commits have begun to write entries since the redo file was as it is here.
+/// Returns the number of commits that have begun to write entries since this state of the redo
+/// file.
 fn commits_since(redo: &[u8], disk: &SimDisk) -> u64 {
     let known = u64::from_ne_bytes(redo[40..48].try_into().unwrap());
     (number(disk, 88) >> 8).wrapping_sub(known >> 8) & 0xffff
 }
 
-/// It can be written again, holds the same, and is in order when it is closed and repaired.
+/// Asserts that it can be written again, holds the same content, and is consistent when closed and
+/// repaired.
 fn go_on(disk: &SimDisk, found: &[u32]) {
     let image = open(disk);
     assert!(stamps_of(&contents(&image)) == found, "opened for writing");
@@ -462,7 +464,7 @@ fn go_on(disk: &SimDisk, found: &[u32]) {
     assert!(stamps_of(&contents(&open_read_only(disk).unwrap())) == expected);
 }
 
-/// Says where a test was when it failed.
+/// Prints the test's position when it fails.
 pub struct Tell(pub String);
 
 impl Drop for Tell {

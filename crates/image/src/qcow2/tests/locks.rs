@@ -1,5 +1,5 @@
-//! A request that meets a cluster which another one is changing, and a table that is thrown out
-//! while it is read: what two threads do at once, one step after the other.
+//! A request to a cluster that another one is changing, and a table that is evicted while it is
+//! read: concurrent steps of two threads, run in sequence.
 
 use flowstone_block::{Completion, Op};
 use flowstone_fileio::{BlockingFile, FileOffset};
@@ -16,7 +16,7 @@ const CLUSTER: u64 = 8;
 const CLUSTERS: u64 = 16;
 const COPIED: u8 = 7;
 
-/// As the slow path does: a cluster is locked while what the backing file has is copied.
+/// Locks a cluster like the slow path, while data of the backing file is copied.
 fn begin_to_copy(image: &Qcow2Image) -> HostCluster {
     let mut meta = image.core.meta();
     let host = HostCluster(meta.space.take(1).unwrap().start);
@@ -24,7 +24,7 @@ fn begin_to_copy(image: &Qcow2Image) -> HostCluster {
     host
 }
 
-/// The copy is complete, and the map names it.
+/// Ends the copy, so that the map names it.
 fn end_copy(image: &Qcow2Image, host: HostCluster) {
     let mut file = BlockingFile::new(&*image.core.file).unwrap();
     let offset = FileOffset::new(image.core.shape.offset(host));
@@ -36,7 +36,7 @@ fn end_copy(image: &Qcow2Image, host: HostCluster) {
     image.core.tell_changed();
 }
 
-/// Whether a thread waits for the lock, or the request is back.
+/// Waits until a thread waits for the lock, or the request has completed.
 fn until_it_waits(image: &Qcow2Image, guest: &mut Guest) -> Option<Completion> {
     while image.core.waiting.load(std::sync::atomic::Ordering::SeqCst) == 0 {
         if let Some(completion) = guest.poll() {
@@ -47,7 +47,7 @@ fn until_it_waits(image: &Qcow2Image, guest: &mut Guest) -> Option<Completion> {
     guest.poll()
 }
 
-/// A request that took no notice of the lock was lost: the copy went over it.
+/// A request that ignored the lock was lost: the copy overwrote it.
 #[test]
 fn what_comes_while_a_cluster_is_copied_waits_for_the_copy() {
     let part = extent(2, 1);
@@ -65,7 +65,7 @@ fn what_comes_while_a_cluster_is_copied_waits_for_the_copy() {
         let disk = new_overlay(CLUSTERS * CLUSTER, CLUSTER * 512);
         let image = open_on(&disk, Some(raw(&base)));
         let mut guest = Guest::new(&image);
-        // There is room.
+        // Makes room.
         guest.run(Op::Write(extent(CLUSTER, CLUSTER)), 5).unwrap();
         let host = begin_to_copy(&image);
         guest.submit(op, 9);
@@ -85,9 +85,9 @@ fn what_comes_while_a_cluster_is_copied_waits_for_the_copy() {
     }
 }
 
-/// One thread has read a table; before it puts it into the map, another one does so, changes it,
-/// and throws it out when it has been written. The first one's was put into the map: flushed writes
-/// were gone.
+/// One thread has read a table; before it inserts it into the map, another one does so, changes it,
+/// and evicts it after a commit has written it. The first thread's copy was inserted: flushed
+/// writes were gone.
 #[test]
 fn a_table_that_was_thrown_out_while_it_was_read_is_read_again() {
     const TABLE_SECTORS: u64 = 64;

@@ -1,5 +1,5 @@
-//! What a qcow2 image promises, tested on a simulated disk: docs/qcow2.md is the argument, these
-//! are the attempts to refute it.
+//! Tests of the guarantees of a qcow2 image on a simulated disk: docs/qcow2.md is the argument,
+//! these are the attempts to refute it.
 
 mod backing;
 mod basic;

@@ -1,5 +1,5 @@
-//! What else lies beside an image: files of others, images with the same name, copies, the same
-//! image under another name. Nothing of theirs is touched or believed.
+//! Other files beside an image: those of other owners, images with the same name, copies, the same
+//! image under another name. None of them is changed or trusted.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -25,8 +25,8 @@ fn killed_after_a_write(host: &Host) -> SimDisk {
     host.bring_back(killed)
 }
 
-/// The disk of another VM was called like the redo file of the image: it was made empty,
-/// overwritten and removed.
+/// The disk of another VM had the name of the image's redo file: it was truncated, overwritten and
+/// removed.
 #[test]
 fn a_file_of_somebody_else_that_is_called_like_the_redo_file_is_left_alone() {
     let host = Host::new();
@@ -96,7 +96,7 @@ fn an_image_that_takes_the_name_of_one_in_use_does_not_get_its_changes() {
     killed.iter().for_each(assert_clean);
 }
 
-/// The clean stop of the first one removed the redo file of the second.
+/// The clean close of the first one removed the redo file of the second.
 #[test]
 fn an_image_that_takes_the_name_of_one_in_use_keeps_its_redo_file_when_that_is_closed() {
     let host = Host::new();
@@ -112,7 +112,7 @@ fn an_image_that_takes_the_name_of_one_in_use_keeps_its_redo_file_when_that_is_c
 }
 
 /// Another file got the redo file's name while the image was served: it was removed at the clean
-/// stop.
+/// close.
 #[test]
 fn a_file_that_has_taken_the_redo_files_name_stays() {
     let host = Host::new();
@@ -124,7 +124,7 @@ fn a_file_that_has_taken_the_redo_files_name_stays() {
     assert_eq!(std::fs::read(host.redo()).unwrap(), b"theirs");
 }
 
-/// The daemon removed its redo file by a path, under which there was another folder by then.
+/// The daemon removed its redo file by a path that led to another folder by then.
 #[test]
 fn a_folder_that_is_renamed_while_its_image_is_served_keeps_no_redo_file() {
     let outer = tempfile::tempdir().unwrap();
@@ -140,8 +140,8 @@ fn a_folder_that_is_renamed_while_its_image_is_served_keeps_no_redo_file() {
     assert_eq!(std::fs::read_dir(&folders[1]).unwrap().count(), 1);
 }
 
-/// Moved to another folder after the kill, or found there by another hard link: both ways out are
-/// said.
+/// Moved to another folder after the kill, or found there by another hard link: the refusal names
+/// both remedies.
 #[test]
 fn an_image_that_is_moved_without_its_redo_file_is_refused() {
     let host = Host::new();
@@ -157,8 +157,8 @@ fn an_image_that_is_moved_without_its_redo_file_is_refused() {
     assert_eq!(contents(&host.open_by(&moved, &disk, None).unwrap())[0], 7);
 }
 
-/// A copy beside the image that it was made of has the same mark; whichever was opened first got
-/// the changes and took the redo file away.
+/// A copy beside the original image has the same mark; the first one opened got the changes and
+/// removed the redo file.
 #[test]
 fn a_copy_of_the_image_does_not_get_its_changes() {
     let host = Host::new();
@@ -171,9 +171,9 @@ fn a_copy_of_the_image_does_not_get_its_changes() {
     assert_eq!(contents(&host.open(&disk))[0], 7);
 }
 
-/// Killed in one mount of its file system, found in another one of the same boot: the device has
-/// another number (NFS, loop, device mapper, btrfs), and was compared. File systems without numbers
-/// of their own (FUSE) give others to both files, as do copies of both.
+/// Killed in one mount of its file system, found in another one of the same boot: the device number
+/// differs (NFS, loop, device mapper, btrfs), and was compared. File systems without persistent
+/// inode numbers (FUSE) give others to both files, as do copies of both.
 #[test]
 fn a_redo_file_is_believed_when_its_file_system_has_been_mounted_again() {
     for words in [&[3][..], &[4, 11]] {
@@ -189,9 +189,9 @@ fn a_redo_file_is_believed_when_its_file_system_has_been_mounted_again() {
     }
 }
 
-/// The folder's owner made the redo file, the daemon mapped it, the owner made it shorter, and the
-/// next change ended the daemon with all its disks. One with two names, or of another user, may be
-/// reached so.
+/// The folder's owner created the redo file, the daemon mapped it, the owner truncated it, and the
+/// next change ended the daemon with all its disks. A file with two names, or of another user, may
+/// be reached like that.
 #[test]
 fn only_a_file_that_no_other_user_reaches_is_mapped() {
     let host = Host::new();

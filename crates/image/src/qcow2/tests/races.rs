@@ -1,4 +1,4 @@
-//! Requests that are on their way while the clusters they use get another use; and several queues.
+//! Tests of requests in flight while their clusters are reused; and of several queues.
 
 use std::time::Duration;
 
@@ -11,20 +11,20 @@ use super::fixture::{Guest, assert_clean, contents, extent, new_disk, open};
 
 const CLUSTER: u64 = 8;
 
-/// Long enough for the maintenance worker to do whatever it wants to do.
+/// Long enough for all pending maintenance work.
 fn let_maintenance_work() {
     std::thread::sleep(Duration::from_millis(60));
 }
 
-/// The first queue has `op` on its way to the only cluster in use; meanwhile the second discards
-/// the cluster, and writes others.
+/// The first queue has `op` in flight to the only cluster in use; meanwhile the second discards the
+/// cluster, and writes others.
 fn overtaken(op: Op) -> (Vec<u8>, Vec<u8>) {
     let disk = new_disk(8 * CLUSTER, CLUSTER * 512);
     let image = open(&disk);
     let mut other = Guest::new(&image);
     other.run(Op::Write(extent(0, CLUSTER)), 1).unwrap();
     other.run(Op::Flush, 0).unwrap();
-    // What a queue has submitted is done when it reaps, not before.
+    // Completions of a queue are seen when it reaps, not before.
     let mut slow = Guest::new(&image);
     slow.submit(op, 9);
     other.run(Op::Discard(extent(0, CLUSTER)), 0).unwrap();
@@ -110,7 +110,7 @@ fn queues_of_several_threads_do_not_disturb_each_other() {
     }
 }
 
-/// The same further on.
+/// Shifts the operation by `by` sectors.
 fn shifted(op: Op, by: u64) -> Op {
     let shift =
         |place: flowstone_block::Extent| extent(place.start().get() + by, place.count().get());

@@ -94,7 +94,7 @@ fn open(disk: &SimDisk, access: Access) -> flowstone_block::Result<Qcow2Image> {
     Qcow2Image::open(Path::new("image"), file, None, mode, access, Memory::None)
 }
 
-/// Header and tables were read and written in sectors of 512 bytes: a good image was refused.
+/// Header and tables were read and written in sectors of 512 bytes: a valid image was refused.
 #[test]
 fn an_image_is_served_from_sectors_of_4_kib() {
     for (cluster_bits, sectors) in [(12, 6 << 13), (16, 2048), (21, 3 << 12)] {
@@ -121,7 +121,7 @@ fn an_image_is_served_from_sectors_of_4_kib() {
     }
 }
 
-/// The same in blocks of 4 KiB.
+/// Converts an operation in units of 512 bytes to units of 4 KiB.
 fn eight_times(op: Op) -> Op {
     let larger =
         |place: flowstone_block::Extent| extent(place.start().get() * 8, place.count().get() * 8);
@@ -142,12 +142,12 @@ fn an_image_on_sectors_of_4_kib_is_resized_put_in_order_and_repaired() {
         guest.run(Op::Write(extent(cluster * 8, 8)), cluster as u8).unwrap();
     }
     drop(guest);
-    // The L1 table gets longer than a sector.
+    // The L1 table becomes longer than a sector.
     image.resize(SectorCount::new(3 << 21)).unwrap();
     image.compact(&mut |_, _| {}).unwrap();
     drop(image);
     assert_clean(&disk);
-    // A wrong mark in the second sector of a table that is in use.
+    // A wrong COPIED flag in the second sector of a table in use.
     let l1 = number(&disk, 40);
     let entry = number(&disk, l1);
     disk.write_at(l1, &(entry & !(1 << 63)).to_be_bytes());

@@ -1,5 +1,5 @@
-//! Every fallible step of maintenance fails: once, for a while, for ever, or for want of space; and
-//! power is cut, or the daemon is killed, before, meanwhile and afterwards.
+//! Every fallible step of maintenance fails: once, for a while, for ever, or for lack of space; and
+//! power is cut, or the daemon is killed, before, during and after it.
 
 use std::time::{Duration, Instant};
 
@@ -9,17 +9,17 @@ use flowstone_sim::{Call, Landed};
 
 use super::lives::{Life, Script, Times, Trouble};
 
-/// Calls that the image makes. It never asks for space by [`Call::Allocate`].
+/// Calls that the image makes. It never uses [`Call::Allocate`].
 const CALLS: [Call; 6] =
     [Call::Read, Call::Write, Call::Datasync, Call::Punch, Call::SetSize, Call::Zero];
 
-/// What a short life is made of: tables and refcount blocks come, the L1 table moves, the refcount
-/// table may, clusters are given up and used again, data is put in order.
+/// A short history with all kinds of changes: tables and refcount blocks are added, the L1 table
+/// moves, the refcount table may, clusters are freed and reused, `compact` runs.
 fn script(seed: u64, remembers: bool) -> Script {
     Script { cluster_bytes: 512, sizes: [330, 4300], remembers, ..Script::new(seed) }
 }
 
-/// The same life again and again; in each a call further on fails, until none does.
+/// Repeats the same history; in each run a later call fails, until none does.
 fn each_call_fails(call: Call, stride: u64, times: Times) {
     let mut random = Rng::with_seed(9);
     let mut cuts = 0;
@@ -86,7 +86,7 @@ fn any_trouble(random: &mut Rng) -> Trouble {
         1..=3 => Trouble::Full { pages: random.u64(..60), passes: random.bool() },
         _ => {
             let call = *random.choice(&CALLS).unwrap();
-            // About as many as there are in a life.
+            // About as many as there are in a history.
             let most = match call {
                 Call::Write => 150,
                 Call::Read => 60,

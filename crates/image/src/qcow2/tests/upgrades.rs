@@ -1,5 +1,5 @@
-//! An image whose daemon was killed before an upgrade: earlier versions called the redo file by the
-//! image, and told boots apart by their number alone.
+//! An image whose daemon was killed before an upgrade: earlier versions named the redo file after
+//! the image, and told boots apart by their number alone.
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ use super::host::{Host, set_word, word};
 
 const SECTORS: u64 = 1500;
 
-/// Killed by a version whose redo files begin like this.
+/// An image killed by a version whose redo files begin with this magic.
 fn killed(host: &Host, magic: &[u8; 8]) -> SimDisk {
     let disk = new_disk(SECTORS, 4096);
     let image = host.open(&disk);
@@ -29,7 +29,7 @@ fn killed(host: &Host, magic: &[u8; 8]) -> SimDisk {
     killed.disk
 }
 
-/// As if the host had been restarted since, or as if it were another one.
+/// Changes the redo file as if the host had been restarted since, or as if it were another one.
 fn in_another_boot(host: &Host, restarted: bool) {
     let mut redo = std::fs::read(host.old_redo()).unwrap();
     let number = word(&redo, 1);
@@ -61,7 +61,7 @@ fn changes_of_a_daemon_that_was_killed_before_an_upgrade_are_taken_over() {
     assert_clean(&disk);
 }
 
-/// Closed in order, or before a restart of the host: as ever.
+/// Closed cleanly, or before a restart of the host: they open as usual.
 #[test]
 fn images_of_earlier_versions_open() {
     for magic in [b"fsredo01", b"fsredo02"] {
@@ -80,7 +80,7 @@ fn images_of_earlier_versions_open() {
     }
 }
 
-/// The number of the boot alone said that the host had been restarted.
+/// The boot number alone was taken as proof of a restart.
 #[test]
 fn what_an_earlier_version_has_left_in_another_boot_is_refused_if_that_may_not_have_ended() {
     for (magic, mark) in [(b"fsredo01", Some(1u64 << 63)), (b"fsredo02", None)] {

@@ -14,20 +14,20 @@ use flowstone_sim::{Call, Fault, SimDisk};
 
 use super::*;
 
-/// A file that takes everything, keeps a list of it, and completes nothing before it is told to.
+/// A file that accepts and records all requests, and completes none until released.
 #[derive(Clone, Default)]
 struct Recorder {
     taken: Arc<Mutex<Vec<FileOp>>>,
-    /// Sizes that it was given, each with what it had taken by then.
+    /// Sizes that were set, each with the number of requests recorded by then.
     sizes: Arc<Mutex<Vec<(u64, usize)>>>,
     held: Arc<AtomicBool>,
-    /// The next flush fails, as the kernel reports it: once.
+    /// Whether the next flush fails; reported once, like the kernel does.
     bad_sync: Arc<AtomicBool>,
-    /// The next write that is durable by itself, or is not, fails with this.
+    /// Error of the next write that is durable by itself (`true`), or is not.
     bad_write: Arc<Mutex<Option<(bool, Errno)>>>,
-    /// The next write fails before the host is asked for it.
+    /// Whether the next write fails before it is submitted to the host.
     refused: Arc<AtomicBool>,
-    /// Punches of this place fail.
+    /// Offset at which punches fail.
     bad_punch: Arc<Mutex<Option<FileOffset>>>,
 }
 
@@ -137,7 +137,7 @@ fn reap(channel: &mut dyn Channel) -> Vec<Outcome> {
     done.iter().map(|completion| completion.outcome).collect()
 }
 
-/// Waits for `count` completions, of which others do a part.
+/// Waits for `count` completions, some of which come from other threads.
 fn wait(channel: &mut dyn Channel, count: usize) -> Vec<Outcome> {
     let mut done = Vec::new();
     while done.len() < count {
@@ -155,7 +155,7 @@ fn after_a_failed_flush_no_queue_promises_anything() {
     let mut other = BlockingDisk::new(&image).unwrap();
     file.bad_sync.store(true, Ordering::Relaxed);
     assert_eq!(one.run(Op::Flush), Err(Errno::IO));
-    // The kernel would say yes now; the data may be gone all the same.
+    // The kernel would report success now; the data may be gone all the same.
     assert_eq!(one.run(Op::Flush), Err(Errno::IO));
     assert_eq!(other.run(Op::Flush), Err(Errno::IO));
     let mut data = AlignedBuf::zeroed(4096);
@@ -178,7 +178,7 @@ fn flushes_that_wait_together_share_one_and_its_failure() {
     assert_eq!(file.take(), [FileOp::Datasync]);
 }
 
-/// The queue that leads syncs for all of them, and goes on for those that came too late.
+/// The leading queue syncs for all of them, and then for those that came too late.
 #[test]
 fn flushes_of_several_queues_share_one_and_its_failure() {
     let file = Recorder::default();
@@ -265,7 +265,7 @@ fn discards_that_wait_together_become_few_calls_and_delay_nothing_else() {
     assert_eq!(image.discards().waiting, 10);
     file.held.store(false, Ordering::Relaxed);
     assert_eq!(wait(&mut *queues[0], 1 + 4 + 1 + 1).len(), 7);
-    // Nine made one; the durable one among them is not done before a flush.
+    // Nine were merged into one; the durable one among them does not complete before a flush.
     assert_eq!(wait(&mut *queues[1], 4).len(), 4);
     assert_eq!(file.take(), [punch(0, 9 * 4096), FileOp::Datasync]);
     let counted = image.discards();
@@ -293,7 +293,7 @@ fn ranges_that_share_a_failure_are_tried_by_themselves() {
     assert_eq!(outcomes, [Ok(()), Err(Errno::IO), Ok(())]);
 }
 
-/// A queue must not go before its discards: the next guest may be writing there.
+/// A queue must not be dropped before its discards complete: the next guest may be writing there.
 #[test]
 fn a_queue_that_goes_away_waits_for_its_discards() {
     let file = Recorder::default();
@@ -330,14 +330,14 @@ fn a_failed_read_of_a_write_through_disk_does_not_stop_writes() {
     assert_eq!(run(Op::Read(extent(64, 1))), Err(Errno::IO));
     assert_eq!(run(Op::Write(extent(0, 1))), Ok(()));
     assert_eq!(run(Op::Flush), Ok(()));
-    // A write that fails may have lost something.
+    // A failed write may have lost data.
     disk.inject(Fault::fail(Errno::IO).on(Call::Write));
     assert_eq!(run(Op::Write(extent(0, 1))), Err(Errno::IO));
     assert_eq!(run(Op::Flush), Err(Errno::IO));
 }
 
-/// dm-crypt, a thin volume, some SSDs: what was discarded holds anything. Zeroes must be written
-/// there, and a discard must not come after them.
+/// dm-crypt, a thin volume, some SSDs: discarded ranges hold arbitrary data. Zeroes must be written
+/// there, and a discard must not follow them.
 #[test]
 fn zeroes_are_zeroes_on_a_device_that_holds_anything_after_a_discard() {
     let disk = SimDisk::from_bytes(&[7; 1 << 20]);

@@ -1,13 +1,13 @@
-//! Discards of all queues of an image, gathered into few calls to the host.
+//! Discards of all queues of an image, merged into few calls to the host.
 //!
 //! A discard costs the host per call, not per byte, and file systems stop all direct I/O of the
 //! file for it. So queues hand discards over to one thread. It carries them out in sweeps over the
-//! disk, one after the other; what waits meanwhile is merged across requests and queues. While
-//! guests read or write, it rests after each call ([`Pace`]), for [`PATIENCE`] per sweep at most.
-//! An idle image has no such thread before its first discard, and a sleeping one afterwards.
+//! disk in LBA order; discards that wait meanwhile are merged across requests and queues. While
+//! guests read or write, it rests after each call ([`Pace`]), for at most [`PATIENCE`] per sweep.
+//! An image has no such thread before its first discard, and a sleeping one when idle afterwards.
 //!
-//! A discard completes when it is done, never earlier, so nothing about order changes: requests
-//! that are in flight together have none, and a flush covers what has completed. One that makes its
+//! A discard completes when it is done, never earlier, so ordering does not change: requests in
+//! flight together have no order, and a flush covers what has completed. A discard that makes its
 //! thread panic fails, and the thread goes on with the next.
 
 mod pending;
@@ -28,10 +28,10 @@ use crate::runtime::discards::DiscardCounters;
 use crate::runtime::pace::{Activity, Pace};
 use crate::upkeep::Upkeep;
 
-/// A sweep that has taken so long goes on without rests.
+/// Duration after which a sweep goes on without rests.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What carries a range out; it stays on the thread that made it.
+/// Carries out the discard of one range; stays on the thread that created it.
 pub type Trim = Box<dyn FnMut(Extent) -> Outcome>;
 type MakeTrim = Box<dyn Fn() -> io::Result<Trim> + Send + Sync>;
 
@@ -44,9 +44,9 @@ pub struct Trims {
 
 struct Shared {
     state: Mutex<State>,
-    /// Rings when there is work.
+    /// Signalled when there is work.
     wakeup: Condvar,
-    /// Rings when it is to stop.
+    /// Signalled when the thread must stop.
     alarm: Condvar,
     make_trim: MakeTrim,
     activity: Arc<Activity>,
@@ -61,8 +61,8 @@ struct State {
 }
 
 impl Trims {
-    /// Nothing yet. `make_trim` is called on the thread, when that is needed; `activity` tells
-    /// whether guests are at work.
+    /// No discards yet. `make_trim` is called on the thread, when needed; `activity` tells whether
+    /// guests are active.
     pub fn new(
         activity: Arc<Activity>,
         discards: Arc<DiscardCounters>,
@@ -85,7 +85,7 @@ impl Trims {
         }
     }
 
-    /// Takes a request over that has an extent; it comes back in the completion queue, some time
+    /// Takes over a request that has an extent; it completes in the completion queue, some time
     /// after the next [`kick`](Self::kick).
     pub fn submit(&self, request: Box<Request>, reply_to: &Arc<CompletionQueue>) {
         let Some(extent) = request.op.extent() else {
@@ -105,13 +105,13 @@ impl Trims {
         state.pending.add(DiscardRun { extent, jobs: vec![job] });
     }
 
-    /// Starts what has been submitted. Not with each request: woken for the first one, the thread
-    /// would have nothing to merge it with.
+    /// Starts the submitted discards. Not called for each request: woken for the first one, the
+    /// thread would have nothing to merge it with.
     pub fn kick(&self) {
         self.shared.wakeup.notify_one();
     }
 
-    /// What carries discards out, in the place of a thread.
+    /// Returns the worker that carries out discards, in the place of a thread.
     pub fn by_hand(&self) -> TrimWorker {
         self.is_by_hand.store(true, Ordering::Relaxed);
         TrimWorker::new(Arc::clone(&self.shared))
@@ -130,7 +130,7 @@ impl Trims {
         Ok(())
     }
 
-    /// Ends the thread. Nothing may be submitted any more.
+    /// Ends the thread. Nothing may be submitted afterwards.
     pub fn stop(&self) {
         self.shared.state().stopping = true;
         self.shared.wakeup.notify_one();
@@ -174,7 +174,7 @@ impl Shared {
         }
     }
 
-    /// Leaves the host to the guests for so long.
+    /// Rests for `time`, so that the host serves the guests.
     fn rest(&self, time: Duration) {
         if time.is_zero() {
             return;
@@ -189,7 +189,7 @@ impl Shared {
     }
 }
 
-/// What carries the discards of an image out: its thread has one, or whoever works by hand.
+/// Carries out the discards of an image, on its thread or for a caller that steps it.
 pub struct TrimWorker {
     shared: Arc<Shared>,
     trim: Option<Trim>,
@@ -201,12 +201,12 @@ impl TrimWorker {
         Self { shared, trim: None, pace: Pace::default() }
     }
 
-    /// Returns how long to rest.
+    /// Carries out a run and returns how long to rest.
     fn serve(&mut self, run: DiscardRun) -> Duration {
         let began = self.shared.clock.now();
         if catch_unwind(AssertUnwindSafe(|| self.try_to_serve(run))).is_err() {
             error!("a discard has made its thread panic, and fails; the next ones go on");
-            // What it was in the middle of is not gone on with.
+            // The state of a discard that panicked is not reused.
             self.trim = None;
         }
         let now = self.shared.clock.now();
@@ -229,7 +229,8 @@ impl TrimWorker {
         Ok(self.trim.as_mut().expect("just made"))
     }
 
-    /// If several share a failure, each is tried by itself: one of them may be innocent.
+    /// If several requests share a failure, each is retried alone: only one of them may be at
+    /// fault.
     fn carry_out(trim: &mut Trim, run: DiscardRun) {
         let outcome = trim(run.extent);
         let alone = run.jobs.len() == 1;

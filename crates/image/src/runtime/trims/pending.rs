@@ -1,4 +1,4 @@
-//! Discards that wait, in the order of the disk, those that touch or overlap as one.
+//! Waiting discards, in LBA order; those that touch or overlap are merged.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -8,11 +8,11 @@ use flowstone_block::{Extent, Outcome};
 use crate::runtime::completion_queue::HandedOver;
 use crate::runtime::discards::Waiting;
 
-/// A request, and its part of the run.
+/// A request, which is part of a run.
 pub struct Job {
     pub extent: Extent,
-    /// Counts it as waiting. Before the request: it must not count any more when its completion is
-    /// seen.
+    /// Counts the request as waiting. Dropped before the request: it must no longer count when the
+    /// completion is seen.
     pub waiting: Option<Waiting>,
     pub request: HandedOver,
 }
@@ -24,24 +24,24 @@ impl Job {
     }
 }
 
-/// A range that is carried out as one, and the requests for it.
+/// A range that is carried out in one call, and the requests for it.
 pub struct DiscardRun {
     pub extent: Extent,
     pub jobs: Vec<Job>,
 }
 
-/// Runs that do not touch each other, by where they start.
+/// Runs that do not touch each other, keyed by start.
 #[derive(Default)]
 pub struct Pending {
     runs: BTreeMap<u64, DiscardRun>,
-    /// Where the last run that was taken ends: the next one is beyond, or the first of all. So a
-    /// discard waits for one sweep over the disk at most.
+    /// End of the last run taken: the next run is the first beyond it, or the first of all. So a
+    /// discard waits for at most one sweep over the disk.
     swept_to: u64,
     sweep_began: Option<Instant>,
 }
 
 impl Pending {
-    /// Adds a run, and makes it one with those it touches.
+    /// Adds a run, and merges it with the runs it touches.
     pub fn add(&mut self, mut run: DiscardRun) {
         if self.runs.is_empty() {
             self.sweep_began = None;
@@ -56,7 +56,7 @@ impl Pending {
         self.runs.insert(run.extent.start().get(), run);
     }
 
-    /// The next run to be carried out.
+    /// Takes the next run to carry out.
     pub fn take(&mut self, now: Instant) -> Option<DiscardRun> {
         let next = self.runs.range(self.swept_to..).next().map(|(start, _)| *start);
         self.sweep_began.get_or_insert(now);
@@ -75,7 +75,7 @@ impl Pending {
         self.runs.is_empty()
     }
 
-    /// When the present sweep began, if discards wait.
+    /// Returns when the present sweep began, if discards wait.
     pub fn sweep_began(&self) -> Option<Instant> {
         self.sweep_began.filter(|_| !self.runs.is_empty())
     }
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(pending.sweep_began(), None);
     }
 
-    /// The first sweep was without a beginning, and the next one had that of the last before a
+    /// The first sweep had no beginning, and the next one had that of the last sweep before a
     /// pause.
     #[test]
     fn a_sweep_begins_with_the_first_run_that_is_taken() {

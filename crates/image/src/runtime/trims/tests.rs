@@ -1,4 +1,4 @@
-//! The thread for discards dies.
+//! Tests of a panic of the discarding thread.
 
 use flowstone_block::{Op, Reactor, Sector, SectorCount};
 
@@ -6,8 +6,8 @@ use super::*;
 use crate::deadly::wait_until;
 use crate::runtime::wakers::QueueWaker;
 
-/// The discard was dropped without an answer, and so was every later one, since no other thread was
-/// started. Queue and daemon then waited for ever.
+/// The discard was dropped without a completion, and so was every later one, since no other thread
+/// was started. Queue and daemon then waited for ever.
 #[test]
 fn a_discard_comes_back_when_the_thread_for_discards_has_panicked() {
     let reactor = Reactor::new().unwrap();

@@ -1,34 +1,36 @@
-//! When another record is made, and how large: the device is to have enough to do, and small
-//! requests are to share a record.
+//! When the next record is started, and its size: keeps the device busy, and lets small requests
+//! share a record.
 
 use super::WriteQueue;
 use crate::log::address::BLOCK_BYTES;
 
-/// Small records of one queue that are being written at once. With fewer, the device is idle at
-/// times.
+/// Maximum number of small records of one queue being written at once. With fewer, the device is
+/// idle at times.
 const SMALL_RECORDS_MAX: usize = 3;
-/// Records of any size.
+/// Maximum number of records of any size being written at once.
 const RECORDS_MAX: usize = 16;
-/// Another record is started beside those on their way only for at least this share of what they
-/// carry. Else every completion of a small record would be answered by a small record, for ever.
+/// A record is started beside those in flight only if it holds at least this share of their
+/// requests. Otherwise each completion of a small record would start another small record, for
+/// ever.
 const BESIDE_MIN_PERCENT: usize = 50;
-/// Requests of so many blocks are large. Of smaller ones, as many as there are share a record: what
-/// a record costs besides its blocks is then theirs together.
+/// Number of blocks from which on a request is large. Smaller requests share a record, as many as
+/// there are, and with it the cost per record.
 const LARGE_REQUEST_BLOCKS: u64 = 16;
-/// Records that large requests are divided into: enough that the device always has some while the
+/// Number of records that large requests are divided into: enough to keep the device busy while the
 /// next one is copied and the last ones are completed.
 const LARGE_RECORDS: u64 = 8;
-/// What the device must have on its way to be busy is divided into so many records at least.
+/// Minimum number of records for the bytes that keep the device busy.
 const BUSY_RECORDS: u64 = 4;
 
-/// Blocks after which a record of large requests is large enough, when so many wait and are on
-/// their way. A larger one costs less for each block, but the device has less to do at a time.
+/// Returns the blocks after which a record of large requests is complete, for `outstanding` blocks
+/// waiting and in flight. A larger one costs less per block, but leaves the device less to do at a
+/// time.
 fn large_blocks(outstanding: u64, busy_bytes: u64) -> u64 {
     let busy = busy_bytes / BLOCK_BYTES as u64 / BUSY_RECORDS;
     (outstanding / LARGE_RECORDS).max(busy).max(LARGE_REQUEST_BLOCKS)
 }
 
-/// What waits for a record, and what is on its way, in blocks.
+/// Waiting and in-flight load, in blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     waiting: u64,
@@ -37,12 +39,12 @@ pub struct Load {
 }
 
 impl Load {
-    /// Whether so many blocks of so many requests are a record of their own.
+    /// Returns whether this many blocks of this many requests justify a record of their own.
     pub const fn is_large(self, blocks: u64, requests: u64) -> bool {
         blocks >= self.enough && blocks >= requests * LARGE_REQUEST_BLOCKS
     }
 
-    /// Whether a large record can be made of what waits.
+    /// Returns whether the waiting requests make a large record.
     pub const fn waits_enough(self) -> bool {
         self.is_large(self.waiting, self.requests)
     }
@@ -59,7 +61,7 @@ impl WriteQueue {
         Load { waiting, requests: self.waiting.len() as u64, enough: enough.min(most) }
     }
 
-    /// Whether it is time for another record.
+    /// Returns whether another record should be started.
     pub(super) fn may_begin(&self) -> bool {
         if self.being_written == 0 {
             return true;
@@ -88,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_device_that_takes_long_gets_larger_records() {
-        // 5 ms for a small record, 200 MB/s: a megabyte must be on its way.
+        // 5 ms for a small record, 200 MB/s: a megabyte must be in flight.
         assert_eq!(large_blocks(8 * 32, 1 << 20), 64);
         // 80 us, 2.5 GB/s.
         assert_eq!(large_blocks(8 * 32, 200 << 10), 32);

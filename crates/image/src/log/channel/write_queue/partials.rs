@@ -1,5 +1,5 @@
-//! Blocks of which a request changes only a part: the rest is read before they go into a record,
-//! and again if it has changed by then.
+//! Partial blocks: the rest is read before they go into a record, and again if it has changed by
+//! then.
 
 use flowstone_block::{Errno, Outcome};
 use flowstone_fileio::{FileOp, FileRequest, MemoryList};
@@ -9,11 +9,11 @@ use crate::log::address::{BLOCK_BYTES, BLOCK_SECTORS, MapEntry};
 use crate::log::channel::partial::PartialBlock;
 use crate::log::channel::{Purpose, Queue};
 
-/// How often a block is read that does not fit its checksum.
+/// Maximum number of reads of a block that does not match its checksum.
 const TRIES_MAX: u32 = 2;
 
 impl WriteQueue {
-    /// Gets the rest of the blocks that the request changes in part.
+    /// Reads the rest of the partial blocks of a request.
     pub(super) fn fetch_partials(&mut self, queue: &mut Queue, index: usize) {
         let pending = &mut self.requests[index];
         pending.partials_missing = 0;
@@ -45,7 +45,7 @@ impl WriteQueue {
         let fits = crc32c::crc32c(&partial.content) == partial.reading.checksum();
         let map_entry = queue.core.map.get(partial.lba);
         let gone = map_entry == partial.reading && partial.tries >= TRIES_MAX;
-        // What the disk has of its last block is covered: nothing of it is to be kept.
+        // The write covers all that the disk has of its last block: no old content is kept.
         let covered = pending.extent.end().get() == queue.core.capacity().get()
             && pending.extent.start().get() <= partial.lba * BLOCK_SECTORS;
         if outcome.is_ok() && fits {
@@ -79,7 +79,7 @@ impl WriteQueue {
 fn read_partial(queue: &mut Queue, partial: &mut PartialBlock, map_entry: MapEntry, tag: usize) {
     partial.reading = map_entry;
     partial.tries += 1;
-    // SAFETY: the edge is boxed and stays with its request until the read completes.
+    // SAFETY: the partial block is boxed and stays with its request until the read completes.
     let memory = unsafe { MemoryList::new(&partial.memory) };
     let op = FileOp::Read { offset: map_entry.address().offset(), bytes: BLOCK_BYTES as u64 };
     queue.file.submit(FileRequest::new(op, memory, Purpose::Partial.tag(tag)));

@@ -1,4 +1,4 @@
-//! Drafts that get no place: what becomes of their requests.
+//! Undoes drafts that get no place.
 
 use flowstone_block::Errno;
 
@@ -8,7 +8,7 @@ use crate::log::channel::flushes::Flushes;
 use crate::log::channel::pending_record::{PendingRecord, Share};
 
 impl WriteQueue {
-    /// Undoes a draft: its requests wait again, in their order, except those whose block `stale`
+    /// Undoes a draft: its requests wait again, in order, except those with block `stale`, which
     /// has changed since it was read. These are returned.
     pub(super) fn take_apart(
         &mut self,
@@ -20,7 +20,7 @@ impl WriteQueue {
             let pending = &mut self.requests[write];
             pending.cursor = first;
             pending.shares_left -= 1;
-            // A part of it is in the draft, and the rest waits.
+            // A part of the request is in the draft, and the rest waits.
             self.waiting.retain(|waiting| *waiting != write);
             let partials = pending.partials.iter_mut().flatten();
             match partials.into_iter().find(|partial| Some(partial.lba) == stale) {
@@ -36,7 +36,8 @@ impl WriteQueue {
         again
     }
 
-    /// There is no room: what needs some fails; what gives some up goes on.
+    /// Refuses a draft for lack of room: requests that need room fail; requests that free some go
+    /// on.
     pub(super) fn refuse(
         &mut self,
         queue: &mut Queue,

@@ -1,4 +1,4 @@
-//! What writes wait for, for tests.
+//! States in which writes wait, for tests.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ impl WriteQueue {
         #[rustfmt::skip]
         let Self {
             requests, waiting, conflicted, draft, records, being_written,
-            // Memory, and what was seen last.
+            // Memory, and the last observed state.
             shape: _, journals_apart: _, left_out: _, device: _, spare: _, recent: _, refused_at: _, conflicts_at: _,
         } = self;
         let reads = requests.iter().any(|(_, request)| request.partials_missing > 0);

@@ -1,12 +1,12 @@
-//! What a queue refuses, leaves out, and counts.
+//! Tests of requests that a queue refuses, of promises of durability, and of counters.
 
 use std::time::{Duration, Instant};
 
 use super::*;
 use crate::runtime::pace::Pace;
 
-/// The file would say yes to the next sync. What it has lost stays lost, so nothing that promises
-/// durability gets as far as the file.
+/// The file would report success for the next sync. Lost data stays lost, so no request that
+/// promises durability reaches the file.
 #[test]
 fn after_a_failed_flush_requests_that_promise_durability_do_not_reach_the_file() {
     let file = Recorder::default();
@@ -23,7 +23,7 @@ fn after_a_failed_flush_requests_that_promise_durability_do_not_reach_the_file()
         assert_eq!(reap(&mut *other), [Err(Errno::IO)], "{op:?}");
         assert_eq!(file.take(), [], "{op:?}");
     }
-    // A read promises nothing, on a disk that writes through, too.
+    // A read promises no durability, even on a write-through disk.
     for (op, durable) in [(Op::Write(extent(8, 1)), false), (Op::Read(extent(8, 1)), true)] {
         submit(&mut *other, op, durable);
         assert_eq!(reap(&mut *other), [Ok(())], "{op:?}");
@@ -46,7 +46,7 @@ fn a_disk_that_ignores_discards_leaves_the_file_alone_and_writes_its_zeroes() {
     assert_eq!(file.take(), [FileOp::Zero { offset: FileOffset::new(4096), bytes: 512 }]);
 }
 
-/// The thread that discards makes way for guests at work. Its own work is none of theirs.
+/// The discarding thread rests while guests are active. Its own work does not count as theirs.
 #[test]
 fn all_requests_but_discards_count_as_work_of_the_guest() {
     let image = Recorder::default().image();
@@ -66,8 +66,8 @@ fn write(durable: bool) -> FileOp {
     FileOp::Write { offset: FileOffset::new(4096), bytes: 512, durable }
 }
 
-/// Each was a sync by itself, beside those of other queues: a failure that the host told to one of
-/// them was not known to the flushes that it let succeed meanwhile.
+/// Each was a sync of its own, beside those of other queues: a failure that the host reported to
+/// one of them was not known to flushes that completed meanwhile.
 #[test]
 fn a_write_through_write_beside_a_sync_takes_its_turn() {
     let file = Recorder::default();
@@ -108,7 +108,7 @@ fn of_write_through_writes_one_is_durable_by_itself_and_the_others_share_a_sync(
     assert_eq!(reap(&mut *other), [Ok(())]);
 }
 
-/// It serves no flush: what others have written is not durable with it.
+/// It serves no flush: writes of others are not durable with it.
 #[test]
 fn a_flush_beside_a_write_through_write_has_a_sync_of_its_own() {
     let file = Recorder::default();
@@ -128,7 +128,7 @@ fn a_flush_beside_a_write_through_write_has_a_sync_of_its_own() {
     assert_eq!(done.len(), 1);
 }
 
-/// The size was synced beside the guest's flushes, and a failure told to the operator only.
+/// The size was synced beside the guest's flushes, and a failure reported to the operator only.
 #[test]
 fn a_failed_sync_of_a_new_size_ends_all_promises() {
     let file = Recorder::default();
@@ -143,7 +143,7 @@ fn a_failed_sync_of_a_new_size_ends_all_promises() {
     assert_eq!(guest.run(Op::Flush), Err(Errno::IO));
 }
 
-/// A resize that comes while a queue syncs waits for its turn.
+/// A resize during a queue's sync waits for its turn.
 #[test]
 fn a_resize_shares_the_failure_of_the_sync_that_it_waits_for() {
     let file = Recorder::default();
@@ -164,8 +164,8 @@ fn a_resize_shares_the_failure_of_the_sync_that_it_waits_for() {
     assert_eq!(reap(&mut *channel), [Err(Errno::IO)]);
 }
 
-/// It was taken for a sync that had done well unless it failed with EIO: a device that cannot flush
-/// its cache says so in many ways, to one caller.
+/// It was considered a successful sync unless it failed with EIO: a device that cannot flush its
+/// cache reports that with various errors, to one caller.
 #[test]
 fn a_write_through_write_that_fails_in_any_way_but_for_lack_of_space_ends_all_promises() {
     use Errno as E;
@@ -188,8 +188,8 @@ fn a_write_through_write_that_fails_in_any_way_but_for_lack_of_space_ends_all_pr
     }
 }
 
-/// A host without memory to copy odd buffers to ended all promises of the disk until it was opened
-/// anew, though nothing had been written or synced.
+/// A host without memory to copy unaligned buffers to made all later flushes of the disk fail until
+/// it was reopened, though nothing had been written or synced.
 #[test]
 fn a_write_through_write_that_the_host_was_not_asked_for_breaks_no_promise() {
     let file = Recorder::default();
@@ -203,7 +203,7 @@ fn a_write_through_write_that_the_host_was_not_asked_for_breaks_no_promise() {
     assert_eq!(reap(&mut *channel), [Ok(()); 2]);
 }
 
-/// Nothing has been synced, so nothing is lost but what its guest is told of.
+/// Nothing has been synced, so only the data whose error its guest gets is lost.
 #[test]
 fn a_write_through_write_that_fails_before_its_sync_breaks_no_promise() {
     for errno in [Errno::IO, Errno::NOSPC] {
@@ -232,7 +232,7 @@ fn a_write_through_write_that_ends_when_nothing_is_promised_any_more_fails() {
     assert_eq!(reap(&mut *channel), [Err(Errno::IO)]);
 }
 
-/// Its sync is for the new size, and for the old one if it fails.
+/// Its sync covers the new size, or the old one if it fails.
 #[test]
 fn a_new_size_is_set_before_its_sync_and_taken_back_if_that_fails() {
     let file = Recorder::default();
@@ -244,7 +244,7 @@ fn a_new_size_is_set_before_its_sync_and_taken_back_if_that_fails() {
     assert_eq!(*file.sizes.lock().unwrap(), [(8192 * 512, 1), (4096 * 512, 2)]);
 }
 
-/// It leads one sync, and leaves the next one to those that wait for it.
+/// It leads one sync, and leaves the next one to queues that wait for it.
 #[test]
 fn a_flush_that_comes_while_a_resize_syncs_finds_a_leader() {
     let file = Recorder::default();
@@ -264,8 +264,8 @@ fn a_flush_that_comes_while_a_resize_syncs_finds_a_leader() {
     assert_eq!(file.take(), [FileOp::Datasync; 2]);
 }
 
-/// The kernel answers EFAULT where a guest's memory has been taken away: the disk refused every
-/// flush of the guest's next life, though no sync had failed.
+/// The kernel returns EFAULT for guest memory that is gone: the disk refused every flush after the
+/// guest's restart, though no sync had failed.
 #[test]
 fn a_durable_write_whose_memory_the_kernel_does_not_find_breaks_no_promise() {
     let file = Recorder::default();

@@ -1,4 +1,4 @@
-//! Queues that wait for each other: who is woken, and who must not wait.
+//! Tests of queues that wait for each other: which ones are woken, and which must not wait.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::sync_channel;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::waits::Wait;
 
-/// A file whose every request takes this long.
+/// A file whose requests each take this long.
 #[derive(Clone, Copy)]
 struct Slow(Duration);
 
@@ -67,7 +67,8 @@ fn slow_image(time: Duration) -> RawImage {
     RawImage::open(Path::new("t.raw"), file, DiscardMode::Deallocate, Access::Write).unwrap()
 }
 
-/// Two programs that flush over and over kept the drop of a queue that led, and with it SIGTERM.
+/// Two programs that flushed over and over blocked the drop of a leading queue, and with it
+/// SIGTERM.
 #[test]
 fn a_queue_that_goes_away_does_not_lead_for_ever() {
     const PATIENCE: Duration = flowstone_testkit::HANG;
@@ -109,7 +110,7 @@ fn a_queue_that_goes_away_does_not_lead_for_ever() {
         while begun.load(Ordering::Acquire) < 1 {
             thread::yield_now();
         }
-        // Its own flush ends, so its queue has nothing in flight and is over.
+        // Its own flush completes, so its queue has nothing in flight and is dropped.
         let mut done = Vec::new();
         while done.is_empty() {
             leader.reap(&mut done);
@@ -157,7 +158,7 @@ fn an_idle_queue_sleeps_while_another_one_flushes() {
         let waker = told.recv().unwrap();
         let mut busy = BlockingDisk::new(image).unwrap();
         for _ in 0..FLUSHES {
-            // As on a real disk, a flush takes a while.
+            // A flush takes a while, as on a real disk.
             thread::sleep(Duration::from_micros(300));
             busy.run(Op::Flush).unwrap();
         }
@@ -179,7 +180,7 @@ fn a_flush_that_another_queue_serves_ends_the_sleep_of_its_thread() {
     submit(&mut *other, Op::Flush, false);
     assert_eq!(other.next_look(), NextLook::OnWake);
     let start = Instant::now();
-    // While the other one's thread has taken its last look, and before it sleeps.
+    // After the other queue's thread has looked for the last time, and before it sleeps.
     contexts[1].reactor.sleep(|| {
         assert_eq!(reap(&mut *leader).len(), 1);
         NextLook::At(start + LONG)
@@ -194,7 +195,7 @@ fn a_discard_that_is_done_is_looked_at_before_a_sleep() {
     let image = Recorder::default().image();
     let mut channel = queue(&image, 8);
     submit(&mut *channel, Op::Discard(extent(0, 8)), false);
-    // It counts as waiting until just before it is given back.
+    // It counts as waiting until just before it completes.
     flowstone_testkit::wait_until("it is done", || image.discards().waiting == 0);
     flowstone_testkit::wait_until("it is given back", || channel.next_look() == NextLook::Now);
     assert_eq!(reap(&mut *channel), [Ok(())]);
