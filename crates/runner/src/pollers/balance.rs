@@ -28,7 +28,7 @@ pub struct QueueLoad {
     pub home: Option<u32>,
 }
 
-/// How many pollers are used.
+/// Number of pollers that are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spread {
     /// All of them, always.

@@ -362,7 +362,7 @@ mod tests {
         assert!(asked <= 2, "{asked} times in a minute");
     }
 
-    /// What the change itself costs says nothing of the form.
+    /// The cost of the change itself says nothing of the form.
     #[test]
     fn the_first_look_after_a_change_is_not_counted() {
         let mut queue = Queue::new(1e6, 1.2e6);
