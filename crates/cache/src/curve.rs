@@ -132,7 +132,7 @@ impl Curve {
         self.sampled_of as usize
     }
 
-    /// Whether there are enough samples for an estimate.
+    /// Returns whether there are enough samples for an estimate.
     pub fn is_known(&self) -> bool {
         self.sampled >= ACCESSES_MIN
     }

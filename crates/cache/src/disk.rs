@@ -37,8 +37,8 @@ impl CachedDisk {
         self.block(numbers.start)..self.block(numbers.end)
     }
 
-    /// Whether the cache may hold the blocks of this request. Requests of the daemon itself, which
-    /// have no counters, are not cached: they say nothing about the guest's reads.
+    /// Returns whether the cache may hold the blocks of this request. Requests of the daemon
+    /// itself, which have no counters, are not cached: they say nothing about the guest's reads.
     pub(crate) fn may_hold(
         &self,
         request: &Request,

@@ -26,7 +26,7 @@ impl Frame {
     /// No frame: the empty entry of a list of frames.
     pub const NONE: Self = Self(u32::MAX);
 
-    /// Whether this is a frame.
+    /// Returns whether this is a frame.
     pub fn is_some(self) -> bool {
         self != Self::NONE
     }

@@ -81,7 +81,7 @@ pub trait Policy: Send {
     /// Returns the number of blocks kept.
     fn len(&self) -> usize;
 
-    /// Whether no block is kept.
+    /// Returns whether no block is kept.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -148,7 +148,7 @@ impl PolicyKind {
         }
     }
 
-    /// Whether it is a rule of MultiCache, which has a threshold.
+    /// Returns whether it is a rule of MultiCache, which has a threshold.
     pub const fn has_threshold(self) -> bool {
         matches!(self, Self::MultiCacheCount | Self::MultiCache | Self::MultiCacheRelative)
     }

@@ -87,7 +87,7 @@ impl Vms {
         self.shares.len()
     }
 
-    /// Whether there are no VMs.
+    /// Returns whether there are no VMs.
     pub fn is_empty(&self) -> bool {
         self.shares.is_empty()
     }

@@ -220,7 +220,7 @@ impl Config {
         Ok(Self { daemon, ..Self::default() })
     }
 
-    /// Whether a disk of this name, or with the socket of these keys, was refused.
+    /// Returns whether a disk of this name, or with the socket of these keys, was refused.
     pub fn refuses(&self, name: &str, keys: &Keys) -> bool {
         let socket = keys.get("socket").map(|values| values.join(","));
         self.refused_tables.iter().any(|table| {

@@ -97,8 +97,8 @@ impl Disk {
         })
     }
 
-    /// Whether an operator's word names this disk: its name, or the path of its image. Does not
-    /// access a file system.
+    /// Returns whether an operator's word names this disk: its name, or the path of its image. Does
+    /// not access a file system.
     pub fn is_called(&self, name: &str, path: &Path) -> bool {
         let mine = [&self.image_path, &self.real_path];
         self.name == name || mine.into_iter().flatten().any(|mine| mine == path)

@@ -249,7 +249,7 @@ impl LineBudget {
 }
 
 impl Guest {
-    /// Whether it speaks for its VM.
+    /// Returns whether it speaks for its VM.
     fn has_place(&self) -> bool {
         self.heard.as_ref().is_some_and(|(at, _)| at.elapsed() < LEASE) && !self.is_gone()
     }
@@ -272,7 +272,7 @@ impl Guest {
         is_first
     }
 
-    /// Whether its end is closed, which its thread may not have noticed yet.
+    /// Returns whether its end is closed, which its thread may not have noticed yet.
     fn is_gone(&self) -> bool {
         goes_within(&self.stream, Duration::ZERO).unwrap_or(true)
     }

@@ -175,8 +175,8 @@ fn say_listening(socket: &Path) {
 }
 
 impl Daemon {
-    /// Whether a signal ends the daemon. Closing a terminal must not, nor the signals that make
-    /// other daemons rotate their logs and whose default action ends a process.
+    /// Returns whether a signal ends the daemon. Closing a terminal must not, nor the signals that
+    /// make other daemons rotate their logs and whose default action ends a process.
     fn is_told_to_end(self: &Arc<Self>, signal: i32) -> bool {
         let name = match signal {
             SIGHUP if self.source.is_some() => {

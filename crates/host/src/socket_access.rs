@@ -50,7 +50,7 @@ impl SocketAccess {
         Self { group: self.group.or(others.group), mode: self.mode.or(others.mode) }
     }
 
-    /// Whether anything is to be changed.
+    /// Returns whether anything is to be changed.
     fn is_given(self) -> bool {
         self != Self::default()
     }

@@ -28,7 +28,7 @@ impl Limit {
     /// Rates above this are refused.
     const RATE_MAX: u64 = 1 << 50;
 
-    /// Whether nothing is limited.
+    /// Returns whether nothing is limited.
     pub const fn is_none(&self) -> bool {
         self.iops.is_none() && self.bytes_per_s.is_none()
     }

@@ -142,12 +142,12 @@ impl Guest {
         self.failure.as_deref()
     }
 
-    /// Whether no request is in flight.
+    /// Returns whether no request is in flight.
     pub fn is_idle(&self) -> bool {
         self.free.len() == self.on_their_way.len()
     }
 
-    /// Whether no request is in flight and the load is at its end.
+    /// Returns whether no request is in flight and the load is at its end.
     pub fn is_done(&mut self) -> bool {
         self.is_idle() && self.load.peek().is_none()
     }

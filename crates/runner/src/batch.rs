@@ -100,7 +100,7 @@ impl Batch {
         self.chains = if chains == 0 { 0 } else { left.min(self.chains.saturating_sub(chains)) };
     }
 
-    /// Whether nothing more may be taken.
+    /// Returns whether nothing more may be taken.
     pub fn is_over(&self) -> bool {
         self.chains == 0 || self.bytes.get() == 0
     }

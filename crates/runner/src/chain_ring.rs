@@ -73,7 +73,7 @@ mod stand_in {
             Ok(())
         }
 
-        /// Whether the other end has been dropped.
+        /// Returns whether the other end has been dropped.
         pub fn is_abandoned(&self) -> bool {
             self.shared.abandoned.load(Ordering::Acquire)
         }
@@ -99,7 +99,7 @@ mod stand_in {
             self.seen.get() - self.head
         }
 
-        /// Whether the ring is empty.
+        /// Returns whether the ring is empty.
         pub fn is_empty(&self) -> bool {
             self.seen.get() == self.head && self.slots() == 0
         }

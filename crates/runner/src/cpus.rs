@@ -10,7 +10,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 pub struct CpuList(Vec<usize>);
 
 impl CpuList {
-    /// Whether the list is empty.
+    /// Returns whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -20,7 +20,7 @@ impl CpuList {
         self.0.len()
     }
 
-    /// Whether the list contains `cpu`.
+    /// Returns whether the list contains `cpu`.
     pub fn contains(&self, cpu: usize) -> bool {
         self.0.contains(&cpu)
     }

@@ -22,7 +22,7 @@ use crate::spin::{FOR_DISK, SpinBudget};
 /// Source of the requests and sink of the completions of a [`DiskTask`]: a whole queue, or a back
 /// half.
 pub trait Chains {
-    /// Whether nothing more is to be taken.
+    /// Returns whether nothing more is to be taken.
     fn is_leaving(&self) -> bool;
 
     /// See [`QueueRun::may_rest`].
@@ -30,17 +30,17 @@ pub trait Chains {
         !self.is_leaving()
     }
 
-    /// Whether there are chains to submit.
+    /// Returns whether there are chains to submit.
     fn has_available(&self) -> bool;
 
-    /// Whether chains that an earlier daemon left undone, or that were handed over, must be
+    /// Returns whether chains that an earlier daemon left undone, or that were handed over, must be
     /// submitted before the task leaves.
     fn has_undone(&self) -> bool;
 
     /// Number of chains in flight.
     fn in_flight(&self) -> usize;
 
-    /// Whether all available chains wait for the limit of their disk.
+    /// Returns whether all available chains wait for the limit of their disk.
     fn is_held(&self) -> bool {
         false
     }

@@ -48,19 +48,19 @@ impl<I: Intake> Entrance<I> {
         }
     }
 
-    /// Whether the task is to take nothing more.
+    /// Returns whether the task is to take nothing more.
     pub fn is_leaving(&self) -> bool {
         self.leave.load(Ordering::Acquire)
     }
 
-    /// Whether new chains are available that this task should take. Chains that an earlier daemon
-    /// left undone do not count: they were admitted before and so do not wait for a limit, and a
-    /// stop waits for them.
+    /// Returns whether new chains are available that this task should take. Chains that an earlier
+    /// daemon left undone do not count: they were admitted before and so do not wait for a limit,
+    /// and a stop waits for them.
     fn has_new(&self, front: &impl FrontHalf) -> bool {
         !self.is_leaving() && !front.has_undone() && front.has_available()
     }
 
-    /// Whether all available chains wait for the limit of the disk.
+    /// Returns whether all available chains wait for the limit of the disk.
     pub fn is_held(&self, front: &impl FrontHalf) -> bool {
         self.has_new(front) && self.intake.is_closed()
     }

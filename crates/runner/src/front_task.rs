@@ -71,9 +71,9 @@ impl<Q: GuestQueue, T: Throttle> FrontTask<Q, T> {
         }
     }
 
-    /// Whether there are chains to take. Chains that an earlier daemon left undone go first, even
-    /// if the task is to leave, and one at a time: if one of them kills the daemon, no other is in
-    /// hand.
+    /// Returns whether there are chains to take. Chains that an earlier daemon left undone go
+    /// first, even if the task is to leave, and one at a time: if one of them kills the daemon, no
+    /// other is in hand.
     fn has_available(&self) -> bool {
         let front = &self.half.front;
         if front.has_undone() {
@@ -82,7 +82,7 @@ impl<Q: GuestQueue, T: Throttle> FrontTask<Q, T> {
         !self.is_leaving() && front.has_available()
     }
 
-    /// Whether a returned chain can be taken back.
+    /// Returns whether a returned chain can be taken back.
     fn has_returns(&self) -> bool {
         let first = self.returned.front();
         self.half.returns.slots() > 0 || first.is_some_and(|it| self.half.link.is_cleared(it.done))
@@ -128,8 +128,8 @@ impl<Q: GuestQueue, T: Throttle> FrontTask<Q, T> {
         bytes
     }
 
-    /// Whether a chain is offered again while its in-flight mark is still being cleared. Such a
-    /// chain can be taken soon; one offered again before completion is a driver error.
+    /// Returns whether a chain is offered again while its in-flight mark is still being cleared.
+    /// Such a chain can be taken soon; one offered again before completion is a driver error.
     fn is_on_its_way(&mut self, head: u16) -> bool {
         if self.half.front.is_busy(head) {
             // It was returned before the driver could see it.
@@ -148,7 +148,7 @@ impl<Q: GuestQueue, T: Throttle> FrontTask<Q, T> {
         self.has_returns() || self.is_over()
     }
 
-    /// Whether it can continue only when chains are returned.
+    /// Returns whether it can continue only when chains are returned.
     fn needs_returns(&self) -> bool {
         let front = &self.half.front;
         self.is_leaving() || front.is_full() || front.has_undone() || !self.returned.is_empty()

@@ -102,14 +102,14 @@ impl Link {
         self.cleared.store(done, Ordering::Release);
     }
 
-    /// Whether the mark of the chain that made the count `done` is cleared.
+    /// Returns whether the mark of the chain that made the count `done` is cleared.
     pub fn is_cleared(&self, done: u16) -> bool {
         // No more than a ring lies between the two.
         self.cleared.load(Ordering::Acquire).wrapping_sub(done) < 1 << 15
             || mutant("runner.front.takes-a-head-before-its-mark-is-cleared")
     }
 
-    /// Whether the front is to take nothing more.
+    /// Returns whether the front is to take nothing more.
     pub fn front_leaves(&self) -> bool {
         self.front_leave.get().is_some_and(|leave| leave.load(Ordering::Acquire))
     }
@@ -133,7 +133,7 @@ impl Link {
         self.front_waits.store(false, Ordering::Relaxed);
     }
 
-    /// Whether the announcement stands. For the front itself.
+    /// Returns whether the announcement stands. For the front itself.
     pub fn front_waits(&self) -> bool {
         self.front_waits.load(Ordering::Relaxed)
     }

@@ -51,7 +51,7 @@ impl Topology {
         &self.nodes
     }
 
-    /// Whether placement matters: the host has several nodes.
+    /// Returns whether placement matters: the host has several nodes.
     pub fn matters(&self) -> bool {
         self.nodes.len() > 1
     }

@@ -72,7 +72,7 @@ pub type Made = Result<Box<dyn QueueRun>, (Part, io::Error)>;
 
 /// See [`Part`].
 pub trait QueuePart: Any + Send {
-    /// Whether it may be moved to another thread. A half is not movable.
+    /// Returns whether it may be moved to another thread. A half is not movable.
     fn is_movable(&self) -> bool {
         false
     }
@@ -108,16 +108,16 @@ pub trait QueueRun {
     /// any case. Returns the work done, if any.
     fn turn(&mut self, bytes_max: u64) -> Option<Work>;
 
-    /// Whether it is to take nothing more.
+    /// Returns whether it is to take nothing more.
     fn is_leaving(&self) -> bool;
 
-    /// Whether it may rest while its disk has used its CPU budget: not if a monitor, or its other
-    /// half, waits for it to end.
+    /// Returns whether it may rest while its disk has used its CPU budget: not if a monitor, or its
+    /// other half, waits for it to end.
     fn may_rest(&self) -> bool {
         !self.is_leaving()
     }
 
-    /// Whether it is to leave and has nothing left to do, so that ending it does not block.
+    /// Returns whether it is to leave and has nothing left to do, so that ending it does not block.
     fn is_over(&mut self) -> bool;
 
     /// Retires the channel of a task that has panicked, and does nothing else. Returns whether

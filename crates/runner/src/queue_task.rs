@@ -53,7 +53,7 @@ impl<Q: GuestQueue, T: Throttle> QueuePart for Whole<Q, T> {
 }
 
 impl<Q: GuestQueue, T: Throttle> WholeQueue<Q, T> {
-    /// Whether it takes only chains that an earlier daemon left undone.
+    /// Returns whether it takes only chains that an earlier daemon left undone.
     fn takes_undone(&self) -> bool {
         self.is_leaving() || self.has_undone()
     }

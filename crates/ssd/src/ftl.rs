@@ -164,7 +164,7 @@ impl Ftl {
         }
     }
 
-    /// Whether a unit has live data.
+    /// Returns whether a unit has live data.
     #[must_use]
     pub fn is_live(&self, unit: u32) -> bool {
         self.place_of[unit as usize] != NONE

@@ -73,7 +73,7 @@ impl State {
         }
     }
 
-    /// Whether it receives TRIMs at once.
+    /// Returns whether it receives TRIMs at once.
     pub fn hears_of_trims(&self) -> bool {
         self.options.trim == TrimMode::On
     }

@@ -12,7 +12,7 @@ use crate::{Event, Kind};
 
 const SECTOR_BYTES: u64 = 512;
 
-/// Whether a line begins like those of `blkparse`: `8,0    1 `.
+/// Returns whether a line begins like those of `blkparse`: `8,0    1 `.
 pub fn is_line(line: &str) -> bool {
     let mut fields = line.split_ascii_whitespace();
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());

@@ -9,7 +9,7 @@ pub trait Lines {
     /// Parses the next line; `None` if it is no request.
     fn event(&mut self, line: &str) -> Result<Option<Event>>;
 
-    /// Whether a line without an end may be incomplete.
+    /// Returns whether a line without an end may be incomplete.
     fn has_cut_lines(&self) -> bool {
         false
     }

@@ -38,7 +38,7 @@ impl AheadReads {
         }
     }
 
-    /// Whether some of these blocks are being read ahead.
+    /// Returns whether some of these blocks are being read ahead.
     pub fn is_reading(&self, blocks: &Range<BlockId>) -> bool {
         let meets = |it: &Range<BlockId>| it.start < blocks.end && blocks.start < it.end;
         self.in_flight.iter().any(meets)

@@ -236,8 +236,8 @@ impl Floors {
         }
     }
 
-    /// Whether a VM with this many protected blocks loses none of them when one is evicted for a
-    /// block of the VM `by`.
+    /// Returns whether a VM with this many protected blocks loses none of them when one is evicted
+    /// for a block of the VM `by`.
     pub fn keeps(&self, vm: usize, protected: usize, by: Option<usize>) -> bool {
         let State { held, floor, needed, .. } = self.states[vm];
         // It makes room itself for blocks that it takes in.
@@ -246,7 +246,7 @@ impl Floors {
         loses_none && !mutant("cache.floors.lag-behind-others") || floor > 0 && protected <= floor
     }
 
-    /// Whether there are VMs that could take blocks from each other.
+    /// Returns whether there are VMs that could take blocks from each other.
     pub fn are_shared(&self) -> bool {
         !self.states.is_empty()
     }

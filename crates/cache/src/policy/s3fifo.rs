@@ -172,7 +172,7 @@ impl S3Fifo {
         None
     }
 
-    /// Whether a block stays when one is evicted for one more of the VM `by`.
+    /// Returns whether a block stays when one is evicted for one more of the VM `by`.
     fn keeps(&self, block: BlockId, by: Option<usize>) -> bool {
         let vm = self.floors.vm(block);
         let protected = |vm| self.entries.len(self.queue_of(vm));

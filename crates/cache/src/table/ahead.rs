@@ -40,7 +40,7 @@ impl Table {
         }
     }
 
-    /// Whether a block is held, so that reading it ahead would gain nothing.
+    /// Returns whether a block is held, so that reading it ahead would gain nothing.
     fn is_held(&mut self, block: BlockId) -> bool {
         let kept = self.policy.find(block).is_some_and(|place| self.frame(place).is_some());
         kept || self.ahead.blocks.find(block).is_some()

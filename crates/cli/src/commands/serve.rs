@@ -84,7 +84,7 @@ fn log_filter(wanted: &str) -> std::result::Result<Targets, String> {
     all.join(",").parse().map_err(|error: ParseError| error.to_string())
 }
 
-/// Whether to use colours: on a terminal, unless NO_COLOR (no-color.org) is set.
+/// Returns whether to use colours: on a terminal, unless NO_COLOR (no-color.org) is set.
 fn wants_colours() -> bool {
     let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     std::io::stderr().is_terminal() && !refused

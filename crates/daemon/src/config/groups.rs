@@ -23,7 +23,7 @@ impl Groups {
         Ok(())
     }
 
-    /// Whether there is a group of this name.
+    /// Returns whether there is a group of this name.
     pub fn has(&self, name: &str) -> bool {
         self.0.iter().any(|group| group.name == name)
     }

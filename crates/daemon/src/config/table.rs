@@ -120,7 +120,7 @@ pub fn call(table: &mut Table, name: &str, what: &str) -> Result<(), Refusal> {
     Err(Refusal::new(format!("its `name` is {called}"), advice))
 }
 
-/// Whether the values of an option are paths.
+/// Returns whether the values of an option are paths.
 pub fn is_path(option: &Arg) -> bool {
     option.get_value_parser().type_id() == TypeId::of::<PathBuf>()
 }
@@ -184,8 +184,8 @@ fn is_flag(option: &Arg) -> bool {
     matches!(option.get_action(), ArgAction::SetTrue)
 }
 
-/// Whether a number is refused, because it would be misread. (TOML's octal numbers differ from
-/// chmod's: 0660 is invalid, and 660 is decimal. A list of CPUs is not a count.)
+/// Returns whether a number is refused, because it would be misread. (TOML's octal numbers differ
+/// from chmod's: 0660 is invalid, and 660 is decimal. A list of CPUs is not a count.)
 fn is_text(option: &Arg) -> bool {
     let texts = [
         TypeId::of::<String>(),

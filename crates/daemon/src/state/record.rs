@@ -74,7 +74,7 @@ impl Record {
         }
     }
 
-    /// Whether the record is empty.
+    /// Returns whether the record is empty.
     pub fn says_nothing(&self) -> bool {
         self.added.is_none() && self.set.is_empty()
     }

@@ -49,7 +49,7 @@ fn kvm_vcpus(proc: &Path) -> Option<u32> {
     u32::try_from(count).ok().filter(|count| *count > 0)
 }
 
-/// Whether a link is that of a vCPU, not of its statistics (`anon_inode:kvm-vcpu-stats:0`).
+/// Returns whether a link is that of a vCPU, not of its statistics (`anon_inode:kvm-vcpu-stats:0`).
 fn is_vcpu(target: &str) -> bool {
     target.starts_with("anon_inode:kvm-vcpu:")
 }

@@ -144,12 +144,12 @@ impl SharedChannel {
         self.lanes.each_ref().map(|lane| lane.queue)
     }
 
-    /// Whether this queue has news for the scheduler, or the other way round.
+    /// Returns whether this queue has news for the scheduler, or the other way round.
     fn has_news(&self) -> bool {
         self.has_new() || self.gate.is_granted() || self.uncounted()
     }
 
-    /// Whether the scheduler's count of requests in flight is outdated.
+    /// Returns whether the scheduler's count of requests in flight is outdated.
     fn uncounted(&self) -> bool {
         self.counted != self.to_count()
     }

@@ -64,7 +64,7 @@ impl Bucket {
         self.empty_at = self.empty_at.saturating_sub(ns).saturating_sub(u64::from(borrows));
     }
 
-    /// Whether it has a rate.
+    /// Returns whether it has a rate.
     pub const fn is_limited(&self) -> bool {
         self.rate.is_some()
     }

@@ -132,7 +132,7 @@ impl Line {
         self.group.limit()
     }
 
-    /// Whether the disk ever has to wait for tokens.
+    /// Returns whether the disk ever has to wait for tokens.
     pub fn is_limited(&self, disk: DiskKey) -> bool {
         !self.limit(disk).is_none() || !self.group_limit().is_none()
     }

@@ -49,7 +49,7 @@ impl Activity {
 
 #[cfg(test)]
 impl Activity {
-    /// Whether a thread sleeps, or is about to.
+    /// Returns whether a thread sleeps, or is about to.
     pub fn has_sleepers(&self) -> bool {
         self.asleep.load(Ordering::Acquire)
     }

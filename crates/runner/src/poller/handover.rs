@@ -129,7 +129,7 @@ impl Inbox {
         }
     }
 
-    /// Whether the thread has to look at the inbox.
+    /// Returns whether the thread has to look at the inbox.
     pub(super) fn is_full(&self) -> bool {
         self.full.load(Ordering::Acquire)
     }

@@ -102,8 +102,8 @@ impl Task {
         called.ok()
     }
 
-    /// Whether the task can be ended without waiting, so that other tasks of the thread are not
-    /// held up.
+    /// Returns whether the task can be ended without waiting, so that other tasks of the thread are
+    /// not held up.
     pub fn is_over(&mut self) -> bool {
         if !self.dead {
             return self.guard(|queue| queue.is_over()).unwrap_or(false);
@@ -116,18 +116,18 @@ impl Task {
         retired.unwrap_or(true)
     }
 
-    /// Whether it has been without work for so long that it gets fewer turns.
+    /// Returns whether it has been without work for so long that it gets fewer turns.
     pub fn is_cold(&self) -> bool {
         self.empty_turns > COLD_AFTER
     }
 
-    /// Whether it gets turns now.
+    /// Returns whether it gets turns now.
     pub fn has_turns(&mut self) -> bool {
         (!self.dead || mutant("runner.poller.panicked-queue-gets-turns"))
             && (self.rests.is_none() || !self.is_resting())
     }
 
-    /// Whether its disk has used its CPU budget. A queue that is to leave does not rest.
+    /// Returns whether its disk has used its CPU budget. A queue that is to leave does not rest.
     pub fn is_resting(&mut self) -> bool {
         let waits = |until| Instant::now() < until && self.queue.may_rest();
         let rests = self.rests.is_some_and(waits);
@@ -137,7 +137,8 @@ impl Task {
         rests
     }
 
-    /// Whether it has caused too many spurious wake-ups. A queue that is to leave is never deaf.
+    /// Returns whether it has caused too many spurious wake-ups. A queue that is to leave is never
+    /// deaf.
     fn is_deaf(&mut self) -> bool {
         let is_deaf = |until| Instant::now() < until && self.queue.may_rest();
         if !self.deaf.is_some_and(is_deaf) {

@@ -94,7 +94,7 @@ impl<'a> Pollers<'a> {
         all
     }
 
-    /// Whether a queue with this home may run at `at`: on its node, if any poller is there.
+    /// Returns whether a queue with this home may run at `at`: on its node, if any poller is there.
     fn may_run(&self, home: Option<u32>, at: usize) -> bool {
         home.is_none() || self.nodes[at] == home || !self.nodes.contains(&home)
     }

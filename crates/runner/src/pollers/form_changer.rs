@@ -111,7 +111,7 @@ impl Watched {
         Self { queue: Arc::downgrade(queue), choice, before, change: None }
     }
 
-    /// Whether its form is being changed. Records a change that has failed.
+    /// Returns whether its form is being changed. Records a change that has failed.
     fn is_changing(&mut self) -> bool {
         if let Some((form, change)) = self.change.take_if(|(_, change)| change.is_finished())
             && !change.join().unwrap_or(false)

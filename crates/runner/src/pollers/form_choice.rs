@@ -123,7 +123,7 @@ impl FormChoice {
         *self = Self { stuck: PAUSE_MAX, is_restless, ..Self::new(form) };
     }
 
-    /// Whether the next look needs the idle CPU time.
+    /// Returns whether the next look needs the idle CPU time.
     pub fn wants_spare(&self) -> bool {
         self.form == Form::Fused && self.tried_against.is_none() && self.pause == 0 && self.was_full
     }

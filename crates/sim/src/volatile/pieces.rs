@@ -76,7 +76,7 @@ impl Pieces {
         }
     }
 
-    /// Whether anything is held for the range.
+    /// Returns whether anything is held for the range.
     pub fn touch(&self, range: &Range<u64>) -> bool {
         !self.overlapping(range).is_empty()
     }

@@ -131,14 +131,14 @@ impl Scheduler {
         active.collect()
     }
 
-    /// Whether the VM of a disk has less than its part in flight, and is not ahead.
+    /// Returns whether the VM of a disk has less than its part in flight, and is not ahead.
     pub(super) fn has_room(&self, disk: DiskKey) -> bool {
         let vm = self.fair.vm_of(disk).place();
         let part = self.census.depth.of_vms.get(vm);
         part.is_none_or(|part| self.slots_of(vm) < *part) && self.is_level(disk)
     }
 
-    /// Whether the VM of a disk is not too far ahead of the others expected.
+    /// Returns whether the VM of a disk is not too far ahead of the others expected.
     pub(super) fn is_level(&self, disk: DiskKey) -> bool {
         let vm = self.fair.vm_of(disk);
         let is_bounded = vm.place() < self.census.depth.of_vms.len();

@@ -62,7 +62,7 @@ impl DiskState {
         self.moved_at.saturating_add(STALLED_NS)
     }
 
-    /// Whether it has I/O in flight, or has just had a completion.
+    /// Returns whether it has I/O in flight, or has just had a completion.
     pub fn is_expected(&self, now: u64) -> bool {
         let is_fresh = self.active_at.is_some() && now.saturating_sub(self.moved_at) < EXPECTED_NS;
         self.on_their_way > 0 || is_fresh
