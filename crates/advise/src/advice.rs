@@ -77,7 +77,7 @@ pub struct Advice {
     pub wear: Option<Wear>,
     /// Answers in other circumstances.
     pub changes: Vec<Change>,
-    /// What the trace cannot tell.
+    /// Limits of what the trace can tell.
     pub unknown: Vec<String>,
 }
 

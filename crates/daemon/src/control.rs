@@ -38,7 +38,7 @@ const CLIENTS_MAX: usize = 32;
 /// Machine-readable description of the requests.
 pub const OPENAPI: &str = include_str!("../../../docs/openapi.json");
 
-/// How a client names a disk.
+/// A client's name for a disk.
 #[derive(Clone, Debug)]
 pub struct DiskWord {
     /// Name of the disk, or path of its image.

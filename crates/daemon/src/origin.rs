@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// How a disk or a group was requested.
+/// Origin of a disk or a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {

@@ -1,8 +1,8 @@
 //! Binding of unix sockets, without destroying existing files.
 //!
 //! An existing path is replaced only if it is a socket that no process has bound any more: only for
-//! such a one `connect` fails with `ECONNREFUSED`. A full backlog, another socket type, or a lack
-//! of permission mean that the socket is in use, or may be.
+//! such a socket does `connect` fail with `ECONNREFUSED`. A full backlog, another socket
+//! type, or a lack of permission mean that the socket is in use, or may be.
 
 use std::fs::Metadata;
 use std::io;

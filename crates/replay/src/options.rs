@@ -58,10 +58,10 @@ pub struct ReplayOptions {
     pub fill: f64,
     /// Format of the image.
     pub format: Format,
-    /// How the image is made. The default reserve of a log image on a model is the largest with
-    /// which its file fits.
+    /// Options of the image to create. The default reserve of a log image on a model is the
+    /// largest with which its file fits.
     pub create: CreateOptions,
-    /// How it is opened; on a model, only the handling of discards and the re-sorting apply.
+    /// Options of opening it; on a model, only the handling of discards and the re-sorting apply.
     pub image: ImageOptions,
     /// A cache above it.
     pub cache: Option<CacheOptions>,

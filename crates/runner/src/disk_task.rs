@@ -110,9 +110,9 @@ pub struct DiskTask<C> {
     disk: Disk,
     pub chains: C,
     counters: Arc<QueueCounters>,
-    /// How long to poll when only the driver, or the other half, can bring work.
+    /// Time to poll when only the driver, or the other half, can bring work.
     spin_for_driver: SpinBudget,
-    /// How long to poll while requests are in flight at the disk.
+    /// Time to poll while requests are in flight at the disk.
     spin_for_disk: SpinBudget,
     /// Chains that the next turn may take.
     batch_max: usize,

@@ -36,7 +36,7 @@ const GHOSTS: usize = 2;
 /// and must not be lost, the oldest at the back.
 const PROTECTED: usize = 3;
 
-/// How the capacity is divided.
+/// Division of the capacity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
     /// Size of the small queue, as a fraction of the capacity.

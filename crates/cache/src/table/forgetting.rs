@@ -14,7 +14,7 @@ pub struct Forgetting {
     /// Whether the change has begun, which spoils fills of the range. Before anything is dropped:
     /// otherwise a read in between would fill a block with the content before the change.
     begun: bool,
-    /// Where to continue.
+    /// The block to continue at.
     from: Option<BlockId>,
 }
 

@@ -118,7 +118,7 @@ fn disks_of_every_format_share_two_pollers_and_these_sleep_when_there_is_nothing
 }
 
 /// One poller suffices for idle queues, and again when a load has gone. (Whether there are more
-/// meanwhile depends on the machine's spare CPUs: crates/daemon/src/pollers/balancer/tests.rs.)
+/// meanwhile depends on the machine's spare CPUs: see crates/runner/src/pollers/balance.rs.)
 #[test]
 fn guests_that_are_quiet_need_one_poller() {
     let place = Place::new();

@@ -51,7 +51,7 @@ impl FromStr for Backend {
     }
 }
 
-/// Where a disk's data is stored.
+/// The storage of a disk's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source<'config> {
     /// Nowhere; a disk of this size.
