@@ -7,8 +7,7 @@
 //! * A fill (by a read, or with a write's data) takes effect only if no other change of the block
 //!   was in flight when it began, and none has begun since: each change increments a version, which
 //!   a fill remembers.
-//! * Versions are kept for 4,096 groups of blocks per disk. A collision in a group only spoils
-//!   fills.
+//! * Versions are kept for 4,096 groups of blocks per disk. A collision only spoils fills.
 
 mod ahead;
 mod forgetting;
@@ -118,8 +117,7 @@ fn region_of(block: BlockId) -> (u64, u64) {
 }
 
 impl Table {
-    /// Makes a table for `frames` frames, of which `policy` uses a part, and read-ahead
-    /// `ahead_max`.
+    /// Makes a table of `frames` frames: `policy` uses a part, and read-ahead `ahead_max`.
     pub fn new(policy: Box<dyn Policy>, frames: usize, ahead_max: usize) -> Self {
         let ahead = Ahead {
             blocks: Entries::with_capacity(ahead_max, 1),
@@ -153,8 +151,7 @@ impl Table {
         self.policy.pass(time);
     }
 
-    /// Returns the hit ratio of a cache of this many blocks, if the policy weighs VMs and if it is
-    /// known.
+    /// Returns the hit ratio of a cache of this size, if known, and if the policy weighs VMs.
     pub fn weighed_hit_ratio(&self, blocks: usize) -> Option<Option<f64>> {
         self.policy.floors().map(|floors| floors.hit_ratio(blocks))
     }
@@ -268,8 +265,7 @@ impl Table {
         }
     }
 
-    /// Looks up a block to be read. The caller unpins a held frame, or [ends](Self::end_fill) a
-    /// fill.
+    /// Looks up a block to read. The caller unpins its frame, or [ends](Self::end_fill) the fill.
     pub fn read(&mut self, memory: &Memory, block: BlockId) -> Found {
         let place = match self.access(memory, block, false) {
             Outcome::Hit(place) => Some(place),

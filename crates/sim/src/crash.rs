@@ -58,9 +58,9 @@ impl SimDisk {
     /// `moment`: everything that had completed, and of operations in flight all, nothing or pieces,
     /// as `fate` decides. (A host that has executed half of a write does not undo that half.)
     ///
-    /// The host keeps running, so data that was not durable still is not: the new disk may lose it in
-    /// a power cut until a datasync there covers it. The new disk has no faults; its limit of space
-    /// and its schedule are those of this disk.
+    /// The host keeps running, so data that was not durable still is not: the new disk may lose it
+    /// in a power cut until a datasync there covers it. The new disk has no faults; its limit of
+    /// space and its schedule are those of this disk.
     pub fn kill_at(&self, moment: Moment, fate: &mut Fate) -> SimDisk {
         let mut state = self.state();
         let Cut { base, steps } = state.history.cut(moment);
