@@ -1,4 +1,5 @@
-//! The advice: what is best, by how much, what would change that, and what the trace cannot tell.
+//! The advice: the best format, by how much, circumstances that would change it, and what the trace
+//! cannot tell.
 
 use std::time::Duration;
 
@@ -14,76 +15,76 @@ use crate::measure::{AdviseOptions, Cost, Measured, Measurement, Progress, SETTL
 use crate::summary::Summary;
 use crate::wear::Wear;
 
-/// Another format than raw is for those who win at least so much by it.
+/// Another format than raw is advised if its WAF is below this fraction of raw's.
 const WORTH: f64 = 0.95;
-/// A disk with so many requests a second has a thread of its own: a shared poller takes 500,000 or
-/// more in all (docs/benchmarks.md, tmpfs), and others wait for its turns.
+/// Rate of requests a second from which a disk should have its own thread: a shared poller handles
+/// 500,000 or more in all (docs/benchmarks.md, tmpfs), and others wait for its turns.
 const BUSY_RATE: u64 = 50_000;
 const DAY: Duration = Duration::from_secs(86_400);
 const SEGMENT_BYTES_MAX: u64 = 1 << 30;
 
-/// What one format does to the drive.
+/// The effect of one format on the drive.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Alternative {
-    /// Its name.
+    /// Name of the format.
     pub format: String,
-    /// Programmed by the drive for each byte that the guest writes; nothing if it does not fit, or
-    /// nothing was written.
+    /// Bytes programmed by the drive per byte written by the guest; absent if the format does not
+    /// fit, or nothing was written.
     pub total_waf: Option<f64>,
-    /// Of a trace that does not settle: the least and the most that it may be.
+    /// For a trace that does not settle: least and greatest WAF.
     pub range: Option<[f64; 2]>,
-    /// Of that, what the image writes more.
+    /// Write amplification of the image.
     pub host_waf: Option<f64>,
-    /// And the drive.
+    /// Write amplification of the drive.
     pub device_waf: Option<f64>,
-    /// Seconds that the drive works.
+    /// Seconds for which the drive is busy.
     pub device_seconds: Option<f64>,
-    /// Why it cannot be had.
+    /// Why the format is impossible.
     pub why_not: Option<String>,
 }
 
-/// What would change the answer, or would not.
+/// Another circumstance, and the answer in it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Change {
-    /// Another circumstance.
+    /// The circumstance.
     pub condition: String,
-    /// The format that is best then.
+    /// The best format then.
     pub format: String,
-    /// What each has then.
+    /// The figures of each format then.
     pub alternatives: Vec<Alternative>,
 }
 
-/// See the module.
+/// The advice.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Advice {
-    /// The format to take.
+    /// The recommended format.
     pub format: String,
-    /// Why, and why so much of the rest.
+    /// Reasons for the format and the other recommendations.
     pub because: Vec<String>,
-    /// Each format, the best first.
+    /// Figures of each format, the best first.
     pub alternatives: Vec<Alternative>,
-    /// For a cache; 0 if none pays.
+    /// Recommended cache size; 0 if none pays off.
     pub cache_bytes: u64,
-    /// What that answers of the blocks read.
+    /// Fraction of the blocks read that such a cache answers.
     pub cache_hit_ratio: f64,
-    /// Of a log image.
+    /// Reserve of a log image.
     pub reserve_percent: Option<u32>,
-    /// Of a log image.
+    /// Segment size of a log image.
     pub segment_bytes: Option<u64>,
-    /// For `--pollers`.
+    /// Value for `--pollers`.
     pub pollers: &'static str,
-    /// Over time, if the trace has times.
+    /// Wear over time, if the trace has times.
     pub wear: Option<Wear>,
-    /// Other circumstances.
+    /// Answers in other circumstances.
     pub changes: Vec<Change>,
-    /// What the trace cannot tell.
+    /// Limits of what the trace can tell.
     pub unknown: Vec<String>,
 }
 
-/// Finds it.
+/// Finds the advice.
 ///
 /// # Errors
-/// If there is no request in the trace, or its disk has no place in a model.
+/// If the trace has no request, or its disk does not fit in a model.
 pub fn advise(trace: &Trace, options: &AdviseOptions, progress: Progress<'_>) -> Result<Advice> {
     ensure!(options.fill > 0.0 && options.fill <= 1.0, "--fill is a share of the drive, 0 to 1");
     let summary = Summary::of(trace);
@@ -96,7 +97,7 @@ pub fn advise(trace: &Trace, options: &AdviseOptions, progress: Progress<'_>) ->
         progress(done, all);
     };
     let raw = measurement.of(Format::Raw, None)?;
-    // Nothing can be said of a disk that has no place on the drive as it is.
+    // Nothing can be said of a disk that does not fit on the drive as it is.
     if let Err(why) = raw {
         anyhow::bail!(why);
     }
@@ -121,7 +122,7 @@ pub fn advise(trace: &Trace, options: &AdviseOptions, progress: Progress<'_>) ->
     Ok(findings.advice())
 }
 
-/// What may be otherwise: the drive, and the disk.
+/// Returns possible variations of the drive and of the disk.
 fn circumstances(
     ssd: &SsdOptions,
     summary: &Summary,
@@ -145,8 +146,8 @@ fn circumstances(
     found
 }
 
-/// A log image with segments as `create` makes them, or as large as an erase block, if that is
-/// better.
+/// Measures a log image with default segments, and with segments of an erase block. Returns the
+/// better one.
 fn best_log(measurement: &Measurement<'_>, options: &AdviseOptions) -> Result<Measured> {
     let by_default = measurement.of(Format::Log, None)?;
     let block = options.ssd.block_bytes.next_power_of_two();
@@ -160,7 +161,7 @@ fn best_log(measurement: &Measurement<'_>, options: &AdviseOptions) -> Result<Me
     Ok(if is_better { as_blocks } else { by_default })
 }
 
-/// Raw, unless another one wins by enough whatever the trace leaves open.
+/// Returns raw, unless another format wins by enough at both ends of the range.
 fn best(measured: &[(Format, Measured)]) -> Format {
     let cost_of = |wanted| {
         let found = measured.iter().find(|(format, _)| *format == wanted);
@@ -196,12 +197,12 @@ fn alternatives(measured: &[(Format, Measured)]) -> Vec<Alternative> {
     all
 }
 
-/// All that has been found out.
+/// Everything that has been measured.
 struct Findings<'trace> {
     trace: &'trace Trace,
     summary: Summary,
     options: &'trace AdviseOptions,
-    /// How often the trace was gone through.
+    /// Number of passes over the trace.
     passes: u64,
     measured: Vec<(Format, Measured)>,
     changes: Vec<Change>,

@@ -1,29 +1,28 @@
-//! How large a cache pays: the default policy over the blocks of a trace, at sixteen sizes.
+//! The cache size that pays off: the default policy on the blocks of a trace, at sixteen sizes.
 
 use flowstone_cache::{BLOCK_BYTES, BlockId, FREQ_THRESHOLD, Outcome, PolicyKind};
 use flowstone_trace::{Class, Kind, Trace};
 
-/// Sizes that are tried, in equal steps up to all blocks that are touched.
+/// Number of sizes, in equal steps up to all blocks touched.
 const STEPS: usize = 16;
-/// Of more accesses a sample of the blocks is looked at, in a cache smaller by the same part
+/// Accesses above which a sample of the blocks is used, with a cache smaller by the same factor
 /// (SHARDS, Waldspurger et al., FAST'15).
 const ACCESSES_MAX: usize = 1 << 20;
-/// A step that brings fewer hits than this of all accesses does not pay: the resource monitor grows
-/// a cache by the same rule.
+/// Hit ratio that a step must add to pay off; the resource monitor grows a cache by the same rule.
 const GAIN_MIN: f64 = 0.004;
 
-/// A size, and what it answers.
+/// A cache size and its hit ratio.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CacheSize {
     pub bytes: u64,
-    /// Part of the blocks read that are hits.
+    /// Hits as a fraction of the blocks read.
     pub hit_ratio: f64,
-    /// What the next step would add to that, of how many bytes.
+    /// Hit ratio that the next step would add, and the bytes of a step.
     pub next_gain: f64,
     pub step_bytes: u64,
 }
 
-/// The size whose steps all pay together, and from which on none does; nothing if no block was
+/// Returns the size with the greatest gain over the required gain per step; `None` if no block was
 /// read.
 pub fn size(trace: &Trace) -> Option<CacheSize> {
     let all = accesses(trace).count();
@@ -43,7 +42,7 @@ pub fn size(trace: &Trace) -> Option<CacheSize> {
         steps => hits(&accesses, step * steps) as f64 / reads as f64,
     };
     let ratios: Vec<f64> = (0..=STEPS).map(ratio).collect();
-    // A step that brings nothing may lead to one that does: a loop fits at once or not at all.
+    // A step without gain may lead to one with gain: a loop fits as a whole or not at all.
     let worth = |steps: &usize| ratios[*steps] - GAIN_MIN * *steps as f64;
     let best = (0..=STEPS)
         .max_by(|one, other| worth(one).total_cmp(&worth(other)).then(other.cmp(one)))?;
@@ -56,7 +55,8 @@ pub fn size(trace: &Trace) -> Option<CacheSize> {
     })
 }
 
-/// Blocks in order, and whether they were read. Journals pass the cache by.
+/// Returns the accessed blocks in order, and whether each access was a read. Journals bypass the
+/// cache.
 fn accesses(trace: &Trace) -> impl Iterator<Item = (BlockId, bool)> {
     let seen = trace.events.iter().filter(|event| {
         let is_access = matches!(event.kind, Kind::Read | Kind::Write | Kind::Access);
@@ -68,7 +68,8 @@ fn accesses(trace: &Trace) -> impl Iterator<Item = (BlockId, bool)> {
     })
 }
 
-/// Neighbours are chosen apart from each other (the multiplier is 2^64 / the golden ratio).
+/// Hashes a block, so that neighbours are sampled independently (the multiplier is 2^64 / the
+/// golden ratio).
 const fn spread(block: BlockId) -> u64 {
     block.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40
 }

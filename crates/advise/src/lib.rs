@@ -1,5 +1,5 @@
-//! What a trace says about how its disk is best kept: which format, how large a cache, and what
-//! that does to the drive. docs/replay.md, "Advice", has the rules.
+//! Advice from a trace: the best format for its disk, the cache size, and the effect on the drive.
+//! docs/replay.md, "Advice", has the rules.
 //!
 //! ```text
 //!   trace ──► Summary ─────────────────────────────────► Advice

@@ -1,4 +1,4 @@
-//! Replays of the trace: what a format costs a drive.
+//! Replays of the trace: the cost of a format for a drive.
 
 use anyhow::Result;
 use flowstone_image::{CreateOptions, Format, LogOptions};
@@ -8,53 +8,52 @@ use flowstone_trace::{Event, Kind, Trace};
 
 use crate::summary::Summary;
 
-/// A block that is written so often has been written over often enough: what the drive does then is
-/// what it goes on doing.
+/// Writes per block after which the drive is in a steady state.
 pub const SETTLED_WRITES: f64 = 4.0;
-/// More passes over a trace tell no more.
+/// Most passes over a trace.
 const PASSES_MAX: u64 = 1000;
-/// What a write of a trace is replayed as at most, in all passes.
+/// Most writes replayed in all passes.
 const WRITES_MAX: u64 = 20_000_000;
 
-/// How the advice is found.
+/// Options of the advice.
 #[derive(Clone, Debug)]
 pub struct AdviseOptions {
     /// The drive.
     pub ssd: SsdOptions,
-    /// Share of the drive that the guest's disk is.
+    /// The guest's disk as a fraction of the drive.
     pub fill: f64,
-    /// How much may be programmed, in TB.
+    /// TB that may be programmed.
     pub endurance: Option<f64>,
-    /// What the drive costs.
+    /// Price of the drive.
     pub price: Option<f64>,
 }
 
-/// How far it has come: so many of so many replays.
+/// Progress callback: replays done, and replays in total.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// What a format costs.
+/// The cost of a format.
 #[derive(Clone, Debug)]
 pub struct Cost {
     pub report: Report,
-    /// The least and the most that the total WAF may be: of the trace as it is, and so often over
-    /// that what was written first is written over.
+    /// Least and greatest total WAF: of a single pass over the trace, and of enough passes for a
+    /// steady state.
     pub range: [f64; 2],
 }
 
 impl Cost {
-    /// What is reckoned with.
+    /// Returns the WAF used in comparisons.
     pub fn waf(&self) -> f64 {
         self.range[1]
     }
 }
 
-/// What a format may cost, or why it cannot be had.
+/// The cost of a format, or why it is impossible.
 pub type Measured = std::result::Result<Cost, String>;
 
 /// Measures formats under a trace.
 pub struct Measurement<'trace> {
     trace: &'trace Trace,
-    /// How often the trace is gone through so that it settles.
+    /// Passes over the trace for a steady state.
     passes: u64,
     options: &'trace AdviseOptions,
     has_times: bool,
@@ -69,22 +68,22 @@ impl<'trace> Measurement<'trace> {
         Self { trace, passes, options, has_times }
     }
 
-    /// How often the trace is gone through.
+    /// Returns the number of passes over the trace.
     pub const fn passes(&self) -> u64 {
         self.passes
     }
 
-    /// The drive that was said.
+    /// Returns the given drive.
     pub const fn ssd(&self) -> SsdOptions {
         self.options.ssd
     }
 
-    /// On the drive that was said, with the disk as it was.
+    /// Measures on the given drive, with the disk as it was.
     pub fn of(&self, format: Format, segment_bytes: Option<u64>) -> Result<Measured> {
         self.on(format, segment_bytes, self.options.ssd, false)
     }
 
-    /// On another drive, or with all of the disk written at the start.
+    /// Measures on another drive, or with the whole disk written at the start.
     pub fn on(
         &self,
         format: Format,
@@ -110,7 +109,7 @@ impl<'trace> Measurement<'trace> {
         };
         let once = match self.run(&options) {
             Ok(report) => report,
-            // What does not fit, and what the model cannot be made of.
+            // The image does not fit, or the model is impossible.
             Err(why) => return Ok(Err(format!("{why:#}"))),
         };
         if self.passes == 1 {

@@ -1,33 +1,33 @@
-//! What can be counted in a trace.
+//! Statistics of a trace.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use flowstone_trace::{Event, Kind, Trace};
 
-/// Nothing is said of a day by less than this.
+/// Shortest duration from which rates per day are derived.
 const DURATION_MIN: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// Statistics of a trace.
 #[derive(Debug, Default)]
 pub struct Summary {
     pub reads: u64,
     pub writes: u64,
-    /// Whether a read or a write cannot be told.
+    /// Accesses not known to be a read or a write.
     pub accesses: u64,
     pub flushes: u64,
-    /// Ranges that were given up.
+    /// Discards and write-zeroes.
     pub trims: u64,
     pub written_bytes: u64,
-    /// Blocks of 4 KiB that were written, each as often as it was.
+    /// Blocks of 4 KiB written, counted at each write.
     block_writes: u64,
-    /// The same, each once.
+    /// Blocks written, each counted once.
     blocks_written: u64,
-    /// Bytes that were there at the start, if the trace says so.
+    /// Bytes present at the start, if the trace has them.
     pub present_bytes: Option<u64>,
-    /// From the first request to the last, if the trace has times.
+    /// Time from the first request to the last, if the trace has times.
     pub duration: Option<Duration>,
-    /// Requests in the second that has the most.
+    /// Requests in the busiest second.
     pub busiest_second: Option<u64>,
 }
 
@@ -75,7 +75,7 @@ impl Summary {
         }
     }
 
-    /// How often a block that was written was written, on average.
+    /// Returns the mean number of writes per written block.
     pub fn writes_per_block(&self) -> f64 {
         self.block_writes as f64 / self.blocks_written.max(1) as f64
     }

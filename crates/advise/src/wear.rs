@@ -1,4 +1,4 @@
-//! What a load does to a drive over time.
+//! Wear of a drive over time.
 
 use std::time::Duration;
 
@@ -8,25 +8,25 @@ const DAY: f64 = 86_400.0;
 const DAYS_OF_YEAR: f64 = 365.25;
 const TB: f64 = 1e12;
 
-/// See the module.
+/// Wear of a drive over time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Wear {
-    /// Written by the guest in a day, in TB (10^12 bytes).
+    /// TB (10^12 bytes) written by the guest per day.
     pub guest_tb_per_day: f64,
-    /// Written to the drive in a day.
+    /// TB written to the drive per day.
     pub host_tb_per_day: f64,
-    /// Programmed by the drive in a day, its own copies among them.
+    /// TB programmed by the drive per day, including its own copies.
     pub flash_tb_per_day: f64,
-    /// Until so much as the endurance that was given has been programmed. A maker's figure counts
-    /// the host's writes, at a WAF of a test of its own: so this is the least. Absent if nothing is
+    /// Years until the given endurance has been programmed. A vendor's endurance counts the host's
+    /// writes, at the WAF of its own test: so this is a lower bound. Absent if nothing is
     /// programmed, as that lasts for ever.
     pub years: Option<f64>,
-    /// What a year of that costs, of the price that was given.
+    /// Cost of a year at the given price.
     pub price_per_year: Option<f64>,
 }
 
 impl Wear {
-    /// Of so many bytes of the guest's in a time. `endurance` is in TB.
+    /// Derives the wear from the bytes written by the guest in a time. `endurance` is in TB.
     pub fn new(
         written_bytes: u64,
         time: Duration,

@@ -16,7 +16,7 @@ fn of(events: Vec<Event>, options: &AdviseOptions) -> Advice {
     advise(&trace, options, &mut |_, _| ()).expect("advice")
 }
 
-/// Writes of a block each to a disk that is full, most of them to a twentieth of it.
+/// Writes of one block each to a full disk, most of them to a twentieth of it.
 fn hot_writes(count: u64) -> Vec<Event> {
     let mut random = fastrand::Rng::with_seed(1);
     let mut events = vec![Event::new(Kind::Present, 0, 64 * MIB)];
@@ -70,7 +70,7 @@ fn a_trace_that_writes_nothing_says_nothing_of_wear_but_of_a_cache() {
     assert!((0.4..0.9).contains(&advice.cache_hit_ratio), "{}", advice.cache_hit_ratio);
 }
 
-/// No step on the way to its size brings anything.
+/// No step smaller than the loop gains anything.
 #[test]
 fn a_loop_is_for_a_cache_that_it_fits_in() {
     let events = (0..8192).map(|at| Event::new(Kind::Read, at % 512 * 4096, 4096));
@@ -132,7 +132,7 @@ fn what_cannot_be_advised_on_is_an_error() {
     assert!(said.to_string().starts_with("--fill is a share"), "{said}");
 }
 
-/// What lasts for ever has no years, and what costs more than any money has no price.
+/// An infinite lifetime has no years, and an infinite cost no price.
 #[test]
 fn figures_are_numbers_or_absent() {
     let at = |seconds| Some(Duration::from_secs(seconds));
@@ -149,7 +149,7 @@ fn figures_are_numbers_or_absent() {
     assert_eq!(busy.price_per_year, None);
 }
 
-/// Builds with checks panicked.
+/// Regression: builds with overflow checks panicked.
 #[test]
 fn a_trace_that_held_more_than_any_disk_is_refused() {
     let events = [1 << 63, 1 << 63].map(|bytes| Event::new(Kind::Present, 0, bytes));

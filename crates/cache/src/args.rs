@@ -1,4 +1,4 @@
-//! A cache, as it is asked for.
+//! Command-line configuration of a cache.
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
 
@@ -50,32 +50,33 @@ impl FromStr for FreqThreshold {
     }
 }
 
-/// How large a cache may become.
+/// Size limit of a cache in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheSize(pub u64);
 
-/// A cache.
+/// Configuration of a cache.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CacheConfig {
-    /// What it takes for data at least.
+    /// Least bytes of data that it may be shrunk to.
     pub bytes_min: u64,
-    /// What it takes for data at most.
+    /// Most bytes of data that it may hold.
     pub bytes_max: u64,
-    /// Decides what is kept.
+    /// Replacement policy.
     pub policy: PolicyKind,
-    /// Of the rules of MultiCache.
+    /// Threshold of MultiCache's rules.
     pub threshold: FreqThreshold,
 }
 
 impl CacheConfig {
-    /// That cache.
+    /// Makes the cache.
     pub fn make(&self) -> io::Result<Cache> {
         Cache::with_threshold(self.bytes_max, self.policy, self.threshold.0)
     }
 }
 
 impl CacheArgs {
-    /// The cache, if there is to be one; or why there cannot be, and what to do.
+    /// Returns the configuration, if a cache is wanted; or why the options are invalid, with
+    /// advice.
     pub fn config(&self) -> Result<Option<CacheConfig>, (&'static str, &'static str)> {
         let Self { cache, cache_min, cache_policy, freq_threshold } = *self;
         let policy = cache_policy.unwrap_or_default();

@@ -1,10 +1,9 @@
-//! Numbers by hash, in buckets of one line of the CPU's caches: who looks for one waits for memory
-//! once.
+//! A hash table of numbers, in buckets of one cache line: a lookup waits for memory once.
 //!
-//! A bucket has twelve slots, each with a number and eight bits of its hash. What finds its bucket
-//! full goes on to the next one, and is counted by each bucket that it has passed: a bucket that
-//! none has passed is where a search ends. Buckets are filled to three quarters, so few have been
-//! passed.
+//! A bucket has twelve slots, each with a number and eight bits of its block's hash. If the home
+//! bucket of a block is full, its number goes to the next one, and each bucket passed over counts
+//! it; a lookup ends at a bucket that none has passed. Buckets are filled to two thirds at most, so
+//! few are passed.
 
 use std::hash::BuildHasher;
 
@@ -13,7 +12,7 @@ use foldhash::fast::RandomState;
 use crate::names::BlockId;
 use crate::prefetch::prefetch;
 
-/// Three words of tags, a byte for each slot, 0 where it is empty; how many have passed; the
+/// Three words of tags, one byte per slot, 0 if it is empty; the count of numbers that passed; the
 /// numbers.
 type Bucket = [u32; WORDS];
 
@@ -21,38 +20,39 @@ const WORDS: usize = 16;
 const PASSED: usize = 3;
 const NUMBERS: usize = 4;
 const SLOTS: usize = WORDS - NUMBERS;
-/// Of a bucket, so many slots are in use on average at most.
+/// Average number of used slots per bucket at which the table grows.
 const FILLED: usize = 8;
 
-/// The lowest bit, the highest one, and all others, of each tag of a bucket.
+/// Of each tag of a bucket: the lowest bit, the highest one, and all but the highest.
 const LOWEST: u128 = 0x0101_0101_0101_0101_0101_0101;
 const HIGHEST: u128 = LOWEST << 7;
 const OTHERS: u128 = HIGHEST - LOWEST;
 
-/// A table of numbers.
+/// A hash table of numbers, by block.
 #[derive(Debug)]
 pub struct Buckets {
     words: Vec<u32>,
-    /// Where the first line begins.
+    /// Offset of the first cache line.
     start: usize,
     count: usize,
     len: usize,
-    /// Keyed at random: a guest that chose its block numbers could fill many buckets in a row.
+    /// Keyed at random: a guest that chose its block numbers could otherwise fill many buckets in a
+    /// row.
     hasher: RandomState,
 }
 
 impl Buckets {
-    /// Room for so many is made at once: to move a large table later would take milliseconds.
+    /// Makes a table with room for `numbers`: moving a large table later would take milliseconds.
     pub fn with_capacity(numbers: usize) -> Self {
         let count = numbers.div_ceil(FILLED).max(1);
-        // Zeroes that the host gives as they are touched.
+        // Zeroed pages, which the host allocates on first touch.
         let words = vec![0; (count + 1) * WORDS];
         let start = words.as_ptr().align_offset(size_of::<Bucket>());
         Self { words, start, count, len: 0, hasher: RandomState::default() }
     }
 
-    /// Where a block belongs, and its tag: of the low bits of its hash, which say little of the
-    /// former.
+    /// Returns the home bucket of a block, and its tag: the low bits of its hash, of which the
+    /// home, derived from the high bits, is nearly independent.
     fn home(&self, block: BlockId) -> (usize, u8) {
         let hash = self.hasher.hash_one(block.0);
         let at = (u128::from(hash) * self.count as u128) >> u64::BITS;
@@ -71,12 +71,12 @@ impl Buckets {
         &mut self.words[self.start..].as_chunks_mut().0[at]
     }
 
-    /// Brings the bucket of a block near.
+    /// Prefetches the home bucket of a block.
     pub fn prefetch(&self, block: BlockId) {
         prefetch(self.bucket(self.home(block).0));
     }
 
-    /// The number of a block, of which `is_it` says whether one is it.
+    /// Returns the number of a block; `is_it` tells whether a number is that of the block.
     pub fn find(&self, block: BlockId, is_it: impl Fn(u32) -> bool) -> Option<u32> {
         let (mut at, tag) = self.home(block);
         for _ in 0..self.count {
@@ -91,14 +91,15 @@ impl Buckets {
         None
     }
 
-    /// The number that a block most probably has, without a look at what it stands for.
+    /// Returns the number that a block most probably has, by its tag alone.
     pub fn guess(&self, block: BlockId) -> Option<u32> {
         let (at, tag) = self.home(block);
         let bucket = self.bucket(at);
         Some(bucket[NUMBERS + Slots::of(bucket, tag).next()?])
     }
 
-    /// Adds the number of a block. The blocks of the others are asked for should there be no room.
+    /// Adds the number of a block. `block_of` returns the blocks of the others, should the table
+    /// grow.
     pub fn insert(&mut self, block: BlockId, number: u32, block_of: impl Fn(u32) -> BlockId) {
         if self.len == self.count * FILLED {
             self.grow(block_of);
@@ -121,7 +122,7 @@ impl Buckets {
         }
     }
 
-    /// Takes out the number of a block, which is there.
+    /// Removes the number of a block, which must be present.
     pub fn remove(&mut self, block: BlockId, number: u32) {
         self.len -= 1;
         let (mut at, tag) = self.home(block);
@@ -160,13 +161,13 @@ fn set_tag(bucket: &mut Bucket, slot: usize, tag: u8) {
     *word = *word & !(0xff << shift) | u32::from(tag) << shift;
 }
 
-/// Slots of a tag, by the highest bit of their byte.
+/// Iterates over the slots with a tag, by the highest bit of their byte.
 struct Slots(u128);
 
 impl Slots {
     fn of(bucket: &Bucket, tag: u8) -> Self {
         let differing = tags(bucket) ^ (LOWEST * u128::from(tag));
-        // Adding carries into the highest bit of every byte that is not 0, and never out of it.
+        // The sum carries into the highest bit of every byte that is not 0, and never out of it.
         let is_other = ((differing & OTHERS) + OTHERS) | differing;
         Self(!is_other & HIGHEST)
     }
@@ -191,7 +192,7 @@ mod tests {
 
     use super::*;
 
-    /// Filled to the last, so that many find no room where they belong, and emptied again.
+    /// Filled until many numbers are outside their home buckets, and emptied again.
     #[test]
     fn numbers_are_found_as_in_a_map() {
         const ROOM: usize = 10 * SLOTS;
@@ -211,7 +212,7 @@ mod tests {
                 buckets.remove(BlockId(block), number);
                 model.remove(&block);
             } else if model.len() < ROOM {
-                // Beyond what it is made for, but not beyond its slots.
+                // Beyond the capacity, but not beyond the slots.
                 buckets.place(BlockId(block), step);
                 buckets.len += 1;
                 model.insert(block, step);

@@ -1,12 +1,12 @@
-//! One queue's way through the cache.
+//! The channel of one queue through the cache.
 //!
 //! Reads are looked up at the kick, all of a batch together ([`reads`]). A read whose blocks are
-//! all held is answered by copies. Any other read goes down as a whole: blocks that are to be held
-//! are read into frames and copied to the guest, the others go straight to its memory. A write goes
-//! down at once and completes when the disk has it; blocks that are to be held are copied out of
+//! all held is answered by copies. Any other read is sent below as a whole: blocks to be held are
+//! read into frames and copied to the guest, the others go directly to its memory. A write is sent
+//! below at once and completes when the disk has completed it; blocks to be held are copied out of
 //! the guest's memory once, into the frames that the disk writes from, so that the guest cannot
-//! make the two differ. Sequential reads are read ahead of, into memory that the policy hears of
-//! when a guest asks for it.
+//! make the two differ. Sequential reads cause read-ahead, into memory that the policy learns of
+//! when a guest reads it.
 
 mod ahead;
 mod below;
@@ -32,21 +32,21 @@ use crate::table::{Forgetting, Found};
 use crate::{BLOCK_BYTES, BLOCK_SECTORS};
 
 pub struct CachedChannel {
-    // First: what is in flight below uses frames.
+    // First: requests in flight below use frames.
     base: Box<dyn Channel>,
     layer: Arc<dyn Layer>,
     disk: Arc<CachedDisk>,
-    /// Of a guest's queue only.
+    /// For queues of guests only.
     counters: Option<Arc<QueueCounters>>,
-    /// The disk's size as it was seen last.
+    /// Size of the disk when last checked.
     capacity: SectorCount,
     in_flight: Slab<InFlight>,
     tokens: TokenSource,
-    /// Read from memory, to be reaped.
+    /// Reads answered from the cache, to be reaped.
     done: Vec<Completion>,
     arrived: Vec<Completion>,
     reads: Reads,
-    /// Lists of requests that have come back.
+    /// Lists of completed requests, for reuse.
     spare: Vec<Lists>,
     ahead: AheadReads,
     reactor: Reactor,
@@ -59,7 +59,7 @@ impl CachedChannel {
         counters: Option<Arc<QueueCounters>>,
         context: &QueueContext,
     ) -> io::Result<Self> {
-        // With room for what is read ahead.
+        // Includes room for read-ahead.
         let depth = QueueDepth(context.depth.0.saturating_add(ahead::REQUESTS_MAX as u16));
         let base = layer.channel(&QueueContext { depth, ..context.clone() })?;
         Ok(Self {
@@ -110,7 +110,7 @@ impl CachedChannel {
         self.send(request, extent, lists, Purpose::Change(blocks));
     }
 
-    /// A change after which nothing of its range is held: discards, zeroes, journals, very large
+    /// Submits a change whose range is not held afterwards: discards, zeroes, journals, very large
     /// writes.
     fn change(&mut self, request: Box<Request>, extent: Extent) {
         let blocks = self.disk.blocks(extent);
@@ -161,7 +161,7 @@ impl Channel for CachedChannel {
             }
         }
         self.arrived = arrived;
-        // Those that have waited for what was read ahead.
+        // Reads that have waited for read-ahead.
         again |= !self.reads.pending.is_empty();
         self.read_pending();
         done.append(&mut self.done);
@@ -178,15 +178,15 @@ impl Channel for CachedChannel {
     fn retire(&mut self) -> bool {
         let mut done = Vec::new();
         self.reap(&mut done);
-        // What is read ahead: no guest waits for that, and its frames are to be given back.
+        // Includes read-ahead: no guest waits for it, and its frames must be given back.
         let is_alone = self.in_flight.is_empty() || mutant("cache.retire.leaves-reads-behind");
         is_alone && self.base.retire()
     }
 }
 
 impl Drop for CachedChannel {
-    /// Waits for what is on its way, which is what is read ahead, since no guest waits for that:
-    /// its frames are to be given back.
+    /// Waits for requests in flight, which are read-ahead only, since no guest waits for it: its
+    /// frames must be given back.
     fn drop(&mut self) {
         let mut done = Vec::new();
         while !self.in_flight.is_empty() {
@@ -201,7 +201,7 @@ fn len(blocks: &Range<BlockId>) -> u64 {
     blocks.end.0 - blocks.start.0
 }
 
-/// The part of the request's bytes that lies in the block with this number.
+/// Returns the part of the request's bytes that lies in the block with this number.
 fn overlap(extent: Extent, number: u64) -> Range<usize> {
     let from = extent.start().get().max(number * BLOCK_SECTORS);
     let to = extent.end().get().min((number + 1) * BLOCK_SECTORS);
@@ -209,7 +209,7 @@ fn overlap(extent: Extent, number: u64) -> Range<usize> {
     bytes(from)..bytes(to)
 }
 
-/// Copies what a read wants of the block with this number.
+/// Copies a read's part of the block with this number.
 fn copy_in(request: &mut Request, extent: Extent, number: u64, block: &[u8]) {
     let part = overlap(extent, number);
     let skipped = extent.start().get().saturating_sub(number * BLOCK_SECTORS) * SECTOR_BYTES;

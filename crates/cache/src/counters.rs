@@ -1,4 +1,4 @@
-//! What the cache did for the requests of a disk, in blocks of 4 KiB.
+//! Counters of the cache for the requests of a disk, in blocks of 4 KiB.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -7,24 +7,24 @@ use std::time::Duration;
 use flowstone_block::{Class, PerQueue};
 use serde::Serialize;
 
-/// Counters of one queue, which alone writes them.
+/// Counters of one queue, written by that queue only.
 #[derive(Debug, Default)]
 pub struct QueueCounters {
     /// Blocks read from memory, by [`Class`].
     pub hits: [AtomicU64; Class::ALL.len()],
     /// Blocks read from below, by [`Class`].
     pub misses: [AtomicU64; Class::ALL.len()],
-    /// Blocks that were taken in, by reads and writes.
+    /// Blocks taken in, by reads and writes.
     pub insertions: AtomicU64,
-    /// Blocks that the policy did not take.
+    /// Blocks refused by the policy.
     pub refusals: AtomicU64,
-    /// Blocks of journals, and of requests too large, which pass by.
+    /// Blocks that bypassed the cache: of journals, and of requests that are too large.
     pub bypassed: AtomicU64,
-    /// Nanoseconds that looking blocks up for reads and copying them took: of a sample, for all.
+    /// Nanoseconds spent looking blocks up for reads and copying them, extrapolated from a sample.
     pub busy_ns: AtomicU64,
 }
 
-/// What was counted.
+/// Blocks read, by source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CacheCount {
     /// Blocks read from memory.
@@ -33,17 +33,17 @@ pub struct CacheCount {
     pub misses: u64,
 }
 
-/// Counters of all queues of a disk, which outlive these.
+/// Counters of all queues of a disk; they outlive the queues.
 #[derive(Debug, Default)]
 pub struct Counters(PerQueue<QueueCounters>);
 
 impl Counters {
-    /// Those of a queue.
+    /// Returns those of a queue.
     pub fn of_queue(&self, queue: u16) -> Arc<QueueCounters> {
         self.0.of_queue(queue)
     }
 
-    /// Blocks of a class that were read.
+    /// Returns the blocks read of a class.
     pub fn of_class(&self, class: Class) -> CacheCount {
         CacheCount {
             hits: self.0.sum(|queue| &queue.hits[class as usize]),
@@ -51,22 +51,23 @@ impl Counters {
         }
     }
 
-    /// Blocks that were taken in.
+    /// Returns the blocks taken in.
     pub fn insertions(&self) -> u64 {
         self.0.sum(|queue| &queue.insertions)
     }
 
-    /// Blocks that the policy did not take.
+    /// Returns the blocks refused by the policy.
     pub fn refusals(&self) -> u64 {
         self.0.sum(|queue| &queue.refusals)
     }
 
-    /// How long looking blocks up for reads and copying them took, by a sample.
+    /// Returns the time spent looking blocks up for reads and copying them, estimated from a
+    /// sample.
     pub fn busy(&self) -> Duration {
         Duration::from_nanos(self.0.sum(|queue| &queue.busy_ns))
     }
 
-    /// Blocks that passed by.
+    /// Returns the blocks that bypassed the cache.
     pub fn bypassed(&self) -> u64 {
         self.0.sum(|queue| &queue.bypassed)
     }

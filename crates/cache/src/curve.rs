@@ -1,11 +1,11 @@
-//! The miss-ratio curve: how many hits a cache of each size would have.
+//! The miss-ratio curve: the hit ratio of LRU caches of each size.
 //!
-//! The curve is LRU's, found from a sample of the blocks, chosen by a hash of their number
-//! (Waldspurger et al., "Efficient MRC construction with SHARDS", FAST 2015): between two uses of a
-//! block, so many others of the sample were used; that many, times the factor by which the sample
-//! is smaller, is the size of cache that would have had a hit. Older uses count less. A few blocks
-//! that are used all the time may be in the sample or not: what it has more or less of accesses
-//! than its part of all is taken for hits of the smallest size (SHARDS-adj).
+//! It is estimated from a sample of the blocks, chosen by a hash of their number (Waldspurger et
+//! al., "Efficient MRC construction with SHARDS", FAST 2015): the number of distinct sampled blocks
+//! used between two uses of a block, times the inverse of the sampling rate, is the size of cache
+//! that would have had a hit (its reuse distance). Older uses count less. Since a few hot blocks
+//! may be in the sample or not, the difference between the sample's accesses and its expected part
+//! of all is counted as hits of the smallest size (SHARDS-adj).
 
 use std::collections::HashMap;
 
@@ -13,36 +13,35 @@ use crate::names::{BlockId, spread};
 
 /// Blocks of the sample that are remembered: those that a cache of the largest size would hold.
 const SAMPLE_MAX: usize = 1024;
-/// Sizes that are told apart.
+/// Resolution of the curve, in sizes.
 const STEPS: usize = 64;
-/// After so many accesses of the sample, they count half.
+/// Sampled accesses after which all counts are halved.
 const SAMPLED_MAX: f64 = 8192.0;
-/// Fewer accesses of the sample say nothing.
+/// Sampled accesses below which the curve is unknown.
 const ACCESSES_MIN: f64 = 100.0;
 
 /// Hits by size of the cache.
 #[derive(Debug)]
 pub struct Curve {
     blocks_max: usize,
-    /// Decides which blocks are looked at.
+    /// Key of the hash that selects the sample.
     key: u64,
-    /// One block of so many is looked at: a power of two.
+    /// Inverse of the sampling rate: a power of two.
     sampled_of: u64,
-    /// Where in `uses` each block was used last.
+    /// Index in `uses` of the last use of each block.
     last_use: HashMap<BlockId, usize>,
-    /// Whether a use is the last one of its block, as a Fenwick tree: sums of any prefix in few
-    /// steps.
+    /// Whether a use is the last one of its block, as a Fenwick tree, for prefix sums in few steps.
     uses: Vec<u32>,
     next: usize,
-    /// By what part of the largest size would have had them.
+    /// Hits by reuse distance, in steps of the largest size.
     hits: [f64; STEPS],
-    /// Of the sample, and of all.
+    /// Accesses of the sample, and of all blocks.
     sampled: f64,
     accesses: f64,
 }
 
 impl Curve {
-    /// For caches of up to so many blocks.
+    /// Makes the curve of caches of up to `blocks_max` blocks.
     pub fn new(blocks_max: usize, key: u64) -> Self {
         let blocks_max = blocks_max.max(1);
         let sampled_of = blocks_max.div_ceil(SAMPLE_MAX).next_power_of_two() as u64;
@@ -59,10 +58,10 @@ impl Curve {
         }
     }
 
-    /// A block is read or written.
+    /// Counts an access to a block.
     pub fn access(&mut self, block: BlockId) {
         self.accesses += 1.0;
-        // Another remainder than 0, which the first block has without a key.
+        // Not remainder 0, which the first block has without a key.
         if spread(block, self.key) & (self.sampled_of - 1) != self.sampled_of / 2 {
             return;
         }
@@ -76,7 +75,7 @@ impl Curve {
         if let Some(before) = self.last_use.insert(block, self.next) {
             let since = self.last_use.len() - self.used_until(before);
             self.mark(before, false);
-            // It would be at this place, counted from 1, of all that were used last.
+            // Its position in LRU order, counted from 1.
             let place = (since as u64 + 1) * self.sampled_of;
             let step = (place - 1) as usize * STEPS / self.blocks_max;
             if let Some(hits) = self.hits.get_mut(step) {
@@ -87,7 +86,7 @@ impl Curve {
         self.next += 1;
     }
 
-    /// How many blocks were used last up to that use.
+    /// Returns how many blocks were last used at or before that use.
     fn used_until(&self, use_: usize) -> usize {
         let mut at = use_;
         let mut sum = 0;
@@ -107,7 +106,7 @@ impl Curve {
         }
     }
 
-    /// Numbers uses anew, without those of blocks that no cache would hold any more.
+    /// Renumbers uses, dropping blocks that even the largest cache would not hold.
     fn forget_oldest(&mut self) {
         let mut order: Vec<_> = self.last_use.drain().map(|(block, at)| (at, block)).collect();
         order.sort_unstable();
@@ -121,24 +120,24 @@ impl Curve {
         }
     }
 
-    /// What has been counted weighs this much less from now on.
+    /// Multiplies all counts by `factor`.
     pub fn fade(&mut self, factor: f64) {
         self.accesses *= factor;
         self.sampled *= factor;
         self.hits.iter_mut().for_each(|hits| *hits *= factor);
     }
 
-    /// One access of so many is of its sample, or nearly.
+    /// Returns the inverse of the sampling rate.
     pub fn sampled_of(&self) -> usize {
         self.sampled_of as usize
     }
 
-    /// Whether it rests on enough to say something.
+    /// Returns whether there are enough samples for an estimate.
     pub fn is_known(&self) -> bool {
         self.sampled >= ACCESSES_MIN
     }
 
-    /// The part of the accesses that a cache of so many blocks would have answered.
+    /// Returns the estimated hit ratio of an LRU cache of this many blocks.
     pub fn hit_ratio(&self, blocks: usize) -> f64 {
         let steps = (blocks.min(self.blocks_max) * STEPS).div_ceil(self.blocks_max);
         if steps == 0 {
@@ -148,12 +147,12 @@ impl Curve {
         hits.max(0.0) / self.expected().max(1.0)
     }
 
-    /// How many accesses the sample would have if it were like all blocks.
+    /// Returns the accesses that the sample would have if it were representative.
     fn expected(&self) -> f64 {
         self.accesses / self.sampled_of as f64
     }
 
-    /// The smallest cache that would have had at least this part of the hits of one of so many
+    /// Returns the size of the smallest cache with at least `part` of the hits of one of `blocks`
     /// blocks.
     pub fn enough(&self, part: f64, blocks: usize) -> usize {
         let wanted = self.hit_ratio(blocks) * part * self.expected();
@@ -170,7 +169,7 @@ impl Curve {
 
 #[cfg(test)]
 impl Curve {
-    /// What it takes, the table's own bookkeeping not counted.
+    /// Returns its memory use, without the hash table's own overhead.
     pub fn memory_bytes(&self) -> usize {
         self.last_use.capacity() * size_of::<(BlockId, usize)>()
             + self.uses.len() * 4
@@ -183,7 +182,7 @@ mod tests {
     use super::*;
     use crate::policy::{Outcome, Policy as _, lru::Lru};
 
-    /// Against caches of these sizes.
+    /// Compared with real caches of these sizes.
     #[test]
     fn the_curve_is_that_of_lru() {
         for blocks_max in [640, 64_000] {
@@ -234,7 +233,7 @@ mod tests {
         assert!(curve.hit_ratio(1000) <= before && !curve.is_known());
     }
 
-    /// Each VM has one: docs/cache.md says how much it takes.
+    /// Each VM has a curve: docs/cache.md states its memory use.
     #[test]
     fn a_curve_takes_40_kb_at_most() {
         let mut curve = Curve::new(1 << 18, 1);
@@ -247,8 +246,8 @@ mod tests {
         assert!(bytes < 40_000, "{bytes} bytes each");
     }
 
-    /// It was forgotten as fast as it was learnt, so a cache that had become smaller did not grow
-    /// again.
+    /// Regression: it decayed as fast as it was learnt, so a cache that had been shrunk did not
+    /// grow again.
     #[test]
     fn the_curve_of_a_cache_of_4_gib_is_known_at_2000_accesses_a_second() {
         let mut curve = Curve::new(2 << 20, 1);

@@ -1,4 +1,4 @@
-//! A disk as the cache knows it.
+//! A disk as the cache sees it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,35 +10,35 @@ use crate::names::{BlockId, numbers};
 use crate::shared::Cache;
 use crate::table::DiskUse;
 
-/// A disk as the cache knows it.
+/// A disk as the cache sees it.
 pub struct CachedDisk {
     pub(crate) cache: Arc<Cache>,
-    /// No other disk of the cache has it while this one is there.
+    /// Unique among the disks of the cache while this one exists.
     pub(crate) number: u32,
     pub(crate) holds_journals: bool,
     pub(crate) counters: Counters,
 }
 
-/// Requests of more blocks pass by: few are read again.
+/// Largest request that is cached, in blocks: blocks of larger ones are rarely read again.
 const BLOCKS_MAX: u64 = 256;
-/// Most pieces of memory of a request: what one call takes (`UIO_MAXIOV`).
+/// Most pieces of memory in a request: the limit of one system call (`UIO_MAXIOV`).
 const PIECES_MAX: u64 = 1024;
 
 impl CachedDisk {
-    /// One of its blocks; a number too large is that of the last one that can be held, which none
-    /// is.
+    /// Returns the id of one of its blocks; a number too large gives the last one, which no block
+    /// has.
     pub(crate) fn block(&self, number: u64) -> BlockId {
         BlockId::of_disk(self.number, number.min(BlockId::NUMBER_MAX))
     }
 
-    /// The blocks that share a sector with `extent`, of those that can be held.
+    /// Returns the blocks that share a sector with `extent`, limited to those that can be held.
     pub(crate) fn blocks(&self, extent: Extent) -> Range<BlockId> {
         let numbers = numbers(extent);
         self.block(numbers.start)..self.block(numbers.end)
     }
 
-    /// Whether the cache may hold what this request of a queue carries. The daemon's own, which
-    /// nobody counts, say nothing of what its guest will read.
+    /// Returns whether the cache may hold the blocks of this request. Requests of the daemon
+    /// itself, which have no counters, are not cached: they say nothing about the guest's reads.
     pub(crate) fn may_hold(
         &self,
         request: &Request,
@@ -48,7 +48,7 @@ impl CachedDisk {
         let is_journal = request.class == Class::Journal && !self.holds_journals;
         let count_of_blocks = blocks.end.0 - blocks.start.0;
         let is_numbered = blocks.end.number() < BlockId::NUMBER_MAX;
-        // Each frame may cut a piece of the guest's memory in two.
+        // Each frame may split a piece of the guest's memory in two.
         let is_whole = request.memory.len() as u64 + 2 * count_of_blocks <= PIECES_MAX;
         let is_small = count_of_blocks <= BLOCKS_MAX;
         let Some(counters) = counters else { return false };
@@ -59,19 +59,19 @@ impl CachedDisk {
         may
     }
 
-    /// What has been counted.
+    /// Returns its counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// What is held of it.
+    /// Returns its use of the cache.
     pub fn held(&self) -> DiskUse {
         self.cache.disk(self.number)
     }
 }
 
 impl Drop for CachedDisk {
-    /// Another disk may have the number from now on.
+    /// Its number may be reused from now on.
     fn drop(&mut self) {
         self.cache.forget_disk(self.number);
     }

@@ -1,5 +1,5 @@
-//! Blocks in queues: a table that finds a block, and links that order them. An entry of 20 bytes
-//! and its place in the table, 8 bytes, are all that a policy needs per block.
+//! Blocks in queues: a hash table that finds a block, and links that order them. An entry of 20
+//! bytes and its slot in the table, 8 bytes, are all that a policy needs per block.
 
 use crate::buckets::Buckets;
 use crate::names::{BlockId, Place};
@@ -8,10 +8,10 @@ use crate::prefetch::prefetch;
 /// No entry.
 const NONE: u32 = u32::MAX;
 
-/// What can be counted: the rest of the word is the queue.
+/// Greatest count: the rest of the word is the queue.
 const COUNT_MAX: u32 = (1 << QUEUE_SHIFT) - 1;
 const QUEUE_SHIFT: u32 = 20;
-/// The most queues that blocks can be in.
+/// Most queues that there can be.
 pub const QUEUES_MAX: usize = 1 << (u32::BITS - QUEUE_SHIFT);
 
 /// A block that a policy remembers. Packed: there are millions of them.
@@ -19,11 +19,11 @@ pub const QUEUES_MAX: usize = 1 << (u32::BITS - QUEUE_SHIFT);
 #[repr(C, packed(4))]
 struct Entry {
     block: BlockId,
-    /// Towards the front.
+    /// Next entry towards the front.
     before: u32,
-    /// Towards the back; of an entry that is not in use, the next one of those.
+    /// Next entry towards the back; of a free entry, the next free one.
     after: u32,
-    /// What the policy counts, and the queue.
+    /// The policy's count, and the queue.
     word: u32,
 }
 
@@ -45,13 +45,13 @@ struct Queue {
 pub struct Entries {
     table: Buckets,
     entries: Vec<Entry>,
-    /// The first entry that is not in use.
+    /// First free entry.
     free: u32,
     queues: Vec<Queue>,
 }
 
 impl Entries {
-    /// Room for so many is made at once: to move a large table later would take milliseconds.
+    /// Makes queues with room for `blocks`: moving a large table later would take milliseconds.
     pub fn with_capacity(blocks: usize, queues: usize) -> Self {
         let mut entries = Self {
             table: Buckets::with_capacity(blocks),
@@ -63,63 +63,63 @@ impl Entries {
         entries
     }
 
-    /// How many queues there are.
+    /// Returns the number of queues.
     pub fn queues(&self) -> usize {
         self.queues.len()
     }
 
-    /// There are at least so many queues from now on, at most [`QUEUES_MAX`].
+    /// Adds queues up to `queues`, at most [`QUEUES_MAX`].
     pub fn have_queues(&mut self, queues: usize) {
         let queues = queues.min(QUEUES_MAX).max(self.queues.len());
         self.queues.resize(queues, Queue { front: NONE, back: NONE, len: 0 });
     }
 
-    /// How many blocks are in a queue.
+    /// Returns the number of blocks in a queue.
     pub fn len(&self, queue: usize) -> usize {
         self.queues[queue].len
     }
 
-    /// A block, and the queue that it is in.
+    /// Returns the place of a block, and its queue.
     pub fn find(&self, block: BlockId) -> Option<(Place, usize)> {
         let is_it = |id| self.block(Place(id)) == block;
         let id = self.table.find(block, is_it)?;
         Some((Place(id), self.entries[id as usize].queue()))
     }
 
-    /// A block will be looked for: brings near where it is found.
+    /// Prefetches what [`find`](Self::find) and [`guess`](Self::guess) read for a block.
     pub fn prefetch(&self, block: BlockId) {
         self.table.prefetch(block);
     }
 
-    /// Where a block most probably is, if it is; brings that near.
+    /// Returns the probable place of a block, and prefetches its entry.
     pub fn guess(&self, block: BlockId) -> Option<Place> {
         let id = self.table.guess(block)?;
         prefetch(&raw const self.entries[id as usize]);
         Some(Place(id))
     }
 
-    /// The block of an entry.
+    /// Returns the block of an entry.
     pub fn block(&self, place: Place) -> BlockId {
         self.entries[place.0 as usize].block
     }
 
-    /// The queue that an entry is in.
+    /// Returns the queue of an entry.
     pub fn queue(&self, place: Place) -> usize {
         self.entries[place.0 as usize].queue()
     }
 
-    /// What is counted of an entry.
+    /// Returns the count of an entry.
     pub fn count(&self, place: Place) -> u32 {
         self.entries[place.0 as usize].word & COUNT_MAX
     }
 
-    /// Counts as `count` from now on, or as much as can be counted.
+    /// Sets the count of an entry, saturating.
     pub fn set_count(&mut self, place: Place, count: u32) {
         let word = &mut self.entries[place.0 as usize].word;
         *word = *word & !COUNT_MAX | count.min(COUNT_MAX);
     }
 
-    /// A new block goes to the front of a queue, counted as 0.
+    /// Adds a new block at the front of a queue, with a count of 0.
     pub fn insert(&mut self, block: BlockId, queue: usize) -> Place {
         let entry = Entry { block, before: NONE, after: NONE, word: 0 };
         let id = if let Some(unused) = self.entries.get_mut(self.free as usize) {
@@ -136,19 +136,19 @@ impl Entries {
         Place(id)
     }
 
-    /// A block goes to the front of a queue, which may be its own.
+    /// Moves a block to the front of a queue, which may be its own.
     pub fn move_to_front(&mut self, place: Place, queue: usize) {
         self.unlink(place.0);
         self.link(place.0, queue);
     }
 
-    /// The block at the back of a queue.
+    /// Returns the block at the back of a queue.
     pub fn back(&self, queue: usize) -> Option<Place> {
         let back = self.queues[queue].back;
         (back != NONE).then_some(Place(back))
     }
 
-    /// Forgets a block.
+    /// Removes a block.
     pub fn remove(&mut self, place: Place) {
         self.prefetch_before(place.0);
         self.unlink(place.0);
@@ -156,8 +156,8 @@ impl Entries {
         self.entries[place.0 as usize].after = std::mem::replace(&mut self.free, place.0);
     }
 
-    /// What leaves is mostly at the back of a queue, and what is before it follows: brings that
-    /// one's place in the table near, and the entry before it.
+    /// Prefetches for the next removal: removed blocks are mostly at the back of a queue, so the
+    /// entry before this one follows. Prefetches its slot in the table and the entry before it.
     fn prefetch_before(&self, id: u32) {
         let before = self.entries[id as usize].before;
         if let Some(next) = self.entries.get(before as usize) {

@@ -1,11 +1,10 @@
-//! The memory that blocks are kept in: frames of 4 KiB, each free, being filled by one queue, or
-//! kept and read by any number of them.
+//! The memory of the cache: frames of 4 KiB, each free, being filled by one queue, or held and read
+//! by any number of queues.
 //!
-//! What a frame is used for is decided under the lock of the [`Table`](crate::table::Table), which
-//! alone takes frames and gives them back. Copies are made without that lock: memory of a guest may
-//! take its time to be there (after a migration, say), and no other guest waits for it. So who
-//! reads pins the frame first, under the lock, and a frame is given to another use only when nobody
-//! pins it.
+//! The use of a frame is decided under the lock of the [`Table`](crate::table::Table), which alone
+//! takes frames and gives them back. Copies are made without that lock: a guest's memory may take
+//! time to be present (after a migration, say), and no other guest may wait for it. So a reader
+//! pins the frame first, under the lock, and a frame is reused only when it is not pinned.
 
 use std::io;
 use std::slice;
@@ -16,34 +15,34 @@ use flowstone_block::{IoVec, Pages, mutant};
 use crate::BLOCK_BYTES;
 use crate::prefetch::{LINE_BYTES, prefetch};
 
-/// Of a frame that will be read, so much is asked for; the CPU sees by itself how it goes on.
+/// Bytes of a frame that are prefetched; the CPU's own prefetcher continues.
 const PREFETCHED_BYTES: usize = 512;
 
-/// A frame, by its number.
+/// The number of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame(u32);
 
 impl Frame {
-    /// No frame: what stands in a list of frames where there is none.
+    /// No frame: the empty entry of a list of frames.
     pub const NONE: Self = Self(u32::MAX);
 
-    /// Whether it is one.
+    /// Returns whether this is a frame.
     pub fn is_some(self) -> bool {
         self != Self::NONE
     }
 }
 
-/// All frames, and the copies out of them.
+/// All frames and their pin counts.
 pub struct Memory {
     pages: Pages,
     pins: Vec<AtomicU32>,
 }
 
 impl Memory {
-    /// So many frames. They take no room before they are used.
+    /// Reserves `frames` frames. They use no memory before their first use.
     pub fn new(frames: usize) -> io::Result<Self> {
         let pages = Pages::new(frames * BLOCK_BYTES)?;
-        // Or one block would take, and keep, the memory of 512.
+        // Otherwise one block would occupy the memory of 512.
         pages.refuse_huge_pages();
         Ok(Self { pages, pins: (0..frames).map(|_| AtomicU32::new(0)).collect() })
     }
@@ -52,7 +51,7 @@ impl Memory {
         self.pages.at(frame.0 as usize * BLOCK_BYTES, BLOCK_BYTES)
     }
 
-    /// A frame will be pinned and read: brings what that takes first near.
+    /// Prefetches the pin count and the beginning of a frame.
     pub fn prefetch(&self, frame: Frame) {
         prefetch(&raw const self.pins[frame.0 as usize]);
         let start = self.start(frame);
@@ -61,14 +60,14 @@ impl Memory {
         }
     }
 
-    /// Keeps a frame from being given to another use. Under the lock.
+    /// Pins a frame, so that it is not reused. Under the lock.
     pub fn pin(&self, frame: Frame) {
         self.pins[frame.0 as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Lets go of a frame that the caller has pinned, with or without the lock.
+    /// Unpins a frame, with or without the lock.
     pub fn unpin(&self, frame: Frame) {
-        // What was read from it was read before it is used again.
+        // Release: reads from the frame happen before its reuse.
         let order = match mutant("cache.frames.unpins-without-order") {
             true => Ordering::Relaxed,
             false => Ordering::Release,
@@ -80,7 +79,7 @@ impl Memory {
         self.pins[frame.0 as usize].load(Ordering::Acquire) != 0
     }
 
-    /// Gives the memory of frames, which the caller has taken, back to the host.
+    /// Returns the memory of frames, which the caller has taken, to the host.
     pub fn give_back(&self, frames: &mut [Frame]) {
         frames.sort_unstable_by_key(|frame| frame.0);
         for run in frames.chunk_by(|one, next| one.0 + 1 == next.0) {
@@ -89,16 +88,16 @@ impl Memory {
         }
     }
 
-    /// What a kept frame holds.
+    /// Returns the content of a held frame.
     ///
     /// # Safety
-    /// The caller has pinned it, or is the only one that uses it; so nobody changes it meanwhile.
+    /// The caller has pinned it, or is its only user; so it is not changed meanwhile.
     pub unsafe fn bytes(&self, frame: Frame) -> &[u8] {
         // SAFETY: a frame lies within the pages, and by the caller's promise is not changed.
         unsafe { slice::from_raw_parts(self.start(frame), BLOCK_BYTES) }
     }
 
-    /// A frame that is being filled.
+    /// Returns a frame that is being filled, for writing.
     ///
     /// # Safety
     /// The caller has [taken](FreeFrames::take) it, and nothing else refers to it.
@@ -108,58 +107,57 @@ impl Memory {
         unsafe { slice::from_raw_parts_mut(self.start(frame), BLOCK_BYTES) }
     }
 
-    /// A frame as a piece of a request's memory.
+    /// Returns a frame as a piece of a request's memory.
     ///
     /// # Safety
-    /// The caller has taken it, and keeps it until that request has come back.
+    /// The caller has taken it, and keeps it until that request has completed.
     pub unsafe fn piece(&self, frame: Frame) -> IoVec {
         // SAFETY: the frame is valid while `self` is, which outlives all requests of its channels.
         unsafe { IoVec::new(self.start(frame), BLOCK_BYTES) }
     }
 }
 
-/// Frames that hold nothing.
+/// Frames that hold no block.
 pub struct FreeFrames {
     free: Vec<Frame>,
-    /// The host has their memory back.
+    /// Frames whose memory the host has back.
     returned: Vec<Frame>,
-    /// They hold nothing any more, and somebody still reads them.
+    /// Frames that hold no block any more but are still pinned.
     pinned: Vec<Frame>,
-    /// Frames that have never been used are from here on.
+    /// First frame that has never been used.
     unused: u32,
     count: u32,
     /// Frames that may have memory.
     limit: u32,
 }
 
-/// Frames that are looked at for one that nobody reads any more, before one without memory is
-/// taken.
+/// Pinned frames that are checked before a frame without memory is taken.
 const LOOKED_AT: usize = 4;
 
 impl FreeFrames {
-    /// All of so many frames.
+    /// Makes `count` unused frames.
     pub fn new(count: usize) -> Self {
         let (free, returned, pinned) = (Vec::new(), Vec::new(), Vec::new());
         let count = count as u32;
         Self { free, returned, pinned, unused: 0, count, limit: count }
     }
 
-    /// So many frames may have memory from now on.
+    /// Sets how many frames may have memory.
     pub fn limit(&mut self, frames: usize) {
         self.limit = frames as u32;
     }
 
-    /// How many hold something, or are on their way to.
+    /// Returns how many frames hold a block or are being filled.
     fn in_use(&self) -> usize {
         self.resident() - self.free.len() - self.pinned.len()
     }
 
-    /// How many have it.
+    /// Returns how many frames have memory.
     pub fn resident(&self) -> usize {
         self.unused as usize - self.returned.len()
     }
 
-    /// A frame for the caller alone, if there is one.
+    /// Takes a frame for the caller alone, if there is one.
     pub fn take(&mut self, memory: &Memory) -> Option<Frame> {
         if self.in_use() >= self.limit as usize {
             return None;
@@ -184,14 +182,14 @@ impl FreeFrames {
         Some(self.pinned.swap_remove(found))
     }
 
-    /// Takes a frame back that is not to be found any more. Somebody may still be reading it.
+    /// Returns a frame that cannot be looked up any more. It may still be pinned.
     pub fn give_back(&mut self, memory: &Memory, frame: Frame) {
         let is_read = memory.is_pinned(frame) && !mutant("cache.frames.used-again-while-read");
         let to = if is_read { &mut self.pinned } else { &mut self.free };
         to.push(frame);
     }
 
-    /// Takes up to `count` frames that hold nothing, to give their memory back to the host.
+    /// Takes up to `count` idle frames, whose memory is to be returned to the host.
     pub fn take_idle(&mut self, memory: &Memory, count: usize) -> Vec<Frame> {
         let read_by_nobody = self.pinned.extract_if(.., |frame| !memory.is_pinned(*frame));
         self.free.extend(read_by_nobody);
@@ -199,12 +197,12 @@ impl FreeFrames {
         self.free.split_off(kept)
     }
 
-    /// Frames whose memory has been given back.
+    /// Records frames whose memory has been returned.
     pub fn returned(&mut self, frames: &[Frame]) {
         self.returned.extend(frames);
     }
 
-    /// How many there are.
+    /// Returns the number of frames that hold no block.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         let used_before = self.free.len() + self.returned.len() + self.pinned.len();

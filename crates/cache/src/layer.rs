@@ -1,4 +1,4 @@
-//! The layer: a disk whose blocks the cache holds.
+//! The layer: a disk with a cache.
 
 use std::io;
 use std::sync::Arc;
@@ -11,23 +11,23 @@ use crate::disk::CachedDisk;
 use crate::names::BlockId;
 use crate::shared::Cache;
 
-/// The layer.
+/// A disk with a cache.
 pub struct Cached {
     base: Arc<dyn Layer>,
     disk: Arc<CachedDisk>,
 }
 
 impl Cached {
-    /// Reads of `base`, the disk `number` of the daemon, are answered from `cache` where it can.
-    /// Journals pass by unless `holds_journals`.
+    /// Caches reads of `base`, the disk `number` of the daemon, in `cache`. Journals bypass it
+    /// unless `holds_journals`.
     pub fn new(base: Arc<dyn Layer>, cache: Arc<Cache>, number: u32, holds_journals: bool) -> Self {
-        // A number that does not fit is refused before there is a disk to be forgotten.
+        // Panics on a number that does not fit before there is a disk to be dropped.
         let _ = BlockId::of_disk(number, 0);
         let disk = CachedDisk { cache, number, holds_journals, counters: Counters::default() };
         Self { base, disk: Arc::new(disk) }
     }
 
-    /// What the cache does for this disk, to be reported.
+    /// Returns the disk's state in the cache, for reports.
     pub fn disk(&self) -> Arc<CachedDisk> {
         Arc::clone(&self.disk)
     }
@@ -41,7 +41,7 @@ impl Layer for Cached {
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
         let counters = match context.origin {
             Origin::Queue { queue, .. } => Some(self.disk.counters.of_queue(queue)),
-            // The daemon's own reads say nothing of what its guests will read.
+            // The daemon's own reads say nothing about the guest's reads.
             Origin::Own => None,
         };
         Ok(Box::new(CachedChannel::new(&self.base, &self.disk, counters, context)?))

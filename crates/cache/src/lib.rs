@@ -1,9 +1,8 @@
-//! A cache of blocks of 4 KiB that all disks of a daemon share: a layer, write-through, and the
-//! policies that decide which blocks are kept. docs/cache.md has their sources and what they reach
-//! on traces.
+//! A write-through cache of 4 KiB blocks shared by all disks of a daemon: a layer, and the
+//! replacement policies. docs/cache.md has their sources and their results on traces.
 //!
-//! [`Policy`] knows numbers of blocks only; `table` what is held where; `frames` the memory;
-//! `channel` what becomes of a request.
+//! [`Policy`] handles block numbers only; `table` maps blocks to frames; `frames` is the memory;
+//! `channel` processes requests.
 
 mod args;
 mod buckets;
@@ -34,6 +33,6 @@ pub use shared::Cache;
 pub use table::DiskUse;
 pub use vms::{VmShare, VmSize, Vms};
 
-/// What is kept or not as a whole.
+/// Size of a cached block.
 pub const BLOCK_BYTES: usize = 4096;
 const BLOCK_SECTORS: u64 = BLOCK_BYTES as u64 / flowstone_block::SECTOR_BYTES;

@@ -1,4 +1,4 @@
-//! What a policy is asked, and what it answers.
+//! The interface of replacement policies.
 
 pub mod adaptive;
 pub mod floors;
@@ -25,80 +25,77 @@ use crate::vms::Vms;
 pub struct Kept {
     /// The block.
     pub block: BlockId,
-    /// Where.
+    /// Its place.
     pub place: Place,
 }
 
-/// What becomes of the block.
+/// Result of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The cache keeps it already.
+    /// The block was kept already.
     Hit(Place),
-    /// The cache takes it in, and gives another one up if it is full.
+    /// The block is taken in; another one is evicted if the cache is full.
     Inserted(Place),
-    /// The cache does not take it.
+    /// The block is not taken in.
     Refused,
 }
 
-/// Decides which blocks are kept.
+/// A replacement policy: decides which blocks are kept.
 pub trait Policy: Send {
-    /// A block is read or written. What is given up for it is appended to `evicted`; while more is
-    /// kept than may be (after [`resize`](Self::resize)), a few blocks at a time.
+    /// Processes a read or write of a block. Blocks evicted for it are appended to `evicted`: a few
+    /// per call while more are kept than allowed (after [`resize`](Self::resize)).
     fn access(&mut self, block: BlockId, evicted: &mut Vec<Kept>) -> Outcome;
 
-    /// The same of one that is written, for policies that count reads and writes apart.
+    /// The same for a write, for policies that count reads and writes separately.
     fn write(&mut self, block: BlockId, evicted: &mut Vec<Kept>) -> Outcome {
         self.access(block, evicted)
     }
 
-    /// Where a block is kept, if it is.
+    /// Returns the place of a block, if it is kept.
     fn find(&self, block: BlockId) -> Option<Place>;
 
-    /// A block will be asked for: brings near what [`guess`](Self::guess) looks at.
+    /// Prefetches what [`guess`](Self::guess) reads for a block.
     fn prefetch(&self, block: BlockId);
 
-    /// A block will be asked for: brings near what is remembered of it. Returns where that is, most
-    /// probably.
+    /// Returns the probable place of a block, and prefetches its record.
     fn guess(&self, block: BlockId) -> Option<Place>;
 
-    /// A block is not to be kept any more, nor remembered: its content is gone. Returns where it
-    /// was kept.
+    /// Drops a block and its ghost: its content is gone. Returns its place if it was kept.
     fn forget(&mut self, block: BlockId) -> Option<Place>;
 
-    /// Keeps at most so many blocks from now on, not more than it was made for. Gives up to
-    /// `evictions_max` of them up for that now; the others go with the next calls of this, and with
-    /// accesses.
+    /// Sets the most blocks to keep, limited to the size at construction. Evicts up to
+    /// `evictions_max` now; the rest is evicted by further calls, and by accesses.
     fn resize(&mut self, capacity: usize, evictions_max: usize, evicted: &mut Vec<Kept>);
 
-    /// These are the VMs from now on. Policies that weigh none of them do nothing.
+    /// Sets the VMs. Ignored by policies that do not weigh VMs.
     fn set_vms(&mut self, _vms: &Arc<Vms>) {}
 
-    /// So much time has passed since the last call. Policies that know no time do nothing.
+    /// Reports the time since the last call. Ignored by policies without a notion of time.
     fn pass(&mut self, _time: Duration) {}
 
-    /// What each VM has, if the policy weighs several.
+    /// Returns the bounds of each VM, if the policy weighs several.
     fn floors(&self) -> Option<&Floors> {
         None
     }
 
-    /// How many blocks are kept.
+    /// Returns the number of blocks kept.
     fn len(&self) -> usize;
 
-    /// Whether none is.
+    /// Returns whether no block is kept.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many blocks are remembered that are not kept.
+    /// Returns the number of ghosts: blocks remembered but not kept.
     fn ghosts(&self) -> usize {
         0
     }
 
-    /// How many blocks are kept or remembered at most.
+    /// Returns the most blocks that are kept or remembered.
     fn places(&self) -> usize;
 }
 
-/// The policies, by name. Three are there to be compared with: a daemon has no use for them.
+/// The policies by name. Three exist for comparison only and have no use in a daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum PolicyKind {
     /// What is read again soon, and by which VM, as the cache learns it
@@ -122,14 +119,14 @@ pub enum PolicyKind {
     S3Fifo,
 }
 
-/// Most blocks that one access gives up: the others of the host wait meanwhile.
+/// Most blocks evicted by one access: all other queues wait meanwhile.
 const EVICTIONS_MAX: usize = 4;
 
-/// Weight from which MultiCache keeps a block, unless something else is asked for.
+/// Default threshold of MultiCache.
 pub const FREQ_THRESHOLD: f64 = 2.0;
 
 impl PolicyKind {
-    /// Every policy.
+    /// All policies.
     pub const ALL: [Self; 6] = [
         Self::MultiCacheCount,
         Self::MultiCache,
@@ -139,7 +136,7 @@ impl PolicyKind {
         Self::Adaptive,
     ];
 
-    /// Its name in options and reports.
+    /// Returns its name in options and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::MultiCacheCount => "multicache-count",
@@ -151,13 +148,13 @@ impl PolicyKind {
         }
     }
 
-    /// Whether it is a rule of MultiCache, which has a threshold.
+    /// Returns whether it is a rule of MultiCache, which has a threshold.
     pub const fn has_threshold(self) -> bool {
         matches!(self, Self::MultiCacheCount | Self::MultiCache | Self::MultiCacheRelative)
     }
 
-    /// A policy that keeps so many blocks; `threshold` is MultiCache's. `key` decides which blocks
-    /// the default one takes for a sample: no guest is to know that.
+    /// Makes a policy that keeps up to `capacity` blocks; `threshold` is MultiCache's. `key`
+    /// selects the sample of the default policy; guests must not know it.
     pub fn build(self, capacity: usize, threshold: f64, key: u64) -> Box<dyn Policy> {
         match self {
             Self::MultiCacheCount => Box::new(MultiCache::new(capacity, threshold, Rule::Count)),

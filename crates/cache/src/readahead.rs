@@ -1,38 +1,38 @@
-//! Which blocks to read before they are asked for: sequential streams of one queue, and whether
-//! reading ahead of them has paid.
+//! Read-ahead decisions: detects sequential streams of one queue, and whether reading ahead of them
+//! has paid off.
 //!
-//! Pure: it sees the reads of a guest, and says what to read next. A window of 128 KiB follows the
-//! second read of a stream and doubles with each refill, up to 1 MiB; it is refilled when half of
-//! it has been used. What a stream leaves unused when it ends is a loss. While losses outweigh what
-//! was used, streams have to be longer before anything is read ahead of them.
+//! Pure: input are the reads of a guest, output the next range to read. A window of 128 KiB follows
+//! the second read of a stream and doubles with each refill, up to 1 MiB; it is refilled when half
+//! of it has been used. Blocks unused when a stream ends are a loss. While losses outweigh used
+//! blocks, streams have to be longer before anything is read ahead of them.
 
 use std::ops::Range;
 
 use crate::BLOCK_SECTORS;
 
-/// Streams of a queue that are followed at once.
+/// Streams of a queue that are tracked at once.
 const STREAMS: usize = 8;
-/// Blocks that are read ahead of a stream at first, and at most.
+/// Window in blocks, at first and at most.
 const WINDOW_FIRST: u64 = 32;
 const WINDOW_MAX: u64 = 256;
-/// Reads in a row that make a stream, and that make one while reading ahead does not pay.
+/// Consecutive reads that make a stream, normally and while reading ahead does not pay off.
 const READS_MIN: u32 = 2;
 const READS_MIN_IN_DEBT: u32 = 32;
-/// The balance is bounded, so that the past is forgotten; below the debt, reading ahead does not
-/// pay.
+/// Bounds of the balance, so that the past is forgotten, and the balance below which reading ahead
+/// does not pay off.
 const BALANCE_MAX: i64 = 4096;
 const DEBT: i64 = -1024;
 
-/// A run of reads, each of which begins where the one before ended.
+/// A run of reads, each of which begins where the last one ended.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {
-    /// The sector that the next read begins with.
+    /// First sector of the next read.
     next: u64,
-    /// The first block that is neither read nor read ahead.
+    /// First block that is neither read nor read ahead.
     ahead: u64,
     window: u64,
     reads: u32,
-    /// When it was read last.
+    /// Time of its last read, in reads of the queue.
     turn: u64,
 }
 
@@ -41,13 +41,13 @@ struct Stream {
 pub struct Streams {
     streams: [Stream; STREAMS],
     turn: u64,
-    /// Blocks read ahead that were used, less those that were not.
+    /// Blocks read ahead that were used, minus those that were not.
     balance: i64,
 }
 
 impl Streams {
-    /// A guest reads these sectors of a disk of `disk_blocks`. Returns the blocks that are to be
-    /// read ahead, if any: at most `window_max` ahead of it.
+    /// Processes a guest's read of `sectors`, on a disk of `disk_blocks` blocks. Returns the blocks
+    /// to read ahead, if any: at most `window_max` beyond the read.
     pub fn read(
         &mut self,
         sectors: Range<u64>,
@@ -79,7 +79,7 @@ impl Streams {
         (from < stream.ahead).then_some(from..stream.ahead)
     }
 
-    /// Of the range that a read asked for, only what is before `reached` is read ahead.
+    /// Records that of the range to read ahead only the part before `reached` is being read.
     pub fn came_to(&mut self, range: &Range<u64>, reached: u64) {
         let asked = |it: &&mut Stream| {
             it.reads > 0 && it.ahead == range.end && first_unread(it.next) <= range.start
@@ -89,7 +89,7 @@ impl Streams {
         }
     }
 
-    /// A new stream takes the place of the one that was read longest ago.
+    /// Begins a stream, in place of the least recently read one.
     fn begin(&mut self, next: u64) {
         let oldest = self.streams.iter_mut().min_by_key(|stream| stream.turn);
         if let Some(stream) = oldest {
@@ -101,7 +101,7 @@ impl Streams {
     }
 }
 
-/// The first block of which nothing has been read when everything before this sector has.
+/// Returns the first block of which nothing has been read when all before this sector has.
 fn first_unread(sector: u64) -> u64 {
     sector.div_ceil(BLOCK_SECTORS)
 }
@@ -116,7 +116,7 @@ mod tests {
         Streams::default()
     }
 
-    /// One block is read.
+    /// Reads one block.
     fn read(streams: &mut Streams, block: u64, disk_blocks: u64) -> Option<Range<u64>> {
         let start = block * BLOCK_SECTORS;
         streams.read(start..start + BLOCK_SECTORS, disk_blocks, WINDOW_MAX)
@@ -154,7 +154,7 @@ mod tests {
         assert!(refills.iter().all(|count| *count > 3), "{refills:?}");
     }
 
-    /// Reads of two blocks here and two there: reading ahead would read 128 KiB each time for
+    /// Reads of two blocks at random places: reading ahead would read 128 KiB each time for
     /// nothing.
     #[test]
     fn what_does_not_pay_stops_and_begins_again_when_it_does() {
@@ -166,7 +166,7 @@ mod tests {
         let first: u64 = (0..100).map(|step| read_ahead(&mut streams, step * 1000, 2)).sum();
         let later: u64 = (100..1000).map(|step| read_ahead(&mut streams, step * 1000, 2)).sum();
         assert!(first > 1000 && later == 0, "{first}, then {later}");
-        // One long stream shows that it pays again.
+        // One long stream shows that reading ahead pays off again.
         assert!(read_ahead(&mut streams, 500, 8000) > 7000);
         assert!(read_ahead(&mut streams, 20_500, 2) > 0);
     }
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(streams.read(0..3, DISK, WINDOW_MAX), None);
         assert_eq!(streams.read(3..11, DISK, WINDOW_MAX), Some(2..34));
         assert_eq!(streams.read(11..12, DISK, WINDOW_MAX), None);
-        // The same one again and again is none.
+        // Repeated reads of the same block are not a stream.
         for _ in 0..5 {
             assert_eq!(streams.read(800..808, DISK, WINDOW_MAX), None);
         }

@@ -1,4 +1,4 @@
-//! What is told of the cache's work for a disk.
+//! Report of the cache's counters for a disk.
 
 use std::ops::Add;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::counters::CacheCount;
 use crate::{BLOCK_BYTES, CachedDisk};
 
-/// What the cache does for one disk, in blocks of 4 KiB.
+/// The cache's counters for one disk, in blocks of 4 KiB unless named otherwise.
 #[derive(Serialize)]
 pub struct DiskCacheReport {
     hits: u64,
@@ -17,9 +17,9 @@ pub struct DiskCacheReport {
     refusals: u64,
     evictions: u64,
     bypassed: u64,
-    /// Seconds that looking blocks up for reads and copying them took, by a sample.
+    /// Seconds spent looking blocks up for reads and copying them, estimated from a sample.
     busy_s: f64,
-    /// Held.
+    /// Bytes held.
     bytes: u64,
     prefetched_bytes: u64,
     prefetch_used_bytes: u64,
@@ -35,7 +35,7 @@ struct ByClass {
 }
 
 impl DiskCacheReport {
-    /// As counted so far.
+    /// Reads the current counters.
     pub fn of(disk: &CachedDisk) -> Self {
         let (counters, held) = (disk.counters(), disk.held());
         let counts =

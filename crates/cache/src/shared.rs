@@ -1,4 +1,4 @@
-//! The cache that all disks of a daemon share.
+//! The cache shared by all disks of a daemon.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -14,17 +14,17 @@ use crate::policy::{FREQ_THRESHOLD, PolicyKind};
 use crate::table::{DiskUse, Table, Target};
 use crate::vms::Vms;
 
-/// Frames for blocks on their way in or out, beside those that the policy fills: a part of all, and
-/// at least so many.
+/// Frames for fills and evictions in progress, beside those of the policy: a fraction of all
+/// frames, and a minimum.
 const SPARE_OF: usize = 64;
 const SPARE_MIN: usize = 16;
-/// Frames for blocks that are read ahead, likewise.
+/// Frames for blocks read ahead: likewise.
 const AHEAD_OF: usize = 32;
 const AHEAD_MIN: usize = 32;
-/// One stream does not take all of them.
+/// Streams that the frames for read-ahead are divided between.
 const STREAMS_AHEAD: usize = 4;
 
-/// Memory for blocks of all disks.
+/// A cache for blocks of all disks.
 pub struct Cache {
     pub(crate) memory: Memory,
     table: Mutex<Table>,
@@ -32,13 +32,13 @@ pub struct Cache {
     frames_max: usize,
     /// Bytes that it may take now.
     target: AtomicU64,
-    /// Blocks that are read ahead of a stream at most.
+    /// Longest read-ahead of a stream, in blocks.
     window_max: AtomicUsize,
-    /// How many VMs it knows of.
+    /// Number of known VMs.
     vms: AtomicUsize,
 }
 
-/// How so many frames are shared out.
+/// Divides a number of frames.
 fn target_of(frames: usize) -> Target {
     let spare = (frames / SPARE_OF).max(SPARE_MIN);
     let ahead = (frames / AHEAD_OF).max(AHEAD_MIN);
@@ -46,14 +46,14 @@ fn target_of(frames: usize) -> Target {
 }
 
 impl Cache {
-    /// The least that one can have, in bytes.
+    /// Least size in bytes.
     pub const BYTES_MIN: u64 = 1 << 20;
-    /// The most: places and frames are numbered by 32 bits, and there are several places for a
-    /// frame (the counts of MultiCache are cut short).
+    /// Greatest size: places and frames are numbered by 32 bits, and there are several places per
+    /// frame (MultiCache's counts are cut short).
     pub const BYTES_MAX: u64 = 1 << 42;
 
-    /// Takes `bytes` at most, at least [`BYTES_MIN`](Self::BYTES_MIN), as blocks come; what is
-    /// known of them takes about 2 % more.
+    /// Makes a cache that takes up to `bytes` bytes, at least [`BYTES_MIN`](Self::BYTES_MIN), as
+    /// blocks come; its metadata takes about 2 % more.
     pub fn new(bytes: u64, kind: PolicyKind) -> io::Result<Self> {
         Self::with_key(bytes, kind, random_key())
     }
@@ -63,7 +63,7 @@ impl Cache {
         Self::make(bytes, kind, threshold, random_key())
     }
 
-    /// The same each time: `key` decides which blocks the default policy takes for a sample.
+    /// The same with a fixed `key` for the sample of the default policy, for reproducible results.
     pub fn with_key(bytes: u64, kind: PolicyKind, key: u64) -> io::Result<Self> {
         Self::make(bytes, kind, FREQ_THRESHOLD, key)
     }
@@ -88,40 +88,40 @@ impl Cache {
         })
     }
 
-    /// What is held. To be let go of soon: every queue of every disk may need it.
+    /// Locks the table. To be released soon: every queue of every disk may need it.
     pub(crate) fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Blocks that are read ahead of a stream at most.
+    /// Returns the longest read-ahead of a stream, in blocks.
     pub(crate) fn window_max(&self) -> u64 {
         self.window_max.load(Ordering::Relaxed) as u64
     }
 
-    /// Decides what is kept.
+    /// Returns its policy.
     pub fn kind(&self) -> PolicyKind {
         self.kind
     }
 
-    /// Bytes of data held.
+    /// Returns the bytes of data held.
     pub fn bytes(&self) -> u64 {
         self.table().blocks() * BLOCK_BYTES as u64
     }
 
-    /// Bytes that it may take for data now.
+    /// Returns the bytes that it may take for data now.
     pub fn target_bytes(&self) -> u64 {
         self.target.load(Ordering::Relaxed)
     }
 
-    /// Bytes of the host's memory that it has for data.
+    /// Returns the bytes of host memory that it has for data.
     pub fn resident_bytes(&self) -> u64 {
         (self.table().resident() * BLOCK_BYTES) as u64
     }
 
-    /// Takes at most `bytes` for data from now on, at least [`BYTES_MIN`](Self::BYTES_MIN) and at
-    /// most what it was made for. If that is not more than before, the host has the rest back when
-    /// this returns, but for blocks that are on their way just then: those are for the next call.
-    /// One thread at a time calls this.
+    /// Sets the bytes that it may take for data, at least [`BYTES_MIN`](Self::BYTES_MIN) and at
+    /// most the size at construction. If that is no more than before, the excess has been returned
+    /// to the host when this returns, except for fills in flight at that time, which the next call
+    /// returns. Only one thread at a time may call this.
     pub fn set_target(&self, bytes: u64) {
         let frames =
             usize::try_from(bytes.max(Self::BYTES_MIN)).unwrap_or(usize::MAX) / BLOCK_BYTES;
@@ -142,21 +142,21 @@ impl Cache {
         }
     }
 
-    /// Blocks that the policy remembers without their data.
+    /// Returns the number of ghosts: blocks that the policy remembers without their data.
     pub fn ghosts(&self) -> u64 {
         self.table().ghosts()
     }
 
-    /// The part of the accesses of late that a cache of so many bytes, up to twice the largest
-    /// size, would have answered by keeping what was used last; nothing while there were too few.
+    /// Returns the estimated LRU hit ratio of a cache of `bytes` bytes, up to twice the largest
+    /// size, from recent accesses; `None` until enough accesses are sampled.
     pub fn hit_ratio_of(&self, bytes: u64) -> Option<f64> {
         let blocks = usize::try_from(bytes).unwrap_or(usize::MAX) / BLOCK_BYTES;
         let table = self.table();
         table.curve.is_known().then(|| table.curve.hit_ratio(blocks))
     }
 
-    /// The same if each VM counts by its weight, for what the default policy would keep of each:
-    /// nothing is said by how often a VM accesses the cache. Policies that weigh no VMs count
+    /// Returns the same with each VM counted by its weight, not by its rate of accesses, for the
+    /// blocks that the default policy would keep of each. Policies that do not weigh VMs count
     /// accesses.
     pub fn weighed_hit_ratio_of(&self, bytes: u64) -> Option<f64> {
         let frames = usize::try_from(bytes).unwrap_or(usize::MAX) / BLOCK_BYTES;
@@ -165,36 +165,36 @@ impl Cache {
         weighed.unwrap_or_else(|| self.hit_ratio_of(bytes))
     }
 
-    /// So much time has passed since the last call: what a VM has not used of late, others use.
+    /// Reports the time since the last call: recent accesses of VMs decay with it.
     pub fn pass(&self, time: Duration) {
         if !mutant("cache.pass.no-time-passes") {
             self.table().pass(time);
         }
     }
 
-    /// How many VMs it knows of.
+    /// Returns the number of known VMs.
     pub fn vms(&self) -> usize {
         self.vms.load(Ordering::Relaxed)
     }
 
-    /// These are the VMs from now on.
+    /// Sets the VMs.
     pub fn set_vms(&self, vms: Vms) {
         self.vms.store(vms.len(), Ordering::Relaxed);
         self.table().set_vms(&Arc::new(vms));
     }
 
-    /// Drops everything of a disk, whose requests have all come back.
+    /// Drops all blocks of a disk, whose requests have all completed.
     pub(crate) fn forget_disk(&self, number: u32) {
         let end = BlockId::of_disk(number, BlockId::NUMBER_MAX);
         let mut from = Some(BlockId::of_disk(number, 0));
-        // In steps: other disks may have the lock in between.
+        // In steps, so that other disks get the lock in between.
         while let Some(start) = from {
             from = self.table().forget_some(&self.memory, start..end);
         }
         self.table().forget_disk(number);
     }
 
-    /// What is held of a disk.
+    /// Returns a disk's use of the cache.
     pub fn disk(&self, number: u32) -> DiskUse {
         *self.table().disk(number)
     }
@@ -204,7 +204,7 @@ impl Cache {
 mod tests {
     use super::*;
 
-    /// Two VMs that are alike; each uses so many blocks so often.
+    /// Two equal VMs; this one uses `set` blocks `times` times each.
     fn use_blocks(cache: &Cache, vm: u32, set: u64, times: u64) {
         let mut table = cache.table();
         for at in 0..set * times {
@@ -221,7 +221,7 @@ mod tests {
         cache
     }
 
-    /// A VM that has accessed little hides what is known of others, until that is long ago.
+    /// A VM with few accesses makes the joint estimate unknown, until they are long ago.
     #[test]
     fn the_time_that_passes_is_told_to_the_policy() {
         let cache = shared(PolicyKind::Adaptive);
@@ -244,7 +244,7 @@ mod tests {
         assert!(weighed.is_some());
     }
 
-    /// Each disk that there ever was kept its blocks, and 32 KiB of words.
+    /// Regression: the blocks, and 32 KiB of words, of every former disk were kept.
     #[test]
     fn nothing_stays_of_a_disk_that_has_gone() {
         let cache = shared(PolicyKind::Adaptive);
@@ -260,7 +260,7 @@ mod tests {
         assert!(held > 0 && cache.bytes() == held * BLOCK_BYTES as u64);
         cache.forget_disk(1);
         assert_eq!((cache.disk(1), cache.bytes()), (DiskUse::default(), 0));
-        // Its number is as good as new.
+        // Its number can be reused.
         let found = cache.table().read(&cache.memory, BlockId::of_disk(1, 7));
         assert!(matches!(found, crate::table::Found::Fill(_)));
     }

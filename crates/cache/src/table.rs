@@ -1,13 +1,13 @@
-//! Which blocks are held, and in which frames: what all queues of all disks share, under one lock.
+//! The map from blocks to frames, shared by all queues of all disks under one lock.
 //!
-//! Three things keep what is held the same as what is on the disk:
+//! Three rules keep held blocks equal to the disk:
 //!
-//! * A change drops what is held of its blocks before it goes down, and what it writes is held only
+//! * A change drops its blocks before it is sent below, and the data that it writes is held only
 //!   when it has succeeded.
-//! * A block is filled (by a read, or by what a write carried) only if no other change of it was on
-//!   its way when the fill began, and none has begun since: each change raises a version, which a
-//!   fill remembers.
-//! * Versions are kept for 4,096 groups of blocks of each disk. Two blocks of one spoil fills only.
+//! * A fill (by a read, or with a write's data) takes effect only if no other change of the block
+//!   was in flight when it began, and none has begun since: each change increments a version, which
+//!   a fill remembers.
+//! * Versions are kept for 4,096 groups of blocks per disk. A collision only spoils fills.
 
 mod ahead;
 mod forgetting;
@@ -31,56 +31,56 @@ use crate::policy::{Kept, Outcome, Policy};
 use crate::prefetch::prefetch;
 use crate::vms::Vms;
 
-/// Groups of a disk's blocks that share a version: a shorter request does not meet itself in one.
+/// Groups of a disk's blocks that share a version: no two blocks of a shorter request are in one.
 const GROUPS: u64 = 4096;
-/// Blocks that are prefetched at once: what the CPU's first cache has room for.
+/// Blocks that are prefetched at once: as many as the CPU's first-level cache has room for.
 pub const PREFETCHED_MAX: usize = 32;
-/// Held blocks are marked in a map for each so many, so that large discards find them.
+/// Blocks per region; a map has a bit for each held block, so that large discards find them.
 const REGION_BLOCKS: u64 = u64::BITS as u64;
-/// Regions that a discard visits at a time.
+/// Regions that a discard visits per hold of the lock.
 const REGIONS_AT_ONCE: usize = 64;
 
 /// Changes of a group of blocks.
 #[derive(Clone, Copy, Default)]
 struct Changes {
-    /// How often one has begun.
+    /// Number of changes begun.
     version: u32,
-    /// How many are on their way.
+    /// Changes in flight.
     in_flight: u32,
 }
 
-/// A block on its way into a frame, which is its owner's until then.
+/// A block on its way into a frame, which belongs to the owner of the fill.
 #[derive(Debug)]
 pub struct Fill {
     /// The block.
     pub block: BlockId,
-    /// What it is filled into.
+    /// The frame to be filled.
     pub frame: Frame,
-    /// The version of its group that it belongs to.
+    /// Version of the block's group when the fill began.
     version: u32,
 }
 
-/// What a reader finds of a block.
+/// Result of looking up a block.
 pub enum Found {
     /// It is held, in a frame that has been pinned.
     Held(Frame),
     /// It is to be read into this frame.
     Fill(Fill),
-    /// It is to be taken in, and cannot be now.
+    /// It is to be taken in, but cannot be now.
     Busy,
-    /// The policy does not want it.
+    /// The policy refuses it.
     Refused,
 }
 
-/// What the cache holds of a disk.
+/// A disk's use of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskUse {
     /// Blocks held.
     pub blocks: u64,
-    /// Blocks that the policy gave up for others.
+    /// Blocks evicted by the policy.
     pub evictions: u64,
-    /// Blocks that were read ahead, those of them that a guest has read since, and those that were
-    /// given up before.
+    /// Blocks read ahead; of these, blocks that a guest has read since, and blocks that were
+    /// dropped unused.
     pub prefetched: u64,
     /// See above.
     pub prefetch_used: u64,
@@ -88,7 +88,7 @@ pub struct DiskUse {
     pub prefetch_wasted: u64,
 }
 
-/// A disk.
+/// The state of a disk.
 #[derive(Default)]
 struct Disk {
     counted: DiskUse,
@@ -96,28 +96,28 @@ struct Disk {
     changes: Vec<Changes>,
 }
 
-/// What is held.
+/// The map from blocks to frames.
 pub struct Table {
     policy: Box<dyn Policy>,
-    /// The frame of each place of the policy.
+    /// Frame of each place of the policy.
     frames: Vec<Frame>,
     ahead: Ahead,
     free: FreeFrames,
-    /// Blocks held in each region that has some: a bit for each.
+    /// Held blocks as a bitmap per region; empty regions are absent.
     regions: BTreeMap<u64, u64>,
     disks: Vec<Disk>,
-    /// Of all disks, for caches of up to twice the size.
+    /// Miss-ratio curve of all disks, for caches of up to twice the size.
     pub curve: Curve,
     evicted: Vec<Kept>,
 }
 
-/// The region of a block, and its bit in that.
+/// Returns the region of a block, and its bit in it.
 fn region_of(block: BlockId) -> (u64, u64) {
     (block.0 / REGION_BLOCKS, 1 << (block.0 % REGION_BLOCKS))
 }
 
 impl Table {
-    /// For so many frames, of which `policy` uses a part, and blocks read ahead `ahead_max`.
+    /// Makes a table of `frames` frames: `policy` uses a part, and read-ahead `ahead_max`.
     pub fn new(policy: Box<dyn Policy>, frames: usize, ahead_max: usize) -> Self {
         let ahead = Ahead {
             blocks: Entries::with_capacity(ahead_max, 1),
@@ -136,22 +136,22 @@ impl Table {
         }
     }
 
-    /// What is held of a disk.
+    /// Returns a disk's use of the cache.
     pub fn disk(&mut self, disk: u32) -> &mut DiskUse {
         &mut self.disk_of(disk).counted
     }
 
-    /// These are the VMs from now on.
+    /// Sets the VMs.
     pub fn set_vms(&mut self, vms: &Arc<Vms>) {
         self.policy.set_vms(vms);
     }
 
-    /// So much time has passed since the last call.
+    /// Reports the time since the last call.
     pub fn pass(&mut self, time: Duration) {
         self.policy.pass(time);
     }
 
-    /// What so many blocks would answer, if that is known, where the policy weighs VMs.
+    /// Returns the hit ratio of a cache of this size, if known, and if the policy weighs VMs.
     pub fn weighed_hit_ratio(&self, blocks: usize) -> Option<Option<f64>> {
         self.policy.floors().map(|floors| floors.hit_ratio(blocks))
     }
@@ -164,17 +164,17 @@ impl Table {
         &mut self.disks[index]
     }
 
-    /// Blocks held of all disks.
+    /// Returns the blocks held, of all disks.
     pub fn blocks(&self) -> u64 {
         self.disks.iter().map(|disk| disk.counted.blocks).sum()
     }
 
-    /// Blocks that the policy remembers without their data.
+    /// Returns the number of the policy's ghosts.
     pub fn ghosts(&self) -> u64 {
         self.policy.ghosts() as u64
     }
 
-    /// The changes of each group of blocks of a disk.
+    /// Returns the changes of each group of blocks of a disk.
     fn groups(&mut self, disk: u32) -> &mut [Changes] {
         let groups = &mut self.disk_of(disk).changes;
         if groups.is_empty() {
@@ -184,7 +184,7 @@ impl Table {
     }
 
     fn changes(&mut self, block: BlockId) -> &mut Changes {
-        // Blocks that follow each other are in different groups.
+        // Consecutive blocks are in different groups.
         &mut self.groups(block.disk())[(block.number() % GROUPS) as usize]
     }
 
@@ -196,7 +196,7 @@ impl Table {
         &mut self.frames[index]
     }
 
-    /// Drops what is held of a block; its place is the policy's business.
+    /// Drops the data of a block; its place is up to the policy.
     fn drop_data(&mut self, memory: &Memory, kept: Kept) {
         let frame = std::mem::replace(self.frame(kept.place), Frame::NONE);
         if !frame.is_some() {
@@ -237,14 +237,14 @@ impl Table {
         outcome
     }
 
-    /// A fill of a block that the policy wants, of the version of now.
+    /// Begins a fill of a block that the policy keeps, with the current version.
     fn begin_fill(&mut self, memory: &Memory, block: BlockId) -> Option<Fill> {
         let version = self.changes(block).version;
         let frame = self.free.take(memory)?;
         Some(Fill { block, frame, version })
     }
 
-    /// Prefetches what finding these blocks takes, so that the waits for memory are one.
+    /// Prefetches what finding these blocks reads, so that the waits for memory overlap.
     pub fn prefetch(&self, memory: &Memory, blocks: impl Iterator<Item = BlockId> + Clone) {
         blocks.clone().for_each(|block| self.policy.prefetch(block));
         let mut guesses = [Place(u32::MAX); PREFETCHED_MAX];
@@ -265,12 +265,12 @@ impl Table {
         }
     }
 
-    /// A block is about to be read. What is found is to be unpinned, or [ended](Self::end_fill).
+    /// Looks up a block to read. The caller unpins its frame, or [ends](Self::end_fill) the fill.
     pub fn read(&mut self, memory: &Memory, block: BlockId) -> Found {
         let place = match self.access(memory, block, false) {
             Outcome::Hit(place) => Some(place),
             Outcome::Inserted(place) => {
-                // Its last user has taken its frame away.
+                // The last user of the place has taken its frame away.
                 debug_assert!(!self.frame(place).is_some());
                 Some(place)
             }
@@ -304,8 +304,8 @@ impl Table {
         self.begin_fill(memory, block).map_or(Found::Busy, Found::Fill)
     }
 
-    /// A block is about to be written: all of it or, if not `is_whole`, a part. What is held of it
-    /// is dropped. What is found is never held, and a fill is what the block is written from.
+    /// Prepares a write of a block: of all of it or, if not `is_whole`, of a part. Drops its held
+    /// data. Never returns `Held`; a fill is the frame that the block is written from.
     pub fn begin_write(&mut self, memory: &Memory, block: BlockId, is_whole: bool) -> Found {
         let changes = self.changes(block);
         changes.version = changes.version.wrapping_add(1);
@@ -327,7 +327,7 @@ impl Table {
         self.begin_fill(memory, block).map_or(Found::Busy, Found::Fill)
     }
 
-    /// A range of blocks is about to be changed, and none of them is to be kept.
+    /// Begins a change of a range of blocks, none of which will be held.
     pub fn begin_change(&mut self, blocks: Range<BlockId>) {
         self.each_group(blocks, |changes| {
             changes.version = changes.version.wrapping_add(1);
@@ -335,7 +335,7 @@ impl Table {
         });
     }
 
-    /// A change of a range of blocks has come back.
+    /// Ends a change of a range of blocks.
     pub fn end_change(&mut self, blocks: Range<BlockId>) {
         self.each_group(blocks, |changes| changes.in_flight -= 1);
     }
@@ -350,8 +350,8 @@ impl Table {
         }
     }
 
-    /// Drops and forgets what is held of a range, some regions at a time: returns where to go on,
-    /// so that others may have the lock in between. A change of the range has begun.
+    /// Drops the blocks of a range, some regions at a time, after a change of the range has begun.
+    /// Returns where to continue, so that others get the lock in between.
     pub fn forget_some(&mut self, memory: &Memory, blocks: Range<BlockId>) -> Option<BlockId> {
         let (first, _) = region_of(blocks.start);
         let (last, _) = region_of(BlockId(blocks.end.0 - 1));
@@ -377,8 +377,8 @@ impl Table {
         Some(BlockId(next * REGION_BLOCKS))
     }
 
-    /// A fill has ended: the block is held from now on if what was read or written is still what
-    /// the disk holds. Returns whether it is.
+    /// Ends a fill: the block is held if the fill succeeded and the block has not changed since.
+    /// Returns whether it is.
     pub fn end_fill(&mut self, memory: &Memory, fill: Fill, succeeded: bool) -> bool {
         let Fill { block, frame, version } = fill;
         let succeeded = succeeded || mutant("cache.fill.holds-what-failed");

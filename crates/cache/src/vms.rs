@@ -1,34 +1,34 @@
-//! Which VM each disk belongs to, and what part of the host each VM has.
+//! The VM of each disk, and the shares of each VM.
 
 use flowstone_block::mutant;
 
 use crate::names::BlockId;
 
-/// What a VM has of the host.
+/// Resources of a VM.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct VmSize {
-    /// vCPUs.
+    /// Number of vCPUs.
     pub cpus: u32,
     /// Memory in bytes.
     pub memory: u64,
 }
 
-/// The share that a VM has of its host.
+/// The shares of a VM in its host.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct VmShare {
-    /// Its vCPUs, of those of all VMs: u / Σu.
+    /// Its vCPUs as a fraction of those of all VMs: u / Σu.
     pub cpus: f64,
-    /// Its memory, of that of all VMs: v / Σv.
+    /// Its memory as a fraction of that of all VMs: v / Σv.
     pub memory: f64,
-    /// How many VMs there are.
+    /// Number of VMs.
     pub vms: u32,
 }
 
 impl VmShare {
-    /// The only VM of a host.
+    /// The share of a host's only VM.
     pub const ALONE: Self = Self { cpus: 1.0, memory: 1.0, vms: 1 };
 
-    /// One of so many that are alike.
+    /// Returns the share of one of `vms` equal VMs.
     fn mean(vms: usize) -> Self {
         let vms = vms.max(1);
         let part = 1.0 / vms as f64;
@@ -36,21 +36,21 @@ impl VmShare {
     }
 }
 
-/// A disk that no VM is known of.
+/// VM number of a disk without a known VM.
 const NOBODY: u16 = u16::MAX;
 
-/// The VMs that there are, by number, and which of them each disk belongs to.
+/// The VMs by number, and the VM of each disk.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Vms {
     shares: Vec<VmShare>,
-    /// Products of shares, as parts of their sum.
+    /// Products of shares, as fractions of their sum.
     weights: Vec<f64>,
     of_disk: Vec<u16>,
 }
 
 impl Vms {
-    /// VMs of these sizes, numbered as they come, and disks with the numbers of their VMs. More
-    /// than 65,535 VMs are not told apart.
+    /// Makes VMs of these sizes, numbered in order, and assigns disks to VM numbers. VMs beyond
+    /// 65,535 are ignored.
     pub fn new(sizes: &[VmSize], disks: impl IntoIterator<Item = (u32, usize)>) -> Self {
         let sizes = &sizes[..sizes.len().min(NOBODY.into())];
         let cpus: f64 = sizes.iter().map(|size| f64::from(size.cpus.max(1))).sum();
@@ -82,40 +82,39 @@ impl Vms {
         Self { shares, weights, of_disk }
     }
 
-    /// How many there are.
+    /// Returns the number of VMs.
     pub fn len(&self) -> usize {
         self.shares.len()
     }
 
-    /// Whether none is known.
+    /// Returns whether there are no VMs.
     pub fn is_empty(&self) -> bool {
         self.shares.is_empty()
     }
 
-    /// Disks from this number on belong to none.
+    /// Returns the number from which on disks belong to no VM.
     pub fn disks(&self) -> usize {
         self.of_disk.len()
     }
 
-    /// The number of the VM that a disk belongs to, if it is known.
+    /// Returns the number of the VM that a disk belongs to, if known.
     pub fn of_disk(&self, disk: usize) -> Option<usize> {
         let vm = *self.of_disk.get(disk)?;
         (vm != NOBODY).then_some(vm.into())
     }
 
-    /// The number of the VM that a block belongs to, if it is known.
+    /// Returns the number of the VM that a block belongs to, if known.
     pub fn of(&self, block: BlockId) -> Option<usize> {
         self.of_disk(block.disk() as usize)
     }
 
-    /// The share of the VM that a block belongs to; that of one like the others, if it is not
-    /// known.
+    /// Returns the share of the VM that a block belongs to; the mean share if it is not known.
     pub fn share_of(&self, block: BlockId) -> VmShare {
         self.of(block).map_or_else(|| VmShare::mean(self.len()), |vm| self.shares[vm])
     }
 
-    /// What part of the cache is to be a VM's, whatever the others do: the product of its shares,
-    /// which the rule of MultiCache takes, of those of all.
+    /// Returns a VM's guaranteed fraction of the cache: the product of its shares, as in
+    /// MultiCache's rule, divided by the sum of those of all VMs.
     pub fn weight(&self, vm: usize) -> f64 {
         self.weights[vm]
     }
@@ -123,7 +122,7 @@ impl Vms {
 
 #[cfg(test)]
 impl Vms {
-    /// VMs of so many vCPUs, and as many GiB; the first one has the first disk, and so on.
+    /// Makes VMs of these vCPUs, and as many GiB each; the first one has the first disk, and so on.
     pub fn of_sizes(sizes: &[u32]) -> std::sync::Arc<Self> {
         let size = |cpus: &u32| VmSize { cpus: *cpus, memory: u64::from(*cpus) << 30 };
         let sizes: Vec<_> = sizes.iter().map(size).collect();

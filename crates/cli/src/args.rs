@@ -1,5 +1,5 @@
-//! What can be typed. Each option says what it does here and nowhere else: `--help`, the man
-//! pages and the completions are made from this module.
+//! Command-line arguments. Each option is described here and nowhere else: `--help`, the man pages
+//! and the completions are generated from this module.
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
 
@@ -183,7 +183,7 @@ pub enum Preallocation {
 }
 
 impl Qcow2Args {
-    /// What they mean.
+    /// Returns the options for the image.
     pub fn options(&self) -> Qcow2Options {
         Qcow2Options {
             cluster_bytes: self.cluster_size,
@@ -194,7 +194,7 @@ impl Qcow2Args {
 }
 
 impl Create {
-    /// What all that is for one format only means.
+    /// Returns the options of the formats.
     pub fn options(&self) -> Result<CreateOptions> {
         let backing = self.backing.as_ref().map(|path| {
             let format = Format::choose(self.backing_format, path)?;
@@ -206,14 +206,14 @@ impl Create {
 }
 
 impl Convert {
-    /// What all that is for one format only means.
+    /// Returns the options of the formats.
     pub fn options(&self) -> CreateOptions {
         CreateOptions { log: self.log.options(), qcow2: self.qcow2.options() }
     }
 }
 
 impl LogArgs {
-    /// What they mean.
+    /// Returns the options for the image.
     pub fn options(&self) -> LogOptions {
         LogOptions {
             segment_bytes: self.segment,

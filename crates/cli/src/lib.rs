@@ -1,5 +1,5 @@
-//! The `flowstone` command: what can be typed ([`args`]) and what is done about it
-//! ([`main`]). Man pages and shell completions are made from the same definitions.
+//! The `flowstone` command: its arguments ([`args`]) and their implementation ([`main`]). Man pages
+//! and shell completions are generated from the same definitions.
 
 pub mod args;
 mod commands;
@@ -10,8 +10,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use flowstone_fileio::FileOpener;
 
-/// Does what this process was called for: one line for an error, and a status that scripts can rely
-/// on. `opener` opens the files of images that are served.
+/// Runs the command line: prints one line for an error, and returns a status that scripts can rely
+/// on. `opener` opens the files of served images.
 pub fn main(opener: FileOpener) -> ExitCode {
     let args = args::Args::parse();
     match commands::run(args.command, opener) {

@@ -1,4 +1,4 @@
-//! `flowstone`: disks straight from host files.
+//! `flowstone`: virtual disks served from host files.
 
 use std::process::ExitCode;
 

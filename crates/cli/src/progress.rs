@@ -1,8 +1,8 @@
-//! A progress bar for long work; nothing where there is no terminal.
+//! Progress bars for long operations; none without a terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A bar that counts the bytes of a disk.
+/// Makes a bar that counts the bytes of a disk.
 pub fn bytes_bar(what: &'static str, total_bytes: u64) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {eta}")
         .unwrap_or_else(|_| ProgressStyle::default_bar());
@@ -10,7 +10,7 @@ pub fn bytes_bar(what: &'static str, total_bytes: u64) -> ProgressBar {
     ProgressBar::new(total_bytes).with_style(style).with_message(what)
 }
 
-/// A bar that counts something else, as many as turn out.
+/// Makes a bar that counts other units, whose total is set later.
 pub fn bar(what: &'static str) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg} {wide_bar} {percent} % {eta}")
         .unwrap_or_else(|_| ProgressStyle::default_bar());

@@ -1,4 +1,4 @@
-//! What `stats` says of the cache.
+//! The cache in the output of `stats`.
 
 use flowstone_block::Class;
 use flowstone_cache::{Cache, CacheCount, CachedDisk};
@@ -11,8 +11,8 @@ use flowstone_memory::sizer::{Change, Limits};
 /// Points of the miss-ratio curve up to the largest size.
 const CURVE_POINTS: u64 = 8;
 
-/// Blocks of a disk that were read from memory and from below, by class. Takes no lock of the data
-/// path.
+/// Returns the blocks of a disk that were read from the cache and from the layer below, by class.
+/// Takes no lock of the data path.
 pub fn blocks_read(disk: &CachedDisk) -> impl Iterator<Item = (&'static str, u64, u64)> {
     [("journal", Class::Journal), ("metadata", Class::Metadata), ("data", Class::Data)]
         .map(|(name, class)| {
@@ -22,27 +22,27 @@ pub fn blocks_read(disk: &CachedDisk) -> impl Iterator<Item = (&'static str, u64
         .into_iter()
 }
 
-/// The cache that all disks share.
+/// The cache shared by all disks.
 #[derive(Serialize)]
 pub struct CacheReport {
-    /// Held.
+    /// Bytes held.
     bytes: u64,
-    /// That may be held now.
+    /// Bytes that may be held now.
     target_bytes: u64,
-    /// Between what and what the monitor chooses that.
+    /// Limits between which the resource monitor sizes the cache.
     min_bytes: u64,
     max_bytes: u64,
-    /// Memory that it has for data, blocks on their way included.
+    /// Resident memory for data, fills included.
     resident_bytes: u64,
     policy: &'static str,
-    /// Blocks that the policy remembers without their data.
+    /// Ghost entries of the policy: blocks it remembers without their data.
     ghosts: u64,
-    /// How many VMs it has been told of.
+    /// VMs that the cache knows.
     vms: usize,
-    /// What part of the accesses of late caches of other sizes would have answered; empty while
-    /// there were too few.
+    /// Estimated hit ratio of caches of other sizes, from recent accesses; empty until enough are
+    /// sampled.
     curve: Vec<CurvePoint>,
-    /// The resource monitor's last ones, the oldest first.
+    /// The resource monitor's latest decisions, oldest first.
     decisions: Vec<DecisionReport>,
 }
 
@@ -54,7 +54,7 @@ struct CurvePoint {
 
 #[derive(Serialize)]
 struct DecisionReport {
-    /// Since the daemon started.
+    /// Time since the daemon started.
     at_s: f64,
     from_bytes: u64,
     to_bytes: u64,
@@ -62,7 +62,7 @@ struct DecisionReport {
 }
 
 impl CacheReport {
-    /// As it is now.
+    /// Reads the current state.
     pub fn of(cache: &Cache, monitor: &ResourceMonitor) -> Self {
         let Limits { min, max } = monitor.limits();
         Self {
@@ -80,7 +80,7 @@ impl CacheReport {
     }
 }
 
-/// Of up to twice the largest size, so that it shows whether more memory would help.
+/// Returns the curve up to twice the largest size, so that it shows whether more memory would help.
 fn curve(cache: &Cache, max: u64) -> Vec<CurvePoint> {
     let sizes = (1..=2 * CURVE_POINTS).map(|eighths| max * eighths / CURVE_POINTS);
     let point = |bytes| Some(CurvePoint { bytes, hit_ratio: cache.hit_ratio_of(bytes)? });

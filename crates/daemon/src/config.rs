@@ -1,4 +1,4 @@
-//! What is to be served: one disk from the command line, or several from a TOML file.
+//! The daemon's configuration: one disk from the command line, or several from a TOML file.
 //!
 //! ```toml
 //! control = "/run/flowstone/control.sock"
@@ -8,9 +8,9 @@
 //! image = "/var/lib/flowstone/vm1.raw"
 //! socket = "/run/flowstone/vm1.sock"
 //! ```
-//! Keys have the names of the `serve` options, with hyphens or underscores, and are read as these
-//! are: an option stands in one structure, that of the stage whose it is, with its help. A key that
-//! is not known is an error, since a misspelt one would silently not do what it says.
+//! Keys have the names of the `serve` options, with hyphens or underscores, and are parsed by the
+//! same code: each option is declared once, with its help, in the structure of its stage. An
+//! unknown key is an error, since a misspelt one would silently have no effect.
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
 
@@ -38,25 +38,25 @@ use crate::control::Address;
 use crate::stack::{SharedArgs, StackArgs};
 use crate::{SocketAccess, SocketGroup, SocketMode};
 
-/// A guest reads this much of a serial number (virtio 1.2, 5.2.6: the device's identity).
+/// Length of the serial number that a guest reads (virtio 1.2, 5.2.6: the device's identity).
 const SERIAL_BYTES_MAX: usize = 20;
-/// Room for a UUID and more; a name is part of many lines.
+/// Longest name of a disk or group: room for a UUID and more; names appear in many lines.
 const NAME_BYTES_MAX: usize = 128;
 
-/// Everything one daemon serves. Each disk in it is valid by itself and beside the others.
+/// Everything that one daemon serves. Each disk is valid by itself and together with the others.
 #[derive(Debug, Default)]
 pub struct Config {
-    /// What is of no disk.
+    /// Settings that belong to no disk.
     pub daemon: DaemonConfig,
-    /// What disks may use together.
+    /// Limits shared by disks.
     pub groups: Groups,
     /// The disks.
     pub disks: Vec<DiskConfig>,
-    /// Why some disks of the file are not among them.
+    /// Errors of the disks in the file that were refused.
     pub refused: Vec<Error>,
-    /// The keys of these, as far as they can be told.
+    /// Tables of the refused disks.
     pub refused_tables: Vec<Table>,
-    /// What it was read from, and the options that won over its keys.
+    /// The path it was read from, and the command-line options that override its keys.
     pub source: Option<(PathBuf, Vec<OsString>)>,
 }
 
@@ -107,7 +107,7 @@ pub struct ControlAccess {
 }
 
 impl ControlAccess {
-    /// The same of any socket.
+    /// Converts to the access of any socket.
     pub fn of_socket(self) -> SocketAccess {
         match self {
             Self { group: None, mode: None } => SocketAccess::OWNER,
@@ -185,7 +185,7 @@ pub struct DiskTable {
     beside: BesideOthers,
 }
 
-/// Why there cannot be such a disk, and what to do.
+/// Why a disk is refused, and advice.
 struct Refusal {
     why: String,
     advice: String,
@@ -202,15 +202,15 @@ impl Refusal {
 }
 
 impl Config {
-    /// One disk.
+    /// Makes a configuration of one disk.
     pub fn single(daemon: DaemonConfig, disk: DiskConfig) -> Result<Self> {
         let config = Self::without_disks(daemon);
         let config = config.and_then(|mut config| config.add(disk).map(|()| config));
-        // Its name may be what is refused.
+        // The name itself may be what is refused.
         config.map_err(|refusal| refusal.of("serve"))
     }
 
-    /// None but those that were added before.
+    /// Makes a configuration without disks, for a daemon whose disks were added before.
     pub fn empty(daemon: DaemonConfig) -> Result<Self> {
         Self::without_disks(daemon).map_err(|refusal| refusal.of("serve"))
     }
@@ -220,7 +220,7 @@ impl Config {
         Ok(Self { daemon, ..Self::default() })
     }
 
-    /// Whether it has a disk of this name, or with the socket of these keys, that cannot be.
+    /// Returns whether a disk of this name, or with the socket of these keys, was refused.
     pub fn refuses(&self, name: &str, keys: &Keys) -> bool {
         let socket = keys.get("socket").map(|values| values.join(","));
         self.refused_tables.iter().any(|table| {
@@ -230,7 +230,7 @@ impl Config {
         })
     }
 
-    /// One more disk, which must be valid and have nothing that others have.
+    /// Adds a disk, which must be valid and share no name or socket with others.
     fn add(&mut self, mut disk: DiskConfig) -> std::result::Result<(), Refusal> {
         self.daemon.fit(&mut disk)?;
         let taken = |why: String| Err(Refusal::new(why, "choose another one"));
@@ -254,12 +254,12 @@ impl Config {
 }
 
 impl DaemonConfig {
-    /// Says what does not go together, and what to do.
+    /// Checks for settings that exclude each other. Returns the reason and advice.
     pub fn check(&self) -> std::result::Result<(), (&'static str, &'static str)> {
         self.shared.check()
     }
 
-    /// Makes a disk one of this daemon, if that can be whatever others there are.
+    /// Checks a disk against this daemon, regardless of other disks, and fills in defaults.
     fn fit(&self, disk: &mut DiskConfig) -> std::result::Result<(), Refusal> {
         disk.check()?;
         disk.beside.access = disk.beside.access.or(self.access);
@@ -277,7 +277,7 @@ impl DaemonConfig {
         Ok(())
     }
 
-    /// The disk that a request for one called `name` describes, by the keys of a `[[disk]]`.
+    /// Reads the disk called `name` from a request with the keys of a `[[disk]]`.
     pub fn disk(&self, name: &str, mut table: Table) -> Result<DiskConfig> {
         let what = format!("disk {name}");
         let mut read = || {
@@ -298,8 +298,8 @@ impl DiskConfig {
         Ok(Self { beside, keys: table::keys::<DiskTable>(table)?, ..disk })
     }
 
-    /// What messages and statistics call it: if nothing is said, as much of its image's name as a
-    /// disk's can be.
+    /// Returns the name for messages and statistics; by default the image's file name, cut to the
+    /// longest name allowed.
     pub fn name(&self) -> String {
         if let Some(name) = &self.name {
             return name.clone();
@@ -310,7 +310,7 @@ impl DiskConfig {
         name
     }
 
-    /// What the guest reads as the disk's serial number.
+    /// Returns the serial number that the guest reads.
     pub fn serial(&self) -> String {
         self.serial.clone().unwrap_or_else(|| {
             let name = self.name();
@@ -318,7 +318,7 @@ impl DiskConfig {
         })
     }
 
-    /// Says what a disk cannot be, whichever others there are.
+    /// Checks the disk's own settings, regardless of other disks.
     fn check(&self) -> std::result::Result<(), Refusal> {
         let unfit = |why| Refusal::new(why, "choose another one");
         check_label("name", "disk", &self.name(), NAME_BYTES_MAX).map_err(unfit)?;
@@ -326,7 +326,7 @@ impl DiskConfig {
         self.stack.check().map_err(|(why, advice)| Refusal::new(why, advice))
     }
 
-    /// A disk with everything left to its default.
+    /// Makes a disk with defaults only.
     #[cfg(test)]
     pub fn new(name: &str, socket: &Path) -> Self {
         use clap::FromArgMatches;

@@ -1,10 +1,8 @@
-//! The control socket: HTTP/1.1 on a unix socket that only its owner may use, unless more is asked
-//! for.
+//! The control socket: HTTP/1.1 on a unix socket that only its owner may use by default.
 //!
-//! One thread, `control`, has all connections, and sleeps when no client asks. What a request asks
-//! for may wait for a host: it is carried out on one of a few more threads, which end when there is
-//! nothing to do. Not on the data path: a slow client waits alone. Clients are bounded in number,
-//! their requests in bytes and time.
+//! One thread, `control`, owns all connections and sleeps while no client sends. Requests may wait
+//! for a host, so they run on a few more threads, which end when idle. Not on the data path: a slow
+//! client delays only itself. Clients are limited in number, requests in bytes and time.
 
 mod answer;
 mod client;
@@ -29,90 +27,91 @@ pub use self::listener::Address;
 pub use self::server::ControlServer;
 pub use self::stream::{Enough, Sink};
 
-/// Longest head and longest body of a request; a client that sends more is not one of ours.
+/// Longest head and longest body of a request; more is not sent by our clients.
 const REQUEST_BYTES_MAX: usize = 64 << 10;
-/// How long either end waits for the other: for a whole request, and for room for an answer.
+/// Time limit for receiving a request, for room for an answer, and for an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Clients served at once; one more is sent away. Each has one thread that carries out its request
-/// at most.
+/// Clients served at once; further ones are refused. Each has at most one thread that runs its
+/// request.
 const CLIENTS_MAX: usize = 32;
 
-/// What can be asked for, for programs.
+/// Machine-readable description of the requests.
 pub const OPENAPI: &str = include_str!("../../../docs/openapi.json");
 
-/// The disk that a client means.
+/// A client's name for a disk.
 #[derive(Clone, Debug)]
 pub struct DiskWord {
-    /// The disk's name or the path of its image.
+    /// Name of the disk, or path of its image.
     pub name: String,
-    /// The image that `name` is where the client runs; `name` is then no path to us.
+    /// `name` as a path resolved in the client's working directory, if it was a path there; then
+    /// `name` is not used as a path here.
     pub path: Option<PathBuf>,
 }
 
-/// What a client can ask for.
+/// A client's request.
 #[derive(Clone, Debug)]
 pub enum Command {
     /// Read the configuration again.
     Reload,
-    /// The counters of everything.
+    /// Read all counters.
     Stats {
-        /// Whether with the buckets of durations.
+        /// Whether to include histogram buckets.
         buckets: bool,
     },
-    /// The same as Prometheus reads it.
+    /// Read the counters in Prometheus' format.
     Metrics,
-    /// On which NUMA nodes guests' memory and queues are.
+    /// Show the NUMA nodes of guests' memory and queues.
     Numa,
-    /// What has been recognised on a disk.
+    /// Show the layout recognised on a disk.
     Layout(DiskWord),
-    /// What can be asked for.
+    /// Read the description of the requests.
     OpenApi,
-    /// What happens to disks from now on.
+    /// Stream events of disks from now on.
     Events,
-    /// All disks, whatever has become of them.
+    /// List all disks, in any state.
     Disks,
-    /// One disk, and its keys.
+    /// Show one disk with its keys.
     Show(String),
-    /// Serve one more disk, by the keys of a `[[disk]]`.
+    /// Add a disk with the keys of a `[[disk]]`.
     Add(String, toml::Table),
-    /// Serve a disk no longer.
+    /// Remove a disk.
     Remove {
         /// Its name.
         name: String,
-        /// Whether to hang up on its guest.
+        /// Whether to disconnect its guest.
         force: bool,
     },
-    /// Change a disk while its guest runs, all that is given or nothing.
+    /// Change a disk while its guest runs: all given settings or none.
     Change(DiskWord, DiskChange),
-    /// Send what a disk is asked for from now on, until the client ends that.
+    /// Stream the requests of a disk from now on, until the client ends it.
     Record {
         /// The disk.
         disk: DiskWord,
         /// Whether times are rounded down to a millisecond.
         coarse: bool,
     },
-    /// All groups of disks.
+    /// List all groups of disks.
     Groups,
-    /// One more group, by the keys of a `[[group]]`.
+    /// Add a group with the keys of a `[[group]]`.
     AddGroup(String, toml::Table),
-    /// A group goes that no disk is in.
+    /// Remove a group without disks.
     RemoveGroup(String),
-    /// Change what the disks of a group may use together.
+    /// Change the limit of a group.
     SetGroup {
         /// The group's name.
         group: String,
-        /// Its whole limit, as `serve --limit` takes it.
+        /// The whole limit, in the syntax of `serve --limit`.
         limit: String,
     },
 }
 
-/// What is to be changed of a disk; what is not given stays.
+/// Settings of a disk to change; `None` leaves a setting unchanged.
 #[derive(Clone, Debug, Default)]
 pub struct DiskChange {
-    /// Its size.
+    /// New size.
     pub size: Option<SizeChange>,
-    /// Its whole limit, as `serve --limit` takes it.
+    /// The whole limit, in the syntax of `serve --limit`.
     pub limit: Option<String>,
-    /// Its weight beside others.
+    /// Weight relative to other disks.
     pub weight: Option<u32>,
 }

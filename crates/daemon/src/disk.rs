@@ -1,4 +1,4 @@
-//! One disk being served: its stack, its socket, its queues.
+//! A served disk: its stack, its socket, its queues.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
@@ -18,32 +18,32 @@ use crate::image_probe::ImageProbe;
 use crate::memory_charge;
 use crate::stack::Stack;
 
-/// A disk that is listening.
+/// A disk with a listening socket.
 pub struct Disk {
     pub number: u32,
     pub name: String,
     pub serial: String,
     pub image_path: Option<PathBuf>,
-    /// The same without links, as it was when the disk was opened.
+    /// `image_path` without symbolic links, resolved when the disk was opened.
     real_path: Option<PathBuf>,
     pub socket: PathBuf,
     pub stack: Stack,
-    /// What the host tells of the image, if there is one.
+    /// Queries the host about the image, if there is one.
     pub probe: Option<ImageProbe>,
     pub shared: Arc<Device>,
     pub queues: Arc<QueueTable>,
-    /// What is configured of its VM.
+    /// Configured properties of its VM.
     pub vm: VmSpec,
-    /// What the VM that used it last is called.
+    /// Name of the VM that used it last.
     vm_name: Mutex<String>,
     front_end: FrontEnd,
-    /// Held while it grows.
+    /// Locked while it grows.
     growing: Mutex<()>,
 }
 
 impl Disk {
-    /// Starts listening; `pollers` run its queues, and `events` hears what happens to it. No other
-    /// disk of the daemon has its `number`.
+    /// Starts listening; `pollers` run its queues, `events` receives its events. `number` is unique
+    /// in the daemon.
     pub fn start(
         stack: Stack,
         number: u32,
@@ -97,35 +97,35 @@ impl Disk {
         })
     }
 
-    /// Whether an operator means this disk: by its name, or by the path of its image. Asks no host.
+    /// Returns whether an operator's word names this disk: its name, or the path of its image. Does
+    /// not access a file system.
     pub fn is_called(&self, name: &str, path: &Path) -> bool {
         let mine = [&self.image_path, &self.real_path];
         self.name == name || mine.into_iter().flatten().any(|mine| mine == path)
     }
 
-    /// The VM that uses it is called this.
+    /// Sets the name of the VM that uses it.
     pub fn set_vm_name(&self, name: &str) {
         name.clone_into(&mut self.vm_name.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// What the VM that uses it is called, as it is configured or as was seen when that was looked
-    /// for last: no host is asked.
+    /// Returns the name of the VM that uses it: the configured one, or the one detected last. Does
+    /// not access the host.
     pub fn vm_name(&self) -> String {
         let seen = || self.vm_name.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let seen = self.shared.is_connected().then(seen).unwrap_or_default();
         self.vm.name.clone().unwrap_or(seen)
     }
 
-    /// Says who may connect from now on; a monitor that has connected stays.
+    /// Changes who may connect; connected monitors stay.
     pub fn set_access(&self, access: SocketAccess) -> Result<()> {
         access.open(&self.socket, &format!("socket {}", self.socket.display()))
     }
 
-    /// Makes the disk larger while its guest runs. Returns how large it is, and whether a guest was
-    /// told.
+    /// Grows the disk while its guest runs. Returns its new size, and whether a guest was told.
     pub fn grow(&self, change: SizeChange) -> Result<(SectorCount, bool)> {
         let what = || format!("resize {}", self.name);
-        // Not to be waited for: the one before may hang, and each that waits has a thread.
+        // Not waited for: the other resize may hang, and each waiting request occupies a thread.
         let _alone = match self.growing.try_lock() {
             Ok(alone) => alone,
             Err(TryLockError::Poisoned(alone)) => alone.into_inner(),
@@ -162,14 +162,14 @@ impl Disk {
         Ok((capacity, told))
     }
 
-    /// Asks the disk to stop taking requests; does not wait.
+    /// Tells the disk to stop taking requests; does not wait.
     pub fn begin_stop(&self) {
         self.front_end.begin_stop();
     }
 
-    /// After [`begin_stop`](Self::begin_stop): waits for what is in flight, makes all of it
-    /// durable, and ends recordings. A monitor that has not let go by `deadline` is hung up on. The
-    /// image is in use until the disk is dropped.
+    /// After [`begin_stop`](Self::begin_stop): waits for requests in flight, flushes the disk, and
+    /// ends recordings. A monitor that is still connected at `deadline` is disconnected. The image
+    /// stays in use until the disk is dropped.
     pub fn stop(&self, deadline: Instant) -> Result<()> {
         self.front_end.stop(&self.name, deadline);
         self.stack.recorder.close();
@@ -186,7 +186,7 @@ impl Disk {
     }
 }
 
-/// Has a disk's parts tell what happens to it.
+/// Connects the parts of a disk to the event stream.
 fn tell_events(
     events: &Arc<Events>,
     name: &str,

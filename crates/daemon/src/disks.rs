@@ -1,6 +1,6 @@
-//! The disks of a daemon, from the moment that they are to be opened until it stops.
+//! The disks of a daemon, from the start of opening until the daemon stops.
 //!
-//! Commands look a disk up and let go of the lock: what a disk does then, nothing else waits for.
+//! Commands look a disk up and release the lock: nothing else waits for work on a disk.
 
 mod find;
 mod listing;
@@ -26,38 +26,39 @@ use crate::origin::Origin;
 use self::refusal::Refusal;
 pub use self::removal::Removal;
 
-/// The thread that does this has panicked.
+/// The error of a thread that has panicked.
 pub fn died(what: &str) -> Error {
     Error::host(what, "its thread has panicked", "report this as a defect")
 }
 
-/// All disks, by their numbers. A number is used again when nothing is left of its disk.
+/// All disks by number. A number is reused once nothing of its disk remains.
 #[derive(Default)]
 pub struct Disks {
     table: Mutex<Table>,
-    /// Rings when a disk has come to something, or to nothing, and when the daemon stops.
+    /// Signalled when a starting disk is serving or has failed, when a disk is removed, and when
+    /// the daemon stops.
     settled: Condvar,
-    /// Hears what becomes of them.
+    /// Receives the events of all disks.
     pub events: Arc<Events>,
 }
 
 #[derive(Default)]
 struct Table {
     known: BTreeMap<u32, Entry>,
-    /// What was asked for and cannot be a disk.
+    /// Requested disks that cannot exist.
     refused: Vec<Refusal>,
-    /// How many there have been.
+    /// Number of entries ever made.
     count: u64,
     end: Option<End>,
 }
 
-/// A disk that is not served, and why.
+/// A disk that is not served, with the reason.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
 pub struct Failed {
-    /// What is configured; nothing if that is what is wrong.
+    /// The configured name; `None` if the name is what is wrong.
     pub name: Option<String>,
     pub kind: &'static str,
-    /// What was being done.
+    /// The operation that failed.
     pub what: String,
     pub why: String,
     pub advice: String,
@@ -71,46 +72,46 @@ impl Failed {
     }
 }
 
-/// What a daemon ends with, whichever comes first.
+/// Why a daemon ends; the first reason stays.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// It is told to stop. Disks that are opened from now on are too late.
+    /// It was told to stop. No more disks are opened.
     Stop,
     /// No disk could be served.
     NothingToServe,
 }
 
-/// What is known of a disk.
+/// A known disk.
 struct Entry {
     name: String,
     config: Arc<DiskConfig>,
     origin: Origin,
-    /// Of all entries that there have been.
+    /// Serial number among all entries ever made.
     count: u64,
     state: State,
-    /// How far its image has been read while it is opened.
+    /// Recovery progress while its image is being opened.
     progress: Progress,
 }
 
 enum State {
     /// Its image waits for a lock, or is being recovered.
     Opening,
-    /// It begins to listen: a guest may be served soon.
+    /// It is about to listen: a guest may be served soon.
     Starting,
     Serving(Arc<Disk>),
-    /// What is left of it is on its way out.
+    /// It is being stopped and closed.
     Stopping,
     Failed(Failed),
-    /// It has been removed while it was opened: its number is in use, and nothing else.
+    /// It was removed while being opened: only its number is still in use.
     Cancelled,
 }
 
-/// What a request for a disk comes to.
+/// Result of a request to add a disk.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Begun {
-    /// It is to be opened under this number.
+    /// The disk is to be opened under this number.
     Opens(u32),
-    /// The same disk is there already.
+    /// The same disk already exists.
     IsThere,
 }
 
@@ -119,8 +120,8 @@ impl Disks {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A disk is to be opened, whose name and socket no other one may have from now on. One that
-    /// has failed may be tried again.
+    /// Registers a disk to be opened; no other disk may use its name and socket from then on. A
+    /// failed disk may be tried again.
     pub fn begin(&self, config: &DiskConfig, origin: Origin) -> Result<Begun> {
         let name = config.name();
         let mut table = self.table();
@@ -161,14 +162,14 @@ impl Disks {
         Ok(Begun::Opens(number))
     }
 
-    /// Where it is told how far the image of the disk with this number has been read.
+    /// Returns the progress of opening the disk with this number.
     pub fn progress_of(&self, number: u32) -> Progress {
         let table = self.table();
         table.known.get(&number).map(|entry| entry.progress.clone()).unwrap_or_default()
     }
 
-    /// The disk with this number is about to listen. Returns `false` if that is too late: the
-    /// daemon is stopping, or the disk has been removed.
+    /// Marks a disk as about to listen. Returns `false` if it is too late: the daemon is stopping,
+    /// or the disk was removed.
     pub fn begin_start(&self, number: u32) -> bool {
         let mut table = self.table();
         if table.end.is_some() {
@@ -181,8 +182,8 @@ impl Disks {
         true
     }
 
-    /// The disk with this number listens. It is given back if that is too late: it is to be
-    /// stopped, and then [given up](Self::give_up).
+    /// Marks a disk as serving. Returns the disk if it is too late: the caller stops it, then
+    /// [gives it up](Self::give_up).
     pub fn serve(&self, number: u32, disk: Disk) -> std::result::Result<(), Box<Disk>> {
         let mut table = self.table();
         let is_over = table.end.is_some();
@@ -199,8 +200,8 @@ impl Disks {
         Ok(())
     }
 
-    /// Waits until no disk is being opened any more; after `patience`, until one is served. Returns
-    /// the names of those that are still being opened, or nothing if the daemon stops.
+    /// Waits until no disk is being opened; after `patience`, until one is serving. Returns the
+    /// names of those still being opened, or `None` if the daemon stops.
     pub fn wait_for_most(&self, patience: Duration) -> Option<Vec<String>> {
         let deadline = Instant::now() + patience;
         let mut table = self.table();
@@ -221,8 +222,8 @@ impl Disks {
         None
     }
 
-    /// Does this, which does not take long, unless the daemon is stopping. It does not begin to
-    /// stop meanwhile.
+    /// Runs `act`, which must be short, unless the daemon is stopping. Stopping cannot begin
+    /// meanwhile.
     pub fn unless_stopping(&self, act: impl FnOnce()) {
         let table = self.table();
         if table.end.is_none() {
@@ -230,14 +231,14 @@ impl Disks {
         }
     }
 
-    /// Opens the disk with this number and name. One that cannot be opened has failed, also if it
-    /// panics: the daemon's end waits for disks that start.
+    /// Opens the disk with this number and name. If it cannot be opened, also because of a panic,
+    /// it is marked as failed: the daemon's end waits for starting disks.
     pub fn open(&self, number: u32, name: &str, open: impl FnOnce() -> Result<()>) -> Result<()> {
         let opened = catch_unwind(AssertUnwindSafe(open));
         let opened = opened.unwrap_or_else(|_| Err(died(&format!("disk {name}"))));
         let mut table = self.table();
         match table.known.get_mut(&number).map(|entry| &mut entry.state) {
-            // What was opened of it is gone by now.
+            // Everything that was opened has been closed by now.
             Some(State::Cancelled | State::Stopping) => self.forget(&mut table, number),
             Some(state @ (State::Opening | State::Starting)) => {
                 if let Err(error) = &opened {
@@ -253,14 +254,14 @@ impl Disks {
         opened
     }
 
-    /// There is no disk with this number: it could not be opened, or has come too late.
+    /// Removes the disk with this number: it could not be opened, or it is too late.
     pub fn give_up(&self, number: u32) {
         self.forget(&mut self.table(), number);
         self.settled.notify_all();
     }
 
-    /// Nothing is left of a disk. One that was removed while it was opened has been gone for all
-    /// others since then.
+    /// Removes an entry of which nothing remains. A disk removed while being opened was reported as
+    /// removed then.
     fn forget(&self, table: &mut Table, number: u32) {
         let entry = table.known.remove(&number);
         if let Some(entry) = entry.filter(|entry| !matches!(entry.state, State::Cancelled)) {
@@ -268,32 +269,32 @@ impl Disks {
         }
     }
 
-    /// Those that could not be opened.
+    /// Returns the disks that could not be opened.
     pub fn failed(&self) -> Vec<Failed> {
         let table = self.table();
         let failed = table.known.values().filter_map(Entry::failed);
         table.refused().map(|it| it.failed).chain(failed.cloned()).collect()
     }
 
-    /// The keys of the disk of this name, as they were written.
+    /// Returns the keys of the disk of this name, as configured.
     pub fn keys_of(&self, name: &str) -> Keys {
         let table = self.table();
         let entry = table.visible().find(|(_, entry)| entry.name == name);
         entry.map(|(_, entry)| entry.config.keys.clone()).unwrap_or_default()
     }
 
-    /// Those that are served.
+    /// Returns the disks being served.
     pub fn serving(&self) -> Vec<Arc<Disk>> {
         self.table().serving().cloned().collect()
     }
 
-    /// Names of those that are being opened.
+    /// Returns the names of the disks being opened.
     pub fn opening(&self) -> Vec<String> {
         self.table().opening().map(str::to_owned).collect()
     }
 
-    /// Ends the daemon if there is nothing to serve, and will be nothing, and it has not been told
-    /// to stop.
+    /// Ends the daemon if no disk is served or being opened, unless it was told to stop. Returns
+    /// whether it ends for that reason.
     pub fn end_if_empty(&self) -> bool {
         let mut table = self.table();
         let is_empty = table.known.values().all(|entry| entry.failed().is_some());
@@ -303,8 +304,8 @@ impl Disks {
         table.end == Some(End::NothingToServe)
     }
 
-    /// Takes all that are served. None is from now on. Nothing if the daemon has ended because
-    /// there is nothing to serve.
+    /// Stops the daemon: returns the served disks; no other one is served from then on. `None` if
+    /// the daemon has ended for lack of disks.
     pub fn stop(&self) -> Option<Vec<Arc<Disk>>> {
         let mut table = self.table();
         if *table.end.get_or_insert(End::Stop) == End::NothingToServe {
@@ -317,8 +318,8 @@ impl Disks {
         Some(served)
     }
 
-    /// After [`stop`](Self::stop): waits for disks that have begun to listen by then, which stop by
-    /// themselves, until `deadline` at most.
+    /// After [`stop`](Self::stop): waits until `deadline` for disks that had begun to listen; they
+    /// stop by themselves.
     pub fn wait_for_late_ones(&self, deadline: Instant) {
         let mut table = self.table();
         loop {
@@ -342,12 +343,13 @@ impl Entry {
 }
 
 impl Table {
-    /// The tables of the cache and of VMs are as long as the largest number.
+    /// Returns the lowest free number: the tables of the cache and of VMs are as long as the
+    /// largest.
     fn free_number(&self) -> u32 {
         (0..).find(|number| !self.known.contains_key(number)).expect("there are fewer disks")
     }
 
-    /// Those that are there for operators.
+    /// Returns the entries that operators see.
     fn visible(&self) -> impl Iterator<Item = (u32, &Entry)> {
         let known = self.known.iter().map(|(number, entry)| (*number, entry));
         known.filter(|(_, entry)| !matches!(entry.state, State::Cancelled))

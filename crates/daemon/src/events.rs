@@ -1,8 +1,8 @@
-//! What happens to disks, told to all who listen: `GET /v1/events`.
+//! Events of disks, streamed to all listeners: `GET /v1/events`.
 //!
-//! A thread that something happens on waits for no listener. Each has a queue of its own; what has
-//! no room in it is lost, and a line says how much. A listener to whom nothing is told costs
-//! nothing.
+//! A thread that reports an event does not wait for listeners. Each listener has its own bounded
+//! queue; events that do not fit are dropped, and a line tells how many. A listener without events
+//! costs nothing.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -14,41 +14,41 @@ use serde_json::Value;
 
 use crate::origin::Origin;
 
-/// Lines that wait for a listener. A disk that comes has three.
+/// Lines queued for a listener. Adding a disk makes three.
 const LINES_MAX: usize = 1024;
 
-/// What has happened to a disk.
+/// An event of a disk.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum Event<'a> {
-    /// Its name and socket are its own.
+    /// Its name and socket are reserved.
     Added { origin: Origin },
-    /// Its image is opened.
+    /// Its image is being opened.
     Opening,
     /// A guest can connect.
     Serving { socket: &'a str },
-    /// It cannot be served; `error` is as in an answer.
+    /// It cannot be served; `error` has the form of an error answer.
     Failed { error: Value },
-    /// Nothing is left of it.
+    /// Nothing of it remains.
     Removed,
-    /// A monitor has connected: this process, if that is known.
+    /// A monitor has connected: its process, if known.
     Connected { process: Option<u32> },
-    /// The monitor has gone.
+    /// The monitor has disconnected.
     Disconnected { reason: &'a str },
     /// It has grown.
     Resized { capacity_bytes: u64 },
-    /// A request has failed for want of room on the host.
+    /// A request has failed for lack of space on the host.
     Full { request: &'a str },
-    /// Something is not as it was written.
+    /// Damage was found.
     Damaged {
         what: &'a str,
-        /// The first sector of the disk that is lost, and the byte of the file, if known.
+        /// The first sector of the disk that is lost, and the offset in the file, if known.
         lba: Option<u64>,
         offset: Option<u64>,
     },
 }
 
-/// A line.
+/// One line of the stream.
 #[derive(Serialize)]
 struct Line<'a> {
     time_s: f64,
@@ -57,7 +57,7 @@ struct Line<'a> {
     event: Event<'a>,
 }
 
-/// The line in place of those for which there was no room.
+/// The line in place of dropped ones.
 #[derive(Serialize)]
 struct Lost {
     time_s: f64,
@@ -65,11 +65,11 @@ struct Lost {
     count: u64,
 }
 
-/// All who listen.
+/// The queues of all listeners.
 #[derive(Default)]
 pub struct Events(Mutex<Vec<Weak<Queue>>>);
 
-/// One who listens, until it is dropped.
+/// A listener; dropping it ends the subscription.
 pub struct Listener(Arc<Queue>);
 
 #[derive(Default)]
@@ -78,9 +78,9 @@ struct Queue(Mutex<Waiting>);
 #[derive(Default)]
 struct Waiting {
     lines: VecDeque<Vec<u8>>,
-    /// Lines since then for which there was no room.
+    /// Lines dropped since the queue was full.
     lost: u64,
-    /// Of the listener, if it waits.
+    /// Waker of the listener, if it waits.
     waker: Option<Waker>,
 }
 
@@ -89,7 +89,7 @@ impl Events {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One who hears what happens from now on.
+    /// Subscribes a listener to events from now on.
     pub fn listen(&self) -> Listener {
         let queue = Arc::<Queue>::default();
         let mut queues = self.queues();
@@ -98,14 +98,14 @@ impl Events {
         Listener(queue)
     }
 
-    /// Tells all who listen. Does not wait, and does next to nothing if there are none.
+    /// Sends an event to all listeners. Does not wait, and costs next to nothing without listeners.
     pub fn tell(&self, disk: &str, event: Event<'_>) {
         let queues = self.queues();
         let all: Vec<Arc<Queue>> = queues.iter().filter_map(Weak::upgrade).collect();
         if all.is_empty() {
             return;
         }
-        // Under the lock: all hear the same in the same order.
+        // Under the lock: all listeners receive events in the same order.
         let line = line(&Line { time_s: now(), disk, event });
         let wakers: Vec<Waker> = all.iter().filter_map(|queue| queue.push(&line)).collect();
         drop(queues);
@@ -118,10 +118,10 @@ impl Queue {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns who is to be woken.
+    /// Returns the listener's waker, if it waits.
     fn push(&self, line: &[u8]) -> Option<Waker> {
         let mut waiting = self.lock();
-        // What comes after something that was lost comes after the line that says so.
+        // After a drop nothing is queued until the listener has read the count of dropped lines.
         if waiting.lost > 0 || waiting.lines.len() == LINES_MAX {
             waiting.lost += 1;
         } else {
@@ -132,7 +132,7 @@ impl Queue {
 }
 
 impl Listener {
-    /// The next lines, as many as there are.
+    /// Returns all queued lines.
     pub fn poll_lines(&mut self, context: &mut Context<'_>) -> Poll<Vec<u8>> {
         let mut waiting = self.0.lock();
         let mut text = Vec::new();
@@ -158,7 +158,7 @@ fn line(value: &impl Serialize) -> Vec<u8> {
 /// Seconds since 1970.
 fn now() -> f64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    // To the microsecond: a float has no more.
+    // To the microsecond, the precision of a float.
     since.as_micros() as f64 / 1e6
 }
 
@@ -178,7 +178,7 @@ mod tests {
         }
     }
 
-    /// The lines that a listener has now.
+    /// Returns the lines that a listener can read now.
     fn lines(listener: &mut Listener, woken: &Arc<Woken>) -> Vec<Value> {
         let waker = Waker::from(Arc::clone(woken));
         match listener.poll_lines(&mut Context::from_waker(&waker)) {

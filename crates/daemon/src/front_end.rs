@@ -1,5 +1,5 @@
-//! How a guest reaches a disk: a socket, and the thread that answers its monitor there. The only
-//! file that names a front end.
+//! The front end of a disk: a socket, and the thread that serves its monitor. The only file that
+//! names a front end.
 
 use std::convert::Infallible;
 use std::os::fd::OwnedFd;
@@ -18,21 +18,22 @@ use tracing::warn;
 
 use crate::SocketAccess;
 
-/// What a front end and the control plane share of a disk.
+/// State of a disk shared by the front end and the control plane.
 pub type Device = DeviceShared;
 
-/// A guest's monitor has come, or has gone.
+/// A monitor has connected or disconnected.
 pub type GuestChange<'a> = vhost_user::MonitorChange<'a>;
 
-/// What a front end is told about a disk.
+/// Settings of a front end for a disk.
 pub type FrontEndOptions = DeviceOptions;
 
-/// Keeps address space for the guests of so many disks, each of which may have so much memory.
+/// Reserves address space for the guests of `count` disks, with up to `guest_bytes_max` of memory
+/// each.
 pub fn expect_disks(count: usize, guest_bytes_max: u64) {
     vhost_user::expect_disks(count, guest_bytes_max);
 }
 
-/// A disk that listens.
+/// The front end of a listening disk.
 pub struct FrontEnd {
     stop: Arc<OwnedFd>,
     hang_up: HangUp,
@@ -42,12 +43,12 @@ pub struct FrontEnd {
 /// The thread that serves a disk's monitors.
 struct Serving {
     thread: JoinHandle<()>,
-    /// Disconnected when the thread has nothing left to do.
+    /// Disconnected when the thread is about to end.
     end: Receiver<Infallible>,
 }
 
 impl FrontEnd {
-    /// Starts listening at `socket`; `runner` runs the queues. The disk is called `name`.
+    /// Starts listening at `socket` for the disk called `name`; `runner` runs the queues.
     pub fn start(
         name: &str,
         socket: &Path,
@@ -69,21 +70,21 @@ impl FrontEnd {
         Ok(Self { stop, hang_up, thread: Mutex::new(Some(Serving { thread, end })) })
     }
 
-    /// Asks it to end; does not wait.
+    /// Tells it to end; does not wait.
     pub fn begin_stop(&self) {
         // The counter cannot be full after one write.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
     }
 
-    /// After [`begin_stop`](Self::begin_stop): waits for what is in flight. A monitor that has not
-    /// let go by `deadline` is hung up on. `disk` is what the disk is called.
+    /// After [`begin_stop`](Self::begin_stop): waits for requests in flight. A monitor that is
+    /// still connected at `deadline` is disconnected. `disk` is the disk's name.
     pub fn stop(&self, disk: &str, deadline: Instant) {
         let serving = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(Serving { thread, end }) = serving else { return };
         let left = deadline.saturating_duration_since(Instant::now());
         if end.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
-            // It may be in the middle of a message that never ends, or only waiting for a slow
-            // host. Then the guest misses the last interrupts, which a queue that starts repeats.
+            // The thread may be reading a message that never ends, or waiting for a slow host. Then
+            // the guest misses the last interrupts, which a restarted queue repeats.
             warn!(disk, "hanging up on a monitor that does not let go");
             self.hang_up.now();
         }

@@ -1,4 +1,4 @@
-//! Groups of disks that share a limit: those of the configuration, and those that were added.
+//! Groups of disks that share a limit, from the configuration or added later.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,18 +9,18 @@ use serde::Serialize;
 
 use crate::origin::Origin;
 
-/// All groups, by their names.
+/// All groups by name.
 #[derive(Default)]
 pub struct GroupTable(Mutex<BTreeMap<String, Known>>);
 
 struct Known {
     group: Arc<Group>,
     origin: Origin,
-    /// The limit that it was made with; what was set since is in the group.
+    /// The limit it was made with; a limit set since is only in the group.
     written: Limit,
 }
 
-/// One of `group list`.
+/// One row of `group list`.
 #[derive(Serialize)]
 pub struct ListedGroup {
     #[serde(flatten)]
@@ -29,14 +29,14 @@ pub struct ListedGroup {
 }
 
 impl ListedGroup {
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         self.group.name()
     }
 }
 
 impl GroupTable {
-    /// Those of a configuration.
+    /// Makes the groups of a configuration.
     pub fn of(groups: &[GroupArgs]) -> Result<Self> {
         let table = Self::default();
         for group in groups {
@@ -51,7 +51,7 @@ impl GroupTable {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more. Returns `false` if there is one already that was made with this limit, or has it
+    /// Adds a group. Returns `false` if it exists already and was made with this limit, or has it
     /// now.
     pub fn add(&self, name: &str, limit: Limit, origin: Origin) -> Result<bool> {
         let mut groups = self.lock();
@@ -68,24 +68,24 @@ impl GroupTable {
         Ok(true)
     }
 
-    /// Takes one away; disks that are in it keep its limit.
+    /// Removes a group; disks in it keep its limit.
     pub fn remove(&self, name: &str) {
         self.lock().remove(name);
     }
 
-    /// The one of this name.
+    /// Returns the group of this name.
     pub fn get(&self, name: &str) -> Option<Arc<Group>> {
         self.lock().get(name).map(|known| Arc::clone(&known.group))
     }
 
-    /// Where each comes from, and the limit that it was made with.
+    /// Returns the origin of each group and the limit it was made with.
     pub fn written(&self) -> BTreeMap<String, (Origin, Limit)> {
         let written =
             |(name, known): (&String, &Known)| (name.clone(), (known.origin, known.written));
         self.lock().iter().map(written).collect()
     }
 
-    /// The configuration gives one another limit.
+    /// Sets a new limit that the configuration gives.
     pub fn rewrite(&self, name: &str, limit: Limit) {
         if let Some(known) = self.lock().get_mut(name) {
             known.written = limit;
@@ -93,7 +93,7 @@ impl GroupTable {
         }
     }
 
-    /// All of them, as `group list` shows them.
+    /// Returns the rows of `group list`.
     pub fn list(&self) -> Vec<ListedGroup> {
         let listed = |(name, known): (&String, &Known)| ListedGroup {
             group: GroupReport::of(name, &known.group),
@@ -102,7 +102,7 @@ impl GroupTable {
         self.lock().iter().map(listed).collect()
     }
 
-    /// All of them, as `stats --json` shows them.
+    /// Returns all groups for `stats --json`.
     pub fn report(&self) -> Vec<GroupReport> {
         let report = |(name, known): (&String, &Known)| GroupReport::of(name, &known.group);
         self.lock().iter().map(report).collect()

@@ -1,8 +1,8 @@
-//! The file caches of guests, each at the other end of a virtio port: what they report, and what
-//! they are granted (S5.4). The lines are those of [`flowstone_memory::message`].
+//! Protocol with the guests' file caches, each at the other end of a virtio port: their reports,
+//! and the memory they are granted (S5.4). The lines are those of [`flowstone_memory::message`].
 //!
-//! A thread listens to each guest. What a guest sends is bounded in bytes, lines and time; what it
-//! does not read is not kept.
+//! Each guest has a thread. Input is limited in bytes, lines and time; output that a guest does not
+//! read is dropped.
 
 use std::io::{self, Read};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -21,59 +21,60 @@ use rustix::io::Errno;
 use rustix::net::SendFlags;
 use tracing::warn;
 
-/// Connections at once, a thread each; one more is sent away.
+/// Simultaneous connections, a thread each; further ones are refused.
 const GUESTS_MAX: usize = 256;
-/// Of one process. A VM may have several ports, and the host does not know which one its cache has.
+/// Connections of one process. A VM may have several ports, and the host does not know which one
+/// its file cache uses.
 const PORTS_MAX: usize = 4;
 const STACK_BYTES: usize = 128 << 10;
-/// A guest may send a line so often, and as many more as this time has at once.
+/// Minimum mean interval between a guest's lines; it may send as many at once as fit in [`BURST`].
 const LINE_EVERY: Duration = Duration::from_millis(50);
 const BURST: Duration = Duration::from_secs(1);
-/// Why a guest is not heard.
+/// Reason for ignoring a guest's reports.
 const TAKEN: &str = "another port of this VM has its place";
-/// How long to wait after a failed accept: what it lacks (descriptors) takes time to come back.
+/// Pause after a failed accept: missing resources (descriptors) take time to be freed.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// All guests that talk to us. Dropping it removes the socket.
+/// The connections of all guests. Dropping it removes the socket.
 pub struct GuestAgents {
     guests: Arc<Guests>,
     _socket: BoundSocket,
 }
 
-/// What the file cache of a guest has said last.
+/// The last report of a guest's file cache.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Heard {
     /// The process that runs the guest.
     pub peer: Peer,
-    /// What it said.
+    /// The report.
     pub report: Report,
-    /// So long ago.
+    /// Age of the report.
     pub age: Duration,
-    /// What it has been granted, if anything was.
+    /// Granted bytes, if any.
     pub grant: Option<u64>,
 }
 
 #[derive(Default)]
 struct Guests {
     table: Mutex<Vec<Guest>>,
-    /// A guest that is hung up on connects again each second.
+    /// Limits log lines: a guest that is disconnected reconnects each second.
     trouble: Mutex<LogBudget>,
 }
 
 struct Guest {
     stream: Arc<UnixStream>,
     peer: Peer,
-    /// Of the one among the connections of its process that has the VM's place.
+    /// The last report, of the connection that speaks for its VM.
     heard: Option<(Instant, Report)>,
-    /// When it was last told that another one has.
+    /// When it was last told that another connection speaks for the VM.
     refused: Option<Instant>,
     grant: Option<(Instant, u64)>,
-    /// The rest of a line that it had no room for.
+    /// Unsent rest of a line.
     unsent: Vec<u8>,
 }
 
 impl GuestAgents {
-    /// Listens at `path`, for those whom `access` allows.
+    /// Listens at `path`, for peers allowed by `access`.
     pub fn start(path: &Path, access: SocketAccess) -> Result<Self> {
         let socket = bind_socket("guest agent socket", path, access)?;
         let guests = Arc::<Guests>::default();
@@ -91,7 +92,7 @@ impl GuestAgents {
         Ok(Self { guests, _socket: socket })
     }
 
-    /// What each guest has said last.
+    /// Returns the last report of each guest.
     pub fn heard(&self) -> Vec<Heard> {
         let heard = |guest: &Guest| {
             let (at, report) = guest.heard.as_ref()?;
@@ -101,7 +102,7 @@ impl GuestAgents {
         self.guests.lock().iter().filter_map(heard).collect()
     }
 
-    /// Tells a guest what it may have, if that is new or a third of the lease is over.
+    /// Sends a grant to a guest, if it is new or a third of the lease has passed.
     pub fn grant(&self, peer: Peer, bytes: u64, reason: &str) {
         let mut guests = self.guests.lock();
         let is_it = |guest: &&mut Guest| guest.peer == peer && guest.heard.is_some();
@@ -122,7 +123,7 @@ impl Guests {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A guest has connected.
+    /// Adds a connection.
     fn add(&self, stream: UnixStream) -> io::Result<Arc<UnixStream>> {
         let Some(peer) = peer_of(&stream) else {
             return Err(io::Error::other("its process is in another PID namespace"));
@@ -159,9 +160,9 @@ impl Guests {
         self.lock().retain(|guest| !Arc::ptr_eq(&guest.stream, stream));
     }
 
-    /// A guest has reported. A VM has one place: of several connections, the first one that says
-    /// something has it until it goes, or is silent for a lease. The others stay, and are told so:
-    /// QEMU would connect one that is hung up on again within a second.
+    /// Stores a report. One connection speaks for each VM: the first one that reports, until it
+    /// closes or is silent for a lease. The others stay open and are told so: QEMU would reconnect
+    /// a closed one within a second.
     fn heard(&self, stream: &Arc<UnixStream>, report: Report) {
         let mut guests = self.lock();
         let is_it = |guest: &Guest| Arc::ptr_eq(&guest.stream, stream);
@@ -182,7 +183,7 @@ impl Guests {
         }
     }
 
-    /// Listens to a guest until it goes, or sends what no guest of ours would.
+    /// Reads from a guest until it disconnects or violates the protocol.
     fn listen(&self, stream: &Arc<UnixStream>) -> io::Result<()> {
         let (mut lines, mut buffer) = (Lines::default(), [0; LINE_BYTES_MAX]);
         let mut budget = LineBudget { paid: Instant::now() };
@@ -201,7 +202,7 @@ impl Guests {
                 let ToHost::Report(report) = message?;
                 self.heard(stream, report);
             }
-            // What comes meanwhile stays with the kernel.
+            // Input that arrives meanwhile stays in the kernel.
             if goes_within(stream, wait)? {
                 return Ok(());
             }
@@ -209,7 +210,7 @@ impl Guests {
     }
 }
 
-/// Waits for so long, or until a guest goes or is hung up on.
+/// Waits for `wait`, or until the guest disconnects or is disconnected. Returns whether it has.
 fn goes_within(stream: &UnixStream, wait: Duration) -> io::Result<bool> {
     let time = Timespec::try_from(wait).map_err(io::Error::other)?;
     match poll(&mut [PollFd::new(stream, PollFlags::RDHUP)], Some(&time)) {
@@ -218,7 +219,7 @@ fn goes_within(stream: &UnixStream, wait: Duration) -> io::Result<bool> {
     }
 }
 
-/// A guest is forgotten when its thread ends, however that ends.
+/// Removes a guest when its thread ends, also on a panic.
 struct Conversation<'a> {
     guests: &'a Guests,
     stream: &'a Arc<UnixStream>,
@@ -230,14 +231,14 @@ impl Drop for Conversation<'_> {
     }
 }
 
-/// How many lines a guest may send.
+/// Rate limit of a guest's lines.
 struct LineBudget {
-    /// Until when its lines are paid for.
+    /// Time until which its lines are paid for.
     paid: Instant,
 }
 
 impl LineBudget {
-    /// How long nothing more may be read from a guest that has sent so many lines.
+    /// Charges `lines` lines. Returns for how long nothing more may be read from the guest.
     fn spend(&mut self, lines: u32, now: Instant) -> Duration {
         self.paid = self.paid.max(now) + LINE_EVERY * lines;
         if mutant("daemon.agent.hears-any-number-of-lines") {
@@ -248,17 +249,18 @@ impl LineBudget {
 }
 
 impl Guest {
-    /// It speaks for its VM.
+    /// Returns whether it speaks for its VM.
     fn has_place(&self) -> bool {
         self.heard.as_ref().is_some_and(|(at, _)| at.elapsed() < LEASE) && !self.is_gone()
     }
 
-    /// Another one does from now on.
+    /// Records that another connection speaks for the VM.
     fn leave_place(&mut self) {
         (self.heard, self.grant) = (None, None);
     }
 
-    /// Another one does, and it is told so, now and then. Returns whether this is the first time.
+    /// Tells it, at intervals, that another connection speaks for the VM. Returns whether this is
+    /// the first time.
     fn refuse(&mut self) -> bool {
         self.leave_place();
         let is_first = self.refused.is_none();
@@ -270,12 +272,12 @@ impl Guest {
         is_first
     }
 
-    /// Its end is closed, and its thread has not seen it yet.
+    /// Returns whether its end is closed, which its thread may not have noticed yet.
     fn is_gone(&self) -> bool {
         goes_within(&self.stream, Duration::ZERO).unwrap_or(true)
     }
 
-    /// Sends a line, if there is room for its beginning. One that is begun is ended first.
+    /// Sends a line, if there is room for its beginning. A line begun before is completed first.
     fn send(&mut self, line: &[u8]) -> bool {
         if !self.flush() {
             return false;
@@ -287,7 +289,7 @@ impl Guest {
         }
     }
 
-    /// Sends what is left, as far as there is room. Returns whether all has gone.
+    /// Sends the unsent rest, as far as there is room. Returns whether all is sent.
     fn flush(&mut self) -> bool {
         while !self.unsent.is_empty() {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;

@@ -1,5 +1,4 @@
-//! Which ranges of a disk hold data: asked by a thread of the disk, since the host can hold the
-//! answer up.
+//! Allocated ranges of a disk, queried on a separate thread, since the host may delay the answers.
 
 use std::io;
 use std::sync::Arc;
@@ -9,31 +8,31 @@ use std::thread::Builder;
 use flowstone_block::{Extent, Sector};
 use flowstone_image::Image;
 
-/// Answers that wait to be taken.
+/// Answers buffered between the threads.
 const WAITING_MAX: usize = 1024;
-/// The thread makes a few calls.
+/// The thread makes only a few calls.
 const STACK_BYTES: usize = 128 << 10;
 
-/// What the thread says.
+/// A message of the thread.
 enum Answer {
     Data(Extent),
     End(io::Result<()>),
 }
 
-/// The ranges, in order, as they become known.
+/// The allocated ranges in ascending order, as they become known.
 pub struct HeldData {
-    /// Nothing when all is known.
+    /// `None` when all ranges are known.
     answers: Option<Receiver<Answer>>,
     failure: Option<io::Error>,
 }
 
 impl HeldData {
-    /// Begins to ask. The thread has `place` until it ends.
+    /// Starts the query. The thread holds `place` until it ends.
     pub fn of(image: Arc<dyn Image>, place: Arc<()>) -> io::Result<Self> {
         let (tell, answers) = sync_channel(WAITING_MAX);
         let ask = move || {
             let end = walk(&*image, &tell);
-            // The image goes before the answer: who hears of that may let go of the disk.
+            // Dropped before the answer is sent: the receiver may then release the disk.
             drop((image, place));
             let _ = tell.send(Answer::End(end));
         };
@@ -41,12 +40,12 @@ impl HeldData {
         Ok(Self { answers: Some(answers), failure: None })
     }
 
-    /// Of a disk without an image: nothing is known to be held.
+    /// For a disk without an image: no ranges are known.
     pub fn none() -> Self {
         Self { answers: None, failure: None }
     }
 
-    /// The next range, if it is known already.
+    /// Returns the next range if it is known already.
     pub fn next(&mut self) -> Option<Extent> {
         match self.answers.as_ref()?.try_recv().ok()? {
             Answer::Data(extent) => return Some(extent),
@@ -56,7 +55,7 @@ impl HeldData {
         None
     }
 
-    /// Why not all is known, if it is not.
+    /// Returns why ranges are missing, if any are.
     pub fn missing(&self) -> Option<String> {
         match (&self.failure, &self.answers) {
             (Some(error), _) => Some(error.to_string()),
@@ -66,7 +65,7 @@ impl HeldData {
     }
 }
 
-/// Tells all ranges, each as long as it is; ends early when the recording has ended.
+/// Sends all ranges, adjacent ones merged; ends early when the recording has ended.
 fn walk(image: &dyn Image, tell: &SyncSender<Answer>) -> io::Result<()> {
     let send = |extent| tell.send(Answer::Data(extent)).is_ok();
     let mut run: Option<Extent> = None;

@@ -1,6 +1,6 @@
-//! What of an image only its host can tell, or is counted under a lock that the host may hold up:
-//! asked by a thread of that disk. A host that does not answer so holds up no report, and has one
-//! thread of its disk at most.
+//! Queries to an image that may block: answered by the host, or under a lock held while the host is
+//! slow. They run on a thread of the disk, at most one at a time, so a host that does not answer
+//! delays no report.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
@@ -9,29 +9,30 @@ use std::time::{Duration, Instant};
 use flowstone_block::mutant;
 use flowstone_image::{Image, LogState, Space};
 
-/// How long a report waits for the hosts of all its disks together.
+/// Time that a report waits for the hosts of all its disks together.
 pub const PATIENCE: Duration = Duration::from_secs(1);
-/// The thread makes a call or two.
+/// The thread makes only a call or two.
 const STACK_BYTES: usize = 128 << 10;
 
-/// What an image has told.
+/// Answers of an image.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Told {
-    /// Nothing if the image cannot tell.
+    /// `None` if the image cannot tell.
     pub space: Option<Space>,
     pub log: Option<LogState>,
 }
 
-/// The last that is known.
+/// The latest known answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Known {
-    /// Nothing if it has never answered.
+    /// `None` if the image has never answered.
     pub told: Option<Told>,
-    /// How old that is, if the image has not answered in time; or for how long it has not.
+    /// Age of the answer, if the image has not answered in time; without an answer, the time since
+    /// it was asked.
     pub stale: Option<Duration>,
 }
 
-/// Asks one image.
+/// Queries one image.
 pub struct ImageProbe {
     image: Arc<dyn Image>,
     shared: Arc<Shared>,
@@ -45,11 +46,11 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// Since when a thread has been asking.
+    /// Time at which the running query started.
     asked: Option<Instant>,
-    /// Whether no thread could ask the last time.
+    /// Whether the last query failed, because no thread could be started or it panicked.
     failed: bool,
-    /// The last answer, and when it was asked for.
+    /// The last answer, and the time of its query.
     last: Option<(Instant, Told)>,
 }
 
@@ -58,7 +59,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks on a thread, unless one is asking already; does not wait.
+    /// Starts a query on a thread, unless one is running; does not wait.
     fn ask(self: &Arc<Self>, tell: impl FnOnce() -> Told + Send + 'static) {
         let mut state = self.state();
         if state.asked.is_some() && !mutant("daemon.probe.asks-beside-a-question") {
@@ -68,15 +69,15 @@ impl Shared {
         drop(state);
         let question = Question(Arc::clone(self), None);
         let ask = move || {
-            // As a whole: it is to end with this thread.
+            // Moves the whole value, so that it is dropped with this thread.
             let mut question = question;
             question.1 = Some(tell());
         };
-        // Without a thread it is not asked; the question ends with what was to run.
+        // If no thread can be started, the closure is dropped, which ends the query.
         let _ = Builder::new().name("stats".into()).stack_size(STACK_BYTES).spawn(ask);
     }
 
-    /// Waits until no thread asks.
+    /// Waits until no query is running.
     fn end(&self) {
         let state = self.state();
         drop(self.answered.wait_while(state, |state| state.asked.is_some()));
@@ -93,7 +94,7 @@ impl Shared {
     }
 }
 
-/// Ends the question, however its thread ends.
+/// A running query; dropping it ends the query, also on a panic.
 struct Question(Arc<Shared>, Option<Told>);
 
 impl Drop for Question {
@@ -103,21 +104,22 @@ impl Drop for Question {
 }
 
 impl ImageProbe {
-    /// Asks it for the first time.
+    /// Makes a probe and starts the first query.
     pub fn new(image: Arc<dyn Image>) -> Self {
         let probe = Self { image, shared: Arc::default() };
         probe.begin();
         probe
     }
 
-    /// Asks, unless a thread is asking already; does not wait.
+    /// Starts a query, unless one is running; does not wait.
     pub fn begin(&self) {
         let image = Arc::clone(&self.image);
-        // The image goes before the answer: who hears of that may let go of the disk.
+        // The image is dropped before the answer is stored: the waiting thread may then release the
+        // disk.
         self.shared.ask(move || Told { space: image.space().ok(), log: image.log_state() });
     }
 
-    /// What is known, without asking or waiting. It is asked beside if that is older than `age`.
+    /// Returns the last answer without waiting. Starts a query if it is older than `age`.
     pub fn last(&self, age: Duration) -> Told {
         let last = self.shared.state().last;
         if last.is_none_or(|(at, _)| at.elapsed() > age) {
@@ -126,8 +128,8 @@ impl ImageProbe {
         last.map(|(_, told)| told).unwrap_or_default()
     }
 
-    /// After [`begin`](Self::begin): waits for the answer, until `deadline` at most; for an image
-    /// that did not answer the report before this one, not at all.
+    /// After [`begin`](Self::begin): waits for the answer until `deadline`; not at all for an image
+    /// that has not answered the previous report's query.
     pub fn known(&self, deadline: Instant) -> Known {
         let mut state = self.shared.state();
         while let Some(asked) = state.asked {
@@ -148,7 +150,7 @@ impl ImageProbe {
 }
 
 impl Drop for ImageProbe {
-    /// Its end is not to be left to a thread that asks.
+    /// Waits for a running query, so that its thread does not drop the image last.
     fn drop(&mut self) {
         self.shared.end();
     }

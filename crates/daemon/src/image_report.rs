@@ -1,10 +1,10 @@
-//! What `stats --json` says of an image.
+//! The image in the output of `stats --json`.
 
 use flowstone_block::{Damage, Sector};
 use flowstone_image::{Damages, Discards, Image, Space};
 use serde::Serialize;
 
-/// How much room an image takes.
+/// Space used by an image.
 #[derive(Serialize)]
 pub struct SpaceReport {
     #[serde(flatten)]
@@ -13,13 +13,13 @@ pub struct SpaceReport {
 }
 
 impl SpaceReport {
-    /// Of what the image has told.
+    /// Combines the image's space with its discard counters.
     pub fn of(space: Space, image: &dyn Image) -> Self {
         Self { space, reclaimed_bytes: image.discards().reclaimed_bytes }
     }
 }
 
-/// What became of discards.
+/// Counters of discards.
 #[derive(Serialize)]
 pub struct DiscardReport {
     requests: u64,
@@ -29,14 +29,14 @@ pub struct DiscardReport {
 }
 
 impl DiscardReport {
-    /// The image sees ranges; how many requests brought them, the queues know.
+    /// Combines the image's counters, which count ranges, with the queues' count of requests.
     pub fn of(requests: u64, discards: Discards) -> Self {
         let merge_ratio = discards.ranges as f64 / discards.merged.max(1) as f64;
         Self { requests, discards, merge_ratio }
     }
 }
 
-/// Damage that requests or maintenance have met.
+/// Damage met by requests or maintenance.
 #[derive(Serialize)]
 pub struct DamageReport {
     met: u64,
@@ -46,9 +46,9 @@ pub struct DamageReport {
 #[derive(Serialize)]
 struct DamagedPlace {
     what: String,
-    /// Null if it is not known which sectors of the disk are lost.
+    /// `null` if the lost sectors are unknown.
     lba: Option<u64>,
-    /// Null if it is nowhere in the file.
+    /// `null` if the damage has no place in the file.
     offset: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! The daemon: wires stages into disks, has their queues run, and answers operators.
+//! The daemon: wires stages into disks, runs their queues, and answers operators.
 //!
 //! `stack` is the only file that names more than one stage (front end, classification, limits,
 //! cache, layers, images). A `Disk` is a stack with a socket; [`serve()`] runs all disks of a
@@ -34,9 +34,9 @@ mod vms;
 #[cfg(test)]
 mod waits;
 
-/// Names the control socket where it is not typed.
+/// Environment variable with the path of the control socket.
 pub const CONTROL_VARIABLE: &str = "FLOWSTONE_CONTROL";
-/// Where the control socket is unless something else is said.
+/// Default path of the control socket.
 pub const CONTROL_DEFAULT: &str = "/run/flowstone/control.sock";
 
 pub use config::{

@@ -1,9 +1,9 @@
-//! Whose memory a guest's is, when the daemon is in a memory cgroup.
+//! Accounting of guests' memory when the daemon is in a memory cgroup.
 //!
-//! A page of shared memory is charged to the cgroup of who touches it first. A guest that reads its
-//! disk into memory it has never touched has the daemon charged for that, and past the limit the
-//! kernel ends the daemon and all disks. Nothing here can prevent it; it is said, and counted
-//! apart.
+//! A page of shared memory is charged to the cgroup of the process that touches it first. When a
+//! guest reads its disk into memory it has never touched, the daemon is charged, and past the limit
+//! the kernel kills the daemon and with it all disks. This module cannot prevent that; it warns,
+//! and reports that memory separately.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,21 +17,22 @@ use crate::config::{DiskConfig, VmSpec};
 use crate::front_end::{Device, expect_disks};
 use flowstone_memory::reading::{host_memory, memory_limit, number_after};
 
-/// What `stats` says of the daemon's memory.
+/// The daemon's memory in the output of `stats`.
 #[derive(Debug, Serialize)]
 pub struct MemoryReport {
-    /// All that is resident, guests' memory included.
+    /// Resident memory, guests' memory included.
     resident_bytes: u64,
-    /// Of guests' memory, what the daemon has touched; charged to who did so first.
+    /// Guests' memory touched by the daemon; charged to the cgroup of the first process to touch
+    /// it.
     guest_resident_bytes: u64,
-    /// What the guests that are connected have handed over.
+    /// Memory that the connected guests have shared.
     guest_bytes: u64,
-    /// Of the lowest limit of the daemon's memory cgroups; `null` if there is none.
+    /// Lowest limit of the daemon's memory cgroups; `null` if there is none.
     cgroup_limit_bytes: Option<u64>,
 }
 
 impl MemoryReport {
-    /// While guests have so much.
+    /// Reads the current state; `guest_bytes` is the memory shared by guests.
     pub fn of(guest_bytes: u64) -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let bytes = |name: &str| number_after(&status, name).unwrap_or(0) << 10;
@@ -44,11 +45,11 @@ impl MemoryReport {
     }
 }
 
-/// Keeps address space for the guest of each disk. Warns if the memory that guests are configured
-/// to have is more than the daemon may.
+/// Reserves address space for the guest of each disk. Warns if the configured memory of all guests
+/// exceeds the daemon's limit.
 pub fn prepare(disks: &[DiskConfig]) {
     expect_disks(disks.len(), host_memory().unwrap_or(0));
-    // Disks of one VM say the same, or nothing.
+    // Disks of one VM have the same value, or none.
     let of_vm = |vm: VmSpec| (vm.name, vm.memory_bytes);
     let vms = disks.iter().map(|disk| disk.vm.clone().unwrap_or_default());
     let mut vms: Vec<_> = vms.map(of_vm).collect();
@@ -60,8 +61,8 @@ pub fn prepare(disks: &[DiskConfig]) {
     }
 }
 
-/// The guest that uses a disk is served from now on with the memory that it has handed over. Warns
-/// if the guests that are connected have more than the daemon may.
+/// Records that a disk's guest is served with the memory that it has shared. Warns if the connected
+/// guests have more memory than the daemon's limit.
 pub fn guest_starts(disk: u32, device: &Arc<Device>) {
     static LIMIT: LazyLock<Option<u64>> = LazyLock::new(memory_limit);
     static GUESTS: Mutex<Guests> = Mutex::new(Guests { devices: BTreeMap::new(), said: 0 });
@@ -79,8 +80,8 @@ pub fn guest_starts(disk: u32, device: &Arc<Device>) {
     }
 }
 
-/// The memory of all guests: of disks by their numbers, the processes that use them, and what these
-/// have handed over. A process may hand the same over for each of its disks.
+/// Returns the memory of all guests, from the number, the process and the shared memory of each
+/// disk. A process may share the same memory for each of its disks.
 pub fn guest_bytes_of(disks: impl IntoIterator<Item = (u32, Option<Peer>, u64)>) -> u64 {
     let mut guests = BTreeMap::new();
     for (number, peer, handed_over) in disks {
@@ -91,14 +92,14 @@ pub fn guest_bytes_of(disks: impl IntoIterator<Item = (u32, Option<Peer>, u64)>)
     guests.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
 }
 
-/// The disks that guests have used, and how much memory of all guests has been complained of.
+/// The disks used by guests, and the total of guest memory at the last check.
 struct Guests {
     devices: BTreeMap<u32, Weak<Device>>,
     said: u64,
 }
 
 impl Guests {
-    /// What those that are connected have handed over.
+    /// Returns the memory shared by the connected guests.
     fn bytes(&mut self) -> u64 {
         self.devices.retain(|_, device| device.strong_count() > 0);
         let guest = |(disk, device): (&u32, &Weak<Device>)| {
@@ -108,7 +109,7 @@ impl Guests {
         guest_bytes_of(self.devices.iter().filter_map(guest))
     }
 
-    /// Each time that there is more than the last time it was said.
+    /// Returns a warning whenever the total has grown since the last check and exceeds the limit.
     fn complaint(&mut self, bytes: u64, limit: Option<u64>) -> Option<String> {
         let is_more = bytes > self.said;
         self.said = bytes;
@@ -131,14 +132,14 @@ fn complaint(bytes: u64, limit: Option<u64>, whose: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// A daemon in a cgroup of 256 MiB, a guest of 2 GiB that read its disk into memory that it had
-    /// never touched: killed for want of memory, and nothing had warned of it.
-    /// Each guest had less than the cgroup, and all of them more.
+    /// Regression: a daemon in a cgroup of 256 MiB was killed for lack of memory without a warning
+    /// when a guest of 2 GiB read its disk into untouched memory. Later: each guest had less than
+    /// the cgroup's limit, but all together had more.
     #[test]
     fn guests_that_have_more_together_are_said_once_for_each_change() {
         let mut guests = Guests { devices: BTreeMap::new(), said: 0 };
         let mut says = |gib: u64| guests.complaint(gib << 30, Some(4 << 30)).is_some();
-        // Each queue that starts asks.
+        // Each queue that starts triggers a check.
         assert_eq!([3, 4, 5, 5, 5, 6].map(&mut says), [false, false, true, false, false, true]);
         assert_eq!([2, 5, 5].map(says), [false, true, false]);
     }

@@ -1,7 +1,7 @@
-//! `GET /metrics`: figures of all disks in Prometheus' text format.
+//! `GET /metrics`: metrics of all disks in Prometheus' text format.
 //!
-//! Nothing here touches a file of a disk or takes a lock that work is done under: one host that
-//! does not answer delays no figure of another disk.
+//! No file of a disk is accessed and no lock is taken under which a disk works: a host that does
+//! not answer delays no other disk's metrics.
 
 mod disk;
 mod families;
@@ -19,13 +19,14 @@ use self::families::{ALL, BUILD_INFO, CACHE_TARGET, Family};
 use crate::config::MetricsBuckets;
 use crate::disks::Disks;
 
-/// The content type of the text.
+/// Content type of the text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Powers of two of nanoseconds at which buckets end: exact ends of our own.
+/// Binary logarithms of the bucket ends in nanoseconds, which are exact ends of
+/// [`Histogram`](flowstone_runner::Histogram) buckets.
 const ENDS: [u32; 13] = [10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 33];
 
-/// The text of a scrape; the cache may hold so much.
+/// Returns the text of a scrape; `cache_target` is the cache's target size.
 pub fn text(disks: &Disks, cache_target: Option<u64>, buckets: MetricsBuckets) -> String {
     let mut families = Families { buckets, ..Families::default() };
     families.add(&BUILD_INFO, &[("version", env!("CARGO_PKG_VERSION"))], 1.0);
@@ -37,16 +38,16 @@ pub fn text(disks: &Disks, cache_target: Option<u64>, buckets: MetricsBuckets) -
     families.text()
 }
 
-/// What has been collected.
+/// The metrics collected in a scrape.
 #[derive(Default)]
 struct Families {
     buckets: MetricsBuckets,
-    /// By the names of families.
+    /// Metrics by family name.
     all: BTreeMap<&'static str, Vec<Metric>>,
 }
 
 impl Families {
-    /// One figure of a counter or a gauge.
+    /// Adds a value of a counter or a gauge.
     fn add(&mut self, family: &Family, labels: &[(&str, &str)], value: f64) {
         let mut metric = Metric::from_label(labels.iter().copied().map(label).collect());
         if family.kind == MetricType::COUNTER {
@@ -61,7 +62,7 @@ impl Families {
         self.push(family, metric);
     }
 
-    /// Durations with their buckets.
+    /// Adds durations with their buckets.
     fn histogram(&mut self, family: &Family, labels: &[(&str, &str)], times: &Snapshot) {
         let bucket = |(end, count): (u64, u64)| {
             let mut bucket = Bucket::default();
@@ -82,7 +83,7 @@ impl Families {
         self.push(family, metric);
     }
 
-    /// Durations without them.
+    /// Adds durations without buckets.
     fn summary(&mut self, family: &Family, labels: &[(&str, &str)], times: &Snapshot) {
         let mut summary = Summary::default();
         summary.set_sample_count(times.count());

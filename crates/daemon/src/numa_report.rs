@@ -1,4 +1,4 @@
-//! What `stats --numa` says: where guests' memory is, where their queues run, and what to do about
+//! The output of `stats --numa`: nodes of guests' memory and of queues, and advice on pinning
 //! vCPUs.
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub struct NumaReport {
     nodes: Vec<NodeReport>,
     disks: Vec<HomeReport>,
     pollers: Vec<PollerReport>,
-    /// One line for each VM.
+    /// One line per VM.
     advice: Vec<String>,
 }
 
@@ -25,23 +25,23 @@ struct NodeReport {
     cpus: String,
 }
 
-/// Where the memory of a disk's guest is.
+/// Location of the memory of a disk's guest.
 #[derive(Serialize)]
 struct HomeReport {
     name: String,
-    /// The node of more than half of it.
+    /// The node of more than half of the memory.
     home: Option<u32>,
     pages: Vec<PagesReport>,
 }
 
-/// So many pages of a sample.
+/// Number of sampled pages on a node.
 #[derive(Serialize)]
 struct PagesReport {
     node: u32,
     pages: u32,
 }
 
-/// A VM to be advised on.
+/// A VM to give advice on.
 struct Guest<'a> {
     name: &'a str,
     pid: Option<u32>,
@@ -49,7 +49,7 @@ struct Guest<'a> {
 }
 
 impl NumaReport {
-    /// Looks at the memory of all guests.
+    /// Samples the memory of all guests.
     pub fn of(disks: &[Arc<Disk>], pollers: &Pollers) -> Self {
         let topology = pollers.topology();
         let homes: Vec<(u32, HomeReport)> =
@@ -72,7 +72,7 @@ impl NumaReport {
 }
 
 impl HomeReport {
-    /// Nothing if no guest uses the disk.
+    /// Returns `None` if no guest uses the disk.
     fn of(disk: &Disk) -> Option<Self> {
         let found = disk.shared.guest_memory()?.nodes();
         let pages = found.0.iter().map(|(node, pages)| PagesReport { node: *node, pages: *pages });

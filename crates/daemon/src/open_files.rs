@@ -8,7 +8,7 @@ use tracing::warn;
 
 use crate::config::DiskConfig;
 
-/// What to do when the limit is too low.
+/// Advice if the limit is too low.
 pub const ADVICE: &str = "raise it (`ulimit -n`, LimitNOFILE= of systemd), or use fewer queues";
 
 /// Descriptors of a running queue: kick, call, error, ring, waker, flushes, and those of its
@@ -33,7 +33,7 @@ pub fn raise_limit(disks: &[DiskConfig]) {
     }
 }
 
-/// Names the limit.
+/// Returns a text with the limit.
 pub fn too_few() -> String {
     match current() {
         Some(current) => format!("the limit of open files (RLIMIT_NOFILE) is {current}"),
@@ -41,7 +41,7 @@ pub fn too_few() -> String {
     }
 }
 
-/// The soft limit; none if there is none.
+/// Returns the soft limit; `None` if unlimited.
 fn current() -> Option<u64> {
     getrlimit(Resource::Nofile).current
 }

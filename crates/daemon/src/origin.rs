@@ -1,8 +1,8 @@
-//! Where something that is served comes from.
+//! Origin of disks and groups.
 
 use serde::Serialize;
 
-/// Who has asked for a disk or a group.
+/// Origin of a disk or a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {

@@ -1,4 +1,4 @@
-//! Limits and weights that are changed while disks run.
+//! Changes of limits and weights while disks run.
 
 use flowstone_block::{Error, Result};
 use flowstone_qos::{Limit, QosReport, Weight};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::control::DiskChange;
 use crate::disk::Disk;
 
-/// What is new of a disk's share.
+/// New limit and weight of a disk; `None` leaves a setting unchanged.
 #[derive(Clone, Copy, Debug)]
 pub struct NewShare {
     pub limit: Option<Limit>,
@@ -15,10 +15,10 @@ pub struct NewShare {
 }
 
 impl Disk {
-    /// Changes what is given, all of it or nothing, but that a size stays when the rest cannot be
-    /// kept. Returns what holds then.
-    /// `keep` keeps what is new of its share over the end of the daemon, and what it returns is
-    /// held until that is in force: it is kept first, so that what cannot be kept is not set.
+    /// Changes all given settings or none, except that a new size stays if the rest cannot be kept.
+    /// Returns the resulting settings. `keep` persists the new share; it runs first, so that a
+    /// share that cannot be persisted is not set, and the guard it returns is held until the share
+    /// is in force.
     pub fn change<Order>(
         &self,
         change: &DiskChange,
@@ -28,7 +28,7 @@ impl Disk {
         let refuse = |why| Error::invalid(&what, why, ADVICE);
         let limit = change.limit.as_deref().map(str::parse::<Limit>).transpose().map_err(refuse)?;
         let weight = change.weight.map(Weight::new).transpose().map_err(refuse)?;
-        // First: it may take for ever.
+        // First: it may never return.
         let grown = change.size.map(|size| self.grow(size)).transpose()?;
         let _in_order = keep(&NewShare { limit, weight })?;
         if let Some(limit) = limit {

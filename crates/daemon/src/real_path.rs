@@ -1,5 +1,4 @@
-//! Paths that operators give, without links: what only the file system that has them can tell, and
-//! it may not answer.
+//! Resolves symbolic links in paths that operators give. The file system may not answer.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,10 +9,10 @@ use std::time::Duration;
 
 use crate::image_probe::PATIENCE;
 
-/// Whether a path is being looked at; rings when that ends.
+/// Whether a path is being resolved; signalled when that ends.
 static LOOKS: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
 
-/// Lets the next one look, however this one ends.
+/// The right to resolve a path, released on drop, also on a panic.
 struct Looks;
 
 impl Drop for Looks {
@@ -24,7 +23,8 @@ impl Drop for Looks {
 }
 
 impl Looks {
-    /// After the one that looks now. Nothing if that does not end in time: its file system hangs.
+    /// Waits for the current resolution. Returns `None` if that does not end in time: its file
+    /// system hangs.
     fn begin(patience: Duration) -> Option<Self> {
         let looks = LOOKS.0.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = LOOKS.1.wait_timeout_while(looks, patience, |looks| *looks);
@@ -32,15 +32,14 @@ impl Looks {
         if *looks {
             return None;
         }
-        // Only now: one that is dropped takes the lock that is held here.
+        // Only now: dropping a `Looks` takes the lock that is held here.
         *looks = true;
         Some(Self)
     }
 }
 
-/// The path without links, found by a thread of its own: one at a time, which is waited for for a
-/// second. So a client of the control socket that names a path which hangs keeps a thread for it,
-/// and others do not.
+/// Resolves links in a path on a separate thread: one path at a time, waited for for a second. So
+/// clients that name a path on a hanging file system occupy only one thread.
 pub fn real_path(path: &Path) -> io::Result<PathBuf> {
     found_within(PATIENCE, path)
 }
@@ -74,7 +73,8 @@ mod tests {
         assert!(real_path(Path::new("/proc/self")).is_ok());
     }
 
-    /// Two commands at once: one was told that a file system does not answer, though all did.
+    /// Regression: of two simultaneous commands one was told that a file system does not answer,
+    /// though all did.
     #[test]
     fn commands_that_come_together_find_their_paths() {
         let barrier = std::sync::Barrier::new(8);

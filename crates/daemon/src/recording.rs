@@ -1,5 +1,4 @@
-//! `record`: what a disk is asked for, as a trace (crate `trace`), in the answer to the client that
-//! asks for it.
+//! `record`: streams the requests of a disk as a trace (crate `trace`) in the answer to a client.
 //!
 //! ```text
 //! -> POST /v1/disks/vm1/record, transfer-encoding: chunked
@@ -9,8 +8,8 @@
 //! -> the client ends the body of its request
 //! <- # requests=1234 lost=0
 //! ```
-//! All of it happens on the client's thread. A client that reads slowly loses requests; one that
-//! reads nothing for as long as an answer may take ends the recording.
+//! All of it runs on the client's thread. A client that reads slowly loses requests; one that reads
+//! nothing for as long as an answer may take ends the recording.
 
 use std::io::{self, BufWriter};
 use std::iter;
@@ -26,22 +25,22 @@ use crate::control::{Answer, Enough, Sink};
 use crate::disk::Disk;
 use crate::held_data::HeldData;
 
-/// Recordings of all disks at once, and threads of ended ones that a host holds up: each has the
-/// place of a control client.
+/// Recordings of all disks at once, including ended ones with a thread blocked by a host: each
+/// occupies a control client's place.
 const RECORDINGS_MAX: usize = 8;
-/// How often rings are emptied.
+/// Interval between reads of the rings.
 const TICK: Duration = Duration::from_millis(10);
-/// How often when there were many requests: while they are in the CPU's cache.
+/// The same after a read of many requests: they are then still in the CPU's cache.
 const TICK_OF_MANY: Duration = Duration::from_millis(1);
 const MANY: u32 = 500;
-/// Ranges that are told between two looks at the rings.
+/// Ranges written between two reads of the rings.
 const RANGES_MAX: usize = 1024;
-/// Text on its way to the client.
+/// Buffer size for text to the client.
 const BUFFER_BYTES: usize = 64 << 10;
-/// What coarse times are whole numbers of.
+/// Resolution of coarse times.
 const COARSE_NS: u64 = 1_000_000;
 
-/// How many there are. Each has a clone of it.
+/// Counts the recordings: each holds a clone.
 #[derive(Default)]
 pub struct Places(Arc<()>);
 
@@ -52,7 +51,7 @@ impl Places {
     }
 }
 
-/// Begins a recording. What comes in from now on is in it.
+/// Begins a recording of all requests from now on.
 pub fn begin(places: &Places, disk: &Disk, is_coarse: bool) -> Result<Answer> {
     let busy = |why: String| Error::busy(format!("record {}", disk.name), why, "try again later");
     let place = places
@@ -81,7 +80,7 @@ pub fn begin(places: &Places, disk: &Disk, is_coarse: bool) -> Result<Answer> {
     })))
 }
 
-/// A recording on its way.
+/// A running recording.
 struct Session {
     recording: Recording,
     held: HeldData,
@@ -100,7 +99,7 @@ impl Session {
         let mut trace = Writer::begin(target, size, format)?;
         let mut tick = TICK;
         loop {
-            // Before the rings are emptied: then that was all.
+            // Checked before the rings are read: so the last read is complete.
             let is_over = self.recording.is_over() || enough.is_said(tick);
             for extent in iter::from_fn(|| self.held.next()).take(RANGES_MAX) {
                 trace.event(&Event::new(Kind::Present, extent.start_bytes(), extent.bytes()))?;

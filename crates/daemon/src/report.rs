@@ -1,4 +1,4 @@
-//! What `stats --json` prints. A stable, documented shape: see docs/operating.md.
+//! The output of `stats --json`. Its format is stable and documented in docs/operating.md.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -19,13 +19,13 @@ use crate::memory_charge::MemoryReport;
 use crate::vm_report::VmReport;
 use crate::vms;
 
-/// The whole daemon.
+/// The report of the daemon.
 #[derive(Serialize)]
 pub struct Report {
     version: &'static str,
     pid: u32,
     uptime_s: f64,
-    /// Names of disks that are not served yet.
+    /// Names of disks that are being opened.
     opening: Vec<String>,
     /// Disks that could not be opened.
     failed: Vec<Failed>,
@@ -46,44 +46,44 @@ struct DiskReport {
     image: Option<String>,
     socket: String,
     serving: String,
-    /// Absent where there is no image.
+    /// Absent without an image.
     #[serde(skip_serializing_if = "Option::is_none")]
     format: Option<String>,
-    /// Whether the file's requests pass the page cache by; absent where there is no image.
+    /// Whether the file is accessed with direct I/O; absent without an image.
     #[serde(skip_serializing_if = "Option::is_none")]
     direct: Option<bool>,
-    /// How requests reach the file; absent where there is no image.
+    /// I/O engine of the file; absent without an image.
     #[serde(skip_serializing_if = "Option::is_none")]
     engine: Option<String>,
     connected: bool,
     connections: u64,
-    /// What the guest and we have agreed on; none without a guest.
+    /// Features negotiated with the guest; empty without a guest.
     features: Vec<&'static str>,
     in_flight: u64,
     capacity_bytes: u64,
-    /// What the image takes on the host; absent where there is no image.
+    /// Space allocated on the host; `null` if unknown or without an image.
     allocated_bytes: Option<u64>,
-    /// Absent where there is no image.
+    /// Absent if unknown or without an image.
     #[serde(skip_serializing_if = "Option::is_none")]
     space: Option<SpaceReport>,
-    /// How old `allocated_bytes`, `space` and `log` are, if the host has not answered in time.
+    /// Age of `allocated_bytes`, `space` and `log`, if the host has not answered in time.
     #[serde(skip_serializing_if = "Option::is_none")]
     stale_s: Option<f64>,
     write_through: bool,
     readonly: bool,
-    /// Only of log images.
+    /// Log images only.
     #[serde(skip_serializing_if = "Option::is_none")]
     log: Option<LogState>,
-    /// What the stages above the image have counted.
+    /// Counters of the stages above the image.
     #[serde(flatten)]
     stages: Map<String, Value>,
-    /// What became of discards; absent where there is no image.
+    /// Discard counters; absent without an image.
     #[serde(skip_serializing_if = "Option::is_none")]
     discards: Option<DiscardReport>,
-    /// What has been found damaged while it is served; absent where there is no image.
+    /// Damage met while the disk is served; absent without an image.
     #[serde(skip_serializing_if = "Option::is_none")]
     damage: Option<DamageReport>,
-    /// Why requests failed.
+    /// Failed requests by errno.
     errors_by_errno: Vec<FailureReport>,
     total: QueueReport,
     queues: Vec<QueueReport>,
@@ -91,16 +91,16 @@ struct DiskReport {
 
 #[derive(Serialize)]
 struct QueueReport {
-    /// The queue's number; absent in totals.
+    /// Queue number; absent in totals.
     #[serde(skip_serializing_if = "Option::is_none")]
     index: Option<usize>,
     requests: ByKind<u64>,
     bytes: ByKind<u64>,
     errors: ByKind<u64>,
-    /// `fused` or `split`: how it runs; absent in totals.
+    /// `fused` or `split`, the current form; absent in totals.
     #[serde(skip_serializing_if = "Option::is_none")]
     pipeline: Option<&'static str>,
-    /// Times that this has changed while it ran.
+    /// Changes of the form while the queue ran.
     pipeline_changes: u64,
     answered: u64,
     kicks: u64,
@@ -113,11 +113,11 @@ struct QueueReport {
     device_us: ByKind<Latency>,
     submit_us: Latency,
     publish_us: Latency,
-    /// Of queues on two threads: from finding chains to having handed them over.
+    /// Of split queues: time from finding chains to having handed them over.
     front_us: Latency,
-    /// ... how often the thread that takes requests slept
+    /// Of split queues: sleeps of the front thread.
     front_sleeps: u64,
-    /// ... and how long it looked for work.
+    /// Of split queues: polling time of the front thread.
     front_spin_s: f64,
 }
 
@@ -140,17 +140,17 @@ struct Latency {
     p99: f64,
     p999: f64,
     max: f64,
-    /// If asked for: the end of each bucket that is not empty, and how many are in it.
+    /// If requested: upper bound and count of each bucket that is not empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     buckets: Option<Vec<(f64, u64)>>,
 }
 
-/// What is wanted of durations.
+/// Detail of durations in a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durations {
-    /// Percentiles.
+    /// Percentiles only.
     Short,
-    /// Their buckets, too.
+    /// Percentiles and buckets.
     Buckets,
 }
 

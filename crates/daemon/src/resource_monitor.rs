@@ -1,10 +1,10 @@
-//! The resource monitor: the cache takes memory while the host has some to spare, and gives it back
-//! when the host runs short (MultiCache's monitor, S5.8).
+//! The resource monitor: lets the cache grow while the host has spare memory, and shrinks it when
+//! memory is short (MultiCache's monitor, S5.8).
 //!
-//! Twice a second it reads how much memory there is, for the host and for the daemon's memory
-//! cgroups, and how long processes waited for some; a [`Pool`] decides. Every decision is logged
-//! and kept for `stats`. It tells the cache and the devices, too, which VMs there are, whenever
-//! that changes; where there is no cache to size, that is all.
+//! Twice a second it reads the available memory of the host and of the daemon's memory cgroups, and
+//! the memory pressure (time that processes waited for memory); a [`Pool`] decides. Every decision
+//! is logged and kept for `stats`. It also tells the cache and the devices which VMs exist,
+//! whenever that changes; without caches to size, that is all it does.
 
 #[cfg(test)]
 mod beside_a_scan;
@@ -30,42 +30,43 @@ use self::sharing::Sharing;
 use crate::disks::Disks;
 use crate::guest_agent::GuestAgents;
 
-/// Two readings, and giving memory back, fit into the two seconds after which it is to be there.
+/// Interval between readings. Two of them, and freeing memory, fit into the two seconds within
+/// which memory must be given back.
 const PERIOD: Duration = Duration::from_millis(500);
-/// Decisions that are kept.
+/// Decisions kept for `stats`.
 const DECISIONS_MAX: usize = 16;
 
-/// A decision, as `stats` shows it.
+/// A decision, as shown by `stats`.
 #[derive(Clone, Debug)]
 pub struct Decision {
-    /// When, since the daemon started.
+    /// Time since the daemon started.
     pub at: Duration,
-    /// What was decided.
+    /// The decision.
     pub change: Change,
 }
 
-/// What a monitor sizes.
+/// The caches that a monitor sizes.
 pub struct Caches {
-    /// The sector cache, if there is one, and between which sizes it is kept.
+    /// The sector cache, if there is one.
     pub cache: Option<Arc<Cache>>,
-    /// Nothing and nothing without one.
+    /// Sizes between which the sector cache is kept; zero without one.
     pub limits: Limits,
-    /// The file caches of guests, if they may connect.
+    /// Connections to guests' file caches, if enabled.
     pub guests: Option<Arc<GuestAgents>>,
 }
 
-/// Watches over caches. Dropping it ends its thread.
+/// Owner of the monitor's thread. Dropping it ends the thread.
 pub struct ResourceMonitor {
     limits: Limits,
     decisions: Arc<Mutex<VecDeque<Decision>>>,
-    /// Closed when the thread is to end.
+    /// Dropped to end the thread.
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl ResourceMonitor {
-    /// Sizes `caches` from now on, and shares them out between the VMs of `disks`. `start` is when
-    /// the daemon started.
+    /// Starts to size `caches` and to share them out between the VMs of `disks`. `start` is the
+    /// time at which the daemon started.
     pub fn start(caches: Caches, disks: Arc<Disks>, start: Instant) -> io::Result<Self> {
         let limits = caches.limits;
         let decisions: Arc<Mutex<VecDeque<Decision>>> = Arc::default();
@@ -89,25 +90,25 @@ impl ResourceMonitor {
         Ok(Self { limits, decisions, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Between which sizes the cache is kept.
+    /// Returns the sizes between which the sector cache is kept.
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// The last decisions, the oldest first.
+    /// Returns the last decisions, oldest first.
     pub fn decisions(&self) -> Vec<Decision> {
         lock(&self.decisions).iter().cloned().collect()
     }
 }
 
-/// What the thread of a monitor keeps from one look to the next.
+/// State of the monitor's thread.
 struct Watch {
     caches: Caches,
     disks: Arc<Disks>,
     reader: Reader,
     sharing: Sharing,
     pool: Pool,
-    /// What the sector cache was told last.
+    /// The target that the sector cache was given last.
     told: u64,
 }
 
@@ -131,7 +132,7 @@ impl Watch {
             cache.pass(passed);
             let target = cache.target_bytes();
             if cache.resident_bytes() > target {
-                // Blocks that were on their way when it became smaller.
+                // Fills that were in flight when it shrank.
                 cache.set_target(target);
             }
             if let Some(vms) = vms

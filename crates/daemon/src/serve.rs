@@ -1,7 +1,7 @@
-//! The life of a daemon: open everything, say so, wait for a signal, let go of everything.
+//! The life of a daemon: opens everything, reports readiness, waits for a signal, stops everything.
 //!
-//! No disk waits for another one: they are opened side by side, commands look one up and let go of
-//! the lock, and at the end all stop side by side, each flushed and let go as soon as it can.
+//! No disk waits for another: they are opened in parallel, commands look one up and release the
+//! lock, and at the end all stop in parallel, each flushed and closed as soon as it can be.
 
 mod commands;
 mod groups;
@@ -38,36 +38,37 @@ use crate::stack::{Shared, Stack};
 use crate::state::State;
 use crate::{CONTROL_DEFAULT, CONTROL_VARIABLE};
 
-/// How long monitors may take to let go of a daemon that stops.
+/// Time for monitors to disconnect from a stopping daemon.
 const STOP_PATIENCE: Duration = Duration::from_secs(3);
-/// How long the daemon waits for disks that are being opened until it says that it is ready without
-/// them. One whose host hangs may never be, and what waits for the daemon gives up on all disks.
+/// Time that the daemon waits for disks being opened before it reports readiness without them. A
+/// disk with a hanging host may never open, and a service manager that waits too long gives up on
+/// all disks.
 const OPEN_PATIENCE: Duration = Duration::from_secs(10);
 
-/// What is being served.
+/// The state of a running daemon.
 struct Daemon {
     start: Instant,
     config: DaemonConfig,
-    /// What can be read again.
+    /// Source of the configuration, for reloading.
     source: Option<(PathBuf, Vec<OsString>)>,
     reloading: Mutex<()>,
     shared: Shared,
     pollers: Arc<Pollers>,
     disks: Arc<Disks>,
-    /// The file caches of guests, if they may connect.
+    /// Connections to guests' file caches, if enabled.
     guests: Option<Arc<GuestAgents>>,
     /// Sizes the caches, if there are any.
     resource_monitor: ResourceMonitor,
     recordings: Places,
     state: Option<State>,
-    /// Held while disks and groups are added or removed and that is kept: the last request has the
-    /// last word.
+    /// Held while a disk or group is added or removed and the change is persisted, so that the last
+    /// request takes effect last.
     changes: Mutex<()>,
 }
 
 /// Serves all disks of `config` until SIGTERM or SIGINT; `opener` opens the files of images. Prints
 /// `listening on PATH` for each disk that is ready. A disk that cannot be served is reported and
-/// does not keep the others from being served; if none can be, that is an error.
+/// does not prevent the others from being served; it is an error if none can be.
 pub fn serve(config: Config, opener: FileOpener) -> Result<()> {
     open_files::raise_limit(&config.disks);
     memory_charge::prepare(&config.disks);
@@ -114,14 +115,14 @@ fn run(config: Config, shared: Shared) -> Result<()> {
         state,
         changes: Mutex::default(),
     });
-    // Their names and sockets are taken before a client can ask for one, and all are listed.
+    // Names and sockets are reserved before a client can request one, and all disks are listed.
     let disks = daemon.begin(plan.disks);
     // Next: once a disk listens, a monitor may be served, and then it is too late to fail.
     let control = start_control(&daemon)?;
     let metrics = start_metrics(&daemon)?;
     let opener = daemon.open_beside(disks, signals.handle())?;
     let Some(signal) = signals.forever().find(|signal| daemon.is_told_to_end(*signal)) else {
-        // Nothing can be served.
+        // No disk can be served.
         return opener.join().unwrap_or_else(|_| Err(died("opening the disks")));
     };
     info!(signal, "stopping");
@@ -132,8 +133,9 @@ fn run(config: Config, shared: Shared) -> Result<()> {
     }
 }
 
-/// Where it was asked for, by a variable too; else where clients look for it, if the folder is
-/// there and no other daemon has the place. A folder of state needs one.
+/// Starts the control socket at the configured path, also from the environment; else at the default
+/// path, if its folder exists and no other daemon listens there. A state directory requires a
+/// control socket.
 fn start_control(daemon: &Arc<Daemon>) -> Result<Option<ControlServer>> {
     let variable = std::env::var_os(CONTROL_VARIABLE).filter(|value| !value.is_empty());
     let asked = daemon.config.control.clone().or_else(|| variable.map(PathBuf::from));
@@ -165,7 +167,7 @@ fn start_metrics(daemon: &Arc<Daemon>) -> Result<Option<ControlServer>> {
     ControlServer::start_metrics(address, access, handler).map(Some)
 }
 
-/// The process that started us may not listen; the sockets work all the same.
+/// The parent process may not read the output; the sockets work all the same.
 fn say_listening(socket: &Path) {
     let mut out = io::stdout().lock();
     let _ = writeln!(out, "listening on {}", socket.display());
@@ -173,8 +175,8 @@ fn say_listening(socket: &Path) {
 }
 
 impl Daemon {
-    /// A terminal that closes must not take guests' disks away; nor must the signals that other
-    /// daemons turn their logs with, which end a process that does not take them.
+    /// Returns whether a signal ends the daemon. Closing a terminal must not, nor the signals that
+    /// make other daemons rotate their logs and whose default action ends a process.
     fn is_told_to_end(self: &Arc<Self>, signal: i32) -> bool {
         let name = match signal {
             SIGHUP if self.source.is_some() => {
@@ -184,7 +186,7 @@ impl Daemon {
                         error!("{error}");
                     }
                 };
-                // A disk that is removed may take long.
+                // Removing a disk may take long.
                 if let Err(error) = Builder::new().name("reload".into()).spawn(reload) {
                     error!(%error, "cannot read the configuration again");
                 }
@@ -199,8 +201,8 @@ impl Daemon {
         false
     }
 
-    /// Opens the disks beside this thread: it has to hear signals meanwhile. Closes `signals` if
-    /// none can be served.
+    /// Opens the disks on another thread: this one has to receive signals. Closes `signals` if none
+    /// can be served.
     fn open_beside(
         self: &Arc<Self>,
         begun: Vec<(u32, DiskConfig)>,
@@ -220,7 +222,7 @@ impl Daemon {
             .map_err(|error| Error::host("opening the disks", error, "free resources"))
     }
 
-    /// The disks that are to be opened, but for those that have what another one has.
+    /// Registers the disks to open, except those that conflict with another one.
     fn begin(&self, configs: Vec<(DiskConfig, Origin)>) -> Vec<(u32, DiskConfig)> {
         let begin = |(config, origin): (DiskConfig, Origin)| match self.disks.begin(&config, origin)
         {
@@ -235,9 +237,9 @@ impl Daemon {
         configs.into_iter().filter_map(begin).collect()
     }
 
-    /// Opens all disks side by side: one may wait for a lock, or be recovered for a long time.
+    /// Opens all disks in parallel: one may wait for a lock, or need a long recovery.
     fn open(self: &Arc<Self>, begun: Vec<(u32, DiskConfig)>) -> Result<()> {
-        // What is wrong with the only disk is said by the caller, in the last line.
+        // The error of an only disk is printed by the caller, as the last line.
         let report = begun.len() > 1 || self.state.is_some();
         let (mut beside, mut left) = (Vec::new(), Vec::new());
         for (number, config) in begun {
@@ -246,7 +248,7 @@ impl Daemon {
                 Err(_) => left.push((number, config)),
             }
         }
-        // For want of threads, one after the other.
+        // Sequentially, for lack of threads.
         let open = |(number, config)| self.try_to_open(number, config, report);
         let mut ends: Vec<Result<()>> = left.into_iter().map(open).collect();
         let late = self.disks.wait_for_most(OPEN_PATIENCE).unwrap_or_default();
@@ -279,15 +281,15 @@ impl Daemon {
         Builder::new().name(name).spawn(move || daemon.try_to_open(number, config, report))
     }
 
-    /// Tells the service manager, if there is one.
+    /// Notifies the service manager, if there is one.
     fn say_ready(&self) {
         self.disks.unless_stopping(|| {
             let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         });
     }
 
-    /// Opens one more disk and serves it. With `report`, says at once if that fails: other disks
-    /// may take long.
+    /// Opens a disk and serves it. With `report`, logs a failure at once: other disks may take
+    /// long.
     fn try_to_open(&self, number: u32, config: DiskConfig, report: bool) -> Result<()> {
         let name = config.name();
         let open = || self.open_disk(number, config).map_err(name_the_limit);
@@ -298,7 +300,7 @@ impl Daemon {
         })
     }
 
-    /// Nothing listens from now on if the daemon is stopping.
+    /// Builds the stack and starts to listen, unless the daemon is stopping.
     fn open_disk(&self, number: u32, config: DiskConfig) -> Result<()> {
         let group = config.beside.group.as_deref();
         let (name, progress) = (config.name(), self.disks.progress_of(number));
@@ -320,8 +322,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Stops every disk, whatever happens to the others; the first error is returned. Nothing if
-    /// the daemon has ended already, because no disk can be served.
+    /// Stops every disk, whatever happens to the others, and returns the first error. `None` if the
+    /// daemon has ended already, because no disk can be served.
     fn stop(&self) -> Option<Result<()>> {
         let disks = self.disks.stop()?;
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
@@ -340,11 +342,11 @@ impl Daemon {
     }
 }
 
-/// A disk on its way out.
+/// A disk being stopped.
 enum Stop {
-    /// On a thread of its own.
+    /// On a separate thread.
     Beside(JoinHandle<Result<()>>),
-    /// There was no thread to be had: after the others.
+    /// No thread could be started: after the others.
     Later(Arc<Disk>),
 }
 
@@ -366,7 +368,7 @@ impl Stop {
     }
 }
 
-/// An operator who reads "too many open files" has to learn which limit, and how high it is.
+/// Adds the limit and its value to an error of "too many open files".
 fn name_the_limit(error: Error) -> Error {
     let source = error.source();
     let errno = source.and_then(|why| match why.downcast_ref::<io::Error>() {

@@ -1,9 +1,8 @@
-//! The wiring: the only place that names two stages.
+//! The wiring of stages: the only place that names two of them.
 //!
-//! A disk's stack is its image, or something that stands in for one, then the detection of zeroes
-//! and the cache if these were asked for, then what records requests, then classification, then the
-//! diagnosis layers, the first named lowest. Its limits stand before all of them: what is over a
-//! limit stays in its ring.
+//! A disk's stack is its image or a backend; then, if configured, zero detection and the cache;
+//! then the recorder, classification, and the diagnosis layers, the first named lowest. Its limits
+//! are applied before all of them: requests over a limit stay in their ring.
 
 mod source;
 
@@ -68,7 +67,7 @@ pub struct StackArgs {
 }
 
 impl StackArgs {
-    /// Says what does not go together, and what to do.
+    /// Checks for settings that exclude each other. Returns the reason and advice.
     pub fn check(&self) -> std::result::Result<(), (&'static str, &'static str)> {
         let unmaps = self.zeroes.detect_zeroes == DetectZeroes::Unmap;
         if unmaps && self.opened.discard != DiscardMode::Deallocate {
@@ -91,30 +90,30 @@ pub struct SharedArgs {
 }
 
 impl SharedArgs {
-    /// Says what does not go together, and what to do.
+    /// Checks for settings that exclude each other. Returns the reason and advice.
     pub fn check(&self) -> std::result::Result<(), (&'static str, &'static str)> {
         self.cache.config().map(|_| ())
     }
 }
 
-/// What all disks of a daemon share.
+/// State shared by all disks of a daemon.
 pub struct Shared {
     /// Opens the files of images.
     pub opener: FileOpener,
-    /// Holds blocks of all disks, if there is one.
+    /// The cache of all disks, if there is one.
     pub cache: Option<Arc<Cache>>,
-    /// Between how much and how much that may take, as the host's memory allows.
+    /// Sizes between which the cache is kept, as the host's memory allows.
     pub cache_limits: Limits,
-    /// Where log images put copies together.
+    /// Memory in which log images assemble copies.
     pub copy_memory: CopyMemory,
-    /// Disks that share a limit.
+    /// Groups of disks that share a limit.
     pub groups: GroupTable,
-    /// The devices that the files of images are on.
+    /// The devices that hold the image files.
     pub devices: Arc<Devices>,
 }
 
 impl Shared {
-    /// Makes the cache, if one was asked for, and the groups.
+    /// Makes the cache, if configured, and the groups.
     pub fn new(opener: FileOpener, args: &SharedArgs, groups: &[GroupArgs]) -> Result<Self> {
         let refuse = |(why, advice)| Error::invalid("cache", why, advice);
         let cache = args.cache.config().map_err(refuse)?;
@@ -131,37 +130,37 @@ impl Shared {
     }
 }
 
-/// What a VM of a vCPU and a GiB of memory gets of a device beside others.
+/// Device weight of a VM with one vCPU and 1 GiB of memory.
 pub const VM_WEIGHT: u32 = DeviceVm::UNKNOWN;
 
-/// The lowest layer, and the image if it is one.
+/// The lowest layer, and the image if there is one.
 type Foundation = (Arc<dyn Layer>, Option<Arc<dyn Image>>);
 
-/// A disk, from its image up.
+/// The stages of a disk, from its image up.
 pub struct Stack {
-    /// What queues talk to.
+    /// Top layer, used by queues.
     pub top: Arc<dyn Layer>,
     /// The image, if there is one.
     pub image: Option<Arc<dyn Image>>,
-    /// Counters of detected zeroes, if they are looked for.
+    /// Counters of detected zeroes, if detection is on.
     pub zeroes: Option<Arc<ZeroCounters>>,
-    /// What the cache does for it, if there is one.
+    /// The disk's counters in the cache, if there is one.
     pub cached: Option<Arc<CachedDisk>>,
-    /// What it may use, alone and in its group.
+    /// Limits of the disk, alone and in its group.
     pub limits: Arc<DiskLimits>,
-    /// What it gets of the devices that its files are on.
+    /// The disk's share of the devices that hold its files.
     pub share: Arc<DiskShare>,
-    /// Where recordings of what guests ask for begin.
+    /// Starts recordings of guests' requests.
     pub recorder: Arc<Recorder>,
-    /// What is known of the guest's file systems, and requests counted by class.
+    /// The disk's layout, and requests counted by class.
     pub classes: Arc<DiskClasses>,
-    /// Counters of the `stats` layers, from the lowest up.
+    /// Counters of the `stats` layers, lowest first.
     pub counters: Vec<Arc<LayerCounters>>,
 }
 
 impl Stack {
-    /// Opens everything that `args` name for the disk called `name`, which shares the limit of
-    /// `group`. No other disk of the daemon has its `number`. `progress` hears how far it has come.
+    /// Opens all stages in `args` for the disk called `name`, which shares the limit of `group`.
+    /// `number` is unique in the daemon. `progress` receives the progress of recovery.
     pub fn build(
         shared: &Shared,
         number: u32,
@@ -188,7 +187,7 @@ impl Stack {
         Ok(Self { top, image, zeroes, cached, limits, share, recorder, classes, counters })
     }
 
-    /// What its stages have counted, each under its name in `stats --json`.
+    /// Returns the counters of the stages, each under its name in `stats --json`.
     pub fn figures(&self) -> Map<String, Value> {
         let mut all = Map::new();
         let mut add = |name: &str, figures: Option<Value>| {
@@ -199,19 +198,19 @@ impl Stack {
         add("classes", Some(json!(ClassesReport::of(&self.classes))));
         let counters: Vec<&LayerCounters> = self.counters.iter().map(|it| &**it).collect();
         add("layers", Some(json!(counters)));
-        // These stand beside the others.
+        // These keys are at the top level.
         if let Value::Object(own) = json!(QosReport::of(&self.limits, &self.share)) {
             all.extend(own);
         }
         all
     }
 
-    /// The VM that uses the disk, at the devices that its files are on.
+    /// Sets the VM that uses the disk, for the devices that hold its files.
     pub fn set_vm(&self, id: u32, weight: u32) {
         self.share.set_vm(DeviceVm { id, weight });
     }
 
-    /// What has been recognised on the disk.
+    /// Returns the layout recognised on the disk.
     pub fn layout(&self) -> Value {
         json!(LayoutReport::of(&self.classes))
     }
@@ -255,7 +254,7 @@ impl Stack {
         (Arc::new(cached), Some(disk))
     }
 
-    /// They are there without a limit, too: one may be set later.
+    /// Makes the limits, also if there is none: one may be set later.
     fn limits(
         shared: &Shared,
         name: &str,

@@ -1,9 +1,9 @@
-//! What was asked for on the control socket, kept in a folder over the end of the daemon.
+//! Persistent record of changes made on the control socket, in the state directory.
 //!
-//! One file for each disk and group that anything was asked of. A file is written whole beside the
-//! one that it replaces, synced, renamed, and the folder synced: after a kill it is what it was or
-//! what it is to be. Its name is a number, since a disk may be called anything. One daemon at a
-//! time has the folder, which it locks itself.
+//! There is one file for each disk and group that was changed. A new version is written to a
+//! temporary file, synced, and renamed over the old one, and the directory is synced: after a crash
+//! the file is the old or the new version. File names are numbers, since names of disks are
+//! arbitrary. One daemon at a time uses the directory, which is locked itself.
 
 mod folder;
 mod record;
@@ -20,28 +20,28 @@ use self::folder::{Folder, HostFolder};
 pub use self::record::{Record, Subject};
 
 const EXTENSION: &str = "toml";
-/// Of a file that is being written.
+/// Extension of a file being written.
 const NEW: &str = "new";
 
-/// The folder.
+/// The state directory.
 pub struct State {
     path: PathBuf,
     folder: Box<dyn Folder>,
     records: Mutex<BTreeMap<Subject, Kept>>,
-    /// Files that cannot be read: they are kept.
+    /// Files that cannot be read; they are left in place.
     unreadable: Vec<Error>,
-    /// What several files are about, by their numbers: none is used, and all are kept.
+    /// Subjects with several files, by number: none is used, and all are left in place.
     disputed: BTreeMap<Subject, Vec<u64>>,
 }
 
-/// A record, and the number of its file.
+/// A record and the number of its file.
 struct Kept {
     number: u64,
     record: Record,
 }
 
 impl State {
-    /// Takes the folder, which is made if its parent is there, and reads what is in it.
+    /// Locks the directory, which is created if its parent exists, and reads its records.
     pub fn open(path: &Path) -> Result<Self> {
         let name = format!("state-dir {}", path.display());
         let host = |error: io::Error| Error::host(name.clone(), error, "choose another folder");
@@ -57,7 +57,7 @@ impl State {
         let (mut found, mut unreadable) = (BTreeMap::<Subject, Vec<Kept>>::new(), Vec::new());
         for file in folder.names()? {
             match file.rsplit_once('.') {
-                // It was not finished, so it was not answered.
+                // It was not completed, so its request was not answered.
                 Some((_, NEW)) => {
                     if let Err(error) = folder.remove(&file) {
                         warn!("{}: cannot be removed: {error}", path.join(&file).display());
@@ -102,17 +102,17 @@ impl State {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Files that cannot be read.
+    /// Returns the errors of files that cannot be read.
     pub fn unreadable(&self) -> &[Error] {
         &self.unreadable
     }
 
-    /// What several files are about.
+    /// Returns the subjects with several files.
     pub fn disputed(&self) -> impl Iterator<Item = &Subject> {
         self.disputed.keys()
     }
 
-    /// Refuses what several files are about. Which one holds, only an operator can know.
+    /// Refuses a subject with several files. Only an operator can know which one holds.
     pub fn check(&self, subject: &Subject) -> Result<()> {
         let Some(numbers) = self.disputed.get(subject) else { return Ok(()) };
         let files: Vec<String> = numbers.iter().map(|number| name(*number)).collect();
@@ -122,18 +122,18 @@ impl State {
         Err(Error::invalid(what, why, advice))
     }
 
-    /// All records.
+    /// Returns all records.
     pub fn all(&self) -> Vec<Record> {
         self.records().values().map(|kept| kept.record.clone()).collect()
     }
 
-    /// What is kept about this.
+    /// Returns the record of a subject.
     pub fn get(&self, subject: &Subject) -> Option<Record> {
         self.records().get(subject).map(|kept| kept.record.clone())
     }
 
-    /// Changes what is kept of something; it is durable when this returns. What says nothing is
-    /// not kept.
+    /// Changes the record of a subject; the change is durable when this returns. An empty record is
+    /// removed.
     pub fn change(&self, subject: Subject, change: impl FnOnce(&mut Record)) -> Result<()> {
         self.check(&subject)?;
         let mut records = self.records();
@@ -163,7 +163,7 @@ impl State {
     }
 
     fn free_number(&self, records: &BTreeMap<Subject, Kept>) -> io::Result<u64> {
-        // A file that cannot be read has one, too.
+        // Files that cannot be read have numbers, too.
         let names = self.folder.names()?;
         let is_free = |number: &u64| {
             records.values().all(|kept| kept.number != *number) && !names.contains(&name(*number))
@@ -196,8 +196,8 @@ impl State {
         self.folder.sync()
     }
 
-    /// What was set of `subject`, whose keys the configuration has as `written`: the value of each
-    /// that still holds. One whose text in the configuration has changed is forgotten.
+    /// Returns the settings of `subject` that still hold; `written` returns its keys in the
+    /// configuration. A setting whose key has changed in the configuration is dropped.
     pub fn holds(
         &self,
         subject: &Subject,
@@ -226,7 +226,7 @@ impl State {
     }
 }
 
-/// Of a record's file.
+/// Returns the name of a record's file.
 fn name(number: u64) -> String {
     format!("{number}.{EXTENSION}")
 }

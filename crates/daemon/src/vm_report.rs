@@ -1,4 +1,4 @@
-//! What `stats` says of VMs.
+//! VMs in the output of `stats`.
 
 use std::sync::Arc;
 
@@ -10,43 +10,43 @@ use crate::guest_agent::Heard;
 use crate::stack::VM_WEIGHT;
 use crate::vms::{self, Vm};
 
-/// A VM, as its disks show it.
+/// A VM, derived from its disks.
 #[derive(Serialize)]
 pub struct VmReport {
     name: String,
-    /// The process that runs it, if that is known.
+    /// PID of its process, if known.
     pid: Option<u32>,
     cpus: u32,
     memory_bytes: u64,
-    /// Its part of what is shared, of 1.
+    /// Its fraction of all VMs' weights, at most 1.
     weight: f64,
-    /// What it gets of a contended device beside other VMs, as the devices know it.
+    /// Its weight on contended devices, as the devices have it.
     device_weight: u32,
     /// Names of its disks.
     disks: Vec<String>,
-    /// What the cache does for them all; absent without a cache.
+    /// Sum of its disks' cache counters; absent without a cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     cache: Option<DiskCacheReport>,
-    /// What its file cache said last; nothing if it has none that talks to us.
+    /// Last report of its file cache; `null` if none is connected.
     guest_cache: Option<GuestCacheReport>,
 }
 
-/// The file cache in a guest.
+/// The file cache of a guest.
 #[derive(Serialize)]
 struct GuestCacheReport {
     used_bytes: u64,
-    /// What the host lets it have; nothing while it has not been told.
+    /// Bytes granted by the host; `null` before the first grant.
     grant_bytes: Option<u64>,
-    /// What it lets itself have.
+    /// Limit that the file cache applies.
     limit_bytes: u64,
     hits: u64,
     misses: u64,
-    /// When it said so.
+    /// Age of the report.
     age_s: f64,
 }
 
 impl VmReport {
-    /// The VMs that use `disks` now.
+    /// Returns the VMs that use `disks` now.
     pub fn of_all(disks: &[Arc<Disk>], heard: &[Heard]) -> Vec<Self> {
         let vms = vms::look(&vms::attached(disks));
         let shared = vms::share_out(&vms);

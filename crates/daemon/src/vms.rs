@@ -1,9 +1,9 @@
-//! The VMs whose disks are served: which disks belong together, and what each VM has of the host
+//! The VMs whose disks are served: which disks belong to one VM, and the resources of each VM
 //! (S5.6).
 //!
-//! A VM is the process at the other end of its disks' sockets. Its vCPUs are those that KVM shows
-//! of the process, its memory is what the process has handed over. A disk's configuration can say
-//! all of it.
+//! A VM is the process that connects to its disks' sockets. Its vCPUs are counted from the KVM
+//! descriptors of the process, and its memory is what the process shares. A disk's configuration
+//! can override all of it.
 
 mod process;
 
@@ -22,23 +22,23 @@ use crate::stack::VM_WEIGHT;
 /// A VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vm {
-    /// For people.
+    /// Name in messages.
     pub name: String,
-    /// The process that runs it, if that is known.
+    /// The process that runs it, if known.
     pub peer: Option<Peer>,
-    /// vCPUs.
+    /// Number of vCPUs.
     pub cpus: u32,
     /// Memory in bytes.
     pub memory_bytes: u64,
-    /// What it gets of a device beside others, if that is configured.
+    /// Configured device weight, if any.
     pub weight: Option<u32>,
     /// Numbers of its disks.
     pub disks: Vec<u32>,
 }
 
 impl Vm {
-    /// What it gets of a device beside others: as configured, or its vCPUs times its memory, of
-    /// which a vCPU and a GiB make 100.
+    /// Returns the device weight: the configured one, or vCPUs times memory, normalized to 100 for
+    /// one vCPU and one GiB.
     pub fn device_weight(&self) -> u32 {
         let cpus = if mutant("daemon.vms.device-by-memory-alone") { 1 } else { self.cpus.max(1) };
         let product = u128::from(cpus) * u128::from(self.memory_bytes);
@@ -48,7 +48,7 @@ impl Vm {
     }
 }
 
-/// A disk that a guest uses.
+/// A disk in use by a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attached {
     number: u32,
@@ -58,16 +58,16 @@ pub struct Attached {
     memory_bytes: u64,
 }
 
-/// What makes two disks belong to one VM.
+/// Key by which disks are grouped into VMs.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Identity {
     Called(String),
     Process(Peer),
-    /// Nothing is known but the disk.
+    /// Unknown VM: a group for this disk alone.
     Disk(u32),
 }
 
-/// Those of `disks` that guests use now.
+/// Returns those of `disks` that guests use now.
 pub fn attached(disks: &[Arc<Disk>]) -> Vec<Attached> {
     let attach = |disk: &Arc<Disk>| {
         let guest = disk.shared.guest()?;
@@ -82,13 +82,13 @@ pub fn attached(disks: &[Arc<Disk>]) -> Vec<Attached> {
     disks.iter().filter_map(attach).collect()
 }
 
-/// The memory of the guests.
+/// Returns the memory of the guests.
 pub fn guest_bytes(attached: &[Attached]) -> u64 {
     guest_bytes_of(attached.iter().map(|disk| (disk.number, disk.peer, disk.memory_bytes)))
 }
 
-/// Tells disks and their devices which VM each belongs to: its number is that of the VM's first
-/// disk.
+/// Tells disks and their devices which VM each belongs to. The VM's number is the lowest number of
+/// its disks.
 pub fn set_vms(vms: &[Vm], disks: &[Arc<Disk>]) {
     for vm in vms {
         let weight = vm.device_weight();
@@ -100,12 +100,12 @@ pub fn set_vms(vms: &[Vm], disks: &[Arc<Disk>]) {
     }
 }
 
-/// Their VMs.
+/// Returns the VMs of these disks.
 pub fn look(attached: &[Attached]) -> Vec<Vm> {
     group(attached, Process::look)
 }
 
-/// How these share a cache.
+/// Returns the VMs' shares of the cache.
 pub fn share_out(vms: &[Vm]) -> Vms {
     let sizes: Vec<_> =
         vms.iter().map(|vm| VmSize { cpus: vm.cpus, memory: vm.memory_bytes }).collect();
@@ -116,8 +116,7 @@ pub fn share_out(vms: &[Vm]) -> Vms {
 
 fn group(attached: &[Attached], look: impl Fn(Peer) -> Option<Process>) -> Vec<Vm> {
     let mut vms: BTreeMap<Identity, Vm> = BTreeMap::new();
-    // To count a process's vCPUs takes a look at each of its descriptors: once, however many disks
-    // it has.
+    // Counting a process's vCPUs reads each of its descriptors: done once per process.
     let mut processes = BTreeMap::new();
     for disk in attached {
         let mut seen = |peer| processes.entry(peer).or_insert_with(|| look(peer)).clone();
@@ -138,7 +137,7 @@ fn group(attached: &[Attached], look: impl Fn(Peer) -> Option<Process>) -> Vec<V
             disks: Vec::new(),
         });
         vm.cpus = disk.spec.cpus.unwrap_or(vm.cpus);
-        // Each disk may be told of a part: a monitor need not hand over all regions to all.
+        // Each disk may see only a part: a monitor need not share all regions with each of them.
         let adds_up = mutant("daemon.vms.memory-counts-for-each-disk");
         let before = if adds_up { vm.memory_bytes } else { 0 };
         vm.memory_bytes = vm.memory_bytes.max(before + disk.memory_bytes);

@@ -1,4 +1,4 @@
-//! What the daemon asks of its host beside images: unix sockets, and who is at their other end.
+//! Host services of the daemon besides images: unix sockets, and their peers.
 
 mod peer;
 mod socket;

@@ -6,26 +6,27 @@ use std::os::unix::net::UnixStream;
 
 use flowstone_block::Peer;
 
-/// The process that connected, if it is in our PID namespace. To be asked at once: the kernel keeps
-/// its number alone.
+/// Returns the process that connected, if it is in our PID namespace. To be called at once: the
+/// kernel keeps only its PID.
 pub fn peer_of(stream: &UnixStream) -> Option<Peer> {
     peer_pid(stream).map(peer_called)
 }
 
-/// The process that has a number now.
+/// Returns the process that has this PID now.
 pub fn peer_called(pid: u32) -> Peer {
     let stat = std::fs::read(format!("/proc/{pid}/stat"));
     Peer { pid, start: stat.ok().and_then(|it| start_time(&String::from_utf8_lossy(&it))) }
 }
 
-/// The 22nd field of `/proc/PID/stat` (proc_pid_stat(5)). The second one, in brackets, may hold
-/// anything.
+/// Returns the 22nd field of `/proc/PID/stat` (proc_pid_stat(5)). The second one, in brackets, may
+/// contain anything.
 fn start_time(stat: &str) -> Option<u64> {
     let (_, after_name) = stat.rsplit_once(')')?;
     after_name.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// (`rustix` cannot say that it is in another namespace: there the kernel gives 0.)
+/// Returns the PID of the peer. (`rustix` cannot express a peer in another namespace, for which the
+/// kernel gives 0.)
 fn peer_pid(stream: &UnixStream) -> Option<u32> {
     let mut peer = MaybeUninit::<libc::ucred>::uninit();
     let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;

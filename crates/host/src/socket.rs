@@ -1,8 +1,8 @@
-//! Binding a unix socket without destroying anything that is in its place.
+//! Binding of unix sockets, without destroying existing files.
 //!
-//! A path that exists is replaced only if it is a socket that no process has bound any more: the
-//! kernel says `ECONNREFUSED` of such a one, and of no other. A full backlog, another type of
-//! socket, a refusal of permission all mean that the socket is in use, or may be.
+//! An existing path is replaced only if it is a socket that no process has bound any more: only for
+//! such a socket does `connect` fail with `ECONNREFUSED`. A full backlog, another socket
+//! type, or a lack of permission mean that the socket is in use, or may be.
 
 use std::fs::Metadata;
 use std::io;
@@ -21,8 +21,8 @@ use crate::SocketAccess;
 /// Longest path of a unix socket (`sun_path` less its terminator).
 const PATH_BYTES_MAX: usize = 107;
 
-/// A listening socket and its file. Dropping it removes the file, unless that is another one by
-/// now: a process that came later may have put its own socket there.
+/// A listening socket and its file. Dropping it removes the file, unless it has been replaced: a
+/// later process may have put its own socket there.
 pub struct BoundSocket {
     listener: UnixListener,
     path: PathBuf,
@@ -30,12 +30,12 @@ pub struct BoundSocket {
 }
 
 impl BoundSocket {
-    /// What connections come in on.
+    /// Returns the listener.
     pub fn listener(&self) -> &UnixListener {
         &self.listener
     }
 
-    /// Where it listens.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -54,8 +54,8 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-/// Listens at `path`, for those whom `access` allows. A socket that a killed daemon has left there
-/// is replaced; anything else that is there stays. `what` names the socket in messages.
+/// Listens at `path`, for peers allowed by `access`. A stale socket left by a killed daemon is
+/// replaced; any other existing file stays. `what` names the socket in messages.
 pub fn bind_socket(what: &str, path: &Path, access: SocketAccess) -> Result<BoundSocket> {
     let name = format!("{what} {}", path.display());
     if path.as_os_str().len() > PATH_BYTES_MAX {
@@ -72,19 +72,19 @@ pub fn bind_socket(what: &str, path: &Path, access: SocketAccess) -> Result<Boun
         Error::host(name.as_str(), error, advice)
     })?;
     let identity = std::fs::symlink_metadata(path).ok().as_ref().map(identity);
-    // From here on its file goes away with it, whatever fails.
+    // From here on dropping it removes its file, whatever fails.
     let socket = BoundSocket { listener, path: path.to_owned(), identity };
     access.open(path, &name)?;
     Ok(socket)
 }
 
-/// A listener that no one may connect to yet, if `access` says who may.
+/// Makes a listener that no peer may connect to yet, if `access` is given.
 fn listen_closed(path: &Path, access: SocketAccess) -> io::Result<UnixListener> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     access.close(socket.as_fd())?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
-    // At once: to others, a socket that is bound and does not listen looks stale. As many may wait
-    // as the system lets.
+    // At once: a socket that is bound and does not listen looks stale to others. The backlog is the
+    // system's maximum.
     listen(&socket, -1).inspect_err(|_| drop(std::fs::remove_file(path)))?;
     Ok(socket.into())
 }
@@ -98,7 +98,7 @@ fn remove_stale(path: &Path, name: &str) -> Result<()> {
     }
     match probe(path) {
         Err(Errno::CONNREFUSED) => {}
-        // A backlog that is full, or a socket of another type: a process has it.
+        // A full backlog, or another socket type: a process has bound it.
         Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => {
             let why = "another process is listening there";
             return Err(Error::invalid(name, why, "choose another path, or stop that process"));
@@ -112,7 +112,7 @@ fn remove_stale(path: &Path, name: &str) -> Result<()> {
         .map_err(|error| Error::host(name, error, "remove the stale socket by hand"))
 }
 
-/// Connects and hangs up, without waiting for a place in the other's backlog.
+/// Connects and disconnects, without waiting for a place in the backlog.
 fn probe(path: &Path) -> std::result::Result<(), Errno> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -140,7 +140,7 @@ mod tests {
         let _listener = listen_closed(&path, access("0666")).unwrap();
         assert_eq!(mode(&path), 0);
         access("0666").open(&path, "socket").unwrap();
-        // As it was asked for, and not less the umask.
+        // As requested, without the umask.
         assert_eq!(mode(&path), 0o666);
     }
 
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(mode(&ours), mode(&plain));
     }
 
-    /// Else the owner of the folder could have any file of the daemon's made accessible.
+    /// Otherwise the owner of the folder could have any file of the daemon's made accessible.
     #[test]
     fn what_has_taken_the_place_of_the_socket_is_not_opened_to_others() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Who may connect to a unix socket: the group and the mode of its file.
+//! Access to a unix socket: the group and the mode of its file.
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
 
@@ -13,9 +13,9 @@ use clap::Args;
 use flowstone_block::{Errno, Error, Result};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags};
 
-/// What a group can do with a socket that has been given to it, if nothing else is said.
+/// Default mode of a socket with a given group.
 const MODE_FOR_A_GROUP: SocketMode = SocketMode(0o660);
-/// Room for the members of a group; a larger one is asked for again with more.
+/// Buffer sizes for the members of a group: initial, and at most.
 const GROUP_ENTRY_BYTES: usize = 16 << 10;
 const GROUP_ENTRY_BYTES_MAX: usize = 64 << 20;
 
@@ -33,7 +33,7 @@ pub struct SocketAccess {
     pub mode: Option<SocketMode>,
 }
 
-/// A group, given by its name or number.
+/// A group, given by name or number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketGroup(u32);
 
@@ -42,23 +42,22 @@ pub struct SocketGroup(u32);
 pub struct SocketMode(u32);
 
 impl SocketAccess {
-    /// Its owner only.
+    /// Access for the owner only.
     pub const OWNER: Self = Self { group: None, mode: Some(SocketMode(0o600)) };
 
-    /// What is not given here is as in `others`.
+    /// Takes settings not given here from `others`.
     pub fn or(self, others: Self) -> Self {
         Self { group: self.group.or(others.group), mode: self.mode.or(others.mode) }
     }
 
-    /// Whether anything is to be changed.
+    /// Returns whether anything is to be changed.
     fn is_given(self) -> bool {
         self != Self::default()
     }
 
-    /// To be called before `socket` is bound, which then makes a file that only root can connect
-    /// to: at no time may more processes connect than were asked for. (Linux takes the mode of a
-    /// socket's file from the socket itself. The umask would do it too, but belongs to all
-    /// threads.)
+    /// Called before `socket` is bound, which then creates a file that only root can connect to: at
+    /// no time may more processes connect than requested. (Linux takes the mode of a socket's file
+    /// from the socket itself. The umask would also work, but applies to all threads.)
     pub(crate) fn close(self, socket: BorrowedFd<'_>) -> io::Result<()> {
         if self.is_given() {
             rustix::fs::fchmod(socket, Mode::empty())?;
@@ -66,15 +65,15 @@ impl SocketAccess {
         Ok(())
     }
 
-    /// Opens the bound socket at `path` to those who were asked for. The group comes first: the
-    /// mode is never in force for another one.
+    /// Sets the access of the bound socket at `path`. The group comes first: the mode is never in
+    /// force for another one.
     pub fn open(self, path: &Path, name: &str) -> Result<()> {
         if !self.is_given() {
             return Ok(());
         }
         let host = |errno: Errno| Error::host(name, errno, "choose a folder of your own");
-        // A process that may write the folder can replace the socket; what it puts there is not
-        // followed, and is not changed unless it is a socket.
+        // A process that may write the folder can replace the socket; a link is not followed, and
+        // only a socket is changed.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(host)?;
         let found = rustix::fs::fstat(&file).map_err(host)?;
@@ -90,7 +89,7 @@ impl SocketAccess {
             })?;
         }
         let mode = self.mode.unwrap_or(MODE_FOR_A_GROUP);
-        // A descriptor that is only a place cannot be changed, but its name can.
+        // The mode of an `O_PATH` descriptor cannot be changed, but that of its name in /proc can.
         let name_of_file = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
         rustix::fs::chmod(name_of_file, Mode::from_raw_mode(mode.0)).map_err(host)
     }
@@ -117,7 +116,7 @@ impl FromStr for SocketGroup {
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-            // All ones stands for "leave it as it is" in chown(2).
+            // All ones means "unchanged" in chown(2).
             let number = text.parse().ok().filter(|number| *number != u32::MAX);
             return number
                 .map(Self)
@@ -131,7 +130,8 @@ impl FromStr for SocketGroup {
     }
 }
 
-/// The number of the group called `name`, if there is one, from wherever the system keeps them.
+/// Returns the number of the group called `name`, if there is one, from the system's group
+/// databases.
 fn group_number(name: &str) -> io::Result<Option<u32>> {
     let Ok(name) = CString::new(name) else { return Ok(None) };
     let mut bytes = GROUP_ENTRY_BYTES;
@@ -164,7 +164,7 @@ fn lookup(name: &CString, bytes: usize) -> io::Result<Option<u32>> {
         )
     };
     match (failed, found.is_null()) {
-        // Some sources of groups say so of a name that they do not know (getgrnam(3)).
+        // Some databases report an unknown name in this way (getgrnam(3)).
         (0 | libc::ENOENT | libc::ESRCH | libc::EPERM, true) => Ok(None),
         // SAFETY: `found` is not null, so it points to `entry`, which the call has filled.
         (0, false) => Ok(Some(unsafe { (*found).gr_gid })),

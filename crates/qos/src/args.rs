@@ -49,7 +49,7 @@ pub struct GroupLimitArgs {
 }
 
 impl GroupLimitArgs {
-    /// The limit.
+    /// Returns the limit.
     pub fn limit(&self) -> Result<Limit, String> {
         if let Some(limit) = self.limit {
             return Ok(limit);

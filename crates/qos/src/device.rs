@@ -1,4 +1,4 @@
-//! Weights of disks at a host device that they contend for.
+//! Weights of disks on a contended host device.
 
 mod channel;
 mod demand;

@@ -1,15 +1,15 @@
-//! Which request goes next, of disks that share something.
+//! Fair queueing of the requests of disks that share a resource.
 //!
 //! Start-time fair queueing (Goyal, Vin, Cheng 1996), on two levels: each VM has a *tag*, the
-//! virtual time at which its next request begins, and so has each of its disks among them. The VM
-//! with the smallest tag goes first, and of its disks that with the smallest one; both tags move on
-//! by the cost of the request over the weight of the VM, and of the disk. What had nothing to ask
-//! for begins at the virtual time of what went last, so it gets its part from then on, and nothing
-//! for the time before. Queues of a disk take turns, a request each; those that go first come
-//! before all others of their disk, and are charged like them.
+//! virtual time at which its next request begins, and so has each disk within its VM. The VM with
+//! the smallest tag is next, and of its disks the one with the smallest tag; both tags advance by
+//! the cost of the request divided by the weight of the VM, and of the disk. A VM or disk that
+//! becomes backlogged starts at the virtual time of the last grant, so it gets its part from then
+//! on, and nothing for the time before. Queues of a disk take turns, a request each; queues of rank
+//! `First` precede all others of their disk, and are charged like them.
 //!
-//! It knows requests as their costs. The requests themselves wait with their owners, in the same
-//! order, and each owner takes as many as have been granted to its queue.
+//! It stores only descriptions of requests. The requests themselves wait with their owners, in the
+//! same order, and each owner takes as many as have been granted to its queue.
 
 mod level;
 
@@ -27,7 +27,7 @@ use crate::Weight;
 pub struct VmKey(usize);
 
 impl VmKey {
-    /// A small number that no other VM of the queue has.
+    /// Returns a small number, unique among the VMs of the queue.
     pub const fn place(self) -> usize {
         self.0
     }
@@ -41,27 +41,27 @@ pub struct DiskKey(pub(crate) usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct QueueKey(pub(crate) usize);
 
-/// Which of the queues of a disk come first.
+/// Precedence among the queues of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rank {
     /// Before all others.
     First,
-    /// When nothing goes first.
+    /// When no queue of rank `First` has requests.
     Usual,
 }
 
-/// See the module. `T` is what is known of a request.
+/// A fair queue; `T` describes a request.
 pub struct FairQueue<T> {
     vms: Slab<Vm>,
     disks: Slab<Disk>,
     queues: Slab<Queue<T>>,
-    /// The VMs.
+    /// The level of the VMs.
     top: Level,
 }
 
 struct Vm {
     share: Share,
-    /// Its disks.
+    /// The level of its disks.
     level: Level,
 }
 
@@ -74,9 +74,9 @@ impl Vm {
 struct Disk {
     vm: usize,
     share: Share,
-    /// Its queues that have requests waiting, by rank, the next one first.
+    /// Its backlogged queues, by rank, the next one first.
     turns: [VecDeque<usize>; 2],
-    /// Whether it has to pay for what has gone already.
+    /// Whether it has a debt to pay.
     owes: bool,
     /// See [`FairQueue::set_apart`].
     apart: bool,
@@ -112,17 +112,17 @@ impl<T> Default for FairQueue<T> {
 }
 
 impl<T> FairQueue<T> {
-    /// A VM without disks. At most 2^32 - 1 is a weight, and 1 the least.
+    /// Adds a VM without disks, with a weight of at least 1.
     pub fn add_vm(&mut self, weight: u32) -> VmKey {
         VmKey(self.vms.insert(Vm { share: Share::new(weight), level: Level::default() }))
     }
 
-    /// A VM whose disks are gone.
+    /// Removes a VM without disks.
     pub fn remove_vm(&mut self, vm: VmKey) {
         self.vms.remove(vm.0);
     }
 
-    /// Changes what a VM gets from now on.
+    /// Sets the weight of a VM.
     pub fn set_vm_weight(&mut self, vm: VmKey, weight: u32) {
         let Self { vms, top, .. } = self;
         let before = vms[vm.0].place();
@@ -130,24 +130,24 @@ impl<T> FairQueue<T> {
         top.moved(vm.0, before, vms[vm.0].place());
     }
 
-    /// What a VM gets.
+    /// Returns the weight of a VM.
     pub fn vm_weight(&self, vm: VmKey) -> u32 {
         self.vms[vm.0].share.weight
     }
 
-    /// The VM of a disk.
+    /// Returns the VM of a disk.
     pub fn vm_of(&self, disk: DiskKey) -> VmKey {
         VmKey(self.disks[disk.0].vm)
     }
 
-    /// A disk without queues.
+    /// Adds a disk without queues.
     pub fn add_disk(&mut self, vm: VmKey, weight: Weight) -> DiskKey {
         let (turns, owes, apart) = Default::default();
         let share = Share::new(weight.get());
         DiskKey(self.disks.insert(Disk { vm: vm.0, share, turns, owes, apart }))
     }
 
-    /// Changes a disk and the share of its VM, and their places among those that wait.
+    /// Changes a disk and the share of its VM, and updates their places in the levels.
     fn change<R>(&mut self, at: usize, change: impl FnOnce(&mut Disk, &mut Share) -> R) -> R {
         let Self { vms, disks, top, .. } = self;
         let disk = &mut disks[at];
@@ -165,7 +165,7 @@ impl<T> FairQueue<T> {
         result
     }
 
-    /// Something of a disk goes at its tag, and costs so much.
+    /// Charges a grant or payment of a disk at its tag.
     fn charge(&mut self, at: usize, cost: u64, change: impl FnOnce(&mut Disk)) {
         let Disk { vm, share, .. } = &self.disks[at];
         self.top.gone(self.vms[*vm].share.tag);
@@ -179,8 +179,7 @@ impl<T> FairQueue<T> {
         });
     }
 
-    /// A disk belongs to another VM from now on. It begins there as one that had nothing to ask
-    /// for.
+    /// Moves a disk to another VM, where it starts as one that was idle.
     pub fn move_disk(&mut self, disk: DiskKey, vm: VmKey) {
         let waited = self.change(disk.0, |disk, _| {
             (std::mem::take(&mut disk.turns), std::mem::take(&mut disk.owes))
@@ -192,42 +191,42 @@ impl<T> FairQueue<T> {
         });
     }
 
-    /// A disk whose queues are gone.
+    /// Removes a disk without queues.
     pub fn remove_disk(&mut self, disk: DiskKey) {
         self.set_owes(disk, false);
         self.disks.remove(disk.0);
     }
 
-    /// Changes what a disk gets from now on.
+    /// Sets the weight of a disk.
     pub fn set_weight(&mut self, disk: DiskKey, weight: Weight) {
         self.change(disk.0, |disk, _| disk.share.weight = weight.get());
     }
 
-    /// Disks that stand apart are also found as [`Kind::Apart`].
+    /// Sets whether a disk is also found as [`Kind::Apart`].
     pub fn set_apart(&mut self, disk: DiskKey, apart: bool) {
         if self.disks[disk.0].apart != apart {
             self.change(disk.0, |disk, _| disk.apart = apart);
         }
     }
 
-    /// What a disk gets of its VM's part.
+    /// Returns the weight of a disk within its VM.
     pub fn weight(&self, disk: DiskKey) -> u32 {
         self.disks[disk.0].share.weight
     }
 
-    /// A queue of a disk.
+    /// Adds a queue of a disk.
     pub fn add_queue(&mut self, disk: DiskKey, rank: Rank) -> QueueKey {
         let queue = Queue { disk: disk.0, rank, waiting: VecDeque::new(), granted: 0 };
         QueueKey(self.queues.insert(queue))
     }
 
-    /// What waits in it is forgotten.
+    /// Removes a queue; its waiting requests are dropped.
     pub fn remove_queue(&mut self, queue: QueueKey) {
         self.take_all(queue);
         self.queues.remove(queue.0);
     }
 
-    /// A request waits, behind those of its queue.
+    /// Appends a request to a queue.
     pub fn push(&mut self, queue: QueueKey, request: T) {
         let Queue { disk, rank, waiting, .. } = &mut self.queues[queue.0];
         waiting.push_back(request);
@@ -237,20 +236,19 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Says whether a disk has to pay for what has gone already: it has turns for that, and its
-    /// requests wait.
+    /// Sets whether a disk has a debt to pay: it gets turns for that, and its requests wait.
     pub fn set_owes(&mut self, disk: DiskKey, owes: bool) {
         self.change(disk.0, |disk, _| disk.owes = owes);
     }
 
-    /// The disk whose turn it is, of those of a kind that may go.
+    /// Returns the next disk of a kind for which `may_go` holds.
     pub fn next(&self, kind: Kind, may_go: impl Fn(DiskKey) -> bool) -> Option<DiskKey> {
         let disks = self.top.turns(kind).flat_map(|vm| self.vms[vm].level.turns(kind));
         disks.map(DiskKey).find(|disk| may_go(*disk))
     }
 
-    /// How much more than its part a disk's VM, or the disk if they have the same one, has had
-    /// beside another one that waits, as a cost.
+    /// Returns the cost by which a disk's VM (or the disk, within one VM) is ahead of that of
+    /// another one that waits.
     pub fn lead(&self, disk: DiskKey, other: DiskKey) -> u64 {
         let (disk, other) = (&self.disks[disk.0], &self.disks[other.0]);
         if disk.vm == other.vm {
@@ -259,11 +257,11 @@ impl<T> FairQueue<T> {
         self.vms[disk.vm].share.lead(self.vms[other.vm].share)
     }
 
-    /// Lets the next request of a disk go, which has one waiting. Returns its queue and what is
-    /// known of it.
+    /// Grants the next request of a disk, which must have one waiting. Returns its queue and
+    /// description.
     ///
     /// # Panics
-    /// If nothing of the disk waits.
+    /// If the disk has no waiting request.
     pub fn grant(&mut self, disk: DiskKey, cost: impl FnOnce(&T) -> u64) -> (QueueKey, T) {
         let mut turns = self.disks[disk.0].turns.iter().filter_map(VecDeque::front);
         let key = *turns.next().expect("the caller has asked for a disk that waits");
@@ -280,13 +278,13 @@ impl<T> FairQueue<T> {
         (QueueKey(key), request)
     }
 
-    /// A disk uses its turn for so much of what it owes.
+    /// Uses the disk's turn to pay this much of its debt.
     pub fn pay(&mut self, disk: DiskKey, cost: u64) {
-        // A disk that had to wait for something of its own may be behind.
+        // A disk that had to wait for a limit of its own may be behind.
         self.charge(disk.0, cost, |_| ());
     }
 
-    /// So much of what has been granted to a disk was not needed.
+    /// Returns part of the cost of a disk's grants.
     pub fn refund(&mut self, disk: DiskKey, cost: u64) {
         self.change(disk.0, |disk, vm| {
             disk.share.refund(cost);
@@ -294,19 +292,18 @@ impl<T> FairQueue<T> {
         });
     }
 
-    /// How many requests of a queue are known: they wait, or have been granted since they were
-    /// asked for.
+    /// Returns the number of a queue's requests that wait, or were granted and not taken.
     pub fn known(&self, queue: QueueKey) -> usize {
         let Queue { waiting, granted, .. } = &self.queues[queue.0];
         waiting.len() + granted
     }
 
-    /// How many requests of a queue have been granted since the last call.
+    /// Returns the number of a queue's requests granted since the last call.
     pub fn take_granted(&mut self, queue: QueueKey) -> usize {
         std::mem::take(&mut self.queues[queue.0].granted)
     }
 
-    /// Everything that waits in a queue, which is granted nothing for it.
+    /// Removes and returns all waiting requests of a queue.
     pub fn take_all(&mut self, queue: QueueKey) -> VecDeque<T> {
         let Queue { disk, rank, waiting, .. } = &mut self.queues[queue.0];
         let (disk, rank, waiting) = (*disk, *rank as usize, std::mem::take(waiting));
@@ -314,34 +311,34 @@ impl<T> FairQueue<T> {
         waiting
     }
 
-    /// The queues of a disk.
+    /// Iterates over the queues of a disk.
     pub fn queues_of(&self, disk: DiskKey) -> impl Iterator<Item = QueueKey> {
         let of_disk = self.queues.iter().filter(move |(_, queue)| queue.disk == disk.0);
         of_disk.map(|(at, _)| QueueKey(at))
     }
 
-    /// The disk of a queue.
+    /// Returns the disk of a queue.
     pub fn disk_of(&self, queue: QueueKey) -> DiskKey {
         DiskKey(self.queues[queue.0].disk)
     }
 
-    /// The first request of a queue.
+    /// Returns the first waiting request of a queue.
     pub fn first(&self, queue: QueueKey) -> Option<&T> {
         self.queues[queue.0].waiting.front()
     }
 
-    /// How many requests of a queue wait.
+    /// Returns the number of a queue's waiting requests.
     pub fn waiting(&self, queue: QueueKey) -> usize {
         self.queues[queue.0].waiting.len()
     }
 
-    /// How many queues of a disk have requests that wait.
+    /// Returns the number of a disk's queues with waiting requests.
     pub fn waiting_queues(&self, disk: DiskKey) -> usize {
         self.disks[disk.0].turns.iter().map(VecDeque::len).sum()
     }
 
-    /// How many requests of the disk's weight go in a round of all disks of its VM that wait,
-    /// about.
+    /// Returns about how many requests are granted in a round of all waiting disks of the VM, in
+    /// units of this disk's weight.
     pub fn round(&self, disk: DiskKey) -> u64 {
         let Disk { vm, share, .. } = &self.disks[disk.0];
         self.vms[*vm].level.weights().div_ceil(u64::from(share.weight)).max(1)

@@ -1,9 +1,9 @@
-//! What disks take of what they share.
+//! Quality of service: limits of disks, and shares of contended devices.
 //!
-//! [`DiskLimits`] hold a disk, and the group that it is in, to so many requests and bytes per
-//! second: its queues ask an [`Admission`] before they take requests. [`DiskShare`] stands before a
-//! disk's host files: at a device for which disks contend, each gets its part. Which of several
-//! queues and disks goes first is one pure structure, [`FairQueue`]. How it works: docs/qos.md.
+//! [`DiskLimits`] limit the requests and bytes per second of a disk and of its group: queues ask an
+//! [`Admission`] before they take requests. [`DiskShare`] sits in front of a disk's host files: at
+//! a device for which disks contend, each gets its part. The order of requests of several queues
+//! and disks is decided by one pure structure, [`FairQueue`]. Details: docs/qos.md.
 
 mod args;
 mod device;

@@ -1,4 +1,4 @@
-//! A limit, as it is written: `iops=20000,bw=200M,burst=2s`.
+//! A limit and its syntax: `iops=20000,bw=200M,burst=2s`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,15 +6,14 @@ use std::time::Duration;
 
 use flowstone_block::parse_size;
 
-/// What a disk or a group may use in a second, and how much of what it has not used it may use
-/// later.
+/// Rates that a disk or a group may use, and how much unused rate it may use later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// Requests.
+    /// Requests per second.
     pub iops: Option<u64>,
-    /// Bytes of reads and writes.
+    /// Bytes of reads and writes per second.
     pub bytes_per_s: Option<u64>,
-    /// Credit, in time at these rates; never less than [`Limit::BURST_MIN`].
+    /// Credit, in time at these rates; at least [`Limit::BURST_MIN`].
     pub burst: Duration,
 }
 
@@ -22,20 +21,19 @@ impl Limit {
     /// No limit.
     pub const NONE: Self = Self { iops: None, bytes_per_s: None, burst: Self::BURST_MIN };
 
-    /// The credit of a limit that names none, and the least: a thread that wakes up so much too
-    /// late loses nothing of the rate.
+    /// Default and least credit: a thread that wakes up this late loses nothing of the rate.
     pub const BURST_MIN: Duration = Duration::from_millis(10);
 
     const BURST_MAX: Duration = Duration::from_secs(3600);
-    /// More in a second is no limit.
+    /// Rates above this are refused.
     const RATE_MAX: u64 = 1 << 50;
 
-    /// Whether there is none.
+    /// Returns whether nothing is limited.
     pub const fn is_none(&self) -> bool {
         self.iops.is_none() && self.bytes_per_s.is_none()
     }
 
-    /// A limit made of its parts, as they are written. Without a rate it is none.
+    /// Makes a limit of its parts' texts. Without a rate it is no limit.
     pub fn of_parts(
         iops: Option<&str>,
         bw: Option<&str>,
@@ -58,7 +56,7 @@ fn rate(key: &str, text: &str, value: Option<u64>) -> Result<u64, String> {
     })
 }
 
-/// `2s`, `0.5s`, `500ms`.
+/// Parses `2s`, `0.5s`, `500ms`.
 fn seconds(text: &str) -> Result<Duration, String> {
     let (number, scale) = match text.strip_suffix("ms") {
         Some(number) => (number, 1e-3),
@@ -81,7 +79,7 @@ impl Default for Limit {
 impl FromStr for Limit {
     type Err = String;
 
-    /// `off` is no limit.
+    /// Parses a limit; `off` is no limit.
     fn from_str(text: &str) -> Result<Self, String> {
         if text == "off" {
             return Ok(Self::NONE);
@@ -106,7 +104,7 @@ impl FromStr for Limit {
 }
 
 impl fmt::Display for Limit {
-    /// As it is parsed.
+    /// Writes the limit in the syntax that is parsed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_none() {
             return f.write_str("off");

@@ -1,4 +1,4 @@
-//! Limits of disks and groups: what a queue asks before it takes requests, and what it shares with
+//! Limits of disks and groups: the admission of a queue's requests, and the state it shares with
 //! other threads.
 
 mod admission;

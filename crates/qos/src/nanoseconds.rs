@@ -1,10 +1,11 @@
-//! The time in nanoseconds since some moment, by a disk's clock: what limits and shares count in.
+//! A clock in nanoseconds since its start, derived from a disk's clock: the time base of limits and
+//! shares.
 
 use std::time::{Duration, Instant};
 
 use flowstone_block::Clock;
 
-/// See the module.
+/// A clock in nanoseconds.
 #[derive(Clone)]
 pub struct Nanoseconds {
     clock: Clock,
@@ -18,7 +19,7 @@ impl Default for Nanoseconds {
 }
 
 impl Nanoseconds {
-    /// Since now.
+    /// Starts a clock now.
     pub fn of(clock: Clock) -> Self {
         Self { start: clock.now(), clock }
     }
@@ -27,7 +28,7 @@ impl Nanoseconds {
         u64::try_from(self.clock.since(self.start).as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// When the clock will show this.
+    /// Returns the instant at which the clock will show `ns`.
     pub fn instant(&self, ns: u64) -> Instant {
         self.start + Duration::from_nanos(ns)
     }

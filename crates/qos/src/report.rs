@@ -1,10 +1,10 @@
-//! What is told of limits, groups and weights.
+//! Reports of limits, groups and weights.
 
 use serde::Serialize;
 
 use crate::{DiskLimits, DiskShare, Group, Limit};
 
-/// What a disk may use, and what that has cost it.
+/// Limit and weight of a disk, and their effects.
 #[derive(Serialize)]
 pub struct QosReport {
     limit: Option<LimitReport>,
@@ -19,10 +19,10 @@ pub struct QosReport {
     device_share: DeviceShareReport,
 }
 
-/// What a disk has had of the devices that its files are on.
+/// A disk's share of the devices that hold its files.
 #[derive(Serialize)]
 struct DeviceShareReport {
-    /// Beside the other disks of its VM.
+    /// Weight among the disks of its VM.
     weight: u32,
     /// Requests and syncs that had to wait for their turn.
     held_back: u64,
@@ -31,7 +31,7 @@ struct DeviceShareReport {
     syncs: u64,
 }
 
-/// Disks that share a limit.
+/// A group and its limit.
 #[derive(Serialize)]
 pub struct GroupReport {
     name: String,
@@ -54,7 +54,7 @@ impl LimitReport {
 }
 
 impl QosReport {
-    /// Of a disk.
+    /// Reads the state of a disk.
     pub fn of(limits: &DiskLimits, share: &DiskShare) -> Self {
         let (throttled, time) = limits.throttled();
         let (held_back, held_back_time) = share.held_back();
@@ -77,12 +77,12 @@ impl QosReport {
 }
 
 impl GroupReport {
-    /// Of a group.
+    /// Reads the state of a group.
     pub fn of(name: &str, group: &Group) -> Self {
         Self { name: name.to_owned(), limit: LimitReport::of(group.limit()) }
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -1,14 +1,14 @@
-//! How much a disk gets of what it shares with others.
+//! Weights of disks that share a resource.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A disk's part of what disks share, beside those of the others.
+/// The weight of a disk relative to others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Weight(u32);
 
 impl Weight {
-    /// The largest one; the smallest is 1.
+    /// Largest weight; the smallest is 1.
     pub const MAX: u32 = 10_000;
 
     /// A weight from 1 to [`Weight::MAX`].
@@ -20,14 +20,14 @@ impl Weight {
         }
     }
 
-    /// As a number.
+    /// Returns the number.
     pub const fn get(self) -> u32 {
         self.0
     }
 }
 
 impl Default for Weight {
-    /// Equal ones, with room for smaller ones.
+    /// A middle value, with room for smaller ones.
     fn default() -> Self {
         Self(100)
     }

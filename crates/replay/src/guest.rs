@@ -1,4 +1,4 @@
-//! The guest: keeps so many requests of a load on their way.
+//! The guest: keeps a number of requests of a load in flight.
 
 use std::iter::Peekable;
 use std::time::{Duration, Instant};
@@ -9,27 +9,27 @@ use flowstone_block::{
 };
 use flowstone_trace::{Event, Kind};
 
-/// What each block that is written begins with: where it is, and the how many-th write it is.
+/// Size of the stamp at the beginning of each written block: its address, and a write counter.
 const STAMP_BYTES: usize = 16;
 const BLOCK_BYTES: u64 = 4096;
-/// The longest read or write.
+/// Longest read or write.
 const PART_BYTES: u64 = 1 << 20;
 
-/// What guests have asked for.
+/// Counts of a guest's requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Asked {
-    /// All of the below.
+    /// All requests.
     pub requests: u64,
-    /// Bytes of the writes.
+    /// Bytes written.
     pub written: u64,
     pub reads: u64,
     pub writes: u64,
     pub flushes: u64,
-    /// Zeroed ranges among them.
+    /// Discards and write-zeroes.
     pub discards: u64,
-    /// Writes that go on where the one before ended.
+    /// Writes that begin where the previous one ended.
     pub in_sequence: u64,
-    /// Where the last write ended.
+    /// End of the last write.
     end: u64,
 }
 
@@ -49,7 +49,7 @@ impl Asked {
         }
     }
 
-    /// What has been asked for since `before`.
+    /// Returns the counts since `before`.
     pub fn since(&self, before: &Self) -> Self {
         Self {
             requests: self.requests - before.requests,
@@ -64,35 +64,35 @@ impl Asked {
     }
 }
 
-/// When requests are made.
+/// When requests are submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// As soon as one of so many has come back.
+    /// As soon as one of this many has completed.
     Depth(usize),
-    /// When the trace says, counted from this time; at most so many at once.
+    /// At the times of the trace, relative to `start`; at most `depth` at once.
     Trace { start: Instant, depth: usize },
 }
 
-/// A request that is not on its way, and its memory.
+/// A request that is not in flight, and its memory.
 struct Slot {
     request: Box<Request>,
     memory: AlignedBuf,
 }
 
-/// See the module.
+/// The source of a replay's requests.
 pub struct Guest {
-    // Dropped first: it waits for its requests, whose memory is below.
+    // Dropped first: dropping it waits for its requests, whose memory is below.
     channel: Box<dyn Channel>,
     free: Vec<Slot>,
     on_their_way: Vec<Option<AlignedBuf>>,
     load: Peekable<Box<dyn Iterator<Item = Event>>>,
     pace: Pace,
-    /// No more requests than so many, until that is changed.
+    /// Number of requests at which it stops, until that is changed.
     stops_at: u64,
-    /// Sectors of the disk.
+    /// Size of the disk in sectors.
     capacity: u64,
     asked: Asked,
-    /// Writes so far, for stamps.
+    /// Writes so far, for the stamps.
     versions: u64,
     done: Vec<Completion>,
     failure: Option<String>,
@@ -120,12 +120,12 @@ impl Guest {
         }
     }
 
-    /// What comes next, after all that is on its way.
+    /// Sets the next load, which follows the requests in flight.
     pub fn set_load(&mut self, load: Box<dyn Iterator<Item = Event>>, pace: Pace) {
         (self.load, self.pace) = (load.peekable(), pace);
     }
 
-    /// Makes no more requests than so many, all that it has made counted.
+    /// Sets the number of requests at which it stops, counted from the beginning.
     pub fn stop_at(&mut self, requests: u64) {
         self.stops_at = requests;
     }
@@ -134,7 +134,7 @@ impl Guest {
         self.asked
     }
 
-    /// Makes no more requests, if one has failed, and says why it has.
+    /// Stops if a request has failed. Returns the error.
     pub fn give_up_if_failed(&mut self) -> Option<&str> {
         if self.failure.is_some() {
             self.stops_at = 0;
@@ -142,17 +142,17 @@ impl Guest {
         self.failure.as_deref()
     }
 
-    /// Whether nothing is on its way.
+    /// Returns whether no request is in flight.
     pub fn is_idle(&self) -> bool {
         self.free.len() == self.on_their_way.len()
     }
 
-    /// Whether nothing is on its way and nothing is to come.
+    /// Returns whether no request is in flight and the load is at its end.
     pub fn is_done(&mut self) -> bool {
         self.is_idle() && self.load.peek().is_none()
     }
 
-    /// Does what can be done at this time. Returns whether that was anything.
+    /// Submits and reaps as far as possible at this time. Returns whether there was anything to do.
     pub fn turn(&mut self, now: Instant) -> bool {
         let has_submitted = self.submit(now);
         if has_submitted {
@@ -166,13 +166,13 @@ impl Guest {
         has_submitted || has_completed
     }
 
-    /// When there will be something to do, asked as the last look before all wait.
+    /// Returns when there will be something to do, as the last look before everything waits.
     pub fn next_look(&mut self) -> NextLook {
         let look = self.channel.next_look();
         self.next_due().map_or(look, |at| look.min(NextLook::At(at)))
     }
 
-    /// When the trace has its next request, if there is room for it.
+    /// Returns the time of the trace's next request, if there is room for it.
     fn next_due(&mut self) -> Option<Instant> {
         let Pace::Trace { start, .. } = self.pace else { return None };
         let may = !self.free.is_empty() && self.asked.requests < self.stops_at;
@@ -212,7 +212,7 @@ impl Guest {
                 self.versions += 1;
                 stamp(memory, extent.start_bytes(), self.versions);
             }
-            // SAFETY: the memory is kept in `on_their_way` until the request has come back, and the
+            // SAFETY: the memory is kept in `on_their_way` until the request has completed, and the
             // channel is dropped before it.
             slot.request.memory.push(unsafe { IoVec::of(memory) });
         }
@@ -222,7 +222,7 @@ impl Guest {
         true
     }
 
-    /// What becomes of an event on this disk; nothing where it has no whole sector.
+    /// Returns the operation of an event on this disk; `None` if it covers no sector of it.
     fn op_of(&self, event: &Event) -> Option<Op> {
         let first = event.offset / SECTOR_BYTES;
         let end = (event.offset + event.bytes).div_ceil(SECTOR_BYTES).min(self.capacity);
@@ -230,7 +230,7 @@ impl Guest {
         let extent = Extent::new(Sector::new(first), count);
         match event.kind {
             Kind::Flush => Some(Op::Flush),
-            // A trace that does not say what it was is no evidence of writes.
+            // An access of unknown kind is no evidence of a write.
             Kind::Read | Kind::Access => extent.map(Op::Read),
             Kind::Write | Kind::Present => extent.map(Op::Write),
             Kind::Discard => extent.map(Op::Discard),
@@ -256,8 +256,8 @@ fn class_of(class: flowstone_trace::Class) -> Class {
     }
 }
 
-/// What a guest makes of an event of a trace: several requests of a long read or write, and none
-/// of one without a byte.
+/// Splits an event of a trace into requests: several for a long read or write, none for one without
+/// a byte.
 pub fn requests_of(event: Event) -> impl Iterator<Item = Event> {
     let most = match event.kind {
         Kind::Read | Kind::Write | Kind::Access | Kind::Present => PART_BYTES,
@@ -272,7 +272,8 @@ pub fn requests_of(event: Event) -> impl Iterator<Item = Event> {
     })
 }
 
-/// Makes blocks differ from each other and from what they held before. The rest stays zero.
+/// Stamps blocks, so that they differ from each other and from their previous content. The rest
+/// stays zero.
 fn stamp(memory: &mut [u8], first: u64, version: u64) {
     for (block, at) in memory.chunks_mut(BLOCK_BYTES as usize).zip((first..).step_by(4096)) {
         block[..8].copy_from_slice(&(at / SECTOR_BYTES + 1).to_le_bytes());

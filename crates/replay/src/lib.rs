@@ -7,8 +7,8 @@
 //!                       └───── Model: one thread, the drive's time ────────┘
 //! ```
 //!
-//! On a model all happens on one thread, in the drive's time, which passes only while all others
-//! wait. So the same load gives the same figures, on any machine.
+//! On a model everything runs on one thread, in the drive's time, which advances only while
+//! everything else waits. So the same load gives the same figures, on any machine.
 
 mod guest;
 mod load;

@@ -7,24 +7,24 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rand_distr::{Distribution, Zipf};
 
-/// Bytes of each write.
+/// Size of each write in bytes.
 pub const BLOCK_BYTES: u64 = 4096;
 
-/// Which blocks are written.
+/// Distribution of the written blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Generator {
-    /// Each one as often as any other.
+    /// Each block equally often.
     Uniform,
-    /// By Zipf's law with this exponent: the n-th block n^-exponent times as often as the first.
+    /// Zipf's law with this exponent: the n-th block n^-exponent times as often as the first.
     Zipf(f64),
-    /// So many percent of the writes go to so many percent of the blocks.
+    /// A percentage of the writes goes to a percentage of the blocks.
     HotCold {
         /// Percent of the writes.
         writes: f64,
         /// Percent of the blocks.
         blocks: f64,
     },
-    /// One after the other, round and round.
+    /// In ascending order, cyclically.
     Sequential,
 }
 
@@ -50,19 +50,20 @@ impl FromStr for Generator {
     }
 }
 
-/// The writes of a load, without end.
+/// The endless sequence of a load's writes.
 pub struct Writes {
     generator: Generator,
     random: SmallRng,
     zipf: Option<Zipf<f64>>,
-    /// Where the blocks lie, by how often they are written.
+    /// Permutation of the blocks, from frequency rank to place.
     places: Vec<u32>,
     blocks: u32,
     next: u32,
 }
 
 impl Writes {
-    /// To a disk of so many blocks. The seed decides where blocks lie, and their order.
+    /// Makes the writes to a disk of this many blocks. The seed determines the places of blocks and
+    /// the order of writes.
     pub fn new(generator: Generator, blocks: u32, seed: u64) -> Self {
         let is_skewed = matches!(generator, Generator::Zipf(_) | Generator::HotCold { .. });
         let mut places = Vec::new();
@@ -92,7 +93,7 @@ impl Writes {
                 self.places[rank.clamp(1, self.blocks) as usize - 1]
             }
             Generator::HotCold { writes, blocks } => {
-                // Each part has a block, and both have the only one.
+                // Each part has at least one block; a single block belongs to both.
                 let cold = self.blocks - 1;
                 let hot = ((f64::from(self.blocks) * blocks / 100.0) as u32).min(cold).max(1);
                 let is_hot = self.random.random_bool(writes / 100.0);

@@ -1,4 +1,4 @@
-//! What a load is run on: an image on a model, or on a file or a device of this host.
+//! The medium of a replay: an image on a model, or on a file or a device of this host.
 
 use std::cell::RefMut;
 use std::time::Instant;
@@ -10,48 +10,47 @@ use flowstone_ssd::Tally;
 
 use crate::guest::Guest;
 
-/// Requests between two reports of progress.
+/// Requests between two progress reports.
 const TOLD_EVERY: u64 = 1 << 14;
 
-/// What has happened below the guest so far.
+/// Counts of the activity below the guest.
 pub struct Counted {
-    /// When.
+    /// The time of the counts.
     pub at: Instant,
-    /// Written to the image's file, in bytes, where that is known.
+    /// Bytes written to the image's file, if known.
     pub host_bytes: Option<u64>,
-    /// Calls that gave space of it back.
+    /// Calls that punched holes into the file.
     pub punches: u64,
-    /// What a model of a drive has done.
+    /// Activity of a modelled drive.
     pub drive: Option<Tally>,
-    /// Blocks that were read from a cache, and past it, by class.
+    /// Blocks read from a cache and from below it, by class.
     pub hits: Option<[CacheCount; Class::ALL.len()]>,
 }
 
-/// See the module.
+/// An image with its guest, ready to run.
 pub trait Medium {
-    /// Who makes the requests.
+    /// Returns the guest.
     fn guest(&self) -> RefMut<'_, Guest>;
 
-    /// The time by which requests take time.
+    /// Returns the time on the medium's clock.
     fn now(&self) -> Instant;
 
-    /// Lets something happen.
+    /// Makes one step.
     ///
     /// # Errors
-    /// If nothing can.
+    /// If no step is possible.
     fn turn(&mut self) -> Result<()>;
 
-    /// What has happened so far.
+    /// Returns the counts so far.
     fn count(&self) -> Counted;
 
-    /// How often the erase blocks of a model were erased: on average, and the one that was most
-    /// often.
+    /// Returns the mean and the greatest number of erases of a model's erase blocks.
     fn erases(&self) -> Option<(f64, u32)> {
         None
     }
 
-    /// Goes on until so many requests have been made, or all have come back. Tells every now and
-    /// then how many there were.
+    /// Runs until this many requests have been submitted, or the load is at its end. Reports
+    /// progress at intervals.
     ///
     /// # Errors
     /// If a request fails.
@@ -61,7 +60,7 @@ pub trait Medium {
         loop {
             let mut guest = self.guest();
             let done = guest.asked().requests;
-            // What is on its way comes back first: a queue that goes waits for it.
+            // Requests in flight complete first: dropping a queue waits for them.
             let failure = guest.give_up_if_failed().map(ToOwned::to_owned);
             match failure {
                 Some(why) if guest.is_idle() => bail!("a request failed: {why}"),

@@ -1,4 +1,4 @@
-//! An image on a model of a drive. Who works when: the guest, the image's upkeep and the drive, on
+//! An image on a modelled drive, and the schedule of the guest, the image's upkeep and the drive on
 //! one thread.
 
 use std::cell::{RefCell, RefMut};
@@ -17,10 +17,10 @@ use crate::medium::{Counted, Medium};
 use crate::options::ReplayOptions;
 use crate::stack::Stack;
 
-/// The image's, in messages.
+/// Name of the image in messages.
 pub const NAME: &str = "the image";
 
-/// See the module.
+/// An image on a modelled drive.
 pub struct Model {
     // Its queue is dropped first.
     guest: Rc<RefCell<Guest>>,
@@ -30,8 +30,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// An image of a disk of so many bytes on a new drive, whose file may take all of it, and a
-    /// guest with so many requests at most.
+    /// Makes an image of a disk of this size on a new drive, whose file may take all of it, and a
+    /// guest with at most `slots` requests in flight.
     pub fn new(
         options: &ReplayOptions,
         create: &CreateOptions,
@@ -50,7 +50,7 @@ impl Model {
         Self::open(options, ssd, file, disk_bytes, slots)
     }
 
-    /// The same with an image that is in a file of the drive.
+    /// The same with an existing image in a file of the drive.
     pub fn open(
         options: &ReplayOptions,
         ssd: Ssd,
@@ -66,7 +66,7 @@ impl Model {
         Ok(Self { guest: Rc::new(RefCell::new(guest)), upkeep, stack, ssd })
     }
 
-    /// What is served.
+    /// Returns the image.
     #[cfg(test)]
     pub fn image(&self) -> Arc<dyn flowstone_image::Image> {
         Arc::clone(self.stack.image())
@@ -122,8 +122,8 @@ impl Medium for Model {
     }
 }
 
-/// The guest does one thing, or time passes until it can; at most until `until`. Returns whether
-/// either has happened.
+/// Lets the guest make one step, or advances the time to its next step, if that is not after
+/// `until`. Returns whether either was possible.
 fn step(guest: &mut Guest, time: &ModelTime, until: Option<Instant>) -> bool {
     if guest.turn(time.now()) {
         return true;
@@ -138,7 +138,7 @@ fn step(guest: &mut Guest, time: &ModelTime, until: Option<Instant>) -> bool {
     }
 }
 
-/// The guest goes on until then, or, without a time, until something has happened.
+/// Runs the guest until `until`, or, without a time, for one step.
 fn go_on(guest: &mut Guest, time: &ModelTime, until: Option<Instant>) -> bool {
     let Some(until) = until else { return step(guest, time, None) };
     while step(guest, time, Some(until)) {}
@@ -146,7 +146,7 @@ fn go_on(guest: &mut Guest, time: &ModelTime, until: Option<Instant>) -> bool {
     true
 }
 
-/// Refuses a drive whose model would not find room in the memory that this machine has left.
+/// Refuses a drive whose model would exceed the available memory.
 pub fn check_memory(drive_bytes: u64, ssd: &SsdOptions, available: u64) -> Result<()> {
     let needed = Ssd::memory_bytes(drive_bytes, ssd);
     ensure!(

@@ -1,4 +1,4 @@
-//! An image on a file or a device of this host, through the engines that a daemon has.
+//! An image on a file or a device of this host, accessed through the daemon's I/O engines.
 
 use std::cell::{RefCell, RefMut};
 use std::fs;
@@ -18,11 +18,11 @@ use crate::medium::{Counted, Medium};
 use crate::options::{Onto, ReplayOptions};
 use crate::stack::Stack;
 
-/// A device whose first bytes are zero is empty: file systems, partition tables and images all
-/// have something there.
+/// Bytes that are zero at the start of an empty device: file systems, partition tables and images
+/// all have something there.
 const LOOKED_AT_BYTES: u64 = 1 << 20;
 
-/// See the module.
+/// An image on a file or a device of this host.
 pub struct Host {
     // Its queue is dropped first.
     guest: RefCell<Guest>,
@@ -31,7 +31,8 @@ pub struct Host {
 }
 
 impl Host {
-    /// A new image of a disk of so many bytes, and a guest with so many requests at most.
+    /// Makes a new image of a disk of this size, and a guest with at most `slots` requests in
+    /// flight.
     pub fn new(
         options: &ReplayOptions,
         onto: &Onto,
@@ -77,10 +78,10 @@ impl Medium for Host {
     }
 }
 
-/// Makes the image. What is mounted or in use is refused by its lock.
+/// Makes the image. A mounted or used target is refused by its lock.
 fn make(onto: &Onto, options: &ReplayOptions, disk_bytes: u64) -> Result<()> {
     let path = &onto.path;
-    // What is there is not lost for an image that cannot be.
+    // Checked first: existing content must not be lost for an image that is impossible.
     let name = path.display().to_string();
     options.create.check(&name, options.format)?;
     options.image.check(&name, options.format)?;
@@ -98,7 +99,7 @@ fn make(onto: &Onto, options: &ReplayOptions, disk_bytes: u64) -> Result<()> {
     }
     let made = make_in(onto, options, disk_bytes);
     if made.is_err() && is_new {
-        // What we made and could not finish must not look like an image.
+        // A file that we created and could not complete must not look like an image.
         let _ = fs::remove_file(path);
     }
     made
@@ -126,7 +127,7 @@ fn make_in(onto: &Onto, options: &ReplayOptions, disk_bytes: u64) -> Result<()> 
             format_size(disk_bytes)
         );
         empty(&file, bytes).with_context(|| format!("empty {name}"))?;
-        // It has the size it has, and is an image by itself.
+        // The device is a raw image by itself, of its own size.
         if options.format == Format::Raw {
             return Ok(());
         }
@@ -143,7 +144,7 @@ fn is_blank(device: &HostFile) -> Result<bool> {
     Ok(start.iter().all(|byte| *byte == 0))
 }
 
-/// All of the device is the drive's to use, and what is there is no image any more.
+/// Discards the whole device, and overwrites its start, so that it is no image any more.
 fn empty(device: &HostFile, bytes: u64) -> Result<()> {
     let mut file = BlockingFile::new(device)?;
     let all = FileOp::Discard { offset: FileOffset::new(0), bytes };
@@ -154,7 +155,7 @@ fn empty(device: &HostFile, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// The loop device that shows a file, which no lock tells of. The file may have other names.
+/// Returns the loop device backed by a file, of which no lock tells. The file may have other names.
 fn loop_device_of(path: &Path) -> Option<String> {
     let identity = |path: &Path| {
         let it = fs::metadata(path).ok()?;
@@ -171,7 +172,7 @@ fn loop_device_of(path: &Path) -> Option<String> {
     Some(format!("/dev/{}", found.file_name().display()))
 }
 
-/// What this process has sent to storage, in bytes, by the kernel's count (proc(5)); 0 where
+/// Returns the bytes that this process has sent to storage, by the kernel's count (proc(5)); 0 if
 /// there is no storage, as on tmpfs.
 fn written_by_us() -> Option<u64> {
     let counts = fs::read_to_string("/proc/self/io").ok()?;

@@ -1,4 +1,4 @@
-//! What is replayed, and on what.
+//! Options of a replay.
 
 use std::path::PathBuf;
 
@@ -9,80 +9,80 @@ use flowstone_trace::Trace;
 
 use crate::load::Generator;
 
-/// What a guest does.
+/// The load of a guest.
 #[derive(Clone, Debug)]
 pub enum Load {
-    /// Writes that are drawn, so many of them if that is said.
+    /// Random writes, and their number, if given.
     Generated(Generator, Option<u64>),
-    /// What a trace says.
+    /// The requests of a trace.
     Trace(Trace),
 }
 
-/// When requests of a trace are made.
+/// When requests of a trace are submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timing {
     /// As soon as there is room.
     Asap,
-    /// When the trace says.
+    /// At the times of the trace.
     Trace,
 }
 
-/// A cache before the image.
+/// A cache above the image.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheOptions {
-    /// What it takes for data, in bytes.
+    /// Bytes that it may take for data.
     pub bytes: u64,
-    /// What decides which blocks are kept.
+    /// Replacement policy.
     pub policy: PolicyKind,
-    /// Whether journals are held as everything else is.
+    /// Whether journals are cached.
     pub holds_journals: bool,
 }
 
-/// A file or a device in the place of the model.
+/// A file or a device used instead of the model.
 #[derive(Clone, Debug)]
 pub struct Onto {
-    /// Where the image is made.
+    /// Path at which the image is made.
     pub path: PathBuf,
-    /// Whether what is there may be lost.
+    /// Whether existing content may be overwritten.
     pub overwrite: bool,
 }
 
-/// See the module.
+/// Options of a replay.
 #[derive(Clone, Debug)]
 pub struct ReplayOptions {
     /// The guest's load.
     pub load: Load,
-    /// Bytes of the guest's disk; the default is what a trace says, and at least where it ends.
+    /// Bytes of the guest's disk; by default the size in the trace, at least its end.
     pub size: Option<u64>,
-    /// Share of the drive that the guest's disk is.
+    /// The guest's disk as a fraction of the drive.
     pub fill: f64,
     /// Format of the image.
     pub format: Format,
-    /// How the image is made. The default reserve of a log image on a model is the largest with
-    /// which its file fits.
+    /// Options of the image to create. The default reserve of a log image on a model is the
+    /// largest with which its file fits.
     pub create: CreateOptions,
-    /// How it is opened; on a model, what discards do and what is put in order.
+    /// Options of opening it; on a model, only the handling of discards and the re-sorting apply.
     pub image: ImageOptions,
-    /// A cache before it.
+    /// A cache above it.
     pub cache: Option<CacheOptions>,
     /// The drive, if it is a model.
     pub ssd: SsdOptions,
-    /// What is there in the place of a model.
+    /// The file or device used instead of a model.
     pub onto: Option<Onto>,
-    /// Requests on their way at once.
+    /// Requests in flight.
     pub iodepth: usize,
-    /// When requests are made.
+    /// When requests are submitted.
     pub timing: Timing,
     /// Writes before the measured part.
     pub warmup: Option<u64>,
-    /// How often a trace is gone through.
+    /// Number of passes over a trace.
     pub passes: u64,
-    /// Decides all that is drawn.
+    /// Seed of all random choices.
     pub seed: u64,
 }
 
 impl ReplayOptions {
-    /// A load on an image of this format, on a model, with everything else left to its default.
+    /// Makes the options of a load on an image of this format, on a model, with defaults otherwise.
     pub fn new(load: Load, format: Format) -> Self {
         let file = flowstone_fileio::OpenOptions::new(flowstone_fileio::Access::Write);
         Self {

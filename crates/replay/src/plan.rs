@@ -1,5 +1,5 @@
-//! What is run, and in which parts. All of it is known, and refused where it makes no sense, before
-//! anything is made.
+//! The plan of a replay: its loads and their parts. It is made, and invalid options are refused,
+//! before anything is created.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,25 +14,25 @@ use crate::options::{Load, ReplayOptions, Timing};
 
 /// Bytes of a write that fills the disk.
 const FILL_BYTES: u64 = 128 << 10;
-/// A generated load overwrites the disk so often before anything is measured, and so often then.
+/// Times that a generated load overwrites the disk before the measured part, and in it.
 const WARMUP_TURNS: u64 = 7;
 const MEASURED_TURNS: u64 = 4;
-/// A trace that goes on for longer does not count in microseconds.
+/// Longest trace; a longer one does not count in microseconds.
 const TIME_MAX: Duration = Duration::from_secs(100 * 366 * 86_400);
 
 type Events = Box<dyn Iterator<Item = Event>>;
 
-/// See the module.
+/// The plan of a replay.
 pub struct Plan {
-    /// Writes of what the disk holds at first.
+    /// Writes of the disk's initial content.
     pub held: Events,
-    /// Then this.
+    /// The load that follows.
     pub load: Events,
-    /// Requests of the load, and of these those before the measured part.
+    /// Requests of the load, and how many of them precede the measured part.
     pub requests: u64,
     /// See above.
     pub warmup: u64,
-    /// Where each phase of a trace begins, in requests of the load.
+    /// Start of each phase of a trace, in requests of the load.
     pub phases: Vec<(String, u64)>,
 }
 
@@ -96,7 +96,7 @@ impl Plan {
     }
 }
 
-/// Where phases begin, in requests: each pass has all of them.
+/// Returns the starts of phases, in requests: each pass has all phases.
 fn phases(trace: &Trace, passes: u64, of_pass: u64) -> Vec<(String, u64)> {
     if trace.phases.is_empty() {
         return Vec::new();
@@ -116,7 +116,7 @@ fn phases(trace: &Trace, passes: u64, of_pass: u64) -> Vec<(String, u64)> {
     (0..passes).flat_map(of).collect()
 }
 
-/// Writes that fill a range.
+/// Returns writes that fill a range.
 fn fill(range: Range<u64>) -> impl Iterator<Item = Event> {
     let end = range.end;
     range.step_by(FILL_BYTES as usize).map(move |offset| {
@@ -125,7 +125,7 @@ fn fill(range: Range<u64>) -> impl Iterator<Item = Event> {
     })
 }
 
-/// How many requests of a trace it is until there have been so many writes.
+/// Returns the number of a trace's requests up to this many writes.
 pub fn requests_to(once: &[Event], passes: u64, writes: u64) -> Result<u64> {
     if writes == 0 {
         return Ok(0);
@@ -147,7 +147,8 @@ pub fn requests_to(once: &[Event], passes: u64, writes: u64) -> Result<u64> {
     Ok(writes / of_pass * once.len() as u64 + within.count() as u64)
 }
 
-/// When a trace begins and ends. Some count from when a machine was started, or from 1970.
+/// Returns the first and the last time of a trace. Some count from the boot of a machine, or from
+/// 1970.
 fn times(events: &[Event]) -> Range<Duration> {
     let at = || events.iter().filter_map(|event| event.at);
     at().min().unwrap_or_default()..at().max().unwrap_or_default()

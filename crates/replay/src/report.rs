@@ -1,26 +1,26 @@
-//! What a replay has shown.
+//! The results of a replay.
 
 use flowstone_block::Class;
 use flowstone_cache::CacheCount;
 use serde::Serialize;
 
-/// What a cache has done for reads of a class, in blocks.
+/// Cache hits of reads of a class, in blocks.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ClassHits {
-    /// Read from it.
+    /// Blocks read from the cache.
     pub hits: u64,
-    /// Read past it.
+    /// Blocks read from below it.
     pub misses: u64,
     /// hits / (hits + misses); absent if nothing was read.
     pub hit_ratio: Option<f64>,
 }
 
-/// The same by class.
+/// Cache hits by class.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Hits {
-    /// File contents, and what no trace has a class of.
+    /// File contents, and blocks of unknown class.
     pub data: ClassHits,
-    /// File systems' metadata.
+    /// File system metadata.
     pub metadata: ClassHits,
     /// Journals.
     pub journal: ClassHits,
@@ -40,16 +40,16 @@ impl Hits {
     }
 }
 
-/// Of a part of the load. Blocks are of 4 KiB: bytes / 4096. What only a model knows is absent of a
-/// file or a device.
+/// Figures of a part of the load. Blocks are of 4 KiB: bytes / 4096. Figures known only to a model
+/// are absent for a file or a device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figures {
-    /// Written by the guest.
+    /// Blocks written by the guest.
     pub guest_blocks: f64,
-    /// Written to the image's file; onto a file or a device what the kernel says that this process
-    /// has sent to storage, absent if that is nothing.
+    /// Blocks written to the image's file; for a file or a device the kernel's count of what this
+    /// process has sent to storage, absent if that is zero.
     pub host_blocks: Option<f64>,
-    /// Programmed by the drive, copies of its own among them.
+    /// Blocks programmed by the drive, including its own copies.
     pub device_blocks: Option<f64>,
     /// host / guest; absent if the guest wrote nothing.
     pub host_waf: Option<f64>,
@@ -57,11 +57,11 @@ pub struct Figures {
     pub device_waf: Option<f64>,
     /// device / guest.
     pub total_waf: Option<f64>,
-    /// Erase blocks that were erased.
+    /// Erased erase blocks.
     pub erases: Option<u64>,
-    /// Calls that gave space of the file back.
+    /// Calls that punched holes into the file.
     pub punches: u64,
-    /// Requests of the guest, of each kind.
+    /// Requests of the guest, in total and of each kind.
     pub requests: u64,
     /// See above.
     pub reads: u64,
@@ -71,49 +71,49 @@ pub struct Figures {
     pub flushes: u64,
     /// See above.
     pub discards: u64,
-    /// Writes that went on where the one before had ended, in percent.
+    /// Percentage of writes that begin where the previous one ended.
     pub sequential_percent: f64,
-    /// Seconds that the drive was at work.
+    /// Seconds for which the drive was busy.
     pub device_seconds: Option<f64>,
-    /// Seconds that passed for the guest.
+    /// Seconds elapsed for the guest.
     pub seconds: f64,
 }
 
-/// Of a phase of a trace, by name.
+/// Figures of a phase of a trace.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PhaseFigures {
-    /// As the trace has it.
+    /// Name of the phase in the trace.
     pub name: String,
-    /// Until the next phase began: what was still to be written or given back then counts there.
+    /// Figures until the next phase began: writes and discards still pending then count there.
     #[serde(flatten)]
     pub figures: Figures,
 }
 
-/// Of the measured part, and what was replayed.
+/// Figures of the measured part, and parameters of the replay.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// Of all that was measured.
+    /// Figures of the whole measured part.
     #[serde(flatten)]
     pub figures: Figures,
-    /// How often an erase block has been erased since the drive was new: the mean, and the most.
+    /// Erases per erase block since the drive was new: mean and maximum.
     pub erases_mean: Option<f64>,
     /// See above.
     pub erases_most: Option<u32>,
-    /// Reads that a cache was asked for, if there was one.
+    /// Reads seen by the cache, if there was one.
     pub hits: Option<Hits>,
-    /// The image's format.
+    /// Format of the image.
     pub format: String,
-    /// The guest's disk, in bytes.
+    /// Size of the guest's disk in bytes.
     pub disk_bytes: u64,
-    /// What the host sees of the drive, in bytes.
+    /// Size of the drive as the host sees it, in bytes.
     pub drive_bytes: Option<u64>,
-    /// Of a log image, in percent.
+    /// Reserve of a log image in percent.
     pub reserve_percent: Option<u32>,
-    /// Of a log image, in bytes.
+    /// Segment size of a log image in bytes.
     pub segment_bytes: Option<u64>,
-    /// What the load was drawn by.
+    /// Seed of the random choices.
     pub seed: u64,
-    /// Of each phase that the trace names, in its order.
+    /// Figures of each phase named in the trace, in order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub phases: Vec<PhaseFigures>,
 }

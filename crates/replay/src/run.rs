@@ -1,4 +1,4 @@
-//! A replay from beginning to end: the drive, the image on it, the load.
+//! A complete replay: the drive, the image on it, the load.
 
 use std::ops::RangeInclusive;
 
@@ -15,22 +15,22 @@ use crate::options::{Load, ReplayOptions, Timing};
 use crate::plan::Plan;
 use crate::report::{Figures, Hits, PhaseFigures, Report};
 
-/// Requests on their way at most when the trace says when they come.
+/// Most requests in flight when the trace determines the times.
 const DEPTH_MAX: usize = 1024;
-/// Blocks of more have no number in the model.
+/// Largest disk: more blocks cannot be numbered in the model.
 const DISK_BYTES_MAX: u64 = 8 << 40;
-/// Requests on their way while the disk is filled.
+/// Requests in flight while the disk is filled.
 const FILL_DEPTH: usize = 32;
 /// Reserves that a log image may have, in percent.
 const RESERVES: RangeInclusive<u32> = 3..=74;
 
-/// How far a replay has come: so many of so many requests.
+/// Progress callback: requests done, and requests in total.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// Replays, and says what came of it.
+/// Runs a replay and returns its figures.
 ///
 /// # Errors
-/// If the options make no sense together, or something fails that should not.
+/// If the options contradict each other, or on an unexpected failure.
 pub fn replay(options: &ReplayOptions, progress: Progress<'_>) -> Result<Report> {
     ensure!(options.fill > 0.0 && options.fill <= 1.0, "--fill is a share of the drive, 0 to 1");
     let depths = 1..=DEPTH_MAX;
@@ -43,7 +43,7 @@ pub fn replay(options: &ReplayOptions, progress: Progress<'_>) -> Result<Report>
     Ok(scene.report(options, &begins))
 }
 
-/// The image and its guest.
+/// The image with its guest.
 struct Scene {
     medium: Box<dyn Medium>,
     disk_bytes: u64,
@@ -51,13 +51,13 @@ struct Scene {
     log: Option<LogOptions>,
 }
 
-/// What there was at some moment.
+/// The counts at some time.
 struct Moment {
     asked: Asked,
     counted: Counted,
 }
 
-/// What there was when the measured part began, and each phase of it.
+/// The counts at the beginning of the measured part, and of each phase.
 struct Begins {
     all: Moment,
     phases: Vec<(String, Moment)>,
@@ -107,7 +107,7 @@ impl Scene {
         self.measure(plan.warmup, plan.requests, plan.phases, progress)
     }
 
-    /// Goes on with the load to its end; what comes before so many requests of it is not measured.
+    /// Runs the load to its end; requests before `warmup` are not measured.
     fn measure(
         &mut self,
         warmup: u64,
@@ -120,7 +120,7 @@ impl Scene {
         self.medium.run(first.saturating_add(warmup), &mut progress)?;
         let mut begins = Begins { all: self.moment(), phases: Vec::new() };
         for (name, at) in phases {
-            // One that has begun in the part that is not measured is not measured, either.
+            // A phase that begins before the measured part is not measured either.
             if at >= warmup {
                 self.medium.run(first + at, &mut progress)?;
                 begins.phases.push((name, self.moment()));
@@ -167,7 +167,7 @@ impl Scene {
 }
 
 impl Moment {
-    /// Of what came until then.
+    /// Returns the figures of the time from this moment to `end`.
     fn figures(&self, end: &Self, unit_bytes: u64) -> Figures {
         let asked = end.asked.since(&self.asked);
         let (counted, earlier) = (&end.counted, &self.counted);
@@ -177,7 +177,7 @@ impl Moment {
         let flash = drive.map(|(now, earlier)| now.flash_since(&earlier));
         let guest = blocks(asked.written);
         let written = counted.host_bytes.zip(earlier.host_bytes);
-        // What is written and never comes to a file lies in memory: there is nothing to count.
+        // Writes that never reach a file stay in memory: there is nothing to count.
         let written = written.map(|(now, earlier)| now - earlier).filter(|bytes| *bytes > 0);
         let host = written.map(blocks);
         let device = flash.map(|it| blocks((it.written + it.copied) * unit_bytes));
@@ -203,7 +203,7 @@ impl Moment {
     }
 }
 
-/// Bytes of the guest's disk, whole blocks.
+/// Returns the size of the guest's disk in bytes, rounded to whole blocks.
 fn disk_bytes(options: &ReplayOptions) -> Result<u64> {
     let least = match &options.load {
         Load::Generated(..) => BLOCK_BYTES,
@@ -229,11 +229,12 @@ fn disk_bytes(options: &ReplayOptions) -> Result<u64> {
     Ok(size.next_multiple_of(BLOCK_BYTES))
 }
 
-/// The log image's options: if no reserve is asked for, the largest with which its file fits.
+/// Returns the options of a log image: without a given reserve, the largest with which its file
+/// fits.
 fn log_options(options: &ReplayOptions, disk_bytes: u64, file_bytes: u64) -> Result<LogOptions> {
     let mut asked = options.create.log;
     if asked.segment_bytes.is_none() {
-        // As `create` would learn it.
+        // As `create` would detect it.
         asked.erase_unit_bytes.get_or_insert(options.ssd.block_bytes);
         asked.segment_bytes = Some(asked.segment_bytes_of(disk_bytes));
         asked.erase_unit_bytes = None;

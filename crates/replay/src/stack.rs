@@ -1,4 +1,4 @@
-//! The wiring: a cache, if there is one, before an image.
+//! The wiring: an optional cache above an image.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,21 +10,21 @@ use flowstone_image::Image;
 
 use crate::options::CacheOptions;
 
-/// The only disk's number.
+/// Number of the only disk.
 const DISK: u32 = 0;
-/// How often the cache hears of the time that passes, as in a daemon.
+/// Interval at which the cache is told the time, as in a daemon.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// See the module.
+/// An image with an optional cache.
 pub struct Stack {
     image: Arc<dyn Image>,
     cache: Option<(Arc<Cached>, Arc<CachedDisk>, Arc<Cache>)>,
-    /// When it was told last.
+    /// Time of the last report to the cache.
     told: Instant,
 }
 
 impl Stack {
-    /// `key` decides what is left to chance.
+    /// `key` seeds random choices.
     pub fn new(
         image: Box<dyn Image>,
         cache: Option<CacheOptions>,
@@ -44,7 +44,7 @@ impl Stack {
         Ok(Self { image, cache: cache.map(make).transpose()?, told: now })
     }
 
-    /// A queue of the disk, and what its thread sleeps in.
+    /// Opens a queue of the disk. Returns it with its context.
     pub fn queue(&self, depth: usize) -> Result<(Box<dyn Channel>, QueueContext)> {
         let alone = QueueContext::alone(QueueDepth(depth as u16))?;
         let context = QueueContext { origin: Origin::Queue { disk: DISK, queue: 0 }, ..alone };
@@ -55,12 +55,12 @@ impl Stack {
         Ok((channel, context))
     }
 
-    /// The image below.
+    /// Returns the image.
     pub fn image(&self) -> &Arc<dyn Image> {
         &self.image
     }
 
-    /// Tells the cache how much time has passed.
+    /// Tells the cache the time that has passed.
     pub fn tell_time(&mut self, now: Instant) {
         let Some((.., cache)) = &self.cache else { return };
         let passed = now.saturating_duration_since(self.told);
@@ -70,7 +70,7 @@ impl Stack {
         }
     }
 
-    /// Blocks that were read from the cache, and past it, by class.
+    /// Returns the blocks read from the cache and from below it, by class.
     pub fn hits(&self) -> Option<[CacheCount; Class::ALL.len()]> {
         let (_, disk, _) = self.cache.as_ref()?;
         Some(Class::ALL.map(|class| disk.counters().of_class(class)))

@@ -1,4 +1,4 @@
-//! Whole replays: the same each time, as theory has them, and of what traces say.
+//! Whole replays: reproducible, in agreement with theory, and faithful to traces.
 
 use std::path::Path;
 use std::process::Command;
@@ -61,7 +61,7 @@ fn the_same_seed_gives_the_same_figures_on_a_busy_machine_too() {
 }
 
 /// In place with TRIM: 80 % of the drive live, 7 % over-provisioning, erase blocks of 512 KiB. The
-/// values are of a simulator that shares nothing with ours.
+/// values are from an independent simulator.
 #[test]
 fn writes_in_place_cost_a_drive_what_another_simulator_says() {
     for (load, expected) in [("uniform", 2.16), ("hotcold:95/5", 2.65)] {
@@ -79,7 +79,7 @@ fn writes_in_place_cost_a_drive_what_another_simulator_says() {
     }
 }
 
-/// Before any block is written twice, nothing is copied: what a log adds is its headers and maps.
+/// Before any block is written twice, nothing is copied: a log only adds its headers and maps.
 #[test]
 fn a_log_that_is_not_full_costs_its_headers() {
     let report = run(&options(Format::Log, generated("sequential", 20_000)));
@@ -88,7 +88,7 @@ fn a_log_that_is_not_full_costs_its_headers() {
     assert!((0.99..1.01).contains(&device), "{report:?}");
 }
 
-/// Records of guests and of copies that take turns in an erase block die at different times.
+/// Records of guests and of copies that share an erase block die at different times.
 #[test]
 fn copies_in_runs_leave_the_drive_little_to_copy() {
     let with_memory = |bytes| {
@@ -140,12 +140,12 @@ fn phases_of_a_trace_have_figures_that_add_up() {
     assert_eq!(report.phases[2].figures.discards, 1);
     let twice = run(&ReplayOptions { passes: 2, ..options.clone() });
     assert_eq!(of(&twice), [of_trace.clone(), of_trace.clone()].concat());
-    // What is not measured begins and ends before the measured part.
+    // Parts outside the measured part begin and end before it.
     let later = run(&ReplayOptions { warmup: Some(51), ..options });
     assert_eq!(of(&later), of_trace[1..]);
 }
 
-/// What the guest gives up is space for the drive, if it hears of it.
+/// Space discarded by the guest is free for the drive, if it receives TRIMs.
 #[test]
 fn discards_of_a_trace_reach_the_drive() {
     let mut events: Vec<_> = (0..64).map(|at| event(Kind::Present, at * MIB, MIB)).collect();
@@ -175,8 +175,8 @@ fn discards_of_a_trace_reach_the_drive() {
     assert!(batch < off, "{batch} in batches, {off} without");
 }
 
-/// Parts of clusters are zeroed and written anew: that is the slow path's, the maintenance
-/// worker's and the discards' work, each in its turn.
+/// Parts of clusters are zeroed and rewritten, which is work of the slow path, the maintenance
+/// worker and discards, each in its turn.
 #[test]
 fn a_qcow2_image_under_all_kinds_of_requests_at_once_gives_the_same_figures() {
     let mut random = fastrand::Rng::with_seed(7);
@@ -210,7 +210,7 @@ fn a_qcow2_image_may_take_nearly_all_of_the_drive() {
     );
 }
 
-/// A guest makes several requests of what is too long for one, and memory stays bounded.
+/// A guest splits a request that is too long, and memory stays bounded.
 #[test]
 fn long_requests_fall_into_parts() {
     let events = vec![event(Kind::Write, 512, 5 * MIB), event(Kind::Discard, 0, 64 * MIB)];
@@ -221,7 +221,7 @@ fn long_requests_fall_into_parts() {
     );
 }
 
-/// A recorded trace says how large its disk was, which may have grown meanwhile.
+/// A recorded trace has the size of its disk, which may have grown meanwhile.
 #[test]
 fn the_disk_is_as_large_as_its_trace_says() {
     let of_size = |size, at| {
@@ -244,8 +244,8 @@ fn times_of_a_trace_are_kept_if_that_is_asked_for() {
     assert!((9.9..10.1).contains(&report.figures.seconds), "{report:?}");
 }
 
-/// Some traces count from 1970, and some do not count in microseconds, as those with the file times
-/// of Windows: the time stood still before the second request, for ever.
+/// Some traces count from 1970, and some do not count in microseconds, such as those with Windows
+/// file times. Regression: the time stood still before the second request, for ever.
 #[test]
 fn a_trace_begins_with_its_first_request_whenever_that_was() {
     let at = |micros| Some(std::time::Duration::from_micros(micros));
@@ -263,7 +263,7 @@ fn a_trace_begins_with_its_first_request_whenever_that_was() {
     }
 }
 
-/// A log image puts itself in order while its guest rests; that counts, too.
+/// A log image cleans and sorts while its guest is idle; that counts, too.
 #[test]
 fn a_log_image_works_on_in_the_pauses_of_a_trace() {
     let late = std::time::Duration::from_secs(60);
@@ -334,7 +334,7 @@ fn what_cannot_be_replayed_is_said() {
     run(&ReplayOptions { fill: largest, ..log });
 }
 
-/// Reads of what was read or written before are answered by a cache, if there is one.
+/// Reads of blocks read or written before are answered by a cache, if there is one.
 #[test]
 fn a_cache_answers_reads_and_gives_the_same_figures_each_time() {
     let mut random = fastrand::Rng::with_seed(3);
@@ -357,7 +357,7 @@ fn a_cache_answers_reads_and_gives_the_same_figures_each_time() {
     }
 }
 
-/// A log image with two streams puts metadata where data is not.
+/// A log image with two streams separates metadata from data.
 #[test]
 fn classes_and_durability_of_a_trace_reach_the_image_and_the_cache() {
     let read = |class| Event { class: Some(class), ..event(Kind::Read, 0, 4096) };
@@ -407,7 +407,7 @@ fn a_load_can_be_put_onto_a_file() {
 
 type Change = fn(&mut ReplayOptions);
 
-/// What makes no sense, and what is said of it.
+/// Invalid options and the expected messages.
 fn wrong_options() -> [(Change, &'static str); 4] {
     [
         (|it| it.timing = Timing::Trace, "the trace has no times"),
@@ -417,7 +417,7 @@ fn wrong_options() -> [(Change, &'static str); 4] {
     ]
 }
 
-/// A file loses its content only by --overwrite, and never while another process uses it.
+/// A file's content is overwritten only with --overwrite, and never while another process uses it.
 #[test]
 fn a_load_is_put_onto_nothing_that_is_in_use_or_not_empty() {
     let folder = tempfile::tempdir().unwrap();
@@ -457,7 +457,7 @@ fn a_load_is_put_onto_nothing_that_is_in_use_or_not_empty() {
     assert!(said.contains("it is a directory"), "{said}");
 }
 
-/// A loop device takes no lock, and the name that it was given is one of several.
+/// A loop device takes no lock, and its file may have several names.
 #[test]
 fn a_load_is_put_onto_no_file_that_a_loop_device_shows_whatever_its_name() {
     let folder = tempfile::tempdir().unwrap();
@@ -472,7 +472,7 @@ fn a_load_is_put_onto_no_file_that_a_loop_device_shows_whatever_its_name() {
     }
 }
 
-/// It was emptied first, and then there was a bare EOPNOTSUPP.
+/// Regression: the device was emptied first, and then there was a bare EOPNOTSUPP.
 #[test]
 fn no_qcow2_image_is_put_onto_a_device() {
     let folder = tempfile::tempdir().unwrap();
@@ -490,7 +490,7 @@ fn no_qcow2_image_is_put_onto_a_device() {
 struct LoopDevice(String);
 
 impl LoopDevice {
-    /// `None`, and says why, where this user may have none.
+    /// Returns `None`, and says why, if this user may have none.
     fn of(file: &Path) -> Option<Self> {
         let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output();
         let why = match made {

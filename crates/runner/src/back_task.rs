@@ -1,5 +1,5 @@
-//! The thread that has the disk's channel: submits what is handed over, waits for completions,
-//! publishes them, and interrupts the driver.
+//! The back half of a split queue: submits the requests handed over by the front half, reaps and
+//! publishes completions, and interrupts the driver.
 
 use std::sync::Arc;
 
@@ -14,19 +14,19 @@ use crate::disk_task::{Chains, Disk, DiskTask};
 use crate::halves::{Back, Return};
 use crate::queue_run::{Made, Part, QueuePart, TaskContext};
 
-/// See the module.
+/// The task of a [`Back`] half, on its poller.
 pub type BackTask<Q> = DiskTask<BackChains<Q>>;
 
-/// The half that completes, and how much of it the disk has.
+/// The back half of a queue, and the number of its chains in flight.
 pub struct BackChains<Q: GuestQueue> {
     half: Back<Q>,
     leave: Arc<AtomicBool>,
-    /// Chains with the disk.
+    /// Chains submitted to the disk and not completed.
     in_flight: usize,
 }
 
 impl<Q: GuestQueue> BackTask<Q> {
-    /// As [`DiskTask::with_chains`].
+    /// Makes the task on the thread of `context`; see [`DiskTask::with_chains`].
     pub fn new(half: Back<Q>, channel: Box<dyn Channel>, context: &TaskContext<'_>) -> Self {
         let _ = half.link.0.back.set(context.reactor.waker());
         let chains = BackChains { half, leave: Arc::clone(&context.leave), in_flight: 0 };
@@ -44,7 +44,8 @@ impl<Q: GuestQueue> QueuePart for Back<Q> {
 }
 
 impl<Q: GuestQueue> BackChains<Q> {
-    /// Before it is published: when the driver offers the chain again, the other thread has it.
+    /// Returns a chain to the front half. Called before the chain is published: once the driver can
+    /// see the completion it may offer the chain again to the front half.
     fn give_back(&mut self, head: u16, request: Option<Box<Request>>) {
         let Back { back, returns, .. } = &mut self.half;
         let done = Return { head, request, done: back.done() };

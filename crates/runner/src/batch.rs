@@ -1,53 +1,54 @@
-//! What a turn takes from its ring, and when it looks for completions meanwhile.
+//! The limits of one batch, and when completions are reaped while it is being issued.
 //!
-//! A batch is issued in stretches. Between two of them, what has completed is shown to the driver:
-//! it has the first answers of a long batch while the rest is still being issued (S2.5, early
-//! completion).
+//! A batch is issued in stretches. Completions that have arrived are published between two
+//! stretches, so the driver gets the first answers of a long batch while the rest is still being
+//! issued (S2.5, early completion).
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use flowstone_block::mutant;
 
-/// Requests that the first turn after a pause takes; each following one may take twice as many. The
-/// disk gets something to do early, and long batches still cost few system calls.
+/// Chains taken by the first turn after an idle period; the limit doubles with each following turn.
+/// The disk gets work early, and long batches still cost few system calls.
 pub const BATCH_FIRST: usize = 4;
 
-/// A stretch that has taken that long is over: the time of ten exchanges with a driver on another
-/// core. A disk that takes a whole batch in less gets it at once.
+/// Time after which a stretch ends: that of ten exchanges with a driver on another core. A batch
+/// that is submitted in less is not interrupted.
 const STRETCH: Duration = Duration::from_micros(10);
-/// It asks for the time before every such request only.
+/// Chains between two reads of the clock.
 const REQUESTS_PER_LOOK: u32 = 16;
 
-/// What a chain counts beside the bytes that it moves: to take one and to answer it costs as much
-/// as to move some kilobytes. Else a turn of chains that move nothing would have no end.
+/// Bytes charged to a batch for each chain, beside the bytes that it moves: taking and answering a
+/// chain costs as much as copying some kilobytes. Without this charge a turn of chains without data
+/// would never end.
 pub const CHAIN_BYTES: u64 = 2048;
-/// A batch with a bound is over after so much time, whatever its chains are: one may have a
+/// Time limit of a batch that has a limit of bytes, whatever its chains are: one may have a
 /// thousand descriptors.
 pub const TURN: Duration = Duration::from_micros(100);
 
-/// See the module.
+/// The remaining limits of one batch, and the clock of its stretch.
 #[derive(Debug)]
 pub struct Batch {
     chains: usize,
     bytes: Cell<u64>,
-    /// When it has to end.
+    /// Deadline of the batch; `None` if it has no limit of bytes.
     end: Option<Instant>,
-    /// Of the stretch.
+    /// Start of the current stretch.
     begun: Instant,
     asked: Cell<u32>,
 }
 
 impl Batch {
-    /// So many chains, or as many as have so many bytes; [`u64::MAX`] is no bound. Its first
-    /// stretch begins.
+    /// Begins a batch of at most `chains` chains and about `bytes` bytes ([`u64::MAX`]: no limit),
+    /// and its first stretch.
     pub fn new(chains: usize, bytes: u64) -> Self {
         let begun = Instant::now();
         let end = (bytes < u64::MAX).then(|| begun + TURN);
         Self { chains, bytes: Cell::new(bytes), end, begun, asked: Cell::new(0) }
     }
 
-    /// The next stretch begins.
+    /// Begins the next stretch. Ends the batch if its deadline has passed.
     pub fn begin_stretch(&mut self) {
         self.begun = Instant::now();
         self.asked.set(0);
@@ -56,17 +57,17 @@ impl Batch {
         }
     }
 
-    /// When its stretch began.
+    /// Start of the current stretch.
     pub const fn begun(&self) -> Instant {
         self.begun
     }
 
-    /// How many chains may still be taken.
+    /// Chains that may still be taken.
     pub const fn chains(&self) -> usize {
         self.chains
     }
 
-    /// Asked before each chain: whether the stretch has it too. Then it counts.
+    /// Called before each chain: returns whether it belongs to this stretch, and charges it if so.
     #[inline]
     pub fn goes_on(&self) -> bool {
         let asked = self.asked.get();
@@ -81,7 +82,7 @@ impl Batch {
         goes_on
     }
 
-    /// The disk has a request of so many bytes.
+    /// Charges a submitted request of `bytes` bytes.
     #[inline]
     pub fn count(&self, bytes: u64) {
         self.spend(bytes);
@@ -92,14 +93,14 @@ impl Batch {
         self.bytes.set(self.bytes.get().saturating_sub(bytes));
     }
 
-    /// The stretch had so many chains, and so many were left in the ring. Chains that come
-    /// meanwhile are the next turn's: a driver that answers completions at once would keep others
-    /// of the thread waiting.
+    /// Ends a stretch of `chains` chains that left `left` in the ring. Chains that arrive meanwhile
+    /// belong to the next turn: a driver that answers completions at once would otherwise starve
+    /// the other queues of the thread.
     pub fn end_stretch(&mut self, chains: usize, left: usize) {
         self.chains = if chains == 0 { 0 } else { left.min(self.chains.saturating_sub(chains)) };
     }
 
-    /// Whether nothing more is to be taken.
+    /// Returns whether nothing more may be taken.
     pub fn is_over(&self) -> bool {
         self.chains == 0 || self.bytes.get() == 0
     }

@@ -1,13 +1,13 @@
-//! The ring that takes chains from one half of a queue to the other: one producer, one consumer. It
-//! is that of the crate `rtrb`; in a model, one that stores and loads its indices in the same
-//! places and orders, where loom sees it.
+//! The single-producer, single-consumer ring that passes chains between the halves of a queue: that
+//! of the crate `rtrb`; in loom models, a stand-in that loads and stores its indices at the same
+//! places with the same orderings, visible to loom.
 
 #[cfg(feature = "model")]
 pub use self::stand_in::{Consumer, Producer, RingBuffer};
 #[cfg(not(feature = "model"))]
 pub use rtrb::{Consumer, Producer, RingBuffer};
 
-/// What `rtrb` 0.4 does, as far as the halves use it.
+/// A stand-in for the part of `rtrb` 0.4 that the halves use.
 #[cfg(feature = "model")]
 mod stand_in {
     use std::marker::PhantomData;
@@ -29,25 +29,25 @@ mod stand_in {
     // SAFETY: what is in the slots may be sent.
     unsafe impl<T: Send> Send for Shared<T> {}
 
-    /// Makes rings.
+    /// Constructor of rings.
     pub struct RingBuffer<T>(PhantomData<T>);
 
-    /// The end that puts in.
+    /// The producing end.
     pub struct Producer<T> {
         shared: Arc<Shared<T>>,
         tail: usize,
     }
 
-    /// The end that takes out.
+    /// The consuming end.
     pub struct Consumer<T> {
         shared: Arc<Shared<T>>,
         head: usize,
-        /// As far as it has seen the other end come.
+        /// Tail of the producer as last loaded.
         seen: std::cell::Cell<usize>,
     }
 
     impl<T> RingBuffer<T> {
-        /// Both ends of a ring.
+        /// Makes a ring and returns its two ends.
         #[expect(clippy::new_ret_no_self, reason = "as in rtrb")]
         pub fn new(capacity: usize) -> (Producer<T>, Consumer<T>) {
             let shared = Arc::new(Shared {
@@ -62,8 +62,8 @@ mod stand_in {
     }
 
     impl<T> Producer<T> {
-        /// Puts a value in. (There is room: `rtrb` looks at the other end only when it has found
-        /// none.)
+        /// Appends a value. The caller guarantees room, so the consumer's index is not loaded
+        /// (`rtrb` loads it only when the ring looks full).
         pub fn push(&mut self, value: T) -> Result<(), T> {
             let slot = &self.shared.slots[self.tail % self.shared.slots.len()];
             // SAFETY: the consumer has not seen the new tail.
@@ -73,14 +73,14 @@ mod stand_in {
             Ok(())
         }
 
-        /// Whether the other end is gone.
+        /// Returns whether the other end has been dropped.
         pub fn is_abandoned(&self) -> bool {
             self.shared.abandoned.load(Ordering::Acquire)
         }
     }
 
     impl<T> Consumer<T> {
-        /// Takes the oldest value out.
+        /// Removes and returns the oldest value.
         pub fn pop(&mut self) -> Result<T, ()> {
             if self.is_empty() {
                 return Err(());
@@ -93,13 +93,13 @@ mod stand_in {
             value.ok_or(())
         }
 
-        /// How many values are there.
+        /// Number of values in the ring.
         pub fn slots(&self) -> usize {
             self.seen.set(self.shared.tail.load(Ordering::Acquire));
             self.seen.get() - self.head
         }
 
-        /// Whether none is there.
+        /// Returns whether the ring is empty.
         pub fn is_empty(&self) -> bool {
             self.seen.get() == self.head && self.slots() == 0
         }

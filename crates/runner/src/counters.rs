@@ -1,4 +1,4 @@
-//! What a queue counts about itself. Written by its thread only, read by the control plane.
+//! Counters of a queue, written by its thread only and read by the control plane.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,7 +11,8 @@ use crate::histogram::{Histogram, add};
 
 const KINDS: usize = OpKind::ALL.len();
 
-/// The counters of one queue. They outlive its runs: a guest that reboots keeps adding to them.
+/// The counters of one queue. They persist across its runs: the requests of a rebooted guest are
+/// added to them.
 #[derive(Default)]
 pub struct QueueCounters {
     /// Completed requests by kind, in the order of [`OpKind::ALL`].
@@ -20,67 +21,67 @@ pub struct QueueCounters {
     pub bytes: [AtomicU64; KINDS],
     /// Failed requests by kind.
     pub errors: [AtomicU64; KINDS],
-    /// Why they failed, of all queues of the disk.
+    /// Failed requests by errno, of all queues of the disk.
     pub failures: Arc<Failures>,
-    /// Requests that it has taken and not answered, as of its last turn with work.
+    /// Requests taken and not answered, as of the last turn with work.
     pub in_flight: AtomicU64,
-    /// Requests answered without the disk: identity, unknown types, invalid ranges.
+    /// Requests answered without the disk: device identity, unknown types, invalid ranges.
     pub answered: AtomicU64,
     /// Notifications from the driver.
     pub kicks: AtomicU64,
     /// Interrupts to the driver.
     pub calls: AtomicU64,
-    /// Times the queue's thread slept.
+    /// Sleeps of the queue's thread.
     pub sleeps: AtomicU64,
-    /// Nanoseconds it slept.
+    /// Nanoseconds slept.
     pub sleep_ns: AtomicU64,
-    /// Nanoseconds it looked for work before it found some or gave up.
+    /// Nanoseconds spent polling for work.
     pub spin_ns: AtomicU64,
-    /// From submission to completion, by kind; each range of a request counts by itself.
+    /// Latency from submission to completion, by kind; each range of a request counts separately.
     pub device: [Histogram; KINDS],
-    /// From taking a batch off the ring to having submitted it.
+    /// Time from taking a batch off the ring to having submitted it.
     pub submit: Histogram,
-    /// Of a queue on two threads: from finding chains in the ring to having handed them over.
+    /// Of a split queue: time from finding chains in the ring to having handed them over.
     pub front: Histogram,
-    /// ... times the thread that takes requests slept
+    /// Of a split queue: sleeps of the front thread.
     pub front_sleeps: AtomicU64,
-    /// ... and nanoseconds that it looked for work.
+    /// Of a split queue: nanoseconds that the front thread polled for work.
     pub front_spin_ns: AtomicU64,
-    /// From a batch's completions to having shown them to the driver.
+    /// Time from reaping a batch's completions to having published them to the driver.
     pub publish: Histogram,
-    /// Whether it runs on two threads, or did when it ran last.
+    /// Whether the queue runs split (on two threads), or did in its last run.
     pub is_split: AtomicBool,
-    /// Times that it went from one thread to two, or back, while it ran.
+    /// Changes between one thread and two while the queue ran.
     pub form_changes: AtomicU64,
 }
 
 impl QueueCounters {
-    /// Nanoseconds in turns that found work.
+    /// Returns the nanoseconds spent in turns that found work.
     pub fn work_ns(&self) -> u64 {
         self.submit.sum_ns() + self.publish.sum_ns()
     }
 
-    /// ... of the thread that takes requests, of a queue on two threads.
+    /// Returns the same for the front thread of a split queue.
     pub fn front_ns(&self) -> u64 {
         self.front.sum_ns()
     }
 
-    /// All completed requests.
+    /// Returns the number of completed requests of all kinds.
     pub fn all_requests(&self) -> u64 {
         self.requests.iter().map(|count| count.load(Ordering::Relaxed)).sum()
     }
 
-    /// It begins to run on two threads, or on one.
+    /// Records whether the queue starts to run on two threads.
     pub fn runs_as(&self, is_split: bool) {
         self.is_split.store(is_split, Ordering::Relaxed);
     }
 
-    /// It has gone from one thread to two, or back.
+    /// Counts a change between one thread and two.
     pub fn form_changed(&self) {
         add(&self.form_changes, 1);
     }
 
-    /// Counts a request, or one range of it, that came back `latency` after its submission.
+    /// Counts a completed request, or one completed range of it, with its latency.
     #[inline]
     pub fn came_back(&self, op: Op, latency: Duration) {
         let kind = op.kind() as usize;
@@ -88,7 +89,7 @@ impl QueueCounters {
         self.device[kind].record(latency);
     }
 
-    /// Counts a request whose last range has come back.
+    /// Counts a completed request (its last range has completed).
     #[inline]
     pub fn completed(&self, kind: OpKind, outcome: Outcome) {
         add(&self.requests[kind as usize], 1);

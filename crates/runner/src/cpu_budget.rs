@@ -1,9 +1,8 @@
-//! How much CPU time the daemon, or one disk, may use.
+//! Limits the CPU time of the daemon, or of one disk.
 //!
-//! Time is paid for after it was used, as packets are in a leaky bucket: all that was used so far
-//! is paid for at a certain moment, and a thread that is ahead of it rests until then. Credit is
-//! kept for a hundredth of a second only, so a burst after a pause does not exceed the share for
-//! long.
+//! A leaky bucket: CPU time is charged after it was used. Each charge advances the time at which
+//! all use is paid for, and a thread rests until then. Unused credit is kept for 10 ms only, so a
+//! burst after an idle period does not exceed the share for long.
 
 use std::str::FromStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Credit that is kept, in wall-clock time.
+/// Wall-clock time for which unused credit is kept.
 const CREDIT: Duration = Duration::from_millis(10);
-/// A shorter rest is put off: it would cost more than it saves.
+/// Shorter rests are deferred: they would cost more than they save.
 const REST_MIN: Duration = Duration::from_micros(500);
-/// A longer rest is cut: stopping and moving queues wait for it.
+/// Longer rests are cut to this: stopping and moving queues wait for them.
 const REST_MAX: Duration = Duration::from_millis(100);
 
 /// A share of one CPU's time: `50%` is half of one, `150%` one and a half.
@@ -25,7 +24,7 @@ pub struct CpuShare {
 }
 
 impl CpuShare {
-    /// In CPUs.
+    /// Returns the share in CPUs.
     fn cpus(self) -> f64 {
         f64::from(self.percent) / 100.0
     }
@@ -43,20 +42,21 @@ impl FromStr for CpuShare {
     }
 }
 
-/// What the queues of one disk may use.
+/// The CPU budget of one disk's queues.
 pub struct CpuBudget {
     share: CpuShare,
-    /// When all that was used is paid for.
+    /// Time at which all use so far is paid for.
     paid: Mutex<Instant>,
 }
 
 impl CpuBudget {
-    /// Nothing is used yet.
+    /// Makes a budget of which nothing is used.
     pub fn new(share: CpuShare) -> Self {
         Self { share, paid: Mutex::new(Instant::now()) }
     }
 
-    /// So much has been used. Returns until when to rest, if that is worth it.
+    /// Charges `used`. Returns the end of the rest that this requires, if it is long enough to be
+    /// worth taking.
     pub fn charge(&self, used: Duration, now: Instant) -> Option<Instant> {
         let mut paid = lock(&self.paid);
         let from = now.checked_sub(CREDIT).map_or(*paid, |oldest| oldest.max(*paid));
@@ -66,20 +66,21 @@ impl CpuBudget {
     }
 }
 
-/// What the whole process may use.
+/// The CPU budget of the whole process.
 pub struct ProcessBudget {
     budget: CpuBudget,
-    /// What it has used, as far as that has been charged.
+    /// CPU time of the process that has been charged.
     charged: Mutex<Duration>,
 }
 
 impl ProcessBudget {
-    /// What has been used until now is forgotten.
+    /// Makes a budget; CPU time used before is not charged.
     pub fn new(share: CpuShare) -> Self {
         Self { budget: CpuBudget::new(share), charged: Mutex::new(process_time()) }
     }
 
-    /// Charges what all threads have used since the last call of any. Returns until when to rest.
+    /// Charges the CPU time that all threads have used since the last call by any of them. Returns
+    /// the end of the rest that this requires, if any.
     pub fn charge(&self, now: Instant) -> Option<Instant> {
         let mut charged = lock(&self.charged);
         let total = process_time();
@@ -106,7 +107,7 @@ mod tests {
         CpuBudget::new(text.parse().unwrap())
     }
 
-    /// Works for 100 us whenever it may, for two seconds.
+    /// Simulates work in slices of 100 us for two seconds. Returns the CPU time used.
     fn used(budget: &CpuBudget) -> Duration {
         const WORK: Duration = Duration::from_micros(100);
         let start = Instant::now() + Duration::from_secs(1);
@@ -124,7 +125,7 @@ mod tests {
         for percent in [5, 30, 80] {
             let share = used(&budget(&format!("{percent}%"))).as_secs_f64() / 2.0;
             let wanted = f64::from(percent) / 100.0;
-            // The credit from before, and one turn.
+            // The credit from before the start, and one slice.
             let spare = wanted * CREDIT.as_secs_f64() / 2.0 + 0.001;
             assert!(share >= wanted - 0.001 && share <= wanted + spare, "{percent} %: {share}");
         }

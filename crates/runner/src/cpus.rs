@@ -10,27 +10,27 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 pub struct CpuList(Vec<usize>);
 
 impl CpuList {
-    /// Whether it names none.
+    /// Returns whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many it names.
+    /// Number of CPUs in the list.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether it names this one.
+    /// Returns whether the list contains `cpu`.
     pub fn contains(&self, cpu: usize) -> bool {
         self.0.contains(&cpu)
     }
 
-    /// Each CPU.
+    /// Iterates over the CPUs.
     pub fn iter(&self) -> impl Iterator<Item = usize> {
         self.0.iter().copied()
     }
 
-    /// The CPU for the thread with this number; `None` if the list is empty.
+    /// Returns the CPU for thread number `index`, round robin; `None` if the list is empty.
     pub fn for_thread(&self, index: usize) -> Option<usize> {
         (!self.0.is_empty()).then(|| self.0[index % self.0.len()])
     }
@@ -64,7 +64,7 @@ impl FromStr for CpuList {
 }
 
 impl fmt::Display for CpuList {
-    /// As it was read, but for what is written in another way: `0-3,16`.
+    /// Writes the list in canonical form, runs as ranges: `0-3,16`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let runs = self.0.chunk_by(|one, next| one + 1 == *next).map(|run| match run {
             [first, .., last] => format!("{first}-{last}"),
@@ -80,7 +80,7 @@ impl From<usize> for CpuList {
     }
 }
 
-/// Keeps the calling thread on these CPUs; an empty list changes nothing.
+/// Pins the calling thread to these CPUs; an empty list changes nothing.
 pub fn pin_this_thread(cpus: &CpuList) -> io::Result<()> {
     if cpus.is_empty() {
         return Ok(());

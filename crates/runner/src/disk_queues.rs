@@ -15,16 +15,16 @@ use crate::pollers::{OwnThreads, Pipeline, PlacedQueue, Pollers};
 use crate::queue_run::QueueSpec;
 use crate::spin::PollMode;
 
-/// The counters of a disk's queues, by queue number; queues that never ran have none.
+/// The counters of a disk's queues, by queue number; queues that have never run have none.
 #[derive(Default)]
 pub struct QueueTable {
     table: Mutex<Vec<Option<Arc<QueueCounters>>>>,
-    /// Why requests failed, on any queue.
+    /// Failed requests by errno, of all queues.
     pub failures: Arc<Failures>,
 }
 
 impl QueueTable {
-    /// Of the disk with this name.
+    /// Makes the table of the disk called `disk`.
     pub fn new(disk: String) -> Self {
         Self { table: Mutex::default(), failures: Arc::new(Failures::of(disk)) }
     }
@@ -33,7 +33,7 @@ impl QueueTable {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The counters of a queue, made if it runs for the first time.
+    /// Returns the counters of a queue; makes them on its first run.
     fn of(&self, index: usize) -> Arc<QueueCounters> {
         let mut table = self.lock();
         if table.len() <= index {
@@ -46,7 +46,7 @@ impl QueueTable {
         Arc::clone(table[index].get_or_insert_with(counters))
     }
 
-    /// Every queue that has ever run, with its number.
+    /// Returns the counters of every queue that has ever run, with its number.
     pub fn all(&self) -> Vec<(usize, Arc<QueueCounters>)> {
         let table = self.lock();
         let known = table.iter().enumerate();
@@ -56,19 +56,19 @@ impl QueueTable {
     }
 }
 
-/// How the queues of a disk are to run.
+/// Settings for running the queues of a disk.
 pub struct DiskRun {
-    /// What the disk is called.
+    /// Name of the disk.
     pub name: String,
-    /// Its number in the daemon.
+    /// Number of the disk in the daemon.
     pub number: u32,
-    /// How its queues look for work.
+    /// Polling mode of its queues.
     pub poll: PollMode,
-    /// On how many threads each of them runs.
+    /// Number of threads per queue.
     pub pipeline: Pipeline,
-    /// The CPUs of its threads, where each queue has one.
+    /// CPUs of its threads, if each queue has threads of its own.
     pub cpus: CpuList,
-    /// What its queues may use of the CPUs, if that is limited.
+    /// CPU budget of its queues, if limited.
     pub cpu_budget: Option<CpuShare>,
 }
 
@@ -86,7 +86,7 @@ pub struct DiskQueues<T, S> {
 }
 
 impl<T: Throttle, S: Fn() + Send> DiskQueues<T, S> {
-    /// For a disk whose stack begins at `layer`.
+    /// Makes the queues of a disk whose stack's top is `layer`.
     pub fn new(
         run: DiskRun,
         layer: Arc<dyn Layer>,
@@ -99,13 +99,13 @@ impl<T: Throttle, S: Fn() + Send> DiskQueues<T, S> {
         Self { run, layer, budget, throttle, pollers, table, has_started, running: Vec::new() }
     }
 
-    /// The CPUs of a queue's threads: those of a list in turn.
+    /// Returns the CPUs for a queue's two threads, taken from the disk's list in turn.
     fn cpus_of(&self, index: usize) -> [Option<usize>; 2] {
         let cpus = &self.run.cpus;
         match self.run.pipeline {
             Pipeline::Fused => [cpus.for_thread(index), None],
             Pipeline::Split => [0, 1].map(|half| cpus.for_thread(2 * index + half)),
-            // The second one is needed at times only, where the next queue is not at work.
+            // The second thread is needed at times only; it shares the next queue's CPU.
             Pipeline::Auto => [0, 1].map(|half| cpus.for_thread(index + half)),
         }
     }

@@ -1,8 +1,8 @@
-//! What a queue does on the thread that has its disk's channel, on one thread or on two: take a
-//! batch, submit it, reap, publish, and signal at most once.
+//! The part of a queue that runs on the thread with the disk's channel, for fused and split queues:
+//! takes a batch, submits it, reaps, publishes, and signals at most once.
 //!
-//! A task never waits. Its [`Poller`](crate::poller::Poller) gives it turns and sleeps for it. A
-//! task that is to leave takes nothing more; when nothing is in flight it is over, and its queue
+//! A task never blocks. Its [`Poller`](crate::poller::Poller) gives it turns and sleeps for it. A
+//! task that is to leave takes nothing more; once nothing is in flight it is over, and its queue
 //! goes to another thread, or back to the monitor.
 
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use crate::histogram::{add, nanos};
 use crate::queue_run::{Part, QueueRun, TaskContext, Work};
 use crate::spin::{FOR_DISK, SpinBudget};
 
-/// Where the requests of a [`DiskTask`] come from and where their completions go: a queue, or the
-/// half of one that completes.
+/// Source of the requests and sink of the completions of a [`DiskTask`]: a whole queue, or a back
+/// half.
 pub trait Chains {
-    /// Whether it is to take nothing more.
+    /// Returns whether nothing more is to be taken.
     fn is_leaving(&self) -> bool;
 
     /// See [`QueueRun::may_rest`].
@@ -30,21 +30,22 @@ pub trait Chains {
         !self.is_leaving()
     }
 
-    /// Whether there is something to submit.
+    /// Returns whether there are chains to submit.
     fn has_available(&self) -> bool;
 
-    /// Whether something is left that it has to submit before it leaves.
+    /// Returns whether chains that an earlier daemon left undone, or that were handed over, must be
+    /// submitted before the task leaves.
     fn has_undone(&self) -> bool;
 
-    /// Chains with the disk.
+    /// Number of chains in flight.
     fn in_flight(&self) -> usize;
 
-    /// Whether all that it could take waits for the limit of its disk.
+    /// Returns whether all available chains wait for the limit of their disk.
     fn is_held(&self) -> bool {
         false
     }
 
-    /// Begins a batch, if any of it may be taken now. [`close`](Self::close) ends it.
+    /// Begins a batch, unless the limits forbid it for now. [`close`](Self::close) ends it.
     fn open(&mut self) -> bool {
         true
     }
@@ -52,19 +53,19 @@ pub trait Chains {
     /// Ends a batch.
     fn close(&mut self) {}
 
-    /// Takes the next stretch of a batch, and submits its requests.
+    /// Takes the next stretch of a batch and submits its requests.
     fn take(&mut self, disk: &mut Disk, batch: &Batch) -> Taken;
 
-    /// The disk has all that was submitted.
+    /// Called when the disk has everything that was submitted.
     fn handed_over(&mut self);
 
-    /// A request is done. Returns what has become of its chain, if all of that is.
+    /// Records a completed request. Returns the outcome of its chain if that is complete.
     fn complete(&mut self, done: Completion) -> Option<Outcome>;
 
-    /// Shows the driver what is done.
+    /// Publishes completions to the driver.
     fn publish(&mut self) -> Signal;
 
-    /// Its thread has looked for work that long.
+    /// Accounts `_time` spent polling for work.
     fn looked(&self, _time: Duration) {}
 
     /// See [`QueueRun::park`].
@@ -76,20 +77,20 @@ pub trait Chains {
     /// See [`QueueRun::unpark`].
     fn unpark(&mut self) -> bool;
 
-    /// As it goes to another thread.
+    /// Turns this into a part for another thread.
     fn into_part(self) -> Part;
 }
 
-/// The disk's channel, and when what it has was submitted.
+/// The disk's channel, with the submission times of what is in flight.
 pub struct Disk {
     channel: Box<dyn Channel>,
     origin: Origin,
-    /// When the request with a certain tag was submitted; as long as the greatest tag demands.
+    /// Submission time by tag; grows to the greatest tag seen.
     submitted: Vec<Instant>,
 }
 
 impl Disk {
-    /// Submits a request of a batch.
+    /// Submits a request of a batch and charges the batch.
     #[inline]
     pub fn submit(&mut self, mut request: Box<Request>, batch: &Batch) {
         let (tag, now) = (request.tag as usize, batch.begun());
@@ -103,20 +104,20 @@ impl Disk {
     }
 }
 
-/// See the module. Stays on the thread that makes it.
+/// A queue or back half with its channel. Stays on the thread that makes it.
 pub struct DiskTask<C> {
     // Before the queue: dropping the channel waits for requests that use the queue's memory.
     disk: Disk,
     pub chains: C,
     counters: Arc<QueueCounters>,
-    /// How long to look for work when only the driver, or the other half, can bring it.
+    /// Time to poll when only the driver, or the other half, can bring work.
     spin_for_driver: SpinBudget,
-    /// How long to look for work when the disk is busy for us.
+    /// Time to poll while requests are in flight at the disk.
     spin_for_disk: SpinBudget,
-    /// The most chains that the next turn takes.
+    /// Chains that the next turn may take.
     batch_max: usize,
     done: Vec<Completion>,
-    /// Since its thread had nothing to do, if this task has not had anything since.
+    /// The current idle period of its thread, unless this task has had work since it began.
     idle: Option<Idle>,
 }
 
@@ -127,7 +128,7 @@ struct Idle {
 }
 
 impl<C: Chains> DiskTask<C> {
-    /// Brings chains and a channel together, on the thread of this context.
+    /// Joins chains and a channel to a task, on the thread of `context`.
     pub fn with_chains(chains: C, channel: Box<dyn Channel>, context: &TaskContext<'_>) -> Self {
         let spec = context.spec;
         Self {
@@ -142,7 +143,7 @@ impl<C: Chains> DiskTask<C> {
         }
     }
 
-    /// Submits what there is, and shows what completes meanwhile.
+    /// Submits a batch, and publishes completions between its stretches.
     fn issue(&mut self, bytes_max: u64) -> Option<Work> {
         if !self.chains.has_available() || bytes_max == 0 || !self.chains.open() {
             return None;
@@ -169,8 +170,8 @@ impl<C: Chains> DiskTask<C> {
         }
         if batch.is_over() {
             self.disk.channel.kick();
-            // No sooner: the disk may have put off what it was given. A death in the kick is the
-            // doing of one of them.
+            // No sooner: the disk may have deferred what it was given. If the daemon dies in the
+            // kick, one of these requests is the cause.
             self.chains.handed_over();
         }
         let time = found.elapsed();
@@ -247,9 +248,9 @@ impl<C: Chains> QueueRun for DiskTask<C> {
         self.disk.channel.retire()
     }
 
-    /// Gaps in which only the driver can bring work and gaps in which the disk is busy are learnt
-    /// apart: a driver that answers at once must not be slept through because the disk takes its
-    /// time, nor the other way round.
+    /// Gaps in which only the driver can bring work and gaps in which the disk is busy are averaged
+    /// separately: a slow disk must not make the thread sleep through a driver that answers at
+    /// once, nor the other way round.
     fn begin_idle(&mut self, now: Instant) -> Duration {
         self.batch_max = BATCH_FIRST;
         let disk_is_busy = self.chains.in_flight() > 0 || self.chains.is_held();

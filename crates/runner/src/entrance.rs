@@ -1,5 +1,5 @@
-//! When a task takes from its queue: the driver's notifications, the limit of its disk, and the
-//! order to leave. Of a queue on one thread, and of the half that takes.
+//! Admission of a task to its queue's ring: the driver's notifications, the limit of its disk, and
+//! the order to leave. Used by whole queues and by front halves.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -13,24 +13,25 @@ use crate::counters::QueueCounters;
 use crate::histogram::add;
 use crate::queue_run::TaskContext;
 
-/// A task that does not sleep counts notifications after so much time of looking for work: they
-/// cost a system call.
+/// Polling time after which a task that does not sleep counts notifications: counting costs a
+/// system call.
 const COUNTED_AFTER: Duration = Duration::from_millis(100);
 
-/// See the module.
+/// Decides when a task takes from its ring.
 pub struct Entrance<I> {
     notified: Watch,
     counters: Arc<QueueCounters>,
-    /// For how long the thread has looked for work since notifications were counted.
+    /// Time spent polling since notifications were last counted.
     looked: Cell<Duration>,
     pub intake: I,
-    /// Raised from another thread: the task is to take nothing more, and to stop or to move when
-    /// nothing is in flight.
+    /// Set by another thread: the task takes nothing more, and stops or moves once nothing is in
+    /// flight.
     leave: Arc<AtomicBool>,
 }
 
 impl<I: Intake> Entrance<I> {
-    /// Of a queue on the thread of this context, whose driver is not to notify it.
+    /// Makes the entrance of a queue on the thread of `context`, and suppresses its driver's
+    /// notifications.
     pub fn new(
         front: &impl FrontHalf,
         throttle: &Arc<impl Throttle<Intake = I>>,
@@ -47,30 +48,30 @@ impl<I: Intake> Entrance<I> {
         }
     }
 
-    /// Whether the task is to take nothing more.
+    /// Returns whether the task is to take nothing more.
     pub fn is_leaving(&self) -> bool {
         self.leave.load(Ordering::Acquire)
     }
 
-    /// Whether chains wait that are not left to wait for others. What an earlier life left undone
-    /// is none of them: it does not wait for a limit, since it has been taken before, and a stop
-    /// waits for it.
+    /// Returns whether new chains are available that this task should take. Chains that an earlier
+    /// daemon left undone do not count: they were admitted before and so do not wait for a limit,
+    /// and a stop waits for them.
     fn has_new(&self, front: &impl FrontHalf) -> bool {
         !self.is_leaving() && !front.has_undone() && front.has_available()
     }
 
-    /// Whether all that the task could take waits for the limit of its disk.
+    /// Returns whether all available chains wait for the limit of the disk.
     pub fn is_held(&self, front: &impl FrontHalf) -> bool {
         self.has_new(front) && self.intake.is_closed()
     }
 
-    /// When what waits for the limit may be taken, as the last look before a sleep.
+    /// Returns when chains held by the limit may be taken; part of the last look before a sleep.
     pub fn next_look(&self, front: &impl FrontHalf) -> NextLook {
         if self.has_new(front) { self.intake.next_look() } else { NextLook::OnWake }
     }
 
-    /// Begins a batch of new chains, if any may be taken. Returns how many there are; each batch
-    /// ends with [`close`](Self::close).
+    /// Begins a batch of new chains, if any may be taken. Returns how many are available; the
+    /// caller ends the batch with [`close`](Self::close).
     pub fn open(&mut self, front: &mut impl FrontHalf) -> Option<u16> {
         let available = front.available();
         if self.intake.open(available.into()) {
@@ -86,21 +87,22 @@ impl<I: Intake> Entrance<I> {
         self.forget_if_broken(front);
     }
 
-    /// What waits in a broken ring does not wait any more.
+    /// Withdraws the demand of a broken ring from the limit.
     fn forget_if_broken(&mut self, front: &impl FrontHalf) {
         if front.is_broken() {
             self.intake.forget();
         }
     }
 
-    /// The thread of the task is awake. Returns whether it has been notified. A task that is held
-    /// was not parked: notifications bring it nothing, and one that is not taken is the last.
+    /// Called when the task's thread is awake. Returns whether the driver has notified it. A held
+    /// task was not parked: notifications bring it nothing, and the one it does not consume stays
+    /// the last.
     pub fn unpark(&self, front: &impl FrontHalf) -> bool {
         front.refuse_kicks();
         !self.is_held(front) && self.take_kicks(front)
     }
 
-    /// Forgets the notifications that ended a sleep, or came before one. Returns whether there were
+    /// Consumes notifications that ended a sleep or came before one. Returns whether there were
     /// any.
     pub fn take_kicks(&self, front: &impl FrontHalf) -> bool {
         let rung = self.notified.take_ready();
@@ -110,7 +112,7 @@ impl<I: Intake> Entrance<I> {
         rung
     }
 
-    /// The thread of the task has looked for work that long.
+    /// Adds `time` spent polling; counts notifications when due.
     pub fn looked(&self, time: Duration, front: &impl FrontHalf) {
         self.looked.set(self.looked.get() + time);
         if self.looked.get() >= COUNTED_AFTER {

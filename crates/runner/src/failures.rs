@@ -1,7 +1,7 @@
-//! Requests of a disk that its host has refused: how many for which reason, and a line in the log.
+//! Failed requests of a disk: counts by errno, and a rate-limited log line for each errno.
 //!
-//! A guest's own log may be all that an operator has of it, or be out of reach. Nothing here is on
-//! the way of a request that succeeds.
+//! The guest's own log may be all that an operator has of a failure, or be out of reach. Nothing
+//! here runs for a request that succeeds.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -10,16 +10,16 @@ use flowstone_block::{Errno, LogBudget, OpKind};
 use serde::Serialize;
 use tracing::error;
 
-/// Of all queues of one disk.
+/// Failures of all queues of one disk.
 #[derive(Default)]
 pub struct Failures {
     disk: String,
-    /// By error number.
+    /// Count and log budget by errno.
     met: Mutex<BTreeMap<i32, Met>>,
     watcher: OnceLock<Watcher>,
 }
 
-/// Hears of requests that have failed, as often as the log does.
+/// Callback for failed requests, called as often as a log line is written.
 type Watcher = Box<dyn Fn(OpKind, Errno) + Send + Sync>;
 
 struct Met {
@@ -27,7 +27,7 @@ struct Met {
     log: LogBudget,
 }
 
-/// What `stats` says of one reason.
+/// One errno in the output of `stats`.
 #[derive(Debug, Serialize, PartialEq, Eq)]
 pub struct FailureReport {
     errno: i32,
@@ -36,12 +36,12 @@ pub struct FailureReport {
 }
 
 impl Failures {
-    /// Of the disk with this name.
+    /// Makes the failures of the disk called `disk`.
     pub fn of(disk: String) -> Self {
         Self { disk, ..Self::default() }
     }
 
-    /// `watcher` hears of requests that have failed from now on. The first one stays.
+    /// Sets the callback for failures from now on. The first one set stays.
     pub fn watch(&self, watcher: Watcher) {
         let _ = self.watcher.set(watcher);
     }
@@ -50,7 +50,7 @@ impl Failures {
         self.met.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a request that has failed. Says so if nothing was said for this reason of late.
+    /// Counts a failed request. Logs it unless this errno was logged recently.
     #[cold]
     pub fn add(&self, kind: OpKind, errno: Errno) {
         let mut all = self.met();
@@ -59,7 +59,7 @@ impl Failures {
         met.count += 1;
         let line = met.log.spend();
         drop(all);
-        // The guest asked for what there is not, and is told so.
+        // The guest asked for an unsupported operation, and its answer says so.
         if errno != Errno::OPNOTSUPP
             && let Some(unsaid) = line
         {
@@ -69,12 +69,12 @@ impl Failures {
         }
     }
 
-    /// How many there were for each reason: its number, and its count.
+    /// Returns the count of each errno.
     pub fn counts(&self) -> Vec<(i32, u64)> {
         self.met().iter().map(|(errno, met)| (*errno, met.count)).collect()
     }
 
-    /// All reasons, by number.
+    /// Returns the report of all errnos, in ascending order.
     pub fn report(&self) -> Vec<FailureReport> {
         let text = |errno| Errno::from_raw_os_error(errno).to_string();
         let all = self.met();

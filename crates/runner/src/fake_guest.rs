@@ -1,4 +1,4 @@
-//! A driver without a socket: chains without data, in memory of its own.
+//! A driver without a socket, for tests: dataless chains in its own memory.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -16,9 +16,9 @@ use crate::PollMode;
 use crate::halves::Whole;
 use crate::queue_run::QueueSpec;
 
-/// How deep its queue is.
+/// Queue size.
 pub const SIZE: u16 = 128;
-/// Its chains, of two descriptors each.
+/// Number of its chains, of two descriptors each.
 pub const CHAINS: u16 = SIZE / 2;
 
 const MEMORY_BYTES: u64 = 0x2000;
@@ -27,18 +27,18 @@ const USED_AT: u64 = (AVAIL_AT + 6 + 2 * SIZE as u64).next_multiple_of(4);
 const HEADERS_AT: u64 = 0x1000;
 const STATUSES_AT: u64 = 0x1800;
 
-/// What its chains ask for.
+/// The request of its chains.
 #[derive(Clone, Copy)]
 pub enum Asks {
     /// A read of a sector; the status is the byte behind it.
     Read = 0,
     /// A flush.
     Flush = 4,
-    /// Something that no disk does.
+    /// An unknown request type.
     Nonsense = 0xffff,
 }
 
-/// Its disk may do what it likes.
+/// A throttle without limits.
 pub struct Unlimited;
 
 impl Throttle for Unlimited {
@@ -75,13 +75,13 @@ impl Intake for Unlimited {
     }
 }
 
-/// How its queue is to run, over this disk.
+/// Returns the settings to run its queue over `layer`.
 pub fn spec_of(layer: Arc<dyn Layer>, poll: PollMode) -> QueueSpec {
     let origin = Origin::Queue { disk: 0, queue: 0 };
     QueueSpec { layer, origin, counters: Arc::default(), poll, budget: None }
 }
 
-/// See the module.
+/// A guest with one queue and its memory.
 pub struct FakeGuest {
     memory: File,
     offered: u16,
@@ -89,7 +89,7 @@ pub struct FakeGuest {
 }
 
 impl FakeGuest {
-    /// With its queue.
+    /// Makes a guest and its queue.
     pub fn new(asks: Asks) -> (Self, Whole<VirtQueue, Unlimited>) {
         let memory = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
         memory.set_len(MEMORY_BYTES).unwrap();
@@ -114,21 +114,21 @@ impl FakeGuest {
         (Self { memory, offered: 0, log }, Whole { queue, throttle: Arc::new(Unlimited) })
     }
 
-    /// Its queue in another life of the daemon.
+    /// Returns its queue for the next daemon.
     pub fn queue(&self) -> VirtQueue {
         let kick = File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
         let (guest, capacity) = (self.memory.try_clone().unwrap(), SectorCount::new(1 << 12));
         queue_over(guest, MEMORY_BYTES, SIZE, true, kick, capacity, &self.log).unwrap()
     }
 
-    /// Breaks its ring.
+    /// Breaks its ring by an impossible avail index.
     pub fn jump(&self) {
         self.memory
             .write_all_at(&self.offered.wrapping_add(999).to_le_bytes(), AVAIL_AT + 2)
             .unwrap();
     }
 
-    /// How the chain went that was used at this place: head and status.
+    /// Returns the head and status of the chain at `place` in the used ring.
     pub fn used_at(&self, place: u16) -> (u16, u8) {
         let (mut entry, mut status) = ([0; 4], [0]);
         let at = USED_AT + 4 + 8 * u64::from(place % SIZE);
@@ -146,7 +146,7 @@ impl FakeGuest {
         self.memory.write_all_at(&self.offered.to_le_bytes(), AVAIL_AT + 2).unwrap();
     }
 
-    /// How many of its chains it has seen come back.
+    /// Returns the used index that it sees.
     pub fn used(&self) -> u16 {
         let mut index = [0; 2];
         self.memory.read_exact_at(&mut index, USED_AT + 2).unwrap();

@@ -1,4 +1,4 @@
-//! The thread that takes requests: polls the avail ring, reads chains, and hands them over.
+//! The front half of a split queue: polls the avail ring, reads chains, and hands them over.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -15,18 +15,19 @@ use crate::histogram::{add, nanos};
 use crate::queue_run::{Made, Part, QueuePart, QueueRun, TaskContext, Work};
 use crate::spin::SpinBudget;
 
-/// Chains that are handed over at once, at most: the other thread gets something to do early.
+/// Chains handed over at once: small, so that the back thread gets work early.
 const HAND_OVER_MAX: u16 = 16;
 
-/// See the module. Stays on the thread that makes it.
+/// The task of a [`Front`] half. Stays on the thread that makes it.
 pub struct FrontTask<Q: GuestQueue, T: Throttle> {
     entrance: Entrance<T::Intake>,
     half: Front<Q, T>,
-    /// Done, and not to be taken again before their marks are cleared.
+    /// Returned chains whose in-flight marks may not be cleared yet; they cannot be taken again
+    /// before.
     returned: VecDeque<Return>,
     counters: Arc<QueueCounters>,
     spin: SpinBudget,
-    /// Since its thread had nothing to do, if this task has not had anything since.
+    /// Start of the current idle period of its thread, unless this task has had work since.
     idle: Option<Instant>,
 }
 
@@ -46,7 +47,7 @@ impl<Q: GuestQueue, T: Throttle> QueuePart for Front<Q, T> {
 }
 
 impl<Q: GuestQueue, T: Throttle> FrontTask<Q, T> {
-    /// On the thread of this context.
+    /// Makes the task on the thread of `context`.
     pub fn new(half: Front<Q, T>, context: &TaskContext<'_>) -> Self {
         let _ = half.link.front.set(context.reactor.waker());
         let _ = half.link.front_leave.set(Arc::clone(&context.leave));
@@ -70,8 +71,9 @@ impl<Q: GuestQueue, T: Throttle> FrontTask<Q, T> {
         }
     }
 
-    /// Whether there is something to take. What an earlier life left undone goes first, also if the
-    /// task is to leave, and one by one: if it is what the daemon dies of, no other one is in hand.
+    /// Returns whether there are chains to take. Chains that an earlier daemon left undone go
+    /// first, even if the task is to leave, and one at a time: if one of them kills the daemon, no
+    /// other is in hand.
     fn has_available(&self) -> bool {
         let front = &self.half.front;
         if front.has_undone() {
@@ -80,14 +82,13 @@ impl<Q: GuestQueue, T: Throttle> FrontTask<Q, T> {
         !self.is_leaving() && front.has_available()
     }
 
-    /// Whether what has come back can be made use of.
+    /// Returns whether a returned chain can be taken back.
     fn has_returns(&self) -> bool {
         let first = self.returned.front();
         self.half.returns.slots() > 0 || first.is_some_and(|it| self.half.link.is_cleared(it.done))
     }
 
-    /// Takes what there is, of about so many bytes, and hands it over. Returns how many chains that
-    /// was.
+    /// Takes available chains of about `bytes_max` bytes and hands them over. Returns how many.
     fn hand_over(&mut self, mut bytes_max: u64) -> usize {
         if let Some(start) = self.half.front.take_undone() {
             self.push(start);
@@ -112,7 +113,7 @@ impl<Q: GuestQueue, T: Throttle> FrontTask<Q, T> {
         taken
     }
 
-    /// Returns how many bytes it moves.
+    /// Hands a chain over. Returns the bytes that it moves.
     fn push(&mut self, start: <Q::Front as FrontHalf>::Start) -> u64 {
         let (requests, intake) = (Q::Front::requests(&start), &self.entrance.intake);
         if requests.is_empty() {
@@ -127,18 +128,18 @@ impl<Q: GuestQueue, T: Throttle> FrontTask<Q, T> {
         bytes
     }
 
-    /// Whether a chain is done and offered again, while its marks are still being cleared. It can
-    /// be taken in a moment; one that is not done is a mistake of the driver.
+    /// Returns whether a chain is offered again while its in-flight mark is still being cleared.
+    /// Such a chain can be taken soon; one offered again before completion is a driver error.
     fn is_on_its_way(&mut self, head: u16) -> bool {
         if self.half.front.is_busy(head) {
-            // It came back before the driver could see it.
+            // It was returned before the driver could see it.
             self.take_returns();
         }
         self.half.front.is_busy(head) && self.returned.iter().any(|done| done.head == head)
     }
 
-    /// Says that it waits for chains to come back, if it does. Returns whether there is something
-    /// to do already.
+    /// Announces to the back half that this task waits for returned chains, if it does. Returns
+    /// whether there is already something to do.
     fn wait_for_returns(&mut self) -> bool {
         if !self.needs_returns() {
             return false;
@@ -147,7 +148,7 @@ impl<Q: GuestQueue, T: Throttle> FrontTask<Q, T> {
         self.has_returns() || self.is_over()
     }
 
-    /// Whether it can go on only when chains come back.
+    /// Returns whether it can continue only when chains are returned.
     fn needs_returns(&self) -> bool {
         let front = &self.half.front;
         self.is_leaving() || front.is_full() || front.has_undone() || !self.returned.is_empty()
@@ -199,13 +200,13 @@ impl<Q: GuestQueue, T: Throttle> QueueRun for FrontTask<Q, T> {
         if self.entrance.is_held(&self.half.front) {
             return self.wait_for_returns();
         }
-        // A notification from before would keep the next one from being noticed.
+        // A notification from before would mask the next one.
         self.entrance.take_kicks(&self.half.front);
         if self.wait_for_returns() {
             return true;
         }
         if self.is_leaving() {
-            // It may rest.
+            // The back may rest: it has to see the order to leave.
             self.half.link.wake_back();
         }
         if self.is_leaving() || self.half.front.has_undone() {
@@ -214,9 +215,9 @@ impl<Q: GuestQueue, T: Throttle> QueueRun for FrontTask<Q, T> {
         self.half.front.ask_for_kicks() && !self.is_on_its_way(self.half.front.next_head())
     }
 
-    /// Who wakes a thread that is not asleep yet is not heard: what has come back since the task
-    /// was parked has to be seen here, and an order to leave, after which it waits for what comes
-    /// back.
+    /// A wake-up of a thread that is not asleep yet is lost, so this look must see what happened
+    /// since the task was parked: chains returned, and an order to leave, after which it waits for
+    /// returned chains.
     fn next_look(&mut self) -> NextLook {
         let missed = (!self.half.link.front_waits() || self.has_returns())
             && !mutant("runner.front.last-look-sees-no-returns");

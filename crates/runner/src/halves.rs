@@ -1,14 +1,14 @@
-//! The halves of a queue on two threads (S2.2): one takes requests from the driver, the other one
-//! has the disk's channel and gives completions to the driver.
+//! The halves of a split queue (S2.2): the front takes requests from the driver; the back owns the
+//! disk's channel and publishes completions.
 //!
-//! Chains go to the second thread through a ring of one producer and one consumer, and come back
-//! through another one when they are done. Each has room for all chains that the queue can have in
-//! flight, so nothing waits for room.
+//! Chains go to the back through a single-producer, single-consumer ring, and return through
+//! another when they are done. Each ring has room for all chains that the queue can have in flight,
+//! so neither half waits for room.
 //!
-//! A head comes back before the driver can see that its request is done, and is taken again only
-//! when the marks of its last use are cleared in the in-flight log: [`Link::is_cleared`] says how
-//! far that is. Else the mark of a new request could be cleared with those of the old batch, and a
-//! daemon that is killed would lose it.
+//! A head is returned before the driver can see that its request is done, and is taken again only
+//! when the mark of its last use is cleared in the in-flight log, which [`Link::is_cleared`] tells.
+//! Otherwise the mark of a new request could be cleared with those of the old batch, and the
+//! request would be lost if the daemon were killed.
 
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
@@ -19,42 +19,42 @@ use flowstone_block::{BackHalf, FrontHalf, GuestQueue, Request, Throttle, Waker,
 use crate::chain_ring::{Consumer, Producer, RingBuffer};
 use crate::queue_run::Part;
 
-/// What both threads see.
+/// State shared by both threads.
 #[derive(Default)]
 pub struct Link {
     /// Chains whose marks are cleared, as [`BackHalf::done`] counts them.
     cleared: AtomicU16,
-    /// Whether the front waits for chains to come back.
+    /// Whether the front waits for returned chains.
     front_waits: AtomicBool,
-    /// Raised when the front is to take nothing more, which the back is told when all has come
-    /// back.
+    /// Set when the front is to take nothing more. The back reads it, since it must not rest while
+    /// the front waits for its last chains.
     pub front_leave: OnceLock<Arc<AtomicBool>>,
-    /// Wakes the thread that takes requests.
+    /// Waker of the front's thread.
     pub front: OnceLock<Arc<Waker>>,
-    /// Wakes the thread that completes them.
+    /// Waker of the back's thread.
     pub back: OnceLock<Arc<Waker>>,
 }
 
-/// A chain that is done.
+/// A completed chain on its way back to the front.
 pub struct Return {
-    /// Its chain.
+    /// Head of the chain.
     pub head: u16,
-    /// The request, if the disk had one.
+    /// The request, if one was submitted to the disk.
     pub request: Option<Box<Request>>,
-    /// What the other half had counted then, this one included.
+    /// The back's count of completed chains, this one included.
     pub done: u16,
 }
 
-/// A chain on its way to the half that completes.
+/// A chain on its way to the back.
 type Start<Q> = <<Q as GuestQueue>::Front as FrontHalf>::Start;
 
-/// A queue on its way to a thread, with the limit of its disk.
+/// A whole queue on its way to a thread, with the limit of its disk.
 pub struct Whole<Q, T> {
     pub queue: Q,
     pub throttle: Arc<T>,
 }
 
-/// The half that takes requests, on its way to a thread.
+/// The front half, on its way to a thread.
 pub struct Front<Q: GuestQueue, T> {
     pub front: Q::Front,
     pub throttle: Arc<T>,
@@ -63,22 +63,22 @@ pub struct Front<Q: GuestQueue, T> {
     pub link: Arc<Link>,
 }
 
-/// The half that completes them.
+/// The back half, on its way to a thread.
 pub struct Back<Q: GuestQueue> {
     pub back: Q::Back,
     pub starts: Consumer<Start<Q>>,
     pub returns: Producer<Return>,
     pub link: BackLink,
-    /// How deep the queue is.
+    /// Queue size.
     pub size: u16,
 }
 
-/// The queue that a part is, if it is a whole one of this kind.
+/// Downcasts a part to a whole queue of this type.
 pub fn whole<Q: GuestQueue, T: Throttle>(part: Part) -> Option<Box<Whole<Q, T>>> {
     (part as Box<dyn Any>).downcast().ok()
 }
 
-/// Cuts a queue that has nothing in flight.
+/// Splits a queue that has nothing in flight.
 pub fn split<Q: GuestQueue, T>(whole: Whole<Q, T>) -> (Front<Q, T>, Back<Q>) {
     let Whole { queue, throttle } = whole;
     let size = queue.front().size();
@@ -90,56 +90,57 @@ pub fn split<Q: GuestQueue, T>(whole: Whole<Q, T>) -> (Front<Q, T>, Back<Q>) {
     (front, Back { back, starts, returns: to_front, link: BackLink(link), size })
 }
 
-/// Puts the halves of a queue together again; nothing if one of them has not come to rest.
+/// Joins the halves of a queue; `None` if chains are still in flight between them.
 pub fn join<Q: GuestQueue, T>(front: Front<Q, T>, back: Back<Q>) -> Option<Whole<Q, T>> {
     let Front { front, throttle, .. } = front;
     (front.in_flight() == 0).then(|| Whole { queue: Q::join(front, back.back), throttle })
 }
 
 impl Link {
-    /// The marks of so many chains are cleared.
+    /// Publishes that the marks of `done` chains are cleared.
     pub fn set_cleared(&self, done: u16) {
         self.cleared.store(done, Ordering::Release);
     }
 
-    /// Whether the marks of a chain are cleared: the one that made it so many.
+    /// Returns whether the mark of the chain that made the count `done` is cleared.
     pub fn is_cleared(&self, done: u16) -> bool {
         // No more than a ring lies between the two.
         self.cleared.load(Ordering::Acquire).wrapping_sub(done) < 1 << 15
             || mutant("runner.front.takes-a-head-before-its-mark-is-cleared")
     }
 
-    /// Whether the front is to take nothing more.
+    /// Returns whether the front is to take nothing more.
     pub fn front_leaves(&self) -> bool {
         self.front_leave.get().is_some_and(|leave| leave.load(Ordering::Acquire))
     }
 
-    /// Chains have been handed over.
+    /// Wakes the back: chains have been handed over.
     pub fn wake_back(&self) {
         if !mutant("runner.front.does-not-wake-the-back") {
             self.back.get().inspect(|waker| waker.wake());
         }
     }
 
-    /// The front is about to sleep, and can only go on when chains come back. Its last look, behind
-    /// the fence of the sleep, sees those that come back before the other thread sees this.
+    /// Announces that the front is about to sleep and needs returned chains to continue. Its last
+    /// look, behind the fence of the sleep, sees chains that are returned before the back sees
+    /// this.
     pub fn begin_wait(&self) {
         self.front_waits.store(true, Ordering::Relaxed);
     }
 
-    /// It goes on.
+    /// Withdraws the announcement.
     pub fn end_wait(&self) {
         self.front_waits.store(false, Ordering::Relaxed);
     }
 
-    /// Whether it has said that it waits. For the front itself.
+    /// Returns whether the announcement stands. For the front itself.
     pub fn front_waits(&self) -> bool {
         self.front_waits.load(Ordering::Relaxed)
     }
 
-    /// Chains have come back, or the back is gone.
+    /// Wakes the front if it waits: chains were returned, or the back is gone.
     pub fn wake_front(&self) {
-        // Either we see that it waits, or it sees what has come back.
+        // Either this sees that the front waits, or the front sees the returned chains.
         if !mutant("runner.link.wakes-the-front-without-fence") {
             fence(Ordering::SeqCst);
         }
@@ -150,11 +151,11 @@ impl Link {
     }
 }
 
-/// Of the half that completes.
+/// The back's handle of the link: dropping it wakes the front.
 pub struct BackLink(pub Arc<Link>);
 
 impl Drop for BackLink {
-    /// Also if its thread has panicked: the front must not wait for it.
+    /// Also runs if the back's thread has panicked: the front must not wait for it.
     fn drop(&mut self) {
         self.0.wake_front();
     }

@@ -1,4 +1,4 @@
-//! A disk of tests that answers nothing until it is told to go on.
+//! A disk for tests that completes nothing until it is released.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -8,10 +8,10 @@ use flowstone_block::{
     Channel, Completion, Geometry, Layer, NextLook, QueueContext, Request, SectorCount, Waker,
 };
 
-/// See the module. Its clones are the same disk.
+/// A disk that holds its completions. Clones share one state.
 #[derive(Clone, Default)]
 pub struct Held {
-    /// Whether it has had a request.
+    /// Whether it has received a request.
     pub has_one: Arc<AtomicBool>,
     goes_on: Arc<AtomicBool>,
     waker: Arc<Mutex<Option<Arc<Waker>>>>,

@@ -1,8 +1,8 @@
-//! Latencies in log-linear buckets: one writer adds, any thread reads, without locks.
+//! Latency histograms with log-linear buckets: one writer, any readers, without locks.
 //!
 //! Each power of two nanoseconds is cut into eight buckets, so a percentile read from them is at
-//! most 12.5 % too high. The buckets of a few powers of two are made when one of them is needed:
-//! latencies of a kind lie close together, and an idle disk with its histograms must be small.
+//! most 12.5 % too high. Buckets are allocated on first use, for four powers of two at a time:
+//! latencies of one kind lie close together, and an idle disk with its histograms must be small.
 
 use std::array::from_fn;
 use std::sync::OnceLock;
@@ -11,13 +11,13 @@ use std::time::Duration;
 
 const BUCKETS_PER_OCTAVE_LOG2: u32 = 3;
 const BUCKETS_PER_OCTAVE: usize = 1 << BUCKETS_PER_OCTAVE_LOG2;
-/// From 2^3 ns up to 2^43 ns, over two hours; what takes longer counts as that.
+/// From 2^3 ns up to 2^43 ns, over two hours; longer latencies count in the last bucket.
 const OCTAVES: usize = 40;
 const BUCKETS: usize = OCTAVES * BUCKETS_PER_OCTAVE;
-/// Buckets that are made together: those of four powers of two.
+/// Buckets allocated together: those of four powers of two.
 const SPAN: usize = 4 * BUCKETS_PER_OCTAVE;
 
-/// The histogram that a queue fills.
+/// A histogram filled by one queue.
 pub struct Histogram {
     spans: [OnceLock<Box<Span>>; BUCKETS / SPAN],
     sum_ns: AtomicU64,
@@ -25,7 +25,7 @@ pub struct Histogram {
 
 type Span = [AtomicU64; SPAN];
 
-/// A copy of a histogram, to read percentiles from and to add up.
+/// A copy of a histogram, for percentiles and sums.
 #[derive(Clone)]
 pub struct Snapshot {
     buckets: Box<[u64; BUCKETS]>,
@@ -38,7 +38,7 @@ pub fn add(counter: &AtomicU64, amount: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
 }
 
-/// A time as counters keep it.
+/// Converts a duration to nanoseconds, saturating.
 pub fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -51,7 +51,7 @@ fn bucket_of(nanos: u64) -> usize {
     index.min(BUCKETS - 1)
 }
 
-/// The upper end of a bucket, in nanoseconds.
+/// Returns the upper bound of a bucket, in nanoseconds.
 fn upper_end(bucket: usize) -> u64 {
     let octave = (bucket / BUCKETS_PER_OCTAVE) as u32;
     let within = (bucket % BUCKETS_PER_OCTAVE) as u64;
@@ -75,12 +75,12 @@ impl Histogram {
         add(&self.sum_ns, nanos);
     }
 
-    /// The sum of all latencies, in nanoseconds.
+    /// Returns the sum of all latencies, in nanoseconds.
     pub fn sum_ns(&self) -> u64 {
         self.sum_ns.load(Ordering::Relaxed)
     }
 
-    /// What has been counted so far.
+    /// Returns a copy of the current counts.
     pub fn snapshot(&self) -> Snapshot {
         let mut copy = Snapshot::default();
         for (to, from) in copy.buckets.chunks_exact_mut(SPAN).zip(&self.spans) {
@@ -99,7 +99,7 @@ impl Default for Snapshot {
 }
 
 impl Snapshot {
-    /// Adds another queue's counts.
+    /// Adds the counts of another snapshot.
     pub fn merge(&mut self, other: &Self) {
         for (to, from) in self.buckets.iter_mut().zip(other.buckets.iter()) {
             *to += from;
@@ -107,25 +107,26 @@ impl Snapshot {
         self.sum_ns = self.sum_ns.wrapping_add(other.sum_ns);
     }
 
-    /// How many latencies have been counted.
+    /// Returns the number of latencies counted.
     pub fn count(&self) -> u64 {
         self.buckets.iter().sum()
     }
 
-    /// How many are less than 2^`log2` nanoseconds, 8 at least. Exact: a bucket ends there.
+    /// Returns how many latencies are below 2^`log2` nanoseconds, 8 at least. Exact: a bucket ends
+    /// there.
     pub fn count_below(&self, log2: u32) -> u64 {
         let octaves = log2.saturating_sub(BUCKETS_PER_OCTAVE_LOG2) as usize;
         self.buckets.iter().take(octaves * BUCKETS_PER_OCTAVE).sum()
     }
 
-    /// The end of each bucket that is not empty, in microseconds, and how many are in it.
+    /// Returns the upper bound of each bucket that is not empty, in microseconds, with its count.
     pub fn buckets_us(&self) -> Vec<(f64, u64)> {
         let all = self.buckets.iter().enumerate().filter(|(_, count)| **count > 0);
         all.map(|(bucket, count)| (upper_end(bucket) as f64 / 1000.0, *count)).collect()
     }
 
-    /// How many are less than the end of each bucket from 2^`from` to 2^`to` nanoseconds, which is
-    /// in nanoseconds.
+    /// Returns cumulative counts: the upper bound of each bucket from 2^`from` to 2^`to`
+    /// nanoseconds, in nanoseconds, and how many latencies are below it.
     pub fn counts_to(&self, from: u32, to: u32) -> Vec<(u64, u64)> {
         let octave = |log2: u32| (log2 - BUCKETS_PER_OCTAVE_LOG2) as usize * BUCKETS_PER_OCTAVE;
         let mut below = self.count_below(from);
@@ -137,12 +138,12 @@ impl Snapshot {
         counts
     }
 
-    /// The sum of all latencies in seconds.
+    /// Returns the sum of all latencies in seconds.
     pub fn sum_s(&self) -> f64 {
         self.sum_ns as f64 / 1e9
     }
 
-    /// Their mean in microseconds; 0 if there are none.
+    /// Returns the mean in microseconds; 0 if there are none.
     pub fn mean_us(&self) -> f64 {
         match self.count() {
             0 => 0.0,
@@ -150,8 +151,8 @@ impl Snapshot {
         }
     }
 
-    /// The latency in microseconds that `share` of all latencies do not exceed; 0 if there are
-    /// none.
+    /// Returns the latency in microseconds that `share` of all latencies do not exceed; 0 if there
+    /// are none.
     pub fn percentile_us(&self, share: f64) -> f64 {
         let rank = (self.count() as f64 * share).ceil().max(1.0) as u64;
         let mut seen = 0;

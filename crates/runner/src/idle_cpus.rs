@@ -1,4 +1,4 @@
-//! How much of the host's CPUs idles, from `/proc/stat`.
+//! Idle time of the host's CPUs, from `/proc/stat`.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -10,23 +10,23 @@ use crate::CpuList;
 /// Ticks of the kernel's accounting, a hundredth of a second each.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Looks that are further apart are not compared.
+/// Maximum time between two samples that are compared.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// Compares two looks.
+/// Idle time of each CPU between the last two samples.
 #[derive(Default)]
 pub struct IdleCpus {
     last: Option<(Instant, Vec<(usize, u64)>)>,
-    /// What each CPU has idled between them, as a part of the time.
+    /// Idle fraction of each CPU between the last two samples.
     idle: Vec<(usize, f64)>,
 }
 
 impl IdleCpus {
-    /// Looks again. What idled is known after the second look.
+    /// Takes a sample. Idle times are known after the second one.
     pub fn look(&mut self) {
         let Ok(text) = fs::read_to_string("/proc/stat") else { return };
         let (now, ticks) = (Instant::now(), idle_ticks(&text));
-        // What idled long ago says nothing of now.
+        // Old idle times say nothing of now.
         self.idle.clear();
         if let Some((then, before)) = &self.last
             && now - *then < FRESH
@@ -41,7 +41,8 @@ impl IdleCpus {
         self.last = Some((now, ticks));
     }
 
-    /// How much idled of these CPUs, or of all that the calling thread may use, in CPUs.
+    /// Returns the idle time of these CPUs (empty: of all that the calling thread may use), in
+    /// CPUs.
     pub fn spare(&self, cpus: &CpuList) -> f64 {
         let allowed = if cpus.is_empty() { sched_getaffinity(None).ok() } else { None };
         let counts = |cpu: usize| {
@@ -52,7 +53,7 @@ impl IdleCpus {
     }
 }
 
-/// Ticks that each CPU has idled since the host began, waiting for disks included.
+/// Returns the ticks that each CPU has been idle since boot, I/O wait included.
 fn idle_ticks(stat: &str) -> Vec<(usize, u64)> {
     let cpu = |line: &str| {
         let mut words = line.split_ascii_whitespace();
@@ -66,7 +67,7 @@ fn idle_ticks(stat: &str) -> Vec<(usize, u64)> {
 
 #[cfg(test)]
 impl IdleCpus {
-    /// Each of these idles.
+    /// Makes a state in which `cpus` CPUs are idle.
     pub fn made_up(cpus: usize) -> Self {
         Self { last: None, idle: (0..cpus).map(|cpu| (cpu, 1.0)).collect() }
     }

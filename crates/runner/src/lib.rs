@@ -1,10 +1,11 @@
-//! Runs the queues of disks: a task is a queue, or a half of one, on a thread; a poller is a thread
-//! that runs tasks; [`Pollers`] are all of them, and what moves queues between them.
+//! Runs the queues of disks. A task is a queue, or a half of one, on a thread; a poller is a thread
+//! that runs tasks; [`Pollers`] are all pollers of the daemon and the logic that moves queues
+//! between them.
 //!
-//! Nothing here knows a front end or a stage: a queue is a
+//! This crate knows no front end and no stage: a queue is a
 //! [`GuestQueue`](flowstone_block::GuestQueue), its disk a [`Layer`](flowstone_block::Layer), and
-//! what limits the disk a [`Throttle`](flowstone_block::Throttle). Tasks are compiled for each kind
-//! of queue; pollers run tasks of any kind.
+//! the limit of the disk a [`Throttle`](flowstone_block::Throttle). Tasks are monomorphized for
+//! each kind of queue; pollers run tasks of any kind.
 
 mod back_task;
 mod batch;

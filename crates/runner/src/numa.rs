@@ -1,17 +1,17 @@
-//! Which CPUs and pollers are near a guest's memory (S2.8).
+//! NUMA topology of the host: which CPUs and pollers are near a guest's memory (S2.8).
 
 use std::fs;
 use std::path::Path;
 
 use crate::CpuList;
 
-/// Where the kernel describes the host's nodes.
+/// Kernel directory that describes the host's nodes.
 const NODES: &str = "/sys/devices/system/node";
 
 /// A NUMA node with CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// The kernel's number of it.
+    /// The kernel's node number.
     pub number: u32,
     /// Its CPUs.
     pub cpus: CpuList,
@@ -24,7 +24,8 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Of this host. A host that does not describe itself has no nodes, and nothing is placed.
+    /// Reads the topology of this host. If the kernel does not describe it there are no nodes, and
+    /// nothing is placed.
     pub fn of_host() -> Self {
         Self::read(Path::new(NODES))
     }
@@ -39,30 +40,30 @@ impl Topology {
         Self::of(entries.filter_map(node).collect())
     }
 
-    /// Of these nodes.
+    /// Makes a topology of these nodes.
     pub fn of(mut nodes: Vec<Node>) -> Self {
         nodes.sort_by_key(|node| node.number);
         Self { nodes }
     }
 
-    /// All of them.
+    /// Returns all nodes.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// Whether it matters where something runs.
+    /// Returns whether placement matters: the host has several nodes.
     pub fn matters(&self) -> bool {
         self.nodes.len() > 1
     }
 
-    /// The CPUs near the memory of a node; none if it has none.
+    /// Returns the CPUs of a node; empty if it has none.
     pub fn cpus_near(&self, node: u32) -> CpuList {
         let node = self.nodes.iter().find(|it| it.number == node);
         node.map(|node| node.cpus.clone()).unwrap_or_default()
     }
 
-    /// Where the thread with this number runs if the configuration does not say: on all CPUs of a
-    /// node, the nodes in turn; anywhere if that does not matter.
+    /// Returns the default CPUs of thread number `index`: all CPUs of a node, the nodes in turn;
+    /// empty (anywhere) if placement does not matter.
     pub fn spread(&self, index: usize) -> CpuList {
         if self.matters() {
             self.nodes[index % self.nodes.len()].cpus.clone()
@@ -71,7 +72,7 @@ impl Topology {
         }
     }
 
-    /// The node of all these CPUs, if they have one.
+    /// Returns the node that all these CPUs belong to, if there is one.
     pub fn node_of_all(&self, cpus: &CpuList) -> Option<u32> {
         let node_of = |cpu| self.nodes.iter().find(|node| node.cpus.contains(cpu));
         let mut nodes = cpus.iter().map(|cpu| node_of(cpu).map(|node| node.number));

@@ -1,4 +1,4 @@
-//! A thread that runs queues: it gives them turns, looks for work while that pays, and sleeps once
+//! A thread that runs queues: it gives them turns, polls for work while that pays, and sleeps once
 //! for all of them.
 
 mod activity;
@@ -27,32 +27,32 @@ use crate::histogram::add;
 use crate::queue_run::TaskContext;
 use crate::spin::{FOR_DRIVER, FOR_DRIVER_SHARED};
 
-/// Turns between two looks at the clock while looking for work.
+/// Turns between two reads of the clock while polling.
 const TURNS_PER_LOOK: u32 = 16;
 
-/// A cold queue gets one turn of so many.
+/// A cold queue gets one turn in this many passes.
 const COLD_STRIDE: u32 = 16;
 
-/// Time between two looks at what the process has used of its CPU budget.
+/// Time between two checks of the process's CPU budget.
 const BUDGET_LOOK: Duration = Duration::from_millis(1);
 
-/// What runs on the thread.
+/// The state of a poller's thread.
 struct Poller {
-    // Before the reactor's last handle: they have watches and rings in it.
+    // Before the reactor's last handle: tasks have watches and rings in it.
     tasks: Vec<Task>,
     reactor: Reactor,
     inbox: Arc<Inbox>,
     options: PollerOptions,
-    /// When the budget is looked at again.
+    /// Time of the next check of the CPU budget.
     pay_at: Instant,
-    /// Until when it does not look for work.
+    /// Time until which the thread does not poll for work.
     thrift: Instant,
-    /// Counts passes over the queues.
+    /// Number of passes over the queues.
     pass: u32,
-    /// Which queue was first in the last one.
+    /// Index of the queue that was first in the last pass.
     first: usize,
     shares: Shares,
-    /// Whether the next pass is over all of them, the cold ones too.
+    /// Whether the next pass includes cold queues.
     look_at_all: bool,
 }
 
@@ -95,7 +95,8 @@ impl Poller {
         let patience = if self.options.is_shared { FOR_DRIVER_SHARED } else { FOR_DRIVER };
         let (reactor, leave) = (&self.reactor, orders.leave_flag());
         let context = TaskContext { spec: &spec, reactor, leave, patience };
-        // What a panic leaves of the queue is dropped, and who waits for it hears of that.
+        // A panic drops the queue; dropping the channels of `orders` tells the thread that waits
+        // for it.
         let made = catch_unwind(AssertUnwindSafe(|| queue.run(&context)));
         let Ok(made) = made else {
             return error!(queue = ?spec.origin, "a queue has panicked before its first turn");
@@ -127,14 +128,15 @@ impl Poller {
         self.tasks.iter_mut().zip(places).for_each(|(task, place)| task.share = place);
     }
 
-    /// Which one is first in this pass: each in turn, so that each queue of a disk has its part of
-    /// what the disk has.
+    /// Returns the index of the first queue of this pass: each in turn, so that each queue of a
+    /// disk gets part of the disk's share.
     fn next_first(&mut self) -> usize {
         self.first = if self.first + 1 < self.tasks.len() { self.first + 1 } else { 0 };
         self.first
     }
 
-    /// A turn for every queue that is not cold or resting. Returns when one found work, or ended.
+    /// Gives a turn to every queue that is not cold or resting. Returns when one found work or
+    /// ended.
     fn turn(&mut self) -> Option<Instant> {
         let (mut found, mut over, mut busy) = (None, false, Duration::ZERO);
         let is_shared = self.tasks.len() > 1;
@@ -191,8 +193,8 @@ impl Poller {
         };
         match orders.depart() {
             None => {
-                // First: who hears that it has stopped may let go of its disk, and another one take
-                // that over.
+                // First: the thread that learns of the stop may release its disk, and another one
+                // may take it over.
                 drop(spec);
                 drop(ended.send(queue));
             }
@@ -220,8 +222,8 @@ impl Poller {
         PollerCounters::add_time(&self.inbox.counters.resting_ns, now.elapsed());
     }
 
-    /// Looks for work for a while, then sleeps until there is some. A wake-up for nothing is part
-    /// of the gap between work, and looking again would not pay.
+    /// Polls for a while, then sleeps until there is work. After a spurious wake-up it sleeps again
+    /// at once: the gap between work goes on, and polling again would not pay.
     fn idle(&mut self) {
         let start = Instant::now();
         let budget = self.look_budget(start);
@@ -231,22 +233,22 @@ impl Poller {
             self.sleep();
             found = self.turn();
             if found.is_none() {
-                // A wake-up for nothing is paid for, too.
+                // A spurious wake-up is charged, too.
                 self.pay(Instant::now());
             }
         }
     }
 
-    /// How long it is worth looking for work.
+    /// Returns how long to poll for work.
     fn look_budget(&mut self, now: Instant) -> Duration {
         let budgets = self.tasks.iter_mut().map(|task| task.begin_idle(now));
-        // Every one is asked, since gaps begin here.
+        // Every queue is asked, since idle periods begin here.
         let longest = budgets.max().unwrap_or_default();
         if now < self.thrift { Duration::ZERO } else { longest }
     }
 
-    /// Returns when it found work, if it did. What was found is done by then, and is not counted
-    /// as looking.
+    /// Polls for at most `budget`. Returns when it found work, if it did. The work is done by then,
+    /// and its time does not count as polling.
     fn look(&mut self, start: Instant, mut budget: Duration) -> Option<Instant> {
         let mut counted = start;
         loop {
@@ -284,19 +286,19 @@ impl Poller {
         })
     }
 
-    /// Sleeps until there may be something to do for any of the queues.
+    /// Sleeps until one of the queues may have work.
     fn sleep(&mut self) {
         let from = Instant::now();
         let mut has_work = false;
         for task in &mut self.tasks {
-            // All of them, whatever one finds: each is unparked below.
+            // Park all, whatever one finds: each is unparked below.
             has_work |= task.park(from);
         }
         if !has_work {
             let Self { tasks, reactor, inbox, .. } = self;
             reactor.sleep(|| {
                 let looks = tasks.iter_mut().map(Task::next_look);
-                // Every one of them: a look also starts what is to be started.
+                // All of them: a look also starts deferred work.
                 let arrived =
                     inbox.is_full() && !mutant("runner.poller.last-look-sees-no-arrivals");
                 looks.fold(NextLook::now_if(arrived), NextLook::min)
@@ -311,8 +313,8 @@ impl Poller {
     }
 }
 
-/// Hands a queue over to another poller. If that has ended, so has the daemon: its monitor hears
-/// it.
+/// Hands a queue over to another poller. If that poller has died, so has the daemon, which its
+/// monitor notices.
 fn send(to: &Inbox, arrival: Arrival) {
     if to.post(arrival).is_err() {
         error!("a queue's next poller has died; the queue takes no more requests");

@@ -1,5 +1,4 @@
-//! The threads that run the queues of all disks: one for each queue, or a few that all queues
-//! share.
+//! The threads that run the queues of all disks: one per queue, or a few shared by all queues.
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
 
@@ -32,18 +31,18 @@ use crate::halves::Whole;
 use crate::numa::Topology;
 use crate::queue_run::QueueSpec;
 
-/// The most pollers: hosts have hardly more CPUs than that.
+/// The most pollers: hosts hardly have more CPUs.
 const POLLERS_MAX: usize = 256;
 
-/// Which threads run queues.
+/// The threads that run queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PollerChoice {
-    /// One for each queue: a queue waits for no other one.
+    /// One for each queue: no queue waits for another.
     #[default]
     PerQueue,
-    /// So many, for all queues.
+    /// This many, shared by all queues.
     Count(usize),
-    /// As many as the load asks for, for all queues.
+    /// As many as the load requires, shared by all queues.
     Auto,
 }
 
@@ -97,12 +96,12 @@ pub struct Pollers {
 }
 
 impl Pollers {
-    /// Starts no poller yet.
+    /// Makes the pollers; starts no thread yet.
     pub fn new(config: &PollersConfig) -> io::Result<Self> {
         Ok(Self { places: Arc::new(Places::new(config)?), forms: FormChanger::default() })
     }
 
-    /// Runs a queue: on threads of its own, as `own` says, or on shared ones.
+    /// Runs a queue: on its own threads, as `own` says, or on shared ones.
     pub fn run<Q: GuestQueue, T: Throttle>(
         &self,
         whole: Whole<Q, T>,
@@ -110,7 +109,7 @@ impl Pollers {
         pipeline: Pipeline,
         own: OwnThreads,
     ) -> io::Result<PlacedQueue> {
-        // One that is bound to its thread has no other form.
+        // A queue that is bound to its thread is always fused.
         let pipeline = if Q::IS_MOVABLE { pipeline } else { Pipeline::Fused };
         let form = if pipeline == Pipeline::Split { Form::Split } else { Form::Fused };
         let queue = PlacedQueue::run(Arc::clone(&self.places), form, Box::new(whole), spec, own)?;
@@ -120,12 +119,12 @@ impl Pollers {
         Ok(queue)
     }
 
-    /// What every poller that lives has done.
+    /// Returns the counters of every live poller.
     pub fn report(&self) -> Vec<PollerReport> {
         self.places.report()
     }
 
-    /// The host's nodes.
+    /// Returns the host's NUMA topology.
     pub fn topology(&self) -> &Topology {
         &self.places.topology
     }

@@ -1,4 +1,4 @@
-//! A queue with all that it is on one thread.
+//! A whole queue on one thread.
 
 use std::time::Duration;
 
@@ -13,17 +13,17 @@ use crate::entrance::Entrance;
 use crate::halves::{Whole, split};
 use crate::queue_run::{Made, Part, QueuePart, TaskContext};
 
-/// See the module.
+/// The task of a whole queue.
 pub type QueueTask<Q, T> = DiskTask<WholeQueue<Q, T>>;
 
-/// A queue, and when its thread may take from it.
+/// A whole queue and its entrance.
 pub struct WholeQueue<Q, T: Throttle> {
     entrance: Entrance<T::Intake>,
     whole: Whole<Q, T>,
 }
 
 impl<Q: GuestQueue, T: Throttle> QueueTask<Q, T> {
-    /// As [`DiskTask::with_chains`].
+    /// Makes the task; see [`DiskTask::with_chains`].
     pub fn new(whole: Whole<Q, T>, channel: Box<dyn Channel>, context: &TaskContext<'_>) -> Self {
         let entrance = Entrance::new(whole.queue.front(), &whole.throttle, context);
         Self::with_chains(WholeQueue { entrance, whole }, channel, context)
@@ -53,7 +53,7 @@ impl<Q: GuestQueue, T: Throttle> QueuePart for Whole<Q, T> {
 }
 
 impl<Q: GuestQueue, T: Throttle> WholeQueue<Q, T> {
-    /// Whether it takes what an earlier life left undone, and nothing else.
+    /// Returns whether it takes only chains that an earlier daemon left undone.
     fn takes_undone(&self) -> bool {
         self.is_leaving() || self.has_undone()
     }
@@ -64,8 +64,8 @@ impl<Q: GuestQueue, T: Throttle> Chains for WholeQueue<Q, T> {
         self.entrance.is_leaving()
     }
 
-    /// A task that is to leave takes nothing but what an earlier life left undone: the monitor may
-    /// not keep the log of that any longer. (It is no more than a queue holds in flight.)
+    /// A task that is to leave still takes chains that an earlier daemon left undone: the monitor
+    /// may discard the in-flight log afterwards. (They are no more than a queue holds in flight.)
     fn has_available(&self) -> bool {
         let wanted = !self.is_leaving() || self.has_undone();
         wanted && self.whole.queue.front().has_available()
@@ -100,7 +100,7 @@ impl<Q: GuestQueue, T: Throttle> Chains for WholeQueue<Q, T> {
             disk.submit(request, batch);
         };
         let taken = if takes_undone {
-            // New ones are left alone.
+            // New chains are left alone.
             queue.take_undone(submit)
         } else {
             let goes_on = || !entrance.is_leaving() && batch.goes_on() && intake.goes_on();
@@ -132,7 +132,7 @@ impl<Q: GuestQueue, T: Throttle> Chains for WholeQueue<Q, T> {
             return false;
         }
         let front = self.whole.queue.front();
-        // A notification from before would keep the next one from being noticed.
+        // A notification from before would mask the next one.
         self.entrance.take_kicks(front);
         if self.is_leaving() { self.has_available() } else { front.ask_for_kicks() }
     }

@@ -1,4 +1,4 @@
-//! Disks of tests: real images behind real sockets, whose queues a test runs as it likes.
+//! Disks for tests: real images behind real sockets, with queues run by the test's runner.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,25 +12,25 @@ use flowstone_image::{CreateOptions, Format, Image, ImageOptions, create, open};
 use flowstone_testkit::load::{LoadOptions, LoadReport};
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Of each disk.
+/// Queues of each disk.
 pub const QUEUES: u16 = 2;
 const DISK_BYTES: u64 = 64 << 20;
 
-/// A disk that listens.
+/// A disk that is being served.
 pub struct Served {
     pub socket: PathBuf,
     stop: Arc<std::os::fd::OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// An image, and how it is served.
+/// An image, and how to serve it.
 pub struct DiskConfig {
     image: PathBuf,
     pub socket: PathBuf,
     file: FileArgs,
 }
 
-/// The image of a disk.
+/// Opens the image of a disk.
 pub fn layer_of(config: &DiskConfig) -> Arc<dyn Layer> {
     let format = Format::choose(None, &config.image).unwrap();
     let options = ImageOptions::new(config.file.options(Access::Write));
@@ -39,7 +39,7 @@ pub fn layer_of(config: &DiskConfig) -> Arc<dyn Layer> {
 }
 
 impl Served {
-    /// Serves this layer, with queues run by `runner`.
+    /// Serves `layer`, with queues run by `runner`.
     pub fn new(
         config: &DiskConfig,
         layer: Arc<dyn Layer>,
@@ -68,7 +68,7 @@ impl Drop for Served {
     }
 }
 
-/// A new image and how it is to be served.
+/// Creates an image and returns its configuration.
 pub fn disk(dir: &Path, name: &str, engine: EngineChoice, direct: DirectChoice) -> DiskConfig {
     let path = dir.join(name);
     let format = Format::choose(None, &path).unwrap();
@@ -78,7 +78,7 @@ pub fn disk(dir: &Path, name: &str, engine: EngineChoice, direct: DirectChoice) 
     DiskConfig { image: path, socket, file: FileArgs { engine, direct } }
 }
 
-/// A load of everything, each block read back and checked.
+/// Runs a mixed load in which each block is read back and verified.
 pub fn load(socket: &Path, ops: u64, seed: u64) -> LoadReport {
     let mut options = LoadOptions::new(socket).workload("mix").iodepth(8).ops(ops);
     options.client.queues = usize::from(QUEUES);
@@ -92,7 +92,7 @@ pub fn load(socket: &Path, ops: u64, seed: u64) -> LoadReport {
     report
 }
 
-/// Beside the test's program: /tmp may be in memory.
+/// Makes a directory beside the test's executable: /tmp may be in memory.
 pub fn on_disk() -> tempfile::TempDir {
     let program = std::env::current_exe().unwrap();
     tempfile::tempdir_in(program.parent().unwrap()).unwrap()

@@ -1,8 +1,8 @@
-//! How long a queue looks for work before it sleeps.
+//! Adaptive polling: how long a queue polls before it sleeps.
 //!
-//! Sleeping costs two context switches and, for the driver, a notification. Looking costs the
-//! core. So a queue looks for about as long as its recent gaps between work have lasted: a busy
-//! queue never sleeps, and one whose gaps are longer than looking is worth sleeps at once.
+//! Sleeping costs two context switches and, for the driver, a notification; polling costs the core.
+//! So a queue polls for about as long as its recent gaps between work: a busy queue never sleeps,
+//! and one whose gaps are longer than is worth polling sleeps at once.
 
 use std::time::Duration;
 
@@ -22,39 +22,38 @@ pub enum PollMode {
     Never,
 }
 
-/// A gap while the disk is busy that is longer than this is slept through: about what a sleep and a
-/// wake-up cost, and the time of one access to a fast disk.
+/// Longest gap to poll through while the disk is busy: about the cost of a sleep and a wake-up, and
+/// the time of one access to a fast disk.
 pub const FOR_DISK: Duration = Duration::from_micros(150);
-/// The same while only the driver can bring work, on a thread of the queue's own: that is there for
+/// The same when only the driver can bring work, on a thread of the queue's own, which exists for
 /// latency.
 pub const FOR_DRIVER: Duration = FOR_DISK;
-/// ... and on one that queues share to save CPU time. A driver that answers completions at once
-/// does so in less, be it woken by an interrupt; one that sends requests at times, whatever has
-/// become of those before, would have a core looked at for each request ten times as long as the
-/// request takes.
+/// The same on a shared thread, which exists to save CPU time. A driver that answers completions at
+/// once does so in less, even when woken by an interrupt; for one that sends requests at intervals,
+/// independent of completions, polling would take ten times as long as the request itself.
 pub const FOR_DRIVER_SHARED: Duration = Duration::from_micros(25);
-/// A queue in use looks at least this long.
+/// Least time for which a queue in use polls.
 const LOOK_MIN: Duration = Duration::from_micros(20);
 /// Weight of the newest gap in the average: 1/8.
 const SMOOTHING_LOG2: u32 = 3;
 
-/// Decides for one queue.
+/// The polling budget of one queue.
 #[derive(Debug)]
 pub struct SpinBudget {
     mode: PollMode,
-    /// A longer gap is slept through.
+    /// Longest gap that is polled through.
     worth: Duration,
     /// Smoothed gap in nanoseconds.
     gap_ns: u64,
 }
 
 impl SpinBudget {
-    /// Starts asleep: the first gaps decide.
+    /// Starts with a long gap, so without polling: the first gaps decide.
     pub fn new(mode: PollMode, worth: Duration) -> Self {
         Self { mode, worth, gap_ns: 2 * nanos(worth) }
     }
 
-    /// How long to look for work now.
+    /// Returns how long to poll now.
     pub fn budget(&self) -> Duration {
         match self.mode {
             PollMode::Never => Duration::ZERO,
@@ -64,10 +63,10 @@ impl SpinBudget {
         }
     }
 
-    /// Learns how long the queue had nothing to do.
+    /// Adds an idle gap to the average.
     pub fn learn(&mut self, gap: Duration) {
-        // A pause of an hour is not worse than one of a millisecond: either way, sleeping was
-        // right, and the next burst must find us awake again soon.
+        // Gaps are capped: after any long pause sleeping was right, and the next burst must make
+        // the queue poll again soon.
         let gap_ns = nanos(gap).min(4 * nanos(self.worth));
         self.gap_ns = self.gap_ns - (self.gap_ns >> SMOOTHING_LOG2) + (gap_ns >> SMOOTHING_LOG2);
     }

@@ -1,32 +1,32 @@
-//! What one operation does to the medium, whole or in part.
+//! The effect of one operation on the medium, whole or in part.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::medium::{Medium, PAGE_BYTES};
 
-/// Smallest unit that a drive writes or does not write, in bytes.
+/// Smallest unit that a drive writes atomically, in bytes.
 const SECTOR_BYTES: u64 = 512;
 
-/// Something that changes the file. Ranges are in bytes of the file.
+/// A change of the file. Ranges are in bytes of the file.
 #[derive(Clone, Debug)]
 pub enum Change {
     /// Data at a position.
     Write { at: u64, data: Arc<[u8]> },
-    /// Zeroes, and the space given back.
+    /// Zeroes the range and frees its space.
     Punch(Range<u64>),
-    /// Zeroes, and the space kept.
+    /// Zeroes the range and keeps its space.
     Zero(Range<u64>),
-    /// Space.
+    /// Allocates space.
     Allocate(Range<u64>),
-    /// A new end.
+    /// Sets the size.
     SetSize(u64),
-    /// One bit of one byte turned.
+    /// Flips one bit of one byte.
     Flip { at: u64, bit: u8 },
 }
 
 impl Change {
-    /// The bytes it is about.
+    /// Returns the bytes that it affects.
     pub fn range(&self) -> Range<u64> {
         match self {
             Self::Write { at, data } => *at..*at + data.len() as u64,
@@ -36,8 +36,8 @@ impl Change {
         }
     }
 
-    /// The units into which a power cut or a kill may tear it, in bytes; empty if it is there or
-    /// not.
+    /// Returns the units into which a power cut or a kill may tear it, in bytes; empty if it is
+    /// atomic.
     pub fn tear_units(&self) -> &'static [u64] {
         match self {
             Self::Write { .. } => &[SECTOR_BYTES, PAGE_BYTES],
@@ -46,12 +46,12 @@ impl Change {
         }
     }
 
-    /// The units in which a call that fails may have done a part of it.
+    /// Returns the unit in which a failing call may have been done in part.
     pub const fn unit(&self) -> u64 {
         if matches!(self, Self::Write { .. }) { SECTOR_BYTES } else { PAGE_BYTES }
     }
 
-    /// How many pages of space it needs that the medium has not given yet.
+    /// Returns the number of pages it needs that are not allocated yet.
     pub fn missing_pages(&self, medium: &Medium) -> u64 {
         match self {
             Self::Write { .. } | Self::Allocate(_) => medium.missing_pages(self.range()),
@@ -60,7 +60,7 @@ impl Change {
         }
     }
 
-    /// The change as far as it lies in `part`, a piece of its [range](Self::range).
+    /// Returns the part of the change that lies in `part`, a piece of its [range](Self::range).
     pub fn part(&self, part: Range<u64>) -> Self {
         match self {
             Self::Write { at, data } => {
@@ -74,7 +74,7 @@ impl Change {
         }
     }
 
-    /// Does it.
+    /// Applies it to a medium.
     pub fn apply(&self, medium: &mut Medium) {
         match self {
             Self::Write { at, data } => medium.write(*at, data),

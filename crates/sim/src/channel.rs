@@ -1,4 +1,4 @@
-//! A queue's way into a simulated disk, and the order in which its requests are carried out.
+//! The channel of a queue to a simulated disk, and the execution order of its requests.
 
 use std::mem;
 
@@ -9,10 +9,10 @@ use flowstone_fileio::{FileChannel, FileCompletion, FileOp, FileRequest};
 use super::schedule::Schedule;
 use super::state::{Shared, Work};
 
-/// A queue's way into a [`SimDisk`](super::SimDisk).
+/// The channel of a queue to a [`SimDisk`](super::SimDisk).
 pub struct SimChannel {
     state: Shared,
-    /// Absent where requests are carried out in order.
+    /// `None` if requests are executed in order.
     random: Option<Rng>,
     submitted: Vec<InFlight>,
     started: Vec<InFlight>,
@@ -25,11 +25,11 @@ struct InFlight {
 }
 
 impl SimChannel {
-    /// The `number`-th channel of a disk.
+    /// Makes the `number`-th channel of a disk.
     pub fn new(state: Shared, schedule: Schedule, number: u64) -> Self {
         let random = match schedule {
             Schedule::InOrder => None,
-            // Seeds next to each other lead to unlike numbers, so a sum will do.
+            // Adjacent seeds give unrelated numbers, so a sum suffices.
             Schedule::Shuffled { seed } => Some(Rng::with_seed(seed.wrapping_add(number << 32))),
         };
         let (submitted, started, done) = Default::default();
@@ -44,7 +44,7 @@ impl SimChannel {
         self.done.push(FileCompletion::new(request.tag, outcome));
     }
 
-    /// Carries out this many of the started requests, in the order that the schedule wants.
+    /// Executes this many of the started requests, in the order of the schedule.
     fn complete_some(&mut self, count: usize) {
         for _ in 0..count {
             let next = match &mut self.random {
@@ -58,7 +58,7 @@ impl SimChannel {
         }
     }
 
-    /// Carries out as many as chance wants, at least `least` if there are that many.
+    /// Executes a random number of requests, at least `least` if there are that many.
     fn complete_any(&mut self, least: usize) {
         let most = self.started.len();
         let Some(random) = &mut self.random else { return };
@@ -98,7 +98,7 @@ impl FileChannel for SimChannel {
         done.append(&mut self.done);
     }
 
-    /// A thread that is about to sleep gives the disk the time to carry out something.
+    /// Before a thread sleeps, the disk executes some requests.
     fn next_look(&mut self) -> NextLook {
         self.kick();
         self.complete_any(1);

@@ -1,4 +1,4 @@
-//! Crashes: from a moment in the history of a disk to the disk that is found afterwards.
+//! Crashes: derives the disk found after a crash from a moment in a disk's history.
 
 use super::change::Change;
 use super::disk::SimDisk;
@@ -6,34 +6,33 @@ use super::fate::{Fate, Verdict};
 use super::history::{Cut, History, Moment, Standing, Step};
 use super::state::State;
 
-/// The most undecided operations of which all subsets are tried.
+/// Most undecided operations of which all subsets are tried.
 pub const EXHAUSTIVE_MAX: usize = 8;
 
 impl SimDisk {
-    /// The moment after everything that has happened so far.
+    /// Returns the moment after everything that has happened so far.
     pub fn now(&self) -> Moment {
         self.state().history.now()
     }
 
-    /// Every moment of this disk's life at which something may be different from the one before:
-    /// its first, and the one after each submission and each completion of whatever is not a
-    /// read.
+    /// Iterates over the moments at which a crash may have a different result than before: the
+    /// first one, and the one after each submission and each completion of anything but a read.
     pub fn crash_points(&self) -> impl Iterator<Item = Moment> + use<> {
         let state = self.state();
         let (Moment(start), Moment(now)) = (state.history.start(), state.history.now());
         (start..=now).map(Moment)
     }
 
-    /// How many operations a power cut at this moment leaves undecided.
+    /// Returns the number of operations that a power cut at this moment leaves undecided.
     pub fn undecided_at(&self, moment: Moment) -> usize {
         undecided(&self.state().history.cut(moment).steps).count()
     }
 
-    /// The disk that is found after power is cut at `moment`: all that was durable by then, and
-    /// what `fate` leaves of the rest. It has no history and no faults; the limit of space and the
-    /// schedule are as they are here.
+    /// Returns the disk found after a power cut at `moment`: everything that was durable by then,
+    /// and of the rest what `fate` decides. It has no history and no faults; its limit of space and
+    /// its schedule are those of this disk.
     ///
-    /// Going through moments from first to last is quick: what is certain is not replayed.
+    /// Going through moments from first to last is fast: certain operations are not replayed.
     pub fn crash_at(&self, moment: Moment, fate: &mut Fate) -> SimDisk {
         let mut state = self.state();
         let Cut { base: mut medium, steps } = state.history.cut(moment);
@@ -45,8 +44,8 @@ impl SimDisk {
         successor(&state, State::new(medium, history))
     }
 
-    /// Every disk that can be found after power is cut at `moment`, as far as whole operations
-    /// go: one for each subset of the undecided ones. `None` if those are more than
+    /// Iterates over all disks that may be found after a power cut at `moment`, by whole
+    /// operations: one for each subset of the undecided ones. `None` if those are more than
     /// [`EXHAUSTIVE_MAX`].
     pub fn every_crash_at(&self, moment: Moment) -> Option<impl Iterator<Item = SimDisk>> {
         let count = self.undecided_at(moment);
@@ -55,13 +54,13 @@ impl SimDisk {
         })
     }
 
-    /// The disk as the next process finds it after the one that used it is killed at `moment`:
-    /// everything that had completed, and of what was in flight all, nothing or pieces, as `fate`
-    /// will. (A host that has carried out half of a write does not take that half back.)
+    /// Returns the disk as the next process finds it after the one that used it was killed at
+    /// `moment`: everything that had completed, and of operations in flight all, nothing or pieces,
+    /// as `fate` decides. (A host that has executed half of a write does not undo that half.)
     ///
-    /// The host lives on, so what was not durable is still not: a power cut may take it from the
-    /// new disk until a datasync there covers it. The new disk has no faults; the limit of space
-    /// and the schedule are as they are here.
+    /// The host keeps running, so data that was not durable still is not: the new disk may lose it
+    /// in a power cut until a datasync there covers it. The new disk has no faults; its limit of
+    /// space and its schedule are those of this disk.
     pub fn kill_at(&self, moment: Moment, fate: &mut Fate) -> SimDisk {
         let mut state = self.state();
         let Cut { base, steps } = state.history.cut(moment);
@@ -82,7 +81,7 @@ impl SimDisk {
     }
 }
 
-/// A disk that comes after another one.
+/// Makes the disk that follows a crash of another one.
 fn successor(before: &State, state: State) -> SimDisk {
     let (capacity, schedule) = (before.capacity, before.schedule);
     SimDisk::with_state(State { capacity, schedule, ..state })
@@ -92,14 +91,14 @@ fn undecided(steps: &[Step]) -> impl Iterator<Item = &Step> {
     steps.iter().filter(|step| step.standing != Standing::Durable)
 }
 
-/// What a power cut leaves of each step.
+/// Decides what a power cut leaves of each step.
 fn verdicts(steps: &[Step], fate: &mut Fate) -> Vec<Verdict> {
     let mut verdicts = verdicts_if(|step| step.standing != Standing::Durable, steps, fate);
     keep_order_of_sizes(steps, &mut verdicts);
     verdicts
 }
 
-/// Lets fate decide about the steps that `is_open` names; of the others all is left.
+/// Lets `fate` decide about the steps selected by `is_open`; the others stay whole.
 fn verdicts_if(is_open: impl Fn(&Step) -> bool, steps: &[Step], fate: &mut Fate) -> Vec<Verdict> {
     let open: Vec<&Change> =
         steps.iter().filter(|step| is_open(step)).map(|step| &step.change).collect();
@@ -111,8 +110,8 @@ fn verdicts_if(is_open: impl Fn(&Step) -> bool, steps: &[Step], fate: &mut Fate)
     steps.iter().map(&mut verdict).collect()
 }
 
-/// File systems write changes of size to a journal: a later one is not there without the earlier
-/// ones. (Nor would a file that was cut and grew again read as zeroes otherwise.)
+/// Keeps the order of size changes: file systems journal them, so a later one never survives
+/// without the earlier ones. (Nor would a truncated file that grew again read as zeroes otherwise.)
 fn keep_order_of_sizes(steps: &[Step], verdicts: &mut [Verdict]) {
     let mut later_kept = false;
     for (step, verdict) in steps.iter().zip(verdicts).rev() {
@@ -123,10 +122,10 @@ fn keep_order_of_sizes(steps: &[Step], verdicts: &mut [Verdict]) {
     }
 }
 
-/// The steps with their verdicts, in the order in which they reached the medium.
+/// Returns the steps with their verdicts, in the order in which they reached the medium.
 ///
-/// What was durable when it ended took effect then, because a reader may have seen it; anything
-/// else may have done so at any time while it was in flight.
+/// A step that was durable when it ended took effect then, because a reader may have seen it; any
+/// other one may have done so at any time while in flight.
 fn in_order_of_effect<'steps>(
     moment: Moment,
     steps: &'steps [Step],
@@ -150,7 +149,7 @@ fn in_order_of_effect<'steps>(
     order.into_iter().map(|(_, step, verdict)| (step, verdict)).collect()
 }
 
-/// A change as far as it is left.
+/// Returns the remaining parts of a change.
 fn left_of(change: &Change, verdict: &Verdict) -> Vec<Change> {
     match verdict {
         Verdict::Absent => Vec::new(),

@@ -1,4 +1,4 @@
-//! The simulated disk as its users see it: the seam, and what tests do behind its back.
+//! The simulated disk: the file interface, and the controls for tests.
 
 use std::io;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use super::medium::Medium;
 use super::schedule::Schedule;
 use super::state::{BLOCK_BYTES, Shared, State};
 
-/// A disk in memory that remembers how it became what it is, and what of that is durable.
+/// A disk in memory that records its history, and which part of it is durable.
 ///
 /// A clone is another handle to the same disk.
 #[derive(Clone)]
@@ -25,12 +25,12 @@ pub struct SimDisk {
 }
 
 impl SimDisk {
-    /// A disk of this many bytes that holds nothing and has no space yet.
+    /// Makes an empty disk of this size, without allocated space.
     pub fn new(bytes: u64) -> Self {
         Self::holding(Medium::new(bytes))
     }
 
-    /// A disk that holds `content`, durably.
+    /// Makes a disk that durably holds `content`.
     pub fn from_bytes(content: &[u8]) -> Self {
         Self::holding(Medium::from_bytes(content))
     }
@@ -47,44 +47,42 @@ impl SimDisk {
         self.state.lock()
     }
 
-    /// Channels made from now on carry their requests out in this order.
+    /// Sets the execution order of channels made from now on.
     pub fn set_schedule(&self, schedule: Schedule) {
         self.state().schedule = schedule;
     }
 
-    /// The file can have no more space than this many bytes: what needs more fails with `ENOSPC`
-    /// and does nothing. `None` is no limit.
+    /// Limits the space of the file: an operation that needs more fails with `ENOSPC` and does
+    /// nothing. `None` is no limit.
     pub fn set_capacity(&self, bytes: Option<u64>) {
         self.state().capacity = bytes;
     }
 
-    /// From now on the disk is a device that holds something else after each discard, as dm-crypt
-    /// does: made up from `seed`.
+    /// Makes discards leave random data, generated from `seed`, as on a device with dm-crypt.
     pub fn leave_garbage_after_discards(&self, seed: u64) {
         self.state().garbage = Some(Rng::with_seed(seed));
     }
 
-    /// Makes something go wrong.
+    /// Injects a fault.
     pub fn inject(&self, fault: Fault) {
         self.state().faults.inject(fault);
     }
 
-    /// Forgets all faults that have not struck, and those that always strike.
+    /// Removes all faults that have not struck, and those that always strike.
     pub fn clear_faults(&self) {
         self.state().faults.clear();
     }
 
-    /// How many operations have been struck by a fault.
+    /// Returns the number of operations struck by a fault.
     pub fn faults_struck(&self) -> u64 {
         self.state().faults.struck()
     }
 
-    /// Submits one operation and completes it at once, whatever the schedule, with nothing of its
-    /// own in flight beside it. `memory` is what it reads into or writes from, empty for other
-    /// operations.
+    /// Submits one operation and completes it at once, whatever the schedule, with no other one of
+    /// its own in flight. `memory` is the buffer of a read or a write, empty for other operations.
     ///
     /// # Panics
-    /// If `memory` has not as many bytes as a read or a write says.
+    /// If `memory` does not have the length of the read or write.
     pub fn run(&self, op: FileOp, memory: &mut [u8]) -> Outcome {
         if let FileOp::Read { bytes, .. } | FileOp::Write { bytes, .. } = op {
             assert_eq!(bytes, memory.len() as u64, "memory of another length");
@@ -94,21 +92,21 @@ impl SimDisk {
         state.complete(work, |found| memory.copy_from_slice(found))
     }
 
-    /// Fills `target` with what reads at `offset` bytes would see now; past the end of the file
-    /// are zeroes. No fault strikes.
+    /// Reads at `offset` as a channel would now; zeroes beyond the end of the file. No fault
+    /// strikes.
     pub fn read_at(&self, offset: u64, target: &mut [u8]) {
         self.state().live.read(offset, target);
     }
 
-    /// Puts `source` at `offset` bytes behind everyone's back, at any alignment: at once,
-    /// durably, struck by no fault and no limit.
+    /// Writes at `offset` outside any queue, at any alignment: at once, durably, without faults and
+    /// limits.
     pub fn write_at(&self, offset: u64, source: &[u8]) {
         self.state().at_once(Change::Write { at: offset, data: source.into() }, true);
     }
 
-    /// Turns bit `bit` (0 is the lowest) of the byte at `offset` on the medium, so that it is
-    /// turned after every later crash too, as long as nothing is written there. A byte that has no
-    /// space has no bits to turn.
+    /// Flips bit `bit` (0 is the lowest) of the byte at `offset` on the medium, so that it stays
+    /// flipped after every later crash, as long as nothing is written there. A byte without space
+    /// has no bits to flip.
     ///
     /// # Panics
     /// If `bit` is not below 8.
@@ -117,7 +115,7 @@ impl SimDisk {
         self.state().at_once(Change::Flip { at: offset, bit }, true);
     }
 
-    /// The whole file, as reads would see it now.
+    /// Returns the whole file as reads would see it now.
     pub fn to_bytes(&self) -> Vec<u8> {
         let state = self.state();
         let mut content = vec![0; state.live.size() as usize];

@@ -1,4 +1,4 @@
-//! What becomes of operations about which a power cut leaves no certainty.
+//! Decides about operations that a power cut leaves uncertain.
 
 use std::ops::Range;
 
@@ -6,12 +6,12 @@ use fastrand::Rng;
 
 use super::change::Change;
 
-/// More pieces than this are cut once or twice and not scattered: the list would be long.
+/// Ranges of more pieces than this are cut once or twice and not scattered: the list would be long.
 const SCATTERED_MAX: u64 = 4096;
 
 /// Decides what a power cut or a killed process leaves of operations that were not durable.
 ///
-/// The same fate, used for the same moments in the same order, decides the same.
+/// The same fate, used for the same moments in the same order, makes the same decisions.
 #[derive(Clone, Debug)]
 pub struct Fate(Kind);
 
@@ -23,17 +23,17 @@ enum Kind {
     Seeded { random: Rng, keep_percent: Option<u8>, torn_percent: Option<u8> },
 }
 
-/// What is left of one operation.
+/// The decision about one operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Absent,
     Whole,
-    /// These pieces of its range, in bytes of the file.
+    /// These pieces of its range survive, in bytes of the file.
     Torn(Vec<Range<u64>>),
 }
 
-/// How a seeded fate goes about one crash. Even odds for each operation would hardly ever leave
-/// out, or let through, one alone; and that one alone is how most mistakes show.
+/// Strategy of a seeded fate for one crash. Even odds for each operation would hardly ever omit, or
+/// keep, a single one; and those cases expose most bugs.
 enum Style {
     Each { percent: u8 },
     Only(usize),
@@ -42,30 +42,30 @@ enum Style {
 }
 
 impl Fate {
-    /// Only what is durable is left.
+    /// Keeps only what is durable.
     pub fn nothing_more() -> Self {
         Self(Kind::Nothing)
     }
 
-    /// Everything is left, what was in flight included.
+    /// Keeps everything, including operations in flight.
     pub fn everything() -> Self {
         Self(Kind::Everything)
     }
 
-    /// The n-th undecided operation is left, whole, if bit n is set; those past the 64th are not.
+    /// Keeps the n-th undecided operation, whole, if bit n is set; those beyond the 64th are lost.
     pub fn subset(bits: u64) -> Self {
         Self(Kind::Subset(bits))
     }
 
-    /// Anything that is possible: operations are missing, whole or torn, and those that
-    /// overlapped in time are in any order.
+    /// Allows everything possible: operations are lost, whole or torn, and those that overlapped in
+    /// time take effect in any order.
     pub fn seeded(seed: u64) -> Self {
         let random = Rng::with_seed(seed);
         Self(Kind::Seeded { random, keep_percent: None, torn_percent: None })
     }
 
-    /// A seeded fate that keeps this share of the operations. Without it, each crash is decided
-    /// in a way of its own: few or most are kept, all but one, one alone, or the first ones.
+    /// Makes a seeded fate keep this percentage of the operations. Without it, each crash uses a
+    /// strategy of its own: few or most are kept, all but one, a single one, or the first ones.
     #[must_use]
     pub fn keep_percent(mut self, percent: u8) -> Self {
         if let Kind::Seeded { keep_percent, .. } = &mut self.0 {
@@ -74,8 +74,8 @@ impl Fate {
         self
     }
 
-    /// A seeded fate that tears this share of the operations that can be torn. Without it, each
-    /// crash tears none, some or most.
+    /// Makes a seeded fate tear this percentage of the operations that can be torn. Without it,
+    /// each crash tears none, some or most.
     #[must_use]
     pub fn torn_percent(mut self, percent: u8) -> Self {
         if let Kind::Seeded { torn_percent, .. } = &mut self.0 {
@@ -109,7 +109,7 @@ impl Fate {
         }
     }
 
-    /// When, between its beginning and its end, an operation took effect.
+    /// Chooses when, between beginning and end, an operation took effect.
     pub(super) fn instant(&mut self, begin: u64, end: u64) -> u64 {
         match &mut self.0 {
             Kind::Seeded { random, .. } => random.u64(begin..=end),
@@ -151,7 +151,7 @@ fn chance(random: &mut Rng, percent: u8) -> bool {
     random.u8(..100) < percent
 }
 
-/// Some pieces of a change and not others; `None` if it has but one piece.
+/// Keeps some pieces of a change and not others; `None` if it has only one piece.
 fn tear(random: &mut Rng, change: &Change) -> Option<Verdict> {
     let unit = *random.choice(change.tear_units())?;
     let pieces = Pieces { range: change.range(), unit };
@@ -171,7 +171,7 @@ fn tear(random: &mut Rng, change: &Change) -> Option<Verdict> {
     Some(Verdict::Torn(parts))
 }
 
-/// A range cut at multiples of a unit.
+/// A range divided at multiples of a unit.
 struct Pieces {
     range: Range<u64>,
     unit: u64,
@@ -186,7 +186,7 @@ impl Pieces {
         self.range.end.div_ceil(self.unit) - self.first()
     }
 
-    /// The bytes of a run of pieces.
+    /// Returns the bytes of a run of pieces.
     fn bytes(&self, run: Range<u64>) -> Range<u64> {
         let start = (self.first() + run.start) * self.unit;
         let end = (self.first() + run.end) * self.unit;

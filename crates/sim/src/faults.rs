@@ -1,11 +1,11 @@
-//! Things that go wrong on demand.
+//! Injected faults.
 
 use std::ops::Range;
 
 use flowstone_block::Errno;
 use flowstone_fileio::{FileOffset, FileOp};
 
-/// What can be asked of the file, without its operands: what faults are chosen by.
+/// The kinds of calls to the file, by which faults are selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Call {
     /// [`FileOp::Read`]
@@ -24,7 +24,7 @@ pub enum Call {
     SetSize,
 }
 
-/// Something that goes wrong, the next time that a call of its kind and range is submitted.
+/// A fault of the next call of its kind and range that is submitted.
 ///
 /// Of several faults that match a call, the first one injected strikes.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ pub struct Fault {
     always: bool,
 }
 
-/// What goes wrong.
+/// The effect of a fault.
 #[derive(Clone, Copy, Debug)]
 pub enum Effect {
     Fail(Errno, Landed),
@@ -44,29 +44,29 @@ pub enum Effect {
     Misdirect(FileOffset),
 }
 
-/// What a call has done that fails.
+/// The part of a failing call that has been done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Landed {
     /// Nothing.
     Nothing,
     /// The first half of its sectors, or pages.
     FirstHalf,
-    /// The second half: a host carries the parts of a call out in any order.
+    /// The second half: a host executes the parts of a call in any order.
     SecondHalf,
     /// Everything.
     Whole,
 }
 
 impl Landed {
-    /// All there are, for tests that try each.
+    /// All values, for tests that try each.
     pub const ALL: [Self; 4] = [Self::Nothing, Self::FirstHalf, Self::SecondHalf, Self::Whole];
 
-    /// One after the other, by number.
+    /// Cycles through the values by number.
     pub const fn nth(number: u64) -> Self {
         Self::ALL[(number % 4) as usize]
     }
 
-    /// What of a range is done, in units of so many bytes.
+    /// Returns the part of a range that is done, in multiples of `unit` bytes.
     pub fn part_of(self, range: Range<u64>, unit: u64) -> Range<u64> {
         let middle = range.start + (range.end - range.start) / 2 / unit * unit;
         match self {
@@ -79,9 +79,9 @@ impl Landed {
 }
 
 impl Fault {
-    /// The call fails and does nothing. A datasync that fails does more harm: what it should have
-    /// made durable is not made so by any later one either, which succeed, as with a kernel that
-    /// reports a lost write once.
+    /// The call fails and does nothing. A failing datasync does more harm: what it should have made
+    /// durable is not made so by any later, successful one either, as with a kernel that reports a
+    /// lost write once.
     pub const fn fail(errno: Errno) -> Self {
         Self::new(Effect::Fail(errno, Landed::Nothing), None)
     }
@@ -91,9 +91,9 @@ impl Fault {
         Self::fail(errno).landed(Landed::FirstHalf)
     }
 
-    /// A call that fails has done so much before. A datasync has made all durable, and says that it
-    /// has not, or it has not; a change of size has no parts; a read that fails after it has read
-    /// something leaves all of that in its memory.
+    /// Sets the part of its work that a failing call has done. A datasync has either made
+    /// everything durable in spite of its error, or nothing; a change of size has no parts; a read
+    /// that fails after a part leaves all of its data in memory.
     #[must_use]
     pub const fn landed(mut self, landed: Landed) -> Self {
         if let Effect::Fail(errno, _) = self.effect {
@@ -102,14 +102,13 @@ impl Fault {
         self
     }
 
-    /// The call claims to be done and does nothing. A read leaves its memory as it was; a datasync
+    /// The call reports success and does nothing. A read leaves its memory unchanged; a datasync
     /// makes nothing durable.
     pub const fn lose() -> Self {
         Self::new(Effect::Lose, None)
     }
 
-    /// The write claims to be done and lies at `target` instead of where it belongs. Strikes
-    /// writes only.
+    /// The write reports success, but writes to `target` instead. Strikes writes only.
     pub const fn misdirect(target: FileOffset) -> Self {
         Self::new(Effect::Misdirect(target), Some(Call::Write))
     }
@@ -118,29 +117,29 @@ impl Fault {
         Self { effect, call, range: None, skipped: 0, always: false }
     }
 
-    /// Strikes calls of this kind only.
+    /// Restricts the fault to calls of this kind.
     #[must_use]
     pub const fn on(mut self, call: Call) -> Self {
         self.call = Some(call);
         self
     }
 
-    /// Strikes only calls that touch these bytes of the file. Datasyncs and changes of size touch
-    /// none.
+    /// Restricts the fault to calls that touch these bytes of the file. Datasyncs and changes of
+    /// size touch none.
     #[must_use]
     pub const fn within(mut self, bytes: Range<u64>) -> Self {
         self.range = Some(bytes);
         self
     }
 
-    /// Lets this many calls pass that it would strike.
+    /// Skips this many calls that it would strike.
     #[must_use]
     pub const fn after(mut self, calls: u64) -> Self {
         self.skipped = calls;
         self
     }
 
-    /// Strikes again and again, until the faults are cleared.
+    /// Makes it strike repeatedly, until the faults are cleared.
     #[must_use]
     pub const fn always(mut self) -> Self {
         self.always = true;
@@ -169,12 +168,12 @@ impl Faults {
         self.waiting.clear();
     }
 
-    /// How many calls have been struck.
+    /// Returns the number of calls struck.
     pub fn struck(&self) -> u64 {
         self.struck
     }
 
-    /// What goes wrong with this call.
+    /// Returns the effect on this call.
     pub fn strike(&mut self, call: Call, touched: &Range<u64>) -> Option<Effect> {
         let due = |fault: &mut Fault| {
             let matches = fault.matches(call, touched);
@@ -197,7 +196,7 @@ impl Faults {
     }
 }
 
-/// The kind of an operation, and the bytes of the file that it touches.
+/// Returns the kind of an operation, and the bytes of the file that it touches.
 pub fn call_of(op: FileOp) -> (Call, Range<u64>) {
     let (call, offset, bytes) = match op {
         FileOp::Read { offset, bytes } => (Call::Read, offset, bytes),

@@ -1,95 +1,95 @@
-//! Everything that has changed a simulated disk, in one order of events.
+//! The changes of a simulated disk, in one order of events.
 //!
 //! Each operation has a position at which it began (was submitted) and one at which it ended, and
-//! perhaps one from which on it was durable. A [`Moment`] is a place between two events. What can
-//! be on the medium when power is cut at a moment is a [`Cut`]: a base in which nothing is
-//! uncertain, and the steps that follow it.
+//! perhaps one from which on it was durable. A [`Moment`] is a place between two events. The
+//! possible contents of the medium after a power cut at a moment are described by a [`Cut`]: a base
+//! in which nothing is uncertain, and the steps that follow it.
 //!
-//! Durability comes in the order of endings (a datasync covers whatever ended before it began),
-//! except for durable writes, which look after themselves only. So the base is the longest run of
-//! ended operations, from the first one on, that are all durable.
+//! Operations become durable in the order of their ends (a datasync covers whatever ended before it
+//! began), except for durable writes, which only make themselves durable. So the base is the
+//! longest prefix of ended operations that are all durable.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::change::Change;
 use super::medium::Medium;
 
-/// A place in the order of events of one disk: some have happened before it, the rest after.
+/// A place in the order of events of one disk.
 ///
-/// Moments of different disks, a disk and its crashed-into successor among them, have nothing to
-/// do with each other.
+/// Moments of different disks, including a disk and its successor after a crash, are unrelated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Moment(pub(super) u64);
 
-/// Bases are kept this many operations apart, so that any of them is soon rebuilt.
+/// Operations between two stored bases, so that any base is quickly rebuilt.
 const CHECKPOINT_INTERVAL: usize = 32;
 
-/// Which operation of a history.
+/// Index of an operation in a history.
 pub type OpId = usize;
 
 struct Op {
     change: Change,
-    /// Whether it asked to be durable by itself.
+    /// Whether it is a durable write.
     durable: bool,
     begin: u64,
     end: Option<u64>,
     durable_at: Option<u64>,
-    /// When a datasync that should have covered it failed: no later one will.
+    /// Position at which a datasync that should have covered it failed: no later one will cover it.
     forsaken_at: Option<u64>,
-    /// The disk refused it: it never was.
+    /// Whether the disk refused it, so that it has no effect.
     refused: bool,
-    /// The oldest operation that was in flight when this one began.
+    /// The oldest operation in flight when this one began.
     oldest_open: OpId,
 }
 
 /// The operations of a disk.
 pub struct History {
-    /// In the order in which they began.
+    /// Operations in the order of their begins.
     ops: Vec<Op>,
-    /// In the order in which they ended.
+    /// Operations in the order of their ends.
     ended: Vec<OpId>,
     open: BTreeSet<OpId>,
-    /// Ended and waiting for a datasync, in the order in which they ended.
+    /// Ended operations not covered by a datasync, in the order of their ends.
     unsynced: VecDeque<OpId>,
-    /// From which position on how many of `ended`, counted from the first, were all durable.
+    /// Positions from which on a prefix of `ended` was durable, with the length of the prefix.
     durable_prefixes: Vec<(u64, usize)>,
-    /// What the first so many of `ended` have made of the disk.
+    /// Media after prefixes of `ended`, by the length of the prefix.
     checkpoints: BTreeMap<usize, Medium>,
     /// Position of the next event.
     next: u64,
-    /// The first moment that belongs to this disk and not to one before it.
+    /// First moment that belongs to this disk and not to its predecessor.
     start: u64,
 }
 
-/// What is known about the survival of a step.
+/// Certainty about the survival of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It is on the medium.
+    /// On the medium.
     Durable,
-    /// It may be; a datasync would make it so.
+    /// Undecided; a datasync would make it durable.
     Unsynced,
-    /// It may be, and no datasync will change that.
+    /// Undecided, and no datasync will make it durable.
     Forsaken,
 }
 
-/// An operation that comes after the base of a [`Cut`].
+/// An operation after the base of a [`Cut`].
 pub struct Step {
     pub change: Change,
     pub standing: Standing,
     pub begin: u64,
-    /// Absent while it was in flight.
+    /// Absent if it was in flight.
     pub end: Option<u64>,
 }
 
-/// What there is to decide about a disk that stops at a moment.
+/// The certain and uncertain state of a disk at a moment.
 pub struct Cut {
     pub base: Medium,
-    /// First what had ended, in that order, then what was in flight, in the order of beginning.
+    /// First the ended operations, in that order, then those in flight, in the order of their
+    /// begins.
     pub steps: Vec<Step>,
 }
 
 impl History {
-    /// A history without operations, of a disk that holds `medium`, durably.
+    /// Makes an empty history, of a disk that durably holds `medium`.
     pub fn new(medium: Medium) -> Self {
         Self {
             ops: Vec::new(),
@@ -103,7 +103,7 @@ impl History {
         }
     }
 
-    /// A history whose first operations, not yet of its own time, have the given standing.
+    /// Makes a history with initial operations of the given standing, from before its start.
     pub fn resumed(base: Medium, steps: impl Iterator<Item = (Change, Standing)>) -> Self {
         let mut history = Self::new(base);
         for (change, standing) in steps {
@@ -118,12 +118,12 @@ impl History {
         history
     }
 
-    /// The moment after everything so far.
+    /// Returns the moment after everything so far.
     pub fn now(&self) -> Moment {
         Moment(self.next)
     }
 
-    /// The first moment.
+    /// Returns the first moment.
     pub fn start(&self) -> Moment {
         Moment(self.start)
     }
@@ -133,7 +133,7 @@ impl History {
         self.next - 1
     }
 
-    /// An operation is submitted.
+    /// Records the submission of an operation.
     pub fn begin(&mut self, change: Change, durable: bool) -> OpId {
         let begin = self.tick();
         let id = self.ops.len();
@@ -151,12 +151,12 @@ impl History {
         id
     }
 
-    /// What an operation does.
+    /// Returns the change of an operation.
     pub fn change(&self, id: OpId) -> &Change {
         &self.ops[id].change
     }
 
-    /// The operation has been done.
+    /// Records the completion of an operation.
     pub fn end(&mut self, id: OpId) {
         let at = self.tick();
         self.open.remove(&id);
@@ -171,18 +171,18 @@ impl History {
         self.note_durable(at);
     }
 
-    /// The operation has failed and left nothing.
+    /// Records that an operation has failed without effect.
     pub fn refuse(&mut self, id: OpId) {
         self.open.remove(&id);
         self.ops[id].refused = true;
     }
 
-    /// A datasync is submitted; returns its position, to end it with.
+    /// Records the submission of a datasync. Returns its position, which identifies it.
     pub fn begin_sync(&mut self) -> u64 {
         self.tick()
     }
 
-    /// The datasync that began at this position is done.
+    /// Records the completion of a datasync.
     pub fn end_sync(&mut self, begun: u64) {
         let at = self.tick();
         while let Some(id) = self.next_covered(begun) {
@@ -191,8 +191,8 @@ impl History {
         self.note_durable(at);
     }
 
-    /// The datasync that began at this position has failed. As with a kernel, which drops what it
-    /// could not write and reports that once, later ones do not make up for it.
+    /// Records the failure of a datasync. As with a kernel, which drops data it could not write and
+    /// reports that once, later ones do not make up for it.
     pub fn fail_sync(&mut self, begun: u64) {
         let at = self.tick();
         while let Some(id) = self.next_covered(begun) {
@@ -200,7 +200,7 @@ impl History {
         }
     }
 
-    /// Takes out the next operation that ended before `begun` and waits for a datasync.
+    /// Removes the next operation that ended before `begun` and was not covered by a datasync.
     fn next_covered(&mut self, begun: u64) -> Option<OpId> {
         let first = *self.unsynced.front()?;
         if !self.ops[first].ended_before(begun) {
@@ -218,7 +218,7 @@ impl History {
         }
     }
 
-    /// What there is to decide if the disk stops at `moment`.
+    /// Returns the state of the disk at `moment`.
     pub fn cut(&mut self, moment: Moment) -> Cut {
         let Moment(moment) = moment;
         let durable_prefixes = self.durable_prefixes.partition_point(|(at, _)| *at < moment);
@@ -237,7 +237,7 @@ impl History {
         self.ops[first..begun].iter().filter(move |op| !op.refused && !op.ended_before(moment))
     }
 
-    /// The disk after the first `count` ended operations.
+    /// Returns the disk after the first `count` ended operations.
     fn base(&mut self, count: usize) -> Medium {
         let (&from, nearest) =
             self.checkpoints.range(..=count).next_back().expect("the first checkpoint is at 0");
@@ -257,7 +257,7 @@ impl Op {
         self.end.is_some_and(|end| end < moment)
     }
 
-    /// The operation as it looked at a moment.
+    /// Returns the operation as of a moment.
     fn step(&self, moment: u64) -> Step {
         let before = |at: Option<u64>| at.filter(|at| *at < moment);
         let standing = match (before(self.durable_at), before(self.forsaken_at)) {

@@ -1,26 +1,25 @@
-//! Files for tests, below the seam [`FileIo`]; nothing that is released depends on this crate.
+//! Test doubles of files, implementing [`FileIo`]; nothing that is released depends on this crate.
 //!
 //! * [`SimDisk`]: a disk in memory, with a history from which crashes are made and with faults on
 //!   demand. It never serves a guest.
 //! * [`VolatileFile`]: a drive's write cache over a real file, in this process: killing the process
 //!   is a power cut. The daemon in `tests/power_cut` serves guests from it.
 //!
-//! A [`SimDisk`] is used like any host file. Meanwhile it writes down everything that changes it.
-//! Afterwards, or in between, [`crash_at`](SimDisk::crash_at) makes another disk, which holds what
-//! can be on the medium when power is cut at a [`Moment`]; a [`Fate`] makes the choices, each
-//! reproducible from its seed. The new disk has a life of its own, so what recovers it can be
-//! interrupted in turn.
+//! A [`SimDisk`] is used like any host file, and records everything that changes it. At any time,
+//! [`crash_at`](SimDisk::crash_at) makes another disk with possible contents of the medium after a
+//! power cut at a [`Moment`]; a [`Fate`] makes the choices, each reproducible from its seed. The
+//! new disk has its own history, so its recovery can be interrupted in turn.
 //!
-//! What survives a power cut, and what may:
+//! The effects of a power cut:
 //!
-//! * A datasync makes durable what had completed when it was submitted, and is done doing so when
-//!   it completes. A durable write makes itself durable, and nothing else.
-//! * Everything else that had been submitted is there, is not, or is there in part: writes by
-//!   sectors of 512 bytes or 4 KiB, punches and zeroes by 4 KiB. It took effect at any time
-//!   between submission and completion (or the cut), so of two that overlapped in time either may
-//!   lie on top; once durable, the order in which they completed stands.
+//! * A datasync makes everything durable that had completed when it was submitted; that is
+//!   guaranteed from its completion. A durable write makes only itself durable.
+//! * Everything else that had been submitted survives as a whole, in part or not at all: writes by
+//!   sectors of 512 bytes or 4 KiB, punches and zeroes by 4 KiB. It took effect at any time between
+//!   submission and completion (or the cut), so of two that overlapped in time either may be on
+//!   top; once durable, the order of completion holds.
 //! * Changes of size survive in their order: none without those before it.
-//! * The file is as long as what survived makes it, and its new parts read as zeroes.
+//! * The size of the file follows from what survived, and its new parts read as zeroes.
 //!
 //! ```
 //! use flowstone_sim::{Fate, SimDisk};

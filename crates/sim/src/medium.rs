@@ -1,24 +1,24 @@
-//! What a disk holds: 4 KiB pages, shared between copies of the disk until one of them changes.
+//! Contents of a disk: 4 KiB pages, shared copy-on-write between copies of the disk.
 //!
-//! A copy costs one reference for each 256 KiB that hold something, so a crash test may keep a
-//! copy for each of thousands of moments. A page that exists has space on the simulated host;
-//! what has no page reads as zeroes.
+//! A copy costs one reference per 256 KiB with content, so a crash test may keep a copy for each of
+//! thousands of moments. A page that exists has space on the simulated host; a missing page reads
+//! as zeroes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
-/// Unit in which the simulated host gives space, in bytes.
+/// Unit in which the simulated host allocates space, in bytes.
 pub const PAGE_BYTES: u64 = 4096;
-/// Pages that copies share as one.
+/// Pages per shared chunk.
 const CHUNK_PAGES: u64 = 64;
 
 type Page = [u8; PAGE_BYTES as usize];
 
-/// Every page that has space and was never written: allocating gigabytes costs no memory.
+/// The page of all allocated but unwritten pages: allocating gigabytes costs no memory.
 static UNWRITTEN: LazyLock<Arc<Page>> = LazyLock::new(|| Arc::new([0; PAGE_BYTES as usize]));
 
-/// The content of a file. Whatever is past its end holds zeroes, so that it can grow.
+/// Contents of a file. Everything beyond its end is zero, so that it can grow.
 #[derive(Clone, Default)]
 pub struct Medium {
     chunks: BTreeMap<u64, Arc<Chunk>>,
@@ -38,12 +38,12 @@ impl Default for Chunk {
 }
 
 impl Medium {
-    /// An empty file of this size.
+    /// Makes an empty file of this size.
     pub fn new(bytes: u64) -> Self {
         Self { bytes, ..Self::default() }
     }
 
-    /// A file that holds `content`; pages of zeroes have no space.
+    /// Makes a file with this content; pages of zeroes have no space.
     pub fn from_bytes(content: &[u8]) -> Self {
         let mut medium = Self::new(content.len() as u64);
         for (index, page) in content.chunks(PAGE_BYTES as usize).enumerate() {
@@ -54,17 +54,17 @@ impl Medium {
         medium
     }
 
-    /// Size of the file, in bytes.
+    /// Returns the size of the file, in bytes.
     pub fn size(&self) -> u64 {
         self.bytes
     }
 
-    /// Bytes of space that the file has.
+    /// Returns the allocated bytes.
     pub fn allocated_bytes(&self) -> u64 {
         self.page_count * PAGE_BYTES
     }
 
-    /// Makes the file this long.
+    /// Sets the size of the file.
     pub fn set_size(&mut self, bytes: u64) {
         if bytes < self.bytes {
             self.punch(bytes..self.bytes.next_multiple_of(PAGE_BYTES));
@@ -72,7 +72,7 @@ impl Medium {
         self.bytes = bytes;
     }
 
-    /// Fills `target` with what is at `at`; past the end are zeroes.
+    /// Reads into `target` from `at`; zeroes beyond the end.
     pub fn read(&self, at: u64, target: &mut [u8]) {
         let mut rest = target;
         for (page, part) in parts(at..at + rest.len() as u64) {
@@ -85,7 +85,7 @@ impl Medium {
         }
     }
 
-    /// Puts `source` at `at`, and extends the file if it ends before.
+    /// Writes `source` at `at`, extending the file if needed.
     pub fn write(&mut self, at: u64, source: &[u8]) {
         let end = at + source.len() as u64;
         let mut rest = source;
@@ -99,7 +99,7 @@ impl Medium {
         }
     }
 
-    /// Makes the range read as zeroes and gives back the pages that lie in it.
+    /// Zeroes the range and frees the pages within it.
     pub fn punch(&mut self, range: Range<u64>) {
         for page in self.pages_in(&range) {
             let part = part_of(page, &range);
@@ -111,7 +111,7 @@ impl Medium {
         }
     }
 
-    /// Makes the range read as zeroes and gives it space, as far as the file goes.
+    /// Zeroes the range and allocates it, up to the end of the file.
     pub fn zero(&mut self, range: Range<u64>) {
         let end = range.end.min(self.bytes);
         for (page, part) in parts(range.start..end) {
@@ -123,7 +123,7 @@ impl Medium {
         }
     }
 
-    /// Gives the range space, and extends the file if it ends before.
+    /// Allocates the range, extending the file if needed.
     pub fn allocate(&mut self, range: Range<u64>) {
         for (page, _) in parts(range.clone()) {
             if self.page(page).is_none() {
@@ -133,20 +133,20 @@ impl Medium {
         self.bytes = self.bytes.max(range.end);
     }
 
-    /// Turns one bit of the byte at `at`, if that byte has space.
+    /// Flips one bit of the byte at `at`, if that byte has space.
     pub fn flip(&mut self, at: u64, bit: u8) {
         if self.page(at / PAGE_BYTES).is_some() {
             self.page_mut(at / PAGE_BYTES)[(at % PAGE_BYTES) as usize] ^= 1 << bit;
         }
     }
 
-    /// How many pages of the range have no space yet.
+    /// Returns the number of unallocated pages of the range.
     pub fn missing_pages(&self, range: Range<u64>) -> u64 {
         let touched = parts(range.clone()).len() as u64;
         touched - self.pages_in(&range).len() as u64
     }
 
-    /// The next range at or after `from` that was written.
+    /// Returns the next written range at or after `from`.
     pub fn next_data(&self, from: u64) -> Option<Range<u64>> {
         let mut written = self.written_pages(from / PAGE_BYTES);
         let first = written.next()?;
@@ -165,7 +165,7 @@ impl Medium {
             .map(|(page, _)| page)
     }
 
-    /// The pages with space from `first` on.
+    /// Iterates over the allocated pages from `first` on.
     fn pages_from(&self, first: u64) -> impl Iterator<Item = (u64, &Arc<Page>)> {
         self.chunks
             .range(first / CHUNK_PAGES..)
@@ -177,7 +177,7 @@ impl Medium {
             .skip_while(move |(page, _)| *page < first)
     }
 
-    /// The pages with space that the range touches.
+    /// Returns the allocated pages that the range touches.
     fn pages_in(&self, range: &Range<u64>) -> Vec<u64> {
         let touched = touched(range);
         self.pages_from(touched.start)
@@ -221,12 +221,12 @@ impl Medium {
     }
 }
 
-/// The numbers of the pages that a range touches.
+/// Returns the numbers of the pages that a range touches.
 fn touched(range: &Range<u64>) -> Range<u64> {
     if range.is_empty() { 0..0 } else { range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES) }
 }
 
-/// What a range covers of a page that it touches.
+/// Returns the part of a page that a range covers.
 fn part_of(page: u64, range: &Range<u64>) -> Range<usize> {
     let start = page * PAGE_BYTES;
     let from = range.start.max(start) - start;
@@ -234,10 +234,10 @@ fn part_of(page: u64, range: &Range<u64>) -> Range<usize> {
     from as usize..to as usize
 }
 
-/// The pages that a range touches, each with what it covers of them.
+/// Iterates over the pages that a range touches, with the part of each that it covers.
 fn parts(range: Range<u64>) -> impl ExactSizeIterator<Item = (u64, Range<usize>)> {
     let Range { start, end } = touched(&range);
-    // Counted in usize, because only those ranges know their length.
+    // Counted in usize, since only such ranges know their length.
     (0..(end - start) as usize).map(move |index| {
         let page = start + index as u64;
         (page, part_of(page, &range))

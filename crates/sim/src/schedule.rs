@@ -1,15 +1,14 @@
-//! The order in which a channel carries its requests out.
+//! The execution order of a channel's requests.
 
-/// When a channel carries its requests out.
+/// When a channel executes its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {
     /// At the kick, in the order of submission.
     InOrder,
-    /// At each reap some of them, none or all among them, in any order; a sleep carries out at
-    /// least one. Each channel of a disk has a random order of its own, made from the seed and
-    /// the channel's number.
+    /// At each reap a random number of them, in random order; a sleep executes at least one. Each
+    /// channel of a disk has its own order, generated from the seed and the channel's number.
     Shuffled {
-        /// Where the random numbers begin.
+        /// Seed of the random order.
         seed: u64,
     },
 }

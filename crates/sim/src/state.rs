@@ -1,4 +1,4 @@
-//! What one operation does to a simulated disk, from its submission to its completion.
+//! The effect of one operation on a simulated disk, from submission to completion.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,10 +13,10 @@ use super::history::{History, OpId};
 use super::medium::{Medium, PAGE_BYTES};
 use super::schedule::Schedule;
 
-/// Unit in which the file is read and written, in bytes: what direct I/O demands of requests.
+/// Block size of the file in bytes: the alignment that direct I/O requires.
 pub const BLOCK_BYTES: u32 = 512;
 
-/// The state of a disk, which its handles and its channels share.
+/// The state of a disk, shared by its handles and its channels.
 #[derive(Clone)]
 pub struct Shared(Arc<Mutex<State>>);
 
@@ -26,43 +26,43 @@ impl Shared {
         Self(Arc::new(Mutex::new(state)))
     }
 
-    /// The state, for one at a time.
+    /// Locks the state.
     pub fn lock(&self) -> MutexGuard<'_, State> {
-        // A test that panicked may still want to look at the disk.
+        // A panicked test may still want to look at the disk.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Everything about a disk, behind its lock.
+/// The state of a disk, protected by its lock.
 pub struct State {
-    /// What reads see: all that has completed.
+    /// Contents as reads see them: everything completed.
     pub live: Medium,
     pub history: History,
     pub faults: Faults,
-    /// The most space that the file can have, in bytes.
+    /// Space limit of the file, in bytes.
     pub capacity: Option<u64>,
     pub schedule: Schedule,
-    /// Makes up what a discarded range holds; without it, that is zeroes.
+    /// Generates the contents of discarded ranges; without it they are zeroes.
     pub garbage: Option<Rng>,
-    /// How many channels there have been.
+    /// Number of channels made so far.
     pub channels: u64,
 }
 
 /// An operation between its submission and its completion.
 #[derive(Clone, Copy, Debug)]
 pub enum Work {
-    /// There is nothing to do but to say so.
+    /// Only answer.
     Answer(Outcome),
-    /// Read this much from here.
+    /// Read this range, then answer.
     Read { at: u64, bytes: u64, answer: Outcome },
-    /// Do what the history has under this number, then say this.
+    /// Apply the operation of this number in the history, then answer.
     Change { op: OpId, answer: Outcome },
-    /// Make durable what had ended before this position, or fail to.
+    /// Make durable what ended before this position, or fail to, then answer.
     Sync { begun: u64, done: bool, answer: Outcome },
 }
 
 impl State {
-    /// A disk that holds `live`, and what its history says of it.
+    /// Makes a disk that holds `live`, with its history.
     pub fn new(live: Medium, history: History) -> Self {
         let faults = Faults::default();
         Self {
@@ -76,7 +76,7 @@ impl State {
         }
     }
 
-    /// Takes an operation in; `data` is what a write carries.
+    /// Accepts an operation; `data` returns the data of a write.
     pub fn begin(&mut self, op: FileOp, data: impl FnOnce() -> Arc<[u8]>) -> Work {
         if let Err(errno) = admit(op) {
             return Work::Answer(Err(errno));
@@ -108,7 +108,7 @@ impl State {
         }
     }
 
-    /// An operation of which so much is done.
+    /// Begins an operation of which `landed` will be done.
     fn begin_some(
         &mut self,
         op: FileOp,
@@ -149,7 +149,7 @@ impl State {
         Work::Change { op: self.history.begin(change, durable), answer }
     }
 
-    /// Carries an operation out; `deliver` is given what a read has found.
+    /// Executes an operation; `deliver` receives the data of a read.
     pub fn complete(&mut self, work: Work, deliver: impl FnOnce(&[u8])) -> Outcome {
         match work {
             Work::Answer(outcome) => outcome,
@@ -188,7 +188,7 @@ impl State {
         missing == 0 || self.capacity.is_none_or(room)
     }
 
-    /// Changes the size, which is durable after the next datasync.
+    /// Sets the size, which is durable after the next datasync.
     pub fn set_size(&mut self, bytes: u64) -> Outcome {
         match self.faults.strike(Call::SetSize, &(0..0)) {
             None | Some(Effect::Misdirect(_)) => {
@@ -205,7 +205,7 @@ impl State {
         }
     }
 
-    /// A change that takes no time.
+    /// Applies an instantaneous change.
     pub fn at_once(&mut self, change: Change, durable: bool) {
         let op = self.history.begin(change, durable);
         self.history.change(op).apply(&mut self.live);

@@ -1,4 +1,4 @@
-//! Each promise of the simulated disk, and that what is not promised does happen.
+//! The guarantees of the simulated disk, and the occurrence of everything not guaranteed.
 
 mod crashes;
 mod faults;
@@ -12,7 +12,7 @@ use flowstone_fileio::{
 
 use super::SimDisk;
 
-/// A channel with the memory of its requests; a request's tag is its number.
+/// A channel with the memory of its requests; a request's tag is its index.
 struct Queue {
     // Declared first, so that it is dropped before the memory.
     channel: Box<dyn FileChannel>,
@@ -89,7 +89,7 @@ fn sync(disk: &SimDisk) {
     disk.run(FileOp::Datasync, &mut []).unwrap();
 }
 
-/// The first byte of the sector at `at`.
+/// Returns the first byte of the sector at `at`.
 fn look(disk: &SimDisk, at: u64) -> u8 {
     let mut byte = [0];
     disk.read_at(at, &mut byte);

@@ -1,4 +1,4 @@
-//! A queue's way into a file on the drive.
+//! The channel of a queue to a file on the drive.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use flowstone_fileio::{FileChannel, FileCompletion, FileOffset, FileOp, FileRequ
 use crate::place::Place;
 use crate::shared::Shared;
 
-/// See the module. What a request does is done when it is started; it completes when the drive
-/// would be done with it.
+/// A channel to a file on the drive. A request takes effect when it is started; it completes when
+/// the drive would complete it.
 pub struct SsdChannel {
     shared: Arc<Shared>,
     place: Arc<Place>,
     submitted: Vec<FileRequest>,
-    /// With the time at which it completes, first ones first.
+    /// Started requests with their completion times, in order.
     started: VecDeque<(u64, FileCompletion)>,
     memory: Vec<u8>,
 }
@@ -32,7 +32,7 @@ impl SsdChannel {
             Ok(at) => (at, Ok(())),
             Err(errno) => (self.shared.time.passed(), Err(errno)),
         };
-        // Files of one drive may be behind each other, but a queue's own requests are in order.
+        // Requests of different files may overtake each other, but those of one queue are in order.
         let at = self.started.back().map_or(at, |(before, _)| at.max(*before));
         self.started.push_back((at, FileCompletion::new(request.tag, outcome)));
     }
@@ -112,7 +112,8 @@ impl FileChannel for SsdChannel {
         }
     }
 
-    /// Who is about to sleep lets the time pass, or others go on.
+    /// Starts submitted requests. A caller that is about to sleep advances the time, or lets others
+    /// run.
     fn next_look(&mut self) -> NextLook {
         self.kick();
         let next = self.started.front().map(|(at, _)| *at);

@@ -1,30 +1,30 @@
-//! What the drive holds, without the zeroes that end a block: a load whose blocks are stamps and
-//! zeroes takes 16 bytes for each, so drives of many gigabytes fit into memory.
+//! Contents of the drive, without trailing zeroes of blocks: a load of stamped blocks takes 16
+//! bytes for each, so drives of many gigabytes fit into memory.
 
 use std::collections::HashMap;
 
-/// What is kept as a whole.
+/// Size of a block.
 pub const BLOCK_BYTES: usize = 4096;
-/// How a block begins that is longer than that.
+/// Longest content stored in `short`.
 const SHORT_BYTES: usize = 16;
-/// Stands for a block that is in `long`.
+/// Marks a block whose content is in `long`.
 const IS_LONG: [u8; SHORT_BYTES] = [0xff; SHORT_BYTES];
-/// How much is looked at for zeroes at a time.
+/// Bytes compared with zero at a time.
 const LOOK_BYTES: usize = 64;
 
-/// See the module.
+/// Contents of a drive, by block.
 pub struct Contents {
     short: Vec<[u8; SHORT_BYTES]>,
     long: HashMap<u32, Box<[u8]>>,
 }
 
 impl Contents {
-    /// So many blocks of zeroes.
+    /// Makes blocks of zeroes.
     pub fn new(blocks: u32) -> Self {
         Self { short: vec![[0; SHORT_BYTES]; blocks as usize], long: HashMap::new() }
     }
 
-    /// Puts a whole block there.
+    /// Writes a whole block.
     pub fn write(&mut self, block: u32, content: &[u8]) {
         let content = without_zeroes_at_the_end(content);
         let mut short = [0; SHORT_BYTES];
@@ -41,7 +41,7 @@ impl Contents {
         *before = if is_long { IS_LONG } else { short };
     }
 
-    /// Fills `target`, which is as long as a block.
+    /// Reads a block into `target`, which has the size of a block.
     pub fn read(&self, block: u32, target: &mut [u8]) {
         let short = &self.short[block as usize];
         let content = if *short == IS_LONG { &self.long[&block][..] } else { short };

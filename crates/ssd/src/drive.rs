@@ -1,4 +1,4 @@
-//! A drive: its shape, what has come to it, and where files are on it.
+//! A drive: its geometry, its counters, and the places of files on it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,49 +13,49 @@ use crate::state::State;
 use crate::time::ModelTime;
 use crate::timing::Work;
 
-/// What a block's content takes, and each end of a unit's place.
+/// Memory per block for its content, and per end of a unit's mapping.
 const CONTENT_BYTES: u64 = 16;
 const PLACE_BYTES: u64 = 4;
-/// Streams that the drive has.
+/// Number of streams of the drive.
 const STREAMS: u8 = 1;
 
-/// What has come to a drive so far, and what that has cost.
+/// Work received by a drive, and its cost.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
-    /// Bytes that were written to files.
+    /// Bytes written to files.
     pub host_bytes: u64,
-    /// Ranges of files that were given back.
+    /// Ranges punched from files.
     pub punches: u64,
-    /// What the flash did, in mapping units.
+    /// Activity of the flash, in mapping units.
     flash: Counts,
     work: Work,
 }
 
 impl Tally {
-    /// What the flash has done since `before`.
+    /// Returns the flash activity since `before`.
     #[must_use]
     pub fn flash_since(&self, before: &Self) -> Counts {
         self.flash.since(&before.flash)
     }
 
-    /// How long the drive has worked since `before`.
+    /// Returns the time for which the drive was busy since `before`.
     #[must_use]
     pub fn busy_since(&self, before: &Self) -> Duration {
         self.work.since(&before.work)
     }
 }
 
-/// See the module. One that is cloned is the same drive.
+/// A modelled drive. Clones are the same drive.
 #[derive(Clone)]
 pub struct Ssd {
     shared: Arc<Shared>,
 }
 
 impl Ssd {
-    /// A drive that the host sees so many bytes of, which are whole mapping units.
+    /// Makes a drive of `bytes` bytes, whole mapping units, as the host sees it.
     ///
     /// # Errors
-    /// If it cannot be built: it is too large, or its spare flash is less than it needs to work.
+    /// If it is impossible: it is too large, or its spare flash is less than it needs to work.
     pub fn new(bytes: u64, options: SsdOptions) -> Result<Self, String> {
         let SsdOptions { unit_bytes, block_bytes, over_provisioning, .. } = options;
         let units = bytes / unit_bytes;
@@ -91,19 +91,19 @@ impl Ssd {
         Ok(Self { shared: Arc::new(Shared::new(time, state)) })
     }
 
-    /// The least memory that a model of such a drive takes once it is full, in bytes.
+    /// Returns the least memory of a full model of such a drive, in bytes.
     pub fn memory_bytes(bytes: u64, options: &SsdOptions) -> u64 {
         let units = bytes / options.unit_bytes;
         let places = (units as f64 * (1.0 + options.over_provisioning)) as u64;
         bytes / BLOCK_BYTES as u64 * CONTENT_BYTES + (units + places) * PLACE_BYTES
     }
 
-    /// The drive's time.
+    /// Returns the drive's time.
     pub fn time(&self) -> &Arc<ModelTime> {
         &self.shared.time
     }
 
-    /// What has come so far.
+    /// Returns the counters.
     pub fn tally(&self) -> Tally {
         let state = self.shared.state();
         Tally {
@@ -114,7 +114,7 @@ impl Ssd {
         }
     }
 
-    /// How often the erase blocks were erased: on average, and the one that was most often.
+    /// Returns the mean and the greatest number of erases of the erase blocks.
     pub fn erases(&self) -> (f64, u32) {
         let state = self.shared.state();
         let (mut sum, mut count, mut most) = (0.0, 0_u32, 0);
@@ -126,10 +126,10 @@ impl Ssd {
         (sum / f64::from(count.max(1)), most)
     }
 
-    /// An empty file that may take the next so many bytes of the drive.
+    /// Makes an empty file that may take the next `bytes` bytes of the drive.
     ///
     /// # Errors
-    /// If the drive has less left.
+    /// If the drive has less space left.
     pub fn file(&self, bytes: u64) -> Result<SsdFile, String> {
         let mut state = self.shared.state();
         let first = state.free_from;

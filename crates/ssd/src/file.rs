@@ -1,4 +1,4 @@
-//! A file on a drive, as image code uses it.
+//! A file on a drive, in the interface that image code uses.
 
 use std::io;
 use std::ops::Range;

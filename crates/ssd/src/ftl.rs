@@ -1,36 +1,37 @@
-//! A page-mapped flash translation layer: where each unit of the drive is, and what that costs.
+//! A page-mapped flash translation layer: the place of each unit on the drive, and the cost of
+//! writes.
 //!
-//! A unit is programmed into the erase block that its stream has open. When erased blocks run out,
-//! the collector picks a victim, programs what is live of it into another block that it has open
-//! for that stream, and erases the victim. So what has lived longer does not lie beside what is
-//! new; under skewed writes that is worth a fifth. Two erased blocks are all that is held back from
-//! use. Theory has none (Desnoyers, "Analytic Models of SSD Write Performance", TOS 2014), which
-//! makes a difference for drives of few blocks only.
+//! A unit is programmed into the open erase block of its stream. When erased blocks run out, the
+//! collector picks a victim, programs its live units into another open block of that stream, and
+//! erases the victim. So older units are separated from new ones; under skewed writes that is worth
+//! a fifth. Only two erased blocks are held back. Theory holds back none (Desnoyers, "Analytic
+//! Models of SSD Write Performance", TOS 2014), which makes a difference only for drives of few
+//! blocks.
 
 use std::collections::VecDeque;
 
 use crate::victims::{Policy, Victims};
 
-/// A write may need a new block, and the collector another one.
+/// Erased blocks kept: a write may need a new block, and the collector another one.
 const ERASED_KEPT: usize = 2;
 /// No place, or no unit.
 const NONE: u32 = u32::MAX;
 
-/// What has happened to the flash, in units and blocks.
+/// Activity of the flash, in units and blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Units that the host has written.
+    /// Units written by the host.
     pub written: u64,
-    /// Units that the collector has moved.
+    /// Units copied by the collector.
     pub copied: u64,
-    /// Erase blocks that were erased.
+    /// Erased erase blocks.
     pub erased: u64,
-    /// Live units that the host has trimmed.
+    /// Live units trimmed by the host.
     pub trimmed: u64,
 }
 
 impl Counts {
-    /// Units programmed for each one written; 1 before anything is written.
+    /// Returns the units programmed per unit written; 1 before the first write.
     #[must_use]
     pub fn amplification(&self) -> f64 {
         if self.written == 0 {
@@ -40,7 +41,7 @@ impl Counts {
         }
     }
 
-    /// What has happened since `earlier`.
+    /// Returns the activity since `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
@@ -52,37 +53,37 @@ impl Counts {
     }
 }
 
-/// The shape of a drive.
+/// The geometry of a drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Units that the host sees.
+    /// Units visible to the host.
     pub units: u32,
-    /// Units of an erase block.
+    /// Units per erase block.
     pub units_per_block: u32,
-    /// Erase blocks; `units` must find room in them beside [`held_blocks`](Self::held_blocks).
+    /// Erase blocks; they must have room for `units` beside [`held_blocks`](Self::held_blocks).
     pub blocks: u32,
-    /// Streams, each with an open block of its own, and one for what the collector moves.
+    /// Streams, each with an open block of its own, and one for copies by the collector.
     pub streams: u8,
 }
 
 impl Shape {
-    /// Blocks that are open, erased, or the victim.
+    /// Returns the blocks that are open, erased, or the victim.
     #[must_use]
     pub fn held_blocks(&self) -> u32 {
         2 * u32::from(self.streams) + ERASED_KEPT as u32 + 1
     }
 }
 
-/// See the module.
+/// A page-mapped flash translation layer.
 pub struct Ftl {
     shape: Shape,
-    /// Where each unit is: block x units per block + place.
+    /// Place of each unit: block x units per block + index.
     place_of: Vec<u32>,
-    /// What is at each place, live or not.
+    /// Unit at each place, live or dead.
     unit_at: Vec<u32>,
     blocks: Vec<Block>,
     erased: VecDeque<u32>,
-    /// The open block of each stream, and behind those the collector's.
+    /// Open block of each stream, followed by those of the collector.
     open: Vec<Open>,
     victims: Victims,
     counts: Counts,
@@ -102,10 +103,10 @@ struct Open {
 }
 
 impl Ftl {
-    /// An empty drive.
+    /// Makes an empty drive.
     ///
     /// # Panics
-    /// If the blocks are too few; see [`Shape::blocks`].
+    /// If there are too few blocks; see [`Shape::blocks`].
     #[must_use]
     pub fn new(shape: Shape, policy: Policy) -> Self {
         let held = u64::from(shape.held_blocks()) * u64::from(shape.units_per_block);
@@ -132,49 +133,49 @@ impl Ftl {
         }
     }
 
-    /// What has happened so far.
+    /// Returns the activity so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// The host writes a unit.
+    /// Writes a unit.
     ///
     /// # Panics
-    /// If there is no such unit or stream.
+    /// If the unit or stream does not exist.
     pub fn write(&mut self, unit: u32, stream: u8) {
         self.kill(unit);
         assert!(stream < self.shape.streams, "no stream {stream}");
         self.program(unit, stream, usize::from(stream));
         self.counts.written += 1;
-        // One that is all live needs a block before it gives one.
+        // A victim whose units are all live takes a block before it frees one.
         while self.erased.len() < ERASED_KEPT {
             self.collect();
         }
     }
 
-    /// The host no longer needs a unit.
+    /// Trims a unit.
     ///
     /// # Panics
-    /// If there is no such unit.
+    /// If the unit does not exist.
     pub fn trim(&mut self, unit: u32) {
         if self.kill(unit) {
             self.counts.trimmed += 1;
         }
     }
 
-    /// Whether a unit holds anything.
+    /// Returns whether a unit has live data.
     #[must_use]
     pub fn is_live(&self, unit: u32) -> bool {
         self.place_of[unit as usize] != NONE
     }
 
-    /// How often each block was erased.
+    /// Returns the number of erases of each block.
     pub fn erases(&self) -> impl Iterator<Item = u32> {
         self.blocks.iter().map(|block| block.erases)
     }
 
-    /// What a unit had is dead. Returns whether it had anything.
+    /// Marks a unit's data as dead. Returns whether it had any.
     fn kill(&mut self, unit: u32) -> bool {
         let place = std::mem::replace(&mut self.place_of[unit as usize], NONE);
         if place == NONE {
@@ -202,7 +203,7 @@ impl Ftl {
         self.place_of[unit as usize] = place;
     }
 
-    /// Makes one erased block of a victim.
+    /// Collects one victim.
     fn collect(&mut self) {
         let victim = self.victims.pick().expect("a block that is full");
         let Block { live, stream, .. } = self.blocks[victim as usize];

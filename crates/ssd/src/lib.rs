@@ -7,9 +7,9 @@
 //!               └─ Work: how long that takes
 //! ```
 //!
-//! A file on it is a [`FileIo`](flowstone_fileio::FileIo), so image code runs on it unchanged. Its
-//! time is its own and passes only when somebody waits: the same calls give the same counts, times
-//! and content.
+//! A file on it is a [`FileIo`](flowstone_fileio::FileIo), so image code runs on it unchanged. The
+//! model's time advances only when something waits: the same calls give the same counts, times and
+//! contents.
 
 mod channel;
 mod contents;

@@ -1,4 +1,4 @@
-//! A drive in one line: `op=7%,unit=4K,block=512K,trim=on,gc=greedy,offset=0`, and how fast it is.
+//! A drive in one line: `op=7%,unit=4K,block=512K,trim=on,gc=greedy,offset=0`, and its timing.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -8,35 +8,35 @@ use flowstone_block::parse_size;
 use crate::timing::Timing;
 use crate::victims::Policy;
 
-/// When the drive hears of space that holds nothing any more.
+/// When the drive receives TRIMs for unused space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrimMode {
     /// At once, as on a device, or a file system with `-o discard`.
     On,
     /// Never, as on a file system that is not trimmed.
     Off,
-    /// All of it each time that so many bytes have been written, as `fstrim` does.
+    /// For all unused space after each time this many bytes have been written, as with `fstrim`.
     Batch(u64),
 }
 
-/// What a drive is like.
+/// Properties of a drive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SsdOptions {
-    /// Flash beyond what the host sees, as a part of that: (physical - logical) / logical.
+    /// Over-provisioning: (physical - logical) / logical.
     pub over_provisioning: f64,
-    /// Bytes of a mapping unit: what the flash programs, whatever less the host writes.
+    /// Bytes of a mapping unit, the least that the flash programs.
     pub unit_bytes: u64,
     /// Bytes of an erase block.
     pub block_bytes: u64,
-    /// When it hears of trims.
+    /// When it receives TRIMs.
     pub trim: TrimMode,
-    /// How it collects.
+    /// Policy of the collector.
     pub gc: Policy,
-    /// Where on it files begin, in bytes.
+    /// Offset of the first file, in bytes.
     pub offset_bytes: u64,
-    /// Whether all of it has been written before, and is live to it.
+    /// Whether all of it has been written before, and is live.
     pub is_aged: bool,
-    /// How fast it is.
+    /// Its timing.
     pub timing: Timing,
 }
 
@@ -166,7 +166,7 @@ fn percent(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Bytes a second, in the millions of data sheets: `520M`.
+/// Parses bytes a second, in the millions of data sheets: `520M`.
 fn rate(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('M').and_then(|number| number.parse::<f64>().ok());
     match number {
@@ -175,7 +175,7 @@ fn rate(text: &str) -> Result<f64, String> {
     }
 }
 
-/// `11.1us`, `1.5ms`.
+/// Parses `11.1us`, `1.5ms`.
 fn time(text: &str) -> Result<Duration, String> {
     let units = [("us", 1e-6), ("ms", 1e-3), ("ns", 1e-9), ("s", 1.0)];
     let found = units.iter().find_map(|(unit, seconds)| {

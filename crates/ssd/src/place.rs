@@ -1,16 +1,16 @@
-//! Where a file is on a drive.
+//! The place of a file on a drive.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use crate::contents::BLOCK_BYTES;
 
-/// See the module.
+/// The place of a file on a drive.
 pub struct Place {
-    /// In blocks of the drive.
+    /// First block on the drive.
     pub first: u32,
     blocks: u64,
-    /// In bytes.
+    /// Size in bytes.
     size: Mutex<u64>,
 }
 
@@ -23,12 +23,12 @@ impl Place {
         *self.size.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where it begins on the drive, in bytes.
+    /// Returns the offset on the drive, in bytes.
     pub fn offset(&self) -> u64 {
         u64::from(self.first) * BLOCK_BYTES as u64
     }
 
-    /// Returns the size before.
+    /// Sets the size. Returns the size before.
     pub fn set_size(&self, bytes: u64) -> u64 {
         let mut size = self.size.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut size, bytes)
@@ -39,7 +39,7 @@ impl Place {
         *size = (*size).max(end);
     }
 
-    /// The drive's blocks of a range that lies in the file.
+    /// Returns the drive's blocks of a range of the file.
     pub fn blocks(&self, bytes: Range<u64>) -> Range<u32> {
         let block = BLOCK_BYTES as u64;
         let at = |block: u64| self.first + block as u32;

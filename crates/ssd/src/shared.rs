@@ -1,11 +1,11 @@
-//! What all users of a drive share.
+//! State shared by all users of a drive.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::state::State;
 use crate::time::ModelTime;
 
-/// See the module.
+/// State shared by all users of a drive.
 pub struct Shared {
     pub time: Arc<ModelTime>,
     state: Mutex<State>,

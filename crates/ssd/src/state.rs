@@ -1,4 +1,4 @@
-//! What a drive holds and has done, and what requests do to it.
+//! State of a drive, and the effect of requests on it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,36 +9,36 @@ use crate::options::{SsdOptions, TrimMode};
 use crate::time::ModelTime;
 use crate::timing::Work;
 
-/// See the module.
+/// State of a drive.
 pub struct State {
     options: SsdOptions,
     time: Arc<ModelTime>,
-    /// Blocks of 4 KiB that the host sees.
+    /// Blocks of 4 KiB visible to the host.
     blocks: u32,
     pub ftl: Ftl,
     contents: Contents,
-    /// Blocks that belong to a file, a bit for each.
+    /// Bitmap of the blocks that belong to a file.
     in_use: Vec<u64>,
     pub work: Work,
     pub host_bytes: u64,
     pub punches: u64,
     pub punched_bytes: u64,
-    /// Bytes written since the drive last heard of all that is free.
+    /// Bytes written since the last TRIM of all free space.
     since_trim: u64,
-    /// Where files on it may begin.
+    /// First block that no file has been given.
     pub free_from: u32,
 }
 
-/// A part of a range that lies in one block.
+/// The part of a range in one block.
 struct Piece {
     block: u32,
-    /// Where in the block.
+    /// Range within the block.
     within: Range<usize>,
-    /// Where in the range it begins.
+    /// Offset within the range.
     at: usize,
 }
 
-/// The parts of a range of bytes, block by block.
+/// Splits a range of bytes into its parts by block.
 fn pieces(range: Range<u64>) -> impl Iterator<Item = Piece> {
     let block = BLOCK_BYTES as u64;
     (range.start / block..range.end.div_ceil(block)).map(move |number| {
@@ -73,12 +73,12 @@ impl State {
         }
     }
 
-    /// Whether it hears of trims, at once.
+    /// Returns whether it receives TRIMs at once.
     pub fn hears_of_trims(&self) -> bool {
         self.options.trim == TrimMode::On
     }
 
-    /// Bytes that are erased as one.
+    /// Returns the size of an erase block.
     pub const fn erase_unit(&self) -> u64 {
         self.options.block_bytes
     }
@@ -87,7 +87,7 @@ impl State {
         self.blocks
     }
 
-    /// Puts bytes at a place that begins and ends anywhere. Returns when that will be done.
+    /// Writes bytes at any offset. Returns when that completes.
     pub fn write(&mut self, first: u64, bytes: &[u8]) -> u64 {
         let end = first + bytes.len() as u64;
         for Piece { block, within, at } in pieces(first..end) {
@@ -120,7 +120,7 @@ impl State {
             + done.erased * timing.erase.as_nanos() as u64
     }
 
-    /// Fills `target` from there. Returns when that will be done.
+    /// Reads into `target`. Returns when that completes.
     pub fn read(&mut self, first: u64, target: &mut [u8]) -> u64 {
         for Piece { block, within, at } in pieces(first..first + target.len() as u64) {
             let target = &mut target[at..at + within.len()];
@@ -134,20 +134,20 @@ impl State {
         self.work.take_on(self.time.passed(), link, 0)
     }
 
-    /// A command without data.
+    /// Executes a command without data. Returns when that completes.
     pub fn command(&mut self) -> u64 {
         let link = self.options.timing.command_ns(0);
         self.work.take_on(self.time.passed(), link, 0)
     }
 
-    /// Makes a range read as zeroes; its blocks keep their place.
+    /// Zeroes a range; its blocks stay allocated.
     pub fn clear(&mut self, range: Range<u64>) {
         for Piece { block, within, .. } in pieces(range) {
             self.put(block, &within, &[0; BLOCK_BYTES][..within.len()]);
         }
     }
 
-    /// Puts bytes into a block.
+    /// Writes part of a block.
     fn put(&mut self, block: u32, within: &Range<usize>, content: &[u8]) {
         if within.len() == BLOCK_BYTES {
             return self.contents.write(block, content);
@@ -163,7 +163,7 @@ impl State {
         whole
     }
 
-    /// Gives a range back: what it has of whole blocks belongs to no file any more.
+    /// Punches a range: its whole blocks no longer belong to a file. Returns when that completes.
     pub fn punch(&mut self, range: Range<u64>) -> u64 {
         let block = BLOCK_BYTES as u64;
         self.clear(range.clone());
@@ -181,7 +181,7 @@ impl State {
         self.trim(blocks)
     }
 
-    /// The drive hears that blocks are free: of whole units, those whose other blocks are, too.
+    /// Trims free blocks: only units of which all blocks are free.
     fn trim(&mut self, blocks: Range<u32>) -> u64 {
         let unit_blocks = (self.options.unit_bytes / BLOCK_BYTES as u64) as u32;
         for unit in blocks.start / unit_blocks..blocks.end.div_ceil(unit_blocks) {
@@ -195,7 +195,7 @@ impl State {
         self.work.take_on(self.time.passed(), link, 0)
     }
 
-    /// One TRIM for each free range of the whole drive.
+    /// Trims each free range of the whole drive.
     fn trim_all_free(&mut self) {
         let mut at = 0;
         while at < self.blocks {
@@ -208,7 +208,7 @@ impl State {
         }
     }
 
-    /// Space is kept for a range.
+    /// Allocates the blocks of a range.
     pub fn allocate(&mut self, blocks: Range<u32>) {
         blocks.for_each(|block| self.set_in_use(block, true));
     }

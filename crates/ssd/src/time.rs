@@ -1,4 +1,4 @@
-//! The drive's time, and what goes on while somebody waits for it.
+//! The drive's time, and cooperative scheduling while something waits for it.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::{Clock, TimeSource};
 
-/// Who else uses drives on this thread.
+/// Other users of drives on this thread.
 enum Others {
-    /// Nobody: whoever waits lets the time pass.
+    /// There are none: a waiting caller advances the time.
     None,
-    /// Goes on, at most until this time, and says whether anything has happened.
+    /// Runs the others, at most until this time, and returns whether anything has happened.
     Waiting(Box<dyn FnMut(Option<Instant>) -> bool>),
-    /// They are at work now, and the time is theirs.
+    /// They are running now, and advance the time.
     Working,
 }
 
@@ -21,8 +21,8 @@ thread_local! {
     static OTHERS: RefCell<Others> = const { RefCell::new(Others::None) };
 }
 
-/// Runs `work`. Whenever it waits for a drive, `others` go on for a while: until the time they are
-/// given at the latest, which is then the time now; without one, until anything has happened.
+/// Runs `work`. Whenever it waits for a drive, `others` run for a while: until the given time at
+/// the latest, to which they advance the time; without one, until anything has happened.
 pub fn beside<T>(
     others: impl FnMut(Option<Instant>) -> bool + 'static,
     work: impl FnOnce() -> T,
@@ -33,7 +33,7 @@ pub fn beside<T>(
     done
 }
 
-/// Runs `work`, which lets the time pass itself ([`ModelTime::advance`]).
+/// Runs `work`, which advances the time itself ([`ModelTime::advance`]).
 pub fn in_charge<T>(work: impl FnOnce() -> T) -> T {
     let before = OTHERS.replace(Others::Working);
     let done = work();
@@ -41,10 +41,10 @@ pub fn in_charge<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// The time of a model. It stands still until somebody lets it pass.
+/// The time of a model. It stands still until it is advanced.
 pub struct ModelTime {
     start: Instant,
-    /// Nanoseconds since.
+    /// Nanoseconds since `start`.
     passed: AtomicU64,
 }
 
@@ -53,28 +53,28 @@ impl ModelTime {
         Arc::new(Self { start: Instant::now(), passed: AtomicU64::new(0) })
     }
 
-    /// Nanoseconds since the beginning.
+    /// Returns the nanoseconds since the beginning.
     pub fn passed(&self) -> u64 {
         self.passed.load(Ordering::Relaxed)
     }
 
-    /// The time at which so many will have passed.
+    /// Converts nanoseconds since the beginning.
     pub fn at(&self, passed: u64) -> Instant {
         self.start + Duration::from_nanos(passed)
     }
 
-    /// Lets the time pass until then.
+    /// Advances the time to `until`.
     pub fn advance(&self, until: Instant) {
         let passed = until.saturating_duration_since(self.start).as_nanos() as u64;
         self.passed.fetch_max(passed, Ordering::Relaxed);
     }
 
-    /// What shows it.
+    /// Returns a clock that shows this time.
     pub fn clock(self: &Arc<Self>) -> Clock {
         Clock::of(Arc::<Self>::clone(self))
     }
 
-    /// Somebody waits until then, or for what others do. Returns whether to look again at once.
+    /// Waits until `until`, or for the others. Returns whether to look again at once.
     pub(crate) fn wait(&self, until: Option<Instant>) -> bool {
         match OTHERS.replace(Others::Working) {
             Others::None => {

@@ -1,21 +1,21 @@
-//! How long the drive takes. Two parts work side by side: the link takes one command after the
-//! other, and the flash programs and erases, which the collector's copies take part in.
+//! Timing of the drive. Two resources work in parallel: the link handles one command at a time, and
+//! the flash programs and erases, also for the collector's copies.
 
 use std::time::Duration;
 
-/// What the parts of the work take.
+/// Costs of the drive's operations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
-    /// Bytes a second of data.
+    /// Bytes of data per second.
     pub write: f64,
-    /// A command whose data takes less.
+    /// Least time of a command.
     pub command: Duration,
-    /// A TRIM, besides that.
+    /// Time of a TRIM, in addition.
     pub trim: Duration,
-    /// Programming a unit, as often as the whole flash does it. Without one it takes as long as
-    /// the unit's data over the link: a data sheet tells how fast both are together.
+    /// Time to program a unit at full parallelism of the flash. Without one it is the time of the
+    /// unit's data on the link: a data sheet gives the speed of both together.
     pub program: Option<Duration>,
-    /// Erasing a block, in the same way.
+    /// Time to erase a block, likewise.
     pub erase: Duration,
 }
 
@@ -38,20 +38,20 @@ impl Timing {
         Self { write, command, trim: Duration::ZERO, program: None, erase: Duration::ZERO }
     }
 
-    /// Nanoseconds that the link takes for a command with so much data. It takes the next command
-    /// while it moves the data of the one before: the slower of the two counts.
+    /// Returns the nanoseconds of a command with this much data on the link. The next command
+    /// overlaps with the data of the previous one: the slower of the two counts.
     pub fn command_ns(&self, bytes: u64) -> u64 {
         (self.command.as_nanos() as u64).max((bytes as f64 * 1e9 / self.write) as u64)
     }
 
-    /// Nanoseconds that the flash takes to program a unit of so many bytes.
+    /// Returns the nanoseconds in which the flash programs a unit.
     pub fn program_ns(&self, unit_bytes: u64) -> u64 {
         let by_rate = (unit_bytes as f64 * 1e9 / self.write) as u64;
         self.program.map_or(by_rate, |program| program.as_nanos() as u64)
     }
 }
 
-/// Nanoseconds of work that link and flash have had, and when they will be done with it.
+/// Busy nanoseconds of link and flash, and the times at which they become free.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Work {
     link: u64,
@@ -61,7 +61,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// Takes more work on, and returns when that will be done.
+    /// Adds work. Returns when it completes.
     pub fn take_on(&mut self, now: u64, link: u64, flash: u64) -> u64 {
         (self.link, self.flash) = (self.link + link, self.flash + flash);
         self.link_free = self.link_free.max(now) + link;
@@ -69,7 +69,7 @@ impl Work {
         self.link_free.max(self.flash_free)
     }
 
-    /// How long the part has worked that had more to do, since `before`.
+    /// Returns the busy time of the busier resource since `before`.
     pub fn since(&self, before: &Self) -> Duration {
         Duration::from_nanos((self.link - before.link).max(self.flash - before.flash))
     }

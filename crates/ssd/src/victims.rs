@@ -1,17 +1,17 @@
-//! Which full block is collected next.
+//! Selection of the next full block to collect.
 //!
-//! Blocks of as many live units are a list, oldest entry first, so that each answer costs at most a
-//! look at each number of live units.
+//! Blocks with equally many live units form a list, oldest entry first, so that a selection costs
+//! at most one look per number of live units.
 
-/// How the victim is chosen.
+/// Policy by which the victim is selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// The one with the fewest live units.
+    /// Fewest live units.
     Greedy,
-    /// The one that was filled first.
+    /// Filled first.
     Fifo,
-    /// The most of (dead / (size + live)) x age, as log-structured file systems have it, where a
-    /// block is as old as the last change to it (Rosenblum and Ousterhout 1992, 3.6).
+    /// Greatest (dead / (size + live)) x age, as in log-structured file systems, where the age of a
+    /// block is that of its last change (Rosenblum and Ousterhout 1992, 3.6).
     CostBenefit,
 }
 
@@ -31,19 +31,19 @@ struct List {
     last: u32,
 }
 
-/// See the module.
+/// The full blocks, by their number of live units.
 pub struct Victims {
     policy: Policy,
     units_per_block: u32,
     entries: Vec<Entry>,
     lists: Vec<List>,
-    /// No list below it has a block.
+    /// No list below this index has a block.
     lowest: usize,
     now: u64,
 }
 
 impl Victims {
-    /// No block is full.
+    /// Makes the lists; no block is full.
     pub fn new(policy: Policy, blocks: u32, units_per_block: u32) -> Self {
         let nobody = Entry { before: NONE, after: NONE, list: NONE, since: 0 };
         let lists = match policy {
@@ -60,13 +60,13 @@ impl Victims {
         }
     }
 
-    /// A block is full, with so many live units.
+    /// Adds a full block with this many live units.
     pub fn filled(&mut self, block: u32, live: u32) {
         self.now += 1;
         self.enter(block, self.list_of(live));
     }
 
-    /// A unit of a block, full or not, is dead; so many are live.
+    /// Records the death of a unit of a block, full or not; `live` units are left.
     pub fn lost_one(&mut self, block: u32, live: u32) {
         if self.entries[block as usize].list == NONE || self.policy == Policy::Fifo {
             return;
@@ -75,7 +75,7 @@ impl Victims {
         self.enter(block, self.list_of(live));
     }
 
-    /// The next victim, which is not full from now on.
+    /// Removes and returns the next victim.
     pub fn pick(&mut self) -> Option<u32> {
         while self.lists.get(self.lowest)?.first == NONE {
             self.lowest += 1;
@@ -89,7 +89,7 @@ impl Victims {
         Some(block)
     }
 
-    /// The list whose oldest block brings most.
+    /// Returns the list whose oldest block has the greatest benefit.
     fn best(&self) -> usize {
         let size = f64::from(self.units_per_block);
         let benefit = |live: usize| {

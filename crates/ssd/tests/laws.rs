@@ -1,18 +1,18 @@
-//! What theory says of a page-mapped drive, and what must always hold.
+//! Theory of page-mapped drives, and invariants.
 
 use flowstone_ssd::{Counts, Ftl, Policy, Shape};
 
 const BLOCKS: u32 = 4096;
 
-/// A drive whose physical space is `1 + provisioning` of what the host sees.
+/// Makes a drive whose physical space is `1 + provisioning` times the visible one.
 fn drive(units_per_block: u32, provisioning: f64, policy: Policy) -> (Ftl, Shape) {
     let units = (f64::from(BLOCKS * units_per_block) / (1.0 + provisioning)) as u32;
     let shape = Shape { units, units_per_block, blocks: BLOCKS, streams: 1 };
     (Ftl::new(shape, policy), shape)
 }
 
-/// What happens in `measured` times the units of random writes to the first of them, after
-/// `warm_up` times.
+/// Returns the activity of `measured` times `units` random writes to the first units, after
+/// `warm_up` times as many.
 fn steady(ftl: &mut Ftl, units: u32, warm_up: u32, measured: u32) -> Counts {
     let mut rng = fastrand::Rng::with_seed(1);
     (0..units).for_each(|unit| ftl.write(unit, 0));
@@ -38,7 +38,7 @@ fn greedy(units_per_block: f64, alpha: f64) -> f64 {
     units_per_block / (units_per_block - (live - 1.0))
 }
 
-/// The same of the collector that takes blocks in the order in which they were filled.
+/// The same for the collector that takes blocks in the order in which they were filled.
 fn fifo(alpha: f64) -> f64 {
     alpha / (alpha + lambert(-alpha * (-alpha).exp()))
 }
@@ -91,7 +91,7 @@ fn writes_in_sequence_cost_nothing_more() {
     }
 }
 
-/// What is trimmed is as good as more space: half of a drive of 7 % is one of 114 %.
+/// Trimmed space is free space: half of a drive of 7 % is one of 114 %.
 #[test]
 fn what_is_trimmed_is_space_for_the_collector() {
     let (mut ftl, shape) = drive(128, 0.07, Policy::Greedy);
@@ -117,7 +117,7 @@ fn a_trim_of_what_is_written_again_at_once_changes_no_counts_but_its_own() {
     assert!(trimmed.counts().trimmed > 0);
 }
 
-/// What is programmed is erased before it is programmed again, and no unit is lost or doubled.
+/// A block is erased before it is programmed again, and no unit is lost or doubled.
 #[test]
 fn nothing_is_lost_and_nothing_made() {
     for (policy, streams) in
@@ -141,8 +141,8 @@ fn nothing_is_lost_and_nothing_made() {
         let counts = ftl.counts();
         assert!((0..2000).all(|unit| ftl.is_live(unit) == live[unit as usize]));
         assert_eq!(ftl.erases().map(u64::from).sum::<u64>(), counts.erased);
-        // Each block holds what was programmed since it was erased: all of it is between the
-        // erased ones and the whole drive.
+        // Each block holds what was programmed since it was erased: the total is between that of
+        // all live units and of the whole drive.
         let programmed = counts.written + counts.copied;
         let held = programmed - counts.erased * 16;
         assert!(held <= 140 * 16, "{policy:?}: {counts:?}");
@@ -150,7 +150,8 @@ fn nothing_is_lost_and_nothing_made() {
     }
 }
 
-/// Units that die together and lie together cost less: a stream for each of two lifetimes.
+/// Units with equal lifetimes that are stored together cost less: a stream for each of two
+/// lifetimes.
 #[test]
 fn streams_tell_lifetimes_apart() {
     let costs = [1, 2].map(|streams| {

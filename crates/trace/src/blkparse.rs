@@ -1,7 +1,7 @@
-//! What `blkparse` prints: `MAJ,MIN CPU SEQ SECONDS PID ACTION RWBS SECTOR + COUNT [PROCESS]`.
-//! Requests count when they are queued (Q), before the kernel merges them; its other steps, its
-//! messages and the summary at the end are passed over. A flush that comes with a write (`FW`) does
-//! not count apart from it.
+//! The output of `blkparse`: `MAJ,MIN CPU SEQ SECONDS PID ACTION RWBS SECTOR + COUNT [PROCESS]`.
+//! Requests are counted when they are queued (Q), before the kernel merges them; other actions,
+//! messages and the summary at the end are skipped. A flush that comes with a write (`FW`) is not
+//! counted separately.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::{Event, Kind};
 
 const SECTOR_BYTES: u64 = 512;
 
-/// Whether a line begins as those of `blkparse` do: `8,0    1 `.
+/// Returns whether a line begins like those of `blkparse`: `8,0    1 `.
 pub fn is_line(line: &str) -> bool {
     let mut fields = line.split_ascii_whitespace();
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
@@ -21,10 +21,11 @@ pub fn is_line(line: &str) -> bool {
         && fields.next().is_some_and(is_number)
 }
 
-/// See the module.
+/// Parser of `blkparse`'s output.
 #[derive(Default)]
 pub struct Output {
-    /// The first device that is named. Others are an error: they would be mixed up with it.
+    /// The first device named. Another one is an error: its requests would be mixed up with the
+    /// first one's.
     device: Option<String>,
 }
 
@@ -54,8 +55,9 @@ impl Lines for Output {
     }
 }
 
-/// The letters of a request: R, W or D, after an F if a flush comes before it. A flush without data
-/// is `FN`, `F`, or `FWS` without a sector; what else has no data (`N`) is no request.
+/// Returns the kind of a request by its letters: R, W or D, after an F if a flush precedes it. A
+/// flush without data is `FN`, `F`, or `FWS` without a sector; anything else without data (`N`) is
+/// no request.
 fn kind_of(letters: &str) -> Option<Kind> {
     let without_flush = letters.trim_start_matches('F');
     match without_flush.chars().next() {

@@ -1,5 +1,5 @@
 //! `timestamp_us,op,offset_bytes,length_bytes[,class[,durable]]`. op is R, W, F (flush), D
-//! (discard), Z (write zeroes), A (an access of unknown kind) or P (held data at first).
+//! (discard), Z (write zeroes), A (an access of unknown kind) or P (data present at first).
 //!
 //! ```text
 //! # flowstone-trace 1 size=1073741824 format=raw
@@ -12,10 +12,10 @@
 //! # lost=12
 //! # requests=3 lost=12
 //! ```
-//! The lines with `#` are those of `flowstone record`: what the disk was, how many requests are
-//! missing where, and, last, that this is the end; and of who knows what the guest did, where a
-//! phase of that begins. Without the first of them a table is another program's: what it has from
-//! the fifth column on is passed over, as all its remarks are.
+//! The lines with `#` are written by `flowstone record`: properties of the disk, numbers of lost
+//! requests where they are missing, and, last, the end mark; programs that know the guest's phases
+//! add the beginning of each. Without the first of these lines a table is another program's: its
+//! columns from the fifth on are ignored, and so are all its remarks.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -52,7 +52,7 @@ fn name_of<T: PartialEq>(all: &[(&'static str, T)], value: &T) -> &'static str {
     all.iter().find(|(_, it)| it == value).map_or("", |(name, _)| name)
 }
 
-/// Reads a table. See the module.
+/// Parser of a table.
 #[derive(Default)]
 pub struct Table {
     is_recorded: bool,
@@ -151,17 +151,17 @@ fn durable(field: &str) -> Result<bool> {
     }
 }
 
-/// What the last line of a recorded trace says.
+/// The last line of a recorded trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Requests in the trace.
     pub requests: u64,
-    /// Those that it lacks.
+    /// Requests lost by the recorder.
     pub lost: u64,
 }
 
 impl Totals {
-    /// If this is the last line.
+    /// Parses the last line of a trace; `None` for other lines.
     pub fn of_line(line: &str) -> Option<Self> {
         let (requests, lost) = line.strip_prefix(END)?.trim_end().split_once(" lost=")?;
         Some(Self { requests: requests.parse().ok()?, lost: lost.parse().ok()? })
@@ -176,22 +176,22 @@ pub struct Writer<W: Write> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Begins with what the disk is.
+    /// Begins a trace with the properties of the disk.
     ///
     /// # Errors
-    /// As from `target`, here and below.
+    /// Those of `target`, here and below.
     pub fn begin(mut target: W, size: u64, format: &str) -> io::Result<Self> {
         writeln!(target, "{HEAD}{VERSION} size={size} format={format}")?;
         writeln!(target, "{COLUMNS}")?;
         Ok(Self { target, line: Vec::new(), totals: Totals::default() })
     }
 
-    /// Writes the next one. Its time is kept in microseconds.
+    /// Writes an event. Its time is kept in microseconds.
     pub fn event(&mut self, event: &Event) -> io::Result<()> {
         let Event { at, kind, offset, bytes, class, durable } = *event;
         let at_us = u64::try_from(at.unwrap_or_default().as_micros()).unwrap_or(u64::MAX);
         let mut digits = itoa::Buffer::new();
-        // By hand: `write!` takes three times as long, and a daemon does this.
+        // Not by `write!`, which takes three times as long: a daemon does this.
         let line = &mut self.line;
         line.clear();
         line.extend_from_slice(digits.format(at_us).as_bytes());
@@ -210,28 +210,28 @@ impl<W: Write> Writer<W> {
         self.target.write_all(line)
     }
 
-    /// Says that so many are missing here.
+    /// Records that requests are missing here.
     pub fn lost(&mut self, requests: u64) -> io::Result<()> {
         self.totals.lost += requests;
         writeln!(self.target, "{LOST}{requests}")
     }
 
-    /// Says that a phase begins here, whose name is a line.
+    /// Records that a phase begins here; `name` is a line.
     pub fn phase(&mut self, name: &str) -> io::Result<()> {
         writeln!(self.target, "{PHASE}{name}")
     }
 
-    /// Says something to people.
+    /// Writes a remark for human readers.
     pub fn remark(&mut self, text: &str) -> io::Result<()> {
         writeln!(self.target, "# {text}")
     }
 
-    /// Hands on what has been written so far.
+    /// Flushes the target.
     pub fn flush(&mut self) -> io::Result<()> {
         self.target.flush()
     }
 
-    /// Ends the trace: one without this has been cut.
+    /// Ends the trace: a trace without its last line has been cut.
     pub fn end(mut self) -> io::Result<Totals> {
         let Totals { requests, lost } = self.totals;
         writeln!(self.target, "{END}{requests} lost={lost}")?;

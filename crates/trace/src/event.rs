@@ -1,34 +1,34 @@
-//! One request of a trace.
+//! The events of a trace.
 
 use std::ops::Range;
 use std::time::Duration;
 
-/// What policies and models count in.
+/// Block size of policies and models.
 const BLOCK_BYTES: u64 = 4096;
 
-/// What was asked for.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// To read a range.
+    /// A read.
     Read,
-    /// To write a range.
+    /// A write.
     Write,
-    /// To make what has been written durable.
+    /// A flush: makes completed writes durable.
     Flush,
-    /// To give a range up.
+    /// A discard.
     Discard,
-    /// To make a range read as zeroes.
+    /// Zeroes a range.
     WriteZeroes,
-    /// To read or to write a range: the trace does not say which.
+    /// A read or a write: the trace does not say which.
     Access,
-    /// Nothing: the range held data when the trace began.
+    /// No request: the range held data when the trace began.
     Present,
 }
 
-/// What kind of data a request carried, as far as the recording daemon knew.
+/// Class of a request's data, as far as the recording daemon knew it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// File contents, or not known.
+    /// File contents, or unknown.
     Data,
     /// Metadata of a file system.
     Metadata,
@@ -39,27 +39,27 @@ pub enum Class {
 /// One request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// When, since some moment; absent where the format has no times.
+    /// Time since some moment; absent if the format has no times.
     pub at: Option<Duration>,
-    /// What.
+    /// Kind of the request.
     pub kind: Kind,
-    /// Where, in bytes.
+    /// Offset in bytes.
     pub offset: u64,
-    /// How much, in bytes.
+    /// Length in bytes.
     pub bytes: u64,
-    /// What kind of data, if the trace says so.
+    /// Class of the data, if the trace has it.
     pub class: Option<Class>,
     /// Whether it had to be durable before it completed.
     pub durable: bool,
 }
 
 impl Event {
-    /// One of which no more is known.
+    /// Makes an event without further information.
     pub const fn new(kind: Kind, offset: u64, bytes: u64) -> Self {
         Self { at: None, kind, offset, bytes, class: None, durable: false }
     }
 
-    /// Numbers of the blocks of 4 KiB that its range shares a byte with.
+    /// Returns the numbers of the blocks of 4 KiB that its range touches.
     pub const fn blocks(&self) -> Range<u64> {
         let first = self.offset / BLOCK_BYTES;
         let end = (self.offset + self.bytes).div_ceil(BLOCK_BYTES);
@@ -67,37 +67,38 @@ impl Event {
     }
 }
 
-/// A part of a trace that has a name.
+/// A named part of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Phase {
-    /// What it is called; several may have the same name.
+    /// Name; several phases may have the same one.
     pub name: String,
-    /// The number of the event that it begins with.
+    /// Index of its first event.
     pub first: usize,
 }
 
-/// All that a disk was asked for.
+/// The requests of a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
-    /// In the order of the trace.
+    /// Events in the order of the trace.
     pub events: Vec<Event>,
-    /// Its parts, if it says so, in the same order. Each one ends where the next one begins.
+    /// Phases in the same order, if the trace has them. Each one ends where the next one begins.
     pub phases: Vec<Phase>,
-    /// Bytes of the disk when the trace began, if the trace says so. It may have grown since.
+    /// Size of the disk in bytes when the trace began, if the trace has it. It may have grown
+    /// since.
     pub size: Option<u64>,
-    /// Requests that the trace lacks, as it says itself.
+    /// Number of lost requests, as stated in the trace.
     pub lost: u64,
     /// Whether its end is missing.
     pub is_cut: bool,
 }
 
 impl Trace {
-    /// Where the last range ends: the least that the disk has.
+    /// Returns the end of the last range: the least size of the disk.
     pub fn end(&self) -> u64 {
         self.events.iter().map(|event| event.offset + event.bytes).max().unwrap_or(0)
     }
 
-    /// What is missing of it, for messages.
+    /// Returns messages about missing parts.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if self.lost > 0 {

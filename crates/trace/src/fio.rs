@@ -1,4 +1,4 @@
-//! fio's I/O log (`write_iolog`), versions 2 and 3. Of several files in it all are one disk.
+//! fio's I/O log (`write_iolog`), versions 2 and 3. All files in a log are taken as one disk.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use anyhow::{Context, Result, bail};
 use crate::lines::Lines;
 use crate::{Event, Kind};
 
-/// See the module.
+/// Parser of fio's log.
 #[derive(Default)]
 pub struct Log {
-    /// Of the format; 0 before its first line.
+    /// Version of the format; 0 before its first line.
     version: u8,
 }
 

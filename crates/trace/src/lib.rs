@@ -1,4 +1,4 @@
-//! Block traces: what a disk was asked for, in order.
+//! Block traces: the requests of a disk, in order.
 //!
 //! | format | told by | what is read |
 //! |---|---|---|
@@ -6,8 +6,8 @@
 //! | fio's I/O log, version 2 or 3 | its first line | reads, writes, trims, syncs |
 //! | blkparse's text | lines that begin `MAJOR,MINOR CPU` | requests that are queued (Q) |
 //!
-//! Each may be compressed with zstd. An error names the line. What there is of a trace that was cut
-//! is read.
+//! Each may be compressed with zstd. An error names the line. Of a trace that was cut, the rest is
+//! read.
 
 mod blkparse;
 mod csv;

@@ -1,19 +1,19 @@
-//! What the formats have in common.
+//! The common interface of formats.
 
 use anyhow::Result;
 
 use crate::{Event, Trace};
 
-/// What reads the lines of a format.
+/// Parser of a format's lines.
 pub trait Lines {
-    /// Reads the next line. Those that are no request give nothing.
+    /// Parses the next line; `None` if it is no request.
     fn event(&mut self, line: &str) -> Result<Option<Event>>;
 
-    /// Whether a line that does not end is only a part of one.
+    /// Returns whether a line without an end may be incomplete.
     fn has_cut_lines(&self) -> bool {
         false
     }
 
-    /// Says what else is known of the trace after its last line.
+    /// Adds further information to the trace after its last line.
     fn end(&self, _trace: &mut Trace) {}
 }

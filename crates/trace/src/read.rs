@@ -1,4 +1,4 @@
-//! Reading a trace, whatever its format.
+//! Reading of traces in any format.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
@@ -11,21 +11,21 @@ use crate::{Event, Kind, Trace, blkparse, csv, fio};
 
 /// First bytes of a zstd frame (RFC 8878, 3.1.1).
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
-/// A longer line is none of a trace.
+/// Longest line of a trace.
 const LINE_BYTES_MAX: u64 = 64 << 10;
-/// A longer read or write is a mistake in the trace.
+/// Longest read or write; a longer one is an error in the trace.
 const REQUEST_BYTES_MAX: u64 = 1 << 30;
 
 /// Reads a whole trace.
 ///
 /// # Errors
-/// If it cannot be read, a line of it makes no sense, or there is no request in it.
+/// If it cannot be read, a line is invalid, or it has no request.
 pub fn read(path: &Path) -> Result<Trace> {
     let file = File::open(path).with_context(|| format!("open {}", path.display()))?;
     read_from(file).with_context(|| path.display().to_string())
 }
 
-/// The same from anything that can be read.
+/// The same from any reader.
 ///
 /// # Errors
 /// See [`read`].
@@ -46,7 +46,7 @@ fn read_lines(mut text: impl BufRead) -> Result<Trace> {
         match text.by_ref().take(LINE_BYTES_MAX).read_line(&mut whole) {
             Ok(0) => break,
             Ok(_) => {}
-            // A zstd frame that does not end.
+            // An incomplete zstd frame.
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
                 trace.is_cut = true;
                 break;

@@ -33,7 +33,7 @@ fn any_event(random: &mut fastrand::Rng, at: u64) -> Event {
     }
 }
 
-/// A trace of so many events, and its text.
+/// Makes a trace of this many events, and its text.
 fn any_trace(seed: u64, events: usize) -> (Trace, Vec<u8>) {
     println!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
@@ -103,7 +103,7 @@ fn what_a_cut_leaves_is_read_and_said_to_be_a_part() {
     }
 }
 
-/// The recorder begins a frame each second, so that a cut costs no more than the last one.
+/// The recorder begins a frame each second, so that a cut loses no more than the last one.
 #[test]
 fn a_cut_in_a_frame_costs_no_frame_before_it() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Reading ahead of a queue's streams, by requests of the channel's own.
+//! Read-ahead for the streams of a queue, by requests of the channel's own.
 
 use std::ops::Range;
 
@@ -10,19 +10,19 @@ use crate::BLOCK_SECTORS;
 use crate::names::BlockId;
 use crate::readahead::Streams;
 
-/// Requests of a channel's own that are on their way at once.
+/// Read-ahead requests in flight at once.
 pub const REQUESTS_MAX: usize = 8;
 
-/// What a channel reads ahead.
+/// Read-ahead of a channel.
 pub struct AheadReads {
     pub streams: Streams,
-    /// Whose queue it is.
+    /// Origin of the queue.
     pub origin: Origin,
-    /// On their way.
+    /// Ranges in flight.
     pub in_flight: Vec<Range<BlockId>>,
-    /// Reads of a guest that wait for one of these.
+    /// Guests' reads that wait for one of these.
     pub waiting: Vec<(Box<Request>, Extent)>,
-    /// Requests that have come back.
+    /// Completed requests, for reuse.
     #[expect(clippy::vec_box, reason = "requests travel in their boxes")]
     spare: Vec<Box<Request>>,
 }
@@ -38,7 +38,7 @@ impl AheadReads {
         }
     }
 
-    /// Whether some of these blocks are on their way.
+    /// Returns whether some of these blocks are being read ahead.
     pub fn is_reading(&self, blocks: &Range<BlockId>) -> bool {
         let meets = |it: &Range<BlockId>| it.start < blocks.end && blocks.start < it.end;
         self.in_flight.iter().any(meets)
@@ -46,7 +46,7 @@ impl AheadReads {
 }
 
 impl CachedChannel {
-    /// Reads these blocks, as far as they are not held.
+    /// Reads the blocks of a range that are not held.
     pub(super) fn read_ahead(&mut self, numbers: Range<u64>) {
         let id = |number| BlockId::of_disk(self.disk.number, number);
         let wanted = id(numbers.start)..id(numbers.end);
@@ -80,7 +80,7 @@ impl CachedChannel {
         self.base.submit(request);
     }
 
-    /// What was read ahead has come back. Reads that waited for it are looked up once more.
+    /// Completes a read-ahead. Reads that waited for it are looked up again.
     pub(super) fn finish_ahead(
         &mut self,
         mut request: Box<Request>,
@@ -98,9 +98,9 @@ impl CachedChannel {
         self.spare.push(lists);
         request.reset();
         self.ahead.spare.push(request);
-        // No two of them overlap.
+        // Ranges in flight do not overlap.
         self.ahead.in_flight.retain(|it| it != blocks);
-        // They may have to wait for the next one.
+        // They may have to wait for another one.
         let waiting = self.ahead.waiting.drain(..);
         let again = waiting.map(|(request, extent)| Pending { request, extent, has_waited: true });
         self.reads.pending.extend(again);

@@ -1,5 +1,5 @@
-//! Requests on their way below: frames stand for some of the guest's memory, and everything is put
-//! back when they return.
+//! Requests sent below: frames replace part of the guest's memory in a request, which is restored
+//! when it completes.
 
 use std::ops::Range;
 
@@ -12,16 +12,16 @@ use crate::BLOCK_SECTORS;
 use crate::names::BlockId;
 use crate::table::Fill;
 
-/// Lists that are used again and again.
+/// Reusable lists.
 #[derive(Default)]
 pub struct Lists {
-    /// Blocks that are filled, in order.
+    /// Fills of the request, in order.
     pub fills: Vec<Fill>,
-    /// While there are fills: the guest's memory, for some of which frames stand in the request.
+    /// If there are fills: the guest's memory, part of which is replaced by frames in the request.
     pub memory: Vec<IoVec>,
 }
 
-/// A request below, and what it is to be again when it comes back.
+/// A request below, with what is restored when it completes.
 pub struct InFlight {
     pub op: Op,
     pub token: Token,
@@ -29,18 +29,18 @@ pub struct InFlight {
     pub purpose: Purpose,
 }
 
-/// What a request below is for.
+/// Purpose of a request below.
 pub enum Purpose {
     /// A guest's read.
     Read,
     /// A guest's change of these blocks.
     Change(Range<BlockId>),
-    /// These blocks are read ahead.
+    /// Read-ahead of these blocks.
     Ahead(Range<BlockId>),
 }
 
 impl CachedChannel {
-    /// Sends a request down, with frames in place of the guest's memory where there are fills.
+    /// Sends a request below, with frames in place of the guest's memory for its fills.
     pub(super) fn send(
         &mut self,
         mut request: Box<Request>,
@@ -65,9 +65,8 @@ impl CachedChannel {
         self.base.submit(request);
     }
 
-    /// Makes a list of memory in which frames stand for the blocks that are filled. Returns the
-    /// extent that it belongs to: that of the request, and all of the blocks at its ends if they
-    /// are filled.
+    /// Makes a memory list in which frames stand for the filled blocks. Returns the extent that it
+    /// covers: that of the request, extended to whole blocks at its ends if these are filled.
     fn put_frames(&self, request: &Request, extent: Extent, lists: &mut Lists) -> Extent {
         let Lists { fills, memory: list } = lists;
         let (mut start, mut end) = (extent.start().get(), extent.end().get());
@@ -87,8 +86,8 @@ impl CachedChannel {
         Extent::new(Sector::new(start), count).expect("it holds the extent of the request")
     }
 
-    /// A request has come back. Returns it as it was when it came; nothing if others have gone down
-    /// instead.
+    /// Processes a completion. Returns the request as submitted; `None` if other requests were sent
+    /// below instead.
     pub(super) fn finish(&mut self, index: usize, completion: Completion) -> Option<Completion> {
         let mut in_flight = self.in_flight.remove(index);
         let Completion { mut request, outcome } = completion;
@@ -98,7 +97,7 @@ impl CachedChannel {
             return None;
         }
         let InFlight { op, token, mut lists, purpose } = in_flight;
-        // A sector that the guest has not asked for may be the bad one.
+        // The error may be in a sector that the guest has not requested.
         let is_larger = request.op != op && !mutant("cache.read.fails-for-a-neighbour");
         let once_more = outcome.is_err() && is_larger;
         (request.op, request.token) = (op, token);
@@ -121,7 +120,7 @@ impl CachedChannel {
         if let Purpose::Change(blocks) = purpose {
             table.end_change(blocks);
         }
-        // Of a write in memory that is lost, what was copied may not be what the disk has.
+        // If a write's memory has vanished, the copy may differ from what the disk has written.
         let succeeded = outcome.is_ok() && is_whole(&request.memory);
         let ends = lists.fills.drain(..);
         let held = ends.filter_map(|fill| table.end_fill(memory, fill, succeeded).then_some(()));

@@ -1,8 +1,8 @@
-//! Reads: those of a batch are looked up together, under one lock, and answered by copies; the
-//! others go down.
+//! Reads: those of a batch are looked up together, under one lock, and answered by copies, or sent
+//! below.
 //!
-//! What finding a block takes lies in memory that no cache of the CPU holds. So all of it is asked
-//! for first, step by step for all blocks, and the waits for it are one.
+//! Finding a block reads memory that is in no cache of the CPU. So it is prefetched, step by step
+//! for all blocks, and the waits overlap.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,31 +17,31 @@ use crate::frames::{Frame, Memory};
 use crate::names::{BlockId, numbers};
 use crate::table::{Fill, Found, PREFETCHED_MAX, Table};
 
-/// The time of one batch of so many is taken.
+/// One batch in this many is timed.
 const TIMED_OF: u32 = 64;
 
 /// Reads of a queue that are not below.
 #[derive(Default)]
 pub struct Reads {
-    /// To be looked up at the kick, or before a change.
+    /// Reads to be looked up at the kick, or before a change.
     pub pending: VecDeque<Pending>,
-    /// To be answered from memory, and the frames of all of their blocks, pinned.
+    /// Reads to be answered from the cache, and the pinned frames of all of their blocks.
     answers: Vec<(Box<Request>, Extent)>,
     held: Vec<Frame>,
-    /// To go down.
+    /// Reads to be sent below.
     missed: Vec<Missed>,
     batches: u32,
 }
 
-/// A read that is to be looked up.
+/// A read to be looked up.
 pub struct Pending {
     pub request: Box<Request>,
     pub extent: Extent,
-    /// It has waited for what is read ahead: streams have seen it.
+    /// Whether it has waited for read-ahead: then streams have seen it.
     pub has_waited: bool,
 }
 
-/// A read that goes down, with what is to be filled by it.
+/// A read to be sent below, with its fills.
 struct Missed {
     request: Box<Request>,
     extent: Extent,
@@ -49,8 +49,8 @@ struct Missed {
 }
 
 impl Reads {
-    /// Returns whether all blocks are held: their frames are added to `held`, pinned. Else `fills`
-    /// are to be read. A block that is not whole on the disk is not held.
+    /// Looks up the blocks of a read. If all are held, their pinned frames are appended to `held`;
+    /// otherwise `fills` are to be read. A block that is not whole on the disk is never held.
     fn look_up(
         &mut self,
         table: &mut Table,
@@ -81,20 +81,20 @@ impl Reads {
     }
 }
 
-/// What became of a read's blocks.
+/// Result of looking up a read's blocks.
 struct LookedUp {
     all_held: bool,
-    /// So many blocks are not wanted.
+    /// Blocks refused by the policy.
     refused: u64,
 }
 
-/// How many blocks lie on a disk as a whole.
+/// Returns the number of whole blocks of a disk.
 fn whole_blocks(capacity: SectorCount) -> u64 {
     (capacity.get() / BLOCK_SECTORS).min(BlockId::NUMBER_MAX)
 }
 
 impl CachedChannel {
-    /// Looks up what is pending, in order.
+    /// Looks up pending reads, in order.
     pub(super) fn read_pending(&mut self) {
         while !self.reads.pending.is_empty() {
             self.look_at_capacity();
@@ -122,7 +122,7 @@ impl CachedChannel {
         }
     }
 
-    /// The disk may have grown. Not under the lock, since it may ask the image.
+    /// Checks whether the disk has grown. Outside the lock, since it may ask the image.
     fn look_at_capacity(&mut self) {
         let ends = self.reads.pending.iter().map(|it| numbers(it.extent).end * BLOCK_SECTORS);
         if ends.max() > Some(self.capacity.get()) {
@@ -130,8 +130,8 @@ impl CachedChannel {
         }
     }
 
-    /// Looks up some reads, until there are blocks enough for one hold of the lock, or what is to
-    /// be read ahead: the reads after it may be of that.
+    /// Looks up some reads, until they have enough blocks for one hold of the lock, or need
+    /// read-ahead, which the reads after them may profit from. Returns the range to read ahead.
     fn look_up_some(&mut self) -> Option<Range<u64>> {
         let mut reads = std::mem::take(&mut self.reads);
         let Self { disk, ahead, counters, spare, capacity, .. } = self;
@@ -184,7 +184,7 @@ impl CachedChannel {
         to_come
     }
 
-    /// Copies what is held to the reads that have found it.
+    /// Copies held blocks to the reads that have found them.
     fn answer(&mut self) {
         let memory = &self.disk.cache.memory;
         let Reads { answers, held, .. } = &mut self.reads;

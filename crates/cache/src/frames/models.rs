@@ -1,4 +1,4 @@
-//! A frame that is given to another use while a queue copies out of it.
+//! Model of a frame that is reused while a queue copies out of it.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use flowstone_block::sync::Mutex;
 
 use super::*;
 
-/// What the table's lock protects: the free frames, and the one that holds a block.
+/// The state under the table's lock: the free frames, and the frame that holds a block.
 struct Table {
     free: FreeFrames,
     held: Option<Frame>,
 }
 
-/// What the frame holds. (Frames themselves are memory that loom does not see.)
+/// Content of the frame. (Frames themselves are memory that loom does not see.)
 struct Held(UnsafeCell<u64>);
 
 // SAFETY: loom checks that it is not written while another thread reads it.

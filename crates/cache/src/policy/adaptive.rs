@@ -1,12 +1,12 @@
-//! Our default: S3-FIFO whose shape follows the load.
+//! The default policy: S3-FIFO with a shape that adapts to the load.
 //!
-//! No shape of S3-FIFO is good for all loads: a large small queue that lets everything that was
-//! used again go on is nearly LRU, a tiny one is nearly a filter against scans. So several shapes
-//! are tried beside each other, each on a small cache that sees only a sample of the blocks, chosen
-//! by a hash of their number, and is smaller by the same factor (miniature simulation: Waldspurger
-//! et al., "Cache modeling and optimization using miniature simulations", ATC 2017). The cache
-//! itself takes the shape that has had most hits lately. Its queues only change in length as blocks
-//! come and go, so a change of shape gives nothing up.
+//! No shape of S3-FIFO suits all loads: with a large small queue that promotes every block used
+//! again it is nearly LRU, with a tiny one a filter against scans. So several shapes run in
+//! parallel, each on a miniature cache that sees only a sample of the blocks, chosen by a hash of
+//! their number, and is smaller by the same factor (miniature simulation: Waldspurger et al.,
+//! "Cache modeling and optimization using miniature simulations", ATC 2017). The cache itself takes
+//! the shape with the most recent hits. A change of shape evicts nothing: queues only change in
+//! length as blocks come and go.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,40 +17,40 @@ use super::{Kept, Outcome, Policy};
 use crate::names::{BlockId, Place, spread};
 use crate::vms::Vms;
 
-/// What is tried: from a filter against scans to nearly LRU.
+/// The candidates: from a filter against scans to nearly LRU.
 const SHAPES: [Shape; 6] =
     [shape(0.01, 2), shape(0.1, 1), shape(0.1, 2), shape(0.3, 2), shape(0.9, 1), shape(0.9, 2)];
-/// The shape before anything is known: nearly LRU loses little on any load.
+/// Index of the initial shape: nearly LRU, which is never far off the best.
 const FIRST: usize = 5;
-/// A small cache has at least that many blocks, so that its hits say something.
+/// Least size of a miniature cache, so that its hits are significant.
 const SAMPLE_BLOCKS_MIN: usize = 2048;
-/// At most one block of so many is looked at.
+/// Greatest inverse of the sampling rate.
 const SAMPLED_OF_MAX: u64 = 256;
-/// The shape is chosen anew after so many accesses, in parts of the capacity.
+/// Choices of the shape per as many accesses as the capacity has blocks.
 const CHOICES_PER_CAPACITY: usize = 4;
-/// How much hits count less with each choice that passes: half after 23.
+/// Factor by which hits decay with each choice: half after 23.
 const DECAY: f64 = 0.97;
 
 const fn shape(small: f64, promote: u32) -> Shape {
     Shape { small, promote, ghosts: 1.0 }
 }
 
-/// Keeps what the shape of the moment keeps.
+/// S3-FIFO with the shape chosen last.
 #[derive(Debug)]
 pub struct Adaptive {
     key: u64,
     cache: S3Fifo,
     trials: Vec<Trial>,
     chosen: usize,
-    /// One block of so many is looked at: a power of two.
+    /// Inverse of the sampling rate: a power of two.
     sampled_of: u64,
     choose_every: usize,
     since_choice: usize,
-    /// What the small caches give up, which is nobody's loss.
+    /// Evictions of the miniature caches, which are ignored.
     lost: Vec<Kept>,
 }
 
-/// A shape on trial.
+/// A candidate shape.
 #[derive(Debug)]
 struct Trial {
     cache: S3Fifo,
@@ -58,7 +58,7 @@ struct Trial {
 }
 
 impl Adaptive {
-    /// Keeps so many blocks; `key` decides which of them are looked at.
+    /// Makes a policy that keeps up to `capacity` blocks; `key` selects the sample.
     pub fn new(capacity: usize, key: u64) -> Self {
         let mut sampled_of = 1;
         while sampled_of < SAMPLED_OF_MAX
@@ -105,7 +105,7 @@ impl Adaptive {
     }
 }
 
-/// What the small caches keep.
+/// Returns the size of the miniature caches.
 fn sample_of(capacity: usize, sampled_of: u64) -> usize {
     capacity / sampled_of as usize
 }

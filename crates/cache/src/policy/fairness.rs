@@ -1,4 +1,4 @@
-//! What VMs take from each other, and what they do not.
+//! Isolation of VMs from each other in the default policy.
 
 mod scan;
 
@@ -6,13 +6,13 @@ use super::adaptive::Adaptive;
 use super::*;
 use crate::curve::Curve;
 
-/// Whether it is a hit.
+/// Accesses a block. Returns whether it is a hit.
 fn hit(policy: &mut dyn Policy, disk: u32, number: u64) -> bool {
     matches!(policy.access(BlockId::of_disk(disk, number), &mut Vec::new()), Outcome::Hit(_))
 }
 
-/// The hit ratio of a VM that uses `set` blocks, once in `one_of` accesses, beside one that takes
-/// all it can get; `at_times` is called each quarter of the capacity.
+/// Returns the hit ratio of a VM that uses `set` blocks, in one of `one_of` accesses, beside a VM
+/// that takes all it can get; `at_times` is called each quarter of the capacity.
 fn beside_a_hog(
     policy: &mut Adaptive,
     capacity: u64,
@@ -44,8 +44,8 @@ fn equal_vms(capacity: u64) -> Adaptive {
     policy
 }
 
-/// A VM with less than 4 to 8 % of all accesses had no floor, whatever its weight: too few of them
-/// were in the sample.
+/// Regression: a VM with less than 4 to 8 % of all accesses had no floor, whatever its weight: too
+/// few of them were in the sample.
 #[test]
 fn a_vm_that_accesses_less_often_has_what_its_weight_allows() {
     let mut ratios = Vec::new();
@@ -59,7 +59,7 @@ fn a_vm_that_accesses_less_often_has_what_its_weight_allows() {
     assert!(ratios.iter().all(|ratio| *ratio > 0.9), "{ratios:.3?}");
 }
 
-/// The same with VMs that are alike in all but their working sets, of which there are many.
+/// The same with many VMs that differ only in their working sets.
 #[test]
 fn each_of_many_vms_has_what_its_weight_allows() {
     let mut ratios = Vec::new();
@@ -72,7 +72,7 @@ fn each_of_many_vms_has_what_its_weight_allows() {
         let (mut hits, mut accesses) = (0u64, 0u64);
         let all = 200 * capacity as u64;
         for at in 0..all {
-            // A half of them use more than they are allowed.
+            // Half of them use more than their part.
             let disk = random.u32(0..count as u32);
             let is_modest = disk.is_multiple_of(2);
             let number =
@@ -94,7 +94,7 @@ fn each_of_many_vms_has_what_its_weight_allows() {
     assert!(ratios.iter().all(|ratio| *ratio > 0.9), "{ratios:.3?}");
 }
 
-/// A third VM comes and goes. The others lost their floors and curves each time.
+/// A third VM comes and goes. Regression: each time the others lost their floors and curves.
 #[test]
 fn vms_that_come_and_go_cost_the_others_nothing() {
     let [still, coming_and_going] = [false, true].map(|is_coming_and_going| {
@@ -114,7 +114,7 @@ fn vms_that_come_and_go_cost_the_others_nothing() {
     assert!(coming_and_going > 0.85, "{coming_and_going:.3} for {still:.3}");
 }
 
-/// Curves were made for the size of the moment.
+/// Regression: curves were made for the current size.
 #[test]
 fn vms_that_came_while_the_cache_was_small_have_their_part_when_it_has_grown() {
     let ratios = [false, true].map(|was_small| {
@@ -130,8 +130,8 @@ fn vms_that_came_while_the_cache_was_small_have_their_part_when_it_has_grown() {
     assert!(ratios[1] > ratios[0] - 0.05, "{ratios:.3?}");
 }
 
-/// A VM is switched off. What was protected of it stayed for good, and took its room from those
-/// that were left: from one of two, and from two of three.
+/// A VM is switched off. Regression: its protected blocks stayed for good and took room from the
+/// others: with two VMs, and with three.
 #[test]
 fn what_a_vm_had_that_has_gone_others_use() {
     let capacity = 2000u64;
@@ -146,7 +146,7 @@ fn what_a_vm_had_that_has_gone_others_use() {
             hit(&mut policy, disk, random.u64(0..set));
         }
         policy.set_vms(&Vms::of_sizes(after));
-        // All but a little of the cache.
+        // Nearly all of the cache.
         let wanted = capacity * 95 / 100;
         let mut hits = 0;
         for at in 0..40 * capacity {
@@ -157,9 +157,9 @@ fn what_a_vm_had_that_has_gone_others_use() {
     }
 }
 
-/// A VM had a working set of its part, and stops, or uses one block now and then from now on: how
-/// many seconds it takes until another one could use all of the cache, and has nine tenths of its
-/// accesses as hits.
+/// A VM with a working set of its part stops, or from now on uses one block now and then. Measures
+/// the seconds until another VM, whose working set needs the whole cache, has a hit ratio of nine
+/// tenths.
 #[test]
 fn what_a_vm_does_not_use_any_more_others_do() {
     let mut took = Vec::new();
@@ -172,7 +172,7 @@ fn what_a_vm_does_not_use_any_more_others_do() {
                 hit(&mut policy, 0, random.u64(0..set));
                 hit(&mut policy, 1, random.u64(0..2 * capacity));
             }
-            // What the other one uses fits as a whole.
+            // The other one's working set just fits.
             let wanted = capacity * 95 / 100;
             (0..200u64).position(|second| {
                 policy.pass(Duration::from_secs(1));
@@ -192,14 +192,14 @@ fn what_a_vm_does_not_use_any_more_others_do() {
     assert!(took.iter().all(|it| *it));
 }
 
-/// What was protected once filled its VM's floor for good, used again or not: no hits at all. Then
-/// protected blocks of all VMs were in one queue, from which a block that was in the way went to
+/// Regression: a block once protected filled its VM's floor for good, used again or not: no hits at
+/// all. Later: protected blocks of all VMs were in one queue, in which a blocking one was moved to
 /// the front: .31 and .34.
 #[test]
 fn a_vm_that_uses_all_twice_has_those_hits_whatever_shape_suits_the_others() {
     let capacity = 6600u64;
     let mut less = Vec::new();
-    // Accesses of this VM, of one that scans, and of one some of whose blocks are used often.
+    // Accesses per round of this VM, of one that scans, and of one with a skewed distribution.
     for [twice, scan, skewed] in [[20, 10, 1], [10, 10, 3], [3, 10, 1]] {
         let mut policy = Adaptive::new(capacity as usize, 1);
         policy.set_vms(&Vms::of_sizes(&[1, 1, 1]));
@@ -231,8 +231,8 @@ fn a_vm_that_uses_all_twice_has_those_hits_whatever_shape_suits_the_others() {
     assert!(less.iter().all(|less| *less < 0.05), "{less:.3?} less than alone");
 }
 
-/// Uses of a heavy VM count several times, so an eviction may find only blocks that have been used,
-/// and then takes what is last, whoever is to keep it.
+/// A use by a heavy VM counts several times, so an eviction may find only used blocks, and then
+/// evicts the last one, whichever VM has it.
 #[test]
 fn a_heavy_vm_takes_nothing_from_light_ones() {
     let capacity = 6000u64;
@@ -264,7 +264,7 @@ fn a_heavy_vm_takes_nothing_from_light_ones() {
     assert!(less.iter().all(|less| *less < 0.25), "{less:.3?} less than alone");
 }
 
-/// Blocks that VMs hold when they come, go and change are theirs all the time: counts neither
+/// Blocks held are attributed to their VMs whenever VMs come, go and change: counts neither
 /// underflow nor are lost.
 #[test]
 fn what_vms_hold_is_counted_whenever_they_change() {
@@ -291,8 +291,8 @@ fn what_vms_hold_is_counted_whenever_they_change() {
     }
 }
 
-/// Without a key, a guest that knew which blocks are in the sample, and read only those, made the
-/// curve flat for all.
+/// Regression: without a key, a guest that knew which blocks are sampled, and read only those,
+/// flattened the curve for all.
 #[test]
 fn a_guest_that_knows_the_sample_does_not_flatten_the_curve() {
     let mut curve = Curve::new(64_000, 1);

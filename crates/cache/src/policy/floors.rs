@@ -1,16 +1,17 @@
-//! What each VM keeps of a cache, whatever the others do, and how much its uses count.
+//! Guaranteed parts of VMs in a cache, and weights of their uses.
 //!
-//! A VM is not to have fewer hits than it would have alone with the part of the cache that its
-//! weight allows; its miss-ratio curve says how many those are, and how many blocks they take.
-//! While it holds no more than that, it loses none for other VMs. Those need not be the best ones,
-//! so it has a *floor* beside that: while it has fewer hits, the floor rises, and so many of its
-//! blocks are protected when they would be given up. While it has more, the floor sinks, and the VM
-//! that makes the best use of a block has it. Nothing is set aside: what a VM does not use, others
-//! do, and when it wakes, what they have above their own bounds makes way.
+//! A VM should have no fewer hits than it would have alone, with the part of the cache that its
+//! weight allows; its miss-ratio curve tells how many hits those are, and how many blocks they
+//! take. While it holds no more blocks than that, it loses none to other VMs. These need not be the
+//! best blocks, so it also has a *floor*: while it has fewer hits than promised, the floor rises,
+//! and up to that many of its blocks are protected from eviction. While it has more, the floor
+//! sinks, and blocks go to the VM that makes the best use of them. Nothing is reserved: others use
+//! the part that a VM does not use, and when it becomes active, blocks above their own bounds are
+//! evicted first.
 //!
-//! All of it follows the VM's own accesses, and the time that [`Floors::pass`] is told: how often
-//! other VMs access the cache changes nothing. They could else have all that a VM holds before it
-//! has accessed enough to show in its hits.
+//! All of this depends on the VM's own accesses, and on the time reported by [`Floors::pass`], not
+//! on how often other VMs access the cache. Otherwise they could take all blocks of a VM before it
+//! has accessed enough for its hits to tell.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,62 +22,61 @@ use crate::curve::Curve;
 use crate::names::BlockId;
 use crate::vms::Vms;
 
-/// What VMs can be promised together, in parts of the capacity: what must go has to be found soon.
+/// Part of the capacity promised to all VMs together: some blocks must stay evictable.
 const PROMISED: f64 = 0.9;
-/// Both bounds end at what has this part of the hits that were promised...
+/// Part of the promised hits that both bounds are sized for.
 const NEEDED: f64 = 0.95;
-/// What is protected is given up nearly in order of age: a little more than what LRU would need.
+/// Factor on the size that LRU needs: protected blocks are evicted only nearly in order of age.
 const SLACK: f64 = 1.25;
-/// ...and at so many times the accesses of late: a VM that accesses little needs little.
+/// Caps both bounds at this many blocks per recent access, so that a rarely active VM reserves
+/// little.
 const BLOCKS_PER_ACCESS: f64 = 8.0;
-/// Accesses count less the longer ago they are: by a factor of e after this time.
+/// Time constant of the decay of recent accesses.
 const LATE: Duration = Duration::from_secs(60);
-/// No more accesses are remembered than what allows this many times the VM's part: a VM that has
-/// accessed much, and stops, is idle as soon as others.
+/// Cap on remembered accesses, as a multiple of those that allow the VM's part: a VM that has
+/// accessed much, and stops, becomes idle as soon as others.
 const REMEMBERED: f64 = 2.0;
-/// A floor rises below the hit ratio that was promised, and sinks when so much above that.
+/// Excess over the promised hit ratio at which a floor sinks; below the promised one it rises.
 const MARGIN: f64 = 0.02;
-/// By what part of what the weight allows a floor rises and sinks.
+/// Divisors of the VM's part that give the steps by which a floor rises and sinks.
 const RISE: usize = 8;
 const SINK: usize = 16;
-/// A VM is looked at after so many of its own accesses, in parts of what its weight allows...
+/// Looks at a VM per as many of its own accesses as its part has blocks.
 const LOOKS_PER_PART: usize = 8;
-/// ...and at least so many accesses of its curve's sample: ten such looks make the curve known.
+/// Least sampled accesses of its curve between two looks: ten looks make the curve known.
 const SAMPLED_PER_LOOK: usize = 16;
-/// How much what has been counted weighs after another look.
+/// Factor by which counts decay with each look.
 const FADE: f64 = 0.9;
-/// A use counts no more than so many of a VM with the mean share.
+/// Most uses that one access counts as.
 const USES_MAX: f64 = 16.0;
-/// VMs of which too little is known may have this part of all weight; else nothing is known of all
-/// of them.
+/// Greatest part of all weight whose VMs' curves may be unknown for a joint estimate.
 const UNKNOWN_MAX: f64 = 0.05;
 
-/// What each VM holds, and what it is not to lose.
+/// The blocks held by each VM, and its bounds.
 #[derive(Debug, Default)]
 pub struct Floors {
     vms: Arc<Vms>,
     capacity: usize,
     capacity_max: usize,
-    /// Blocks that are held, by number of the disk.
+    /// Blocks held, by disk number.
     held_of_disk: Vec<usize>,
-    /// By number of the VM. Empty if there are not two, who could take something from each other.
+    /// By VM number. Empty with fewer than two VMs, which cannot take blocks from each other.
     states: Vec<State>,
-    /// Of the samples of curves.
+    /// Key of the curves' samples.
     key: u64,
 }
 
 #[derive(Debug)]
 struct State {
-    /// Blocks that are held, of all its disks.
+    /// Blocks held, of all its disks.
     held: usize,
-    /// So many may be protected.
+    /// Most blocks that may be protected.
     floor: usize,
-    /// So many take the hits that were promised: while no more are held, none is given up for
-    /// others.
+    /// Blocks needed for the promised hits: while no more are held, none is evicted for others.
     needed: usize,
-    /// What a use of it counts.
+    /// Uses that one access counts as.
     uses: u32,
-    /// Accesses of late.
+    /// Recent accesses, decaying.
     recent: f64,
     /// Its own accesses until the next look.
     until_look: usize,
@@ -86,13 +86,13 @@ struct State {
 }
 
 impl Floors {
-    /// Of no VMs. `key` decides what curves look at.
+    /// Makes the floors of no VMs. `key` selects the curves' samples.
     pub fn new(key: u64) -> Self {
         Self { key, ..Self::default() }
     }
 
-    /// These are the VMs from now on, and they share so many blocks, one day up to `capacity_max`.
-    /// A VM with a disk that it has had before is the same one.
+    /// Sets the VMs, which share `capacity` blocks, and at most `capacity_max` later. A VM with a
+    /// disk that it had before keeps its state.
     pub fn set(&mut self, vms: &Arc<Vms>, capacity: usize, capacity_max: usize) {
         if **vms == *self.vms {
             return;
@@ -125,13 +125,13 @@ impl Floors {
         self.bound_all();
     }
 
-    /// They share so many blocks from now on.
+    /// Sets the number of blocks that they share.
     pub fn resize(&mut self, capacity: usize) {
         self.capacity = capacity;
         self.bound_all();
     }
 
-    /// So much time has passed.
+    /// Reports the time that has passed.
     pub fn pass(&mut self, time: Duration) {
         let left = (-time.as_secs_f64() / LATE.as_secs_f64()).exp();
         for vm in 0..self.states.len() {
@@ -150,7 +150,7 @@ impl Floors {
         }
     }
 
-    /// Holds a VM's bounds at what its hits take.
+    /// Limits a VM's bounds to what its hits take.
     fn bound(&mut self, vm: usize) {
         let allowed = self.allowed(vm, self.capacity) as usize;
         let entitled = self.entitled(vm) as usize;
@@ -161,19 +161,19 @@ impl Floors {
         state.floor = state.floor.min(state.needed);
     }
 
-    /// The blocks that a VM's weight allows it of so many.
+    /// Returns a VM's part of `capacity` blocks, by its weight.
     fn allowed(&self, vm: usize, capacity: usize) -> f64 {
         capacity as f64 * PROMISED * self.vms.weight(vm)
     }
 
-    /// Those of them that it can use, as often as it has accessed some of late.
+    /// Returns the blocks of that part that it can use, by its recent accesses.
     fn entitled(&self, vm: usize) -> f64 {
         let used = self.states[vm].recent * BLOCKS_PER_ACCESS;
         self.allowed(vm, self.capacity).min(used)
     }
 
-    /// A block is read or written. Returns how many uses that counts as: more than one for a VM
-    /// that has more than the mean share.
+    /// Counts an access to a block. Returns how many uses it counts as: more than one for a VM with
+    /// more than the mean share.
     pub fn access(&mut self, block: BlockId, is_hit: bool) -> u32 {
         let Some(vm) = self.vm(block) else { return 1 };
         let state = &mut self.states[vm];
@@ -191,7 +191,7 @@ impl Floors {
         uses
     }
 
-    /// Has a VM's floor rise or sink.
+    /// Raises or lowers a VM's floor.
     fn look(&mut self, vm: usize) {
         let allowed = self.allowed(vm, self.capacity) as usize;
         let state = &mut self.states[vm];
@@ -211,12 +211,12 @@ impl Floors {
         state.accesses *= FADE;
     }
 
-    /// The number of the VM that a block is of, if that shares the cache with others.
+    /// Returns the number of the VM that a block belongs to, if it shares the cache with others.
     pub fn vm(&self, block: BlockId) -> Option<usize> {
         self.vms.of(block).filter(|vm| *vm < self.states.len())
     }
 
-    /// A block is held from now on.
+    /// Counts a block as held.
     pub fn count_in(&mut self, block: BlockId) {
         let disk = block.disk() as usize;
         if disk >= self.held_of_disk.len() {
@@ -228,7 +228,7 @@ impl Floors {
         }
     }
 
-    /// A block is not held any more.
+    /// Counts a block as no longer held.
     pub fn count_out(&mut self, block: BlockId) {
         self.held_of_disk[block.disk() as usize] -= 1;
         if let Some(vm) = self.vm(block) {
@@ -236,23 +236,23 @@ impl Floors {
         }
     }
 
-    /// Whether a VM that has so many protected blocks loses none of them when one is given up for a
-    /// block of the VM `by`.
+    /// Returns whether a VM with this many protected blocks loses none of them when one is evicted
+    /// for a block of the VM `by`.
     pub fn keeps(&self, vm: usize, protected: usize, by: Option<usize>) -> bool {
         let State { held, floor, needed, .. } = self.states[vm];
-        // What it takes in itself, it makes room for itself.
+        // It makes room itself for blocks that it takes in.
         let is_own = by == Some(vm) && !mutant("cache.floors.grows-at-others-cost");
         let loses_none = held + usize::from(is_own) <= needed;
         loses_none && !mutant("cache.floors.lag-behind-others") || floor > 0 && protected <= floor
     }
 
-    /// Whether there are VMs that could take something from each other.
+    /// Returns whether there are VMs that could take blocks from each other.
     pub fn are_shared(&self) -> bool {
         !self.states.is_empty()
     }
 
-    /// The part of the accesses that a cache of so many blocks would answer, if each VM counts by
-    /// its weight and not by how often it accesses the cache. Nothing while too little is known.
+    /// Returns the estimated hit ratio of a cache of this many blocks, if each VM counts by its
+    /// weight and not by its rate of accesses; `None` while too little is known.
     pub fn hit_ratio(&self, blocks: usize) -> Option<f64> {
         let held_of_all: usize = self.held_of_disk.iter().sum();
         let (mut hits, mut known, mut unknown) = (0.0, 0.0, 0.0);
@@ -263,7 +263,7 @@ impl Floors {
                 unknown += weight;
                 continue;
             }
-            // It would hold the part that it holds now, and keep what its weight allows.
+            // It would hold the same fraction as now, and keep its part.
             let part = *held as f64 * blocks as f64 / held_of_all.max(1) as f64;
             let kept = self.allowed(vm, blocks).min(*held as f64);
             let kept = if mutant("cache.sizes.vms-lose-what-is-safe") { 0.0 } else { kept };

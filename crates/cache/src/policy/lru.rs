@@ -1,10 +1,10 @@
-//! Least recently used: the yardstick.
+//! Least recently used: the reference for comparisons.
 
 use super::{EVICTIONS_MAX, Kept, Outcome, Policy};
 use crate::entries::Entries;
 use crate::names::{BlockId, Place};
 
-/// Keeps what was used last.
+/// Keeps the most recently used blocks.
 #[derive(Debug)]
 pub struct Lru {
     capacity: usize,
@@ -13,7 +13,7 @@ pub struct Lru {
 }
 
 impl Lru {
-    /// Keeps so many blocks, at least one.
+    /// Makes a policy that keeps up to `capacity` blocks, at least one.
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.max(1);
         Self { capacity, places: capacity, entries: Entries::with_capacity(capacity, 1) }

@@ -1,8 +1,8 @@
-//! The rules of MultiCache (No and Park; S5.6). The paper has two: a sector is kept when p, its
-//! accesses, reach FREQ_THRESHOLD; and, in its Definition 1, when p · u/Σu · v/Σv does, that is
-//! its accesses times the share of its VM of all vCPUs and of all memory. Either holds whether
-//! there is room or not. Accesses are counted in the [`Repository`]. The paper does not say what
-//! makes room; here it is the sector that was used longest ago.
+//! The rules of MultiCache (No and Park; S5.6). The paper has two: a sector is kept if its accesses
+//! p reach FREQ_THRESHOLD; and, in its Definition 1, if p · u/Σu · v/Σv does, that is its accesses
+//! times its VM's shares of all vCPUs and of all memory. Either holds whether there is room or not.
+//! Accesses are counted in the [`Repository`]. The paper does not say what is evicted; here it is
+//! the least recently used sector.
 
 mod repository;
 
@@ -14,24 +14,24 @@ use crate::entries::Entries;
 use crate::names::{BlockId, Place};
 use crate::vms::{VmShare, Vms};
 
-/// Chunks of sectors that are counted in each table of the repository: as many as blocks are kept,
-/// and at least so many.
+/// Least number of chunks counted in each table of the repository; otherwise as many as blocks are
+/// kept.
 const CHUNKS_MIN: usize = 1 << 17;
 
-/// What is compared with the threshold.
+/// The value compared with the threshold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// Accesses.
     Count,
-    /// Their weight, as the paper writes it. With N equal VMs the product of shares is 1/N², so
-    /// each of them needs N² times as many accesses as it would alone.
+    /// Weighted accesses, as in the paper. With N equal VMs the product of shares is 1/N², so each
+    /// of them needs N² times as many accesses as it would alone.
     Weight,
-    /// The same, relative to the mean share: with equal VMs an access counts 1, however many there
-    /// are.
+    /// Weighted accesses relative to the mean share: with equal VMs an access counts 1, whatever
+    /// their number.
     Relative,
 }
 
-/// Keeps what is used often enough by those who count enough.
+/// Keeps blocks whose value reaches the threshold.
 #[derive(Debug)]
 pub struct MultiCache {
     capacity: usize,
@@ -40,12 +40,13 @@ pub struct MultiCache {
     rule: Rule,
     vms: Arc<Vms>,
     repository: Repository,
-    /// What is kept.
+    /// The kept blocks.
     entries: Entries,
 }
 
 impl MultiCache {
-    /// Keeps so many blocks, at least one, of which the rule's value reaches `threshold`.
+    /// Makes a policy that keeps up to `capacity` blocks, at least one, whose value reaches
+    /// `threshold`.
     pub fn new(capacity: usize, threshold: f64, rule: Rule) -> Self {
         let capacity = capacity.max(1);
         Self {
@@ -76,7 +77,7 @@ impl MultiCache {
         }
     }
 
-    /// A block has been accessed so often.
+    /// Processes an access; `accesses` is the block's count with it.
     fn accessed(&mut self, block: BlockId, accesses: u32, evicted: &mut Vec<Kept>) -> Outcome {
         if let Some((place, _)) = self.entries.find(block) {
             self.entries.move_to_front(place, 0);

@@ -1,14 +1,13 @@
 //! S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023), with the
-//! sizes that its authors fix as parameters.
+//! sizes fixed by its authors as parameters.
 //!
-//! New blocks enter a small queue. What has been used again when it comes to the end of that goes
-//! on to the main queue, where a use gives a block another turn; what has not is given up and
-//! remembered without its data. What comes back while it is remembered goes to the main queue at
-//! once.
+//! New blocks enter a small queue. At its end, blocks used again go on to the main queue, where a
+//! use gives a block another turn; others are evicted and remembered as ghosts. A block that comes
+//! back while it is a ghost goes to the main queue at once.
 //!
-//! Ours is what happens with several VMs ([`floors`](super::floors)): a block that would be given
-//! up, and that its VM is not to lose, goes to that VM's queue of protected ones. When the VM takes
-//! in one more than its floor, the oldest of these goes first.
+//! An extension for several VMs ([`floors`](super::floors)): a block at the end of a queue that its
+//! VM must not lose goes to that VM's queue of protected blocks. When the VM takes in more than its
+//! bounds allow, the oldest of these is evicted first.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,39 +20,39 @@ use crate::entries::Entries;
 use crate::names::{BlockId, Place};
 use crate::vms::Vms;
 
-/// Blocks that get another turn before one is given up whatever its uses: all of them may have been
+/// Blocks that get another turn before one is evicted whatever its uses: all of them may have been
 /// used.
 const TURNS_MAX: usize = 64;
-/// Protected blocks of a VM that are looked at, each time, for one that is not to be protected any
+/// Protected blocks of a VM that are checked, per eviction, for one that is not to be protected any
 /// more.
 const PROTECTED_LOOKS: usize = 8;
-/// More uses than that are not counted.
+/// Greatest count of uses.
 const COUNT_MAX: u32 = 3;
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
 const GHOSTS: usize = 2;
-/// From here on, a queue for each VM: its blocks that were at the end of a queue, and that it is
-/// not to lose, the oldest at the back.
+/// First of the queues of protected blocks, one per VM: its blocks that reached the end of a queue
+/// and must not be lost, the oldest at the back.
 const PROTECTED: usize = 3;
 
-/// How the capacity is shared out.
+/// Division of the capacity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
-    /// The part of the capacity that the small queue takes.
+    /// Size of the small queue, as a fraction of the capacity.
     pub small: f64,
-    /// Uses, while it is in the small queue, that let a block go on to the main queue.
+    /// Uses in the small queue that promote a block to the main queue.
     pub promote: u32,
-    /// How many blocks are remembered without their data, in parts of the capacity.
+    /// Number of ghosts, as a fraction of the capacity.
     pub ghosts: f64,
 }
 
 impl Shape {
-    /// What the paper fixes, as its authors' simulator has it.
+    /// The parameters of the paper, as in its authors' simulator.
     pub const PAPER: Self = Self { small: 0.1, promote: 2, ghosts: 0.9 };
 }
 
-/// Keeps what is used again.
+/// An S3-FIFO cache.
 #[derive(Debug)]
 pub struct S3Fifo {
     capacity: usize,
@@ -64,16 +63,16 @@ pub struct S3Fifo {
     entries: Entries,
     /// Blocks in queues of protected ones.
     protected: usize,
-    /// The queue of protected ones that is looked at next.
+    /// The queue of protected blocks that is checked next.
     next: usize,
 }
 
 impl S3Fifo {
-    /// Keeps so many blocks, at least two.
+    /// Makes a policy that keeps up to `capacity` blocks, at least two.
     pub fn new(capacity: usize, shape: Shape) -> Self {
         let capacity = capacity.max(2);
         let ghosts = (capacity as f64 * shape.ghosts) as usize;
-        // One more while a ghost is added before another one is forgotten.
+        // One more while a ghost is added before another one is dropped.
         let places = capacity + ghosts + 1;
         Self {
             capacity,
@@ -87,18 +86,18 @@ impl S3Fifo {
         }
     }
 
-    /// With a key for what is looked at of VMs.
+    /// Adds floors for VMs, with the key of their samples.
     pub fn with_floors(self, key: u64) -> Self {
         Self { floors: Floors::new(key), ..self }
     }
 
-    /// Shares the capacity out in another way from now on.
+    /// Changes the shape.
     pub fn reshape(&mut self, shape: Shape) {
         self.shape = shape;
     }
 
-    /// What these VMs have above their parts goes first, from now on, and uses of heavy ones count
-    /// more. That is ours, not S3-FIFO's.
+    /// Sets the VMs: blocks above their parts are evicted first, and uses by heavy VMs count more.
+    /// An extension to S3-FIFO.
     pub fn weigh(&mut self, vms: &Arc<Vms>) {
         self.floors.set(vms, self.capacity, self.capacity_max);
         self.entries.have_queues(PROTECTED + vms.len());
@@ -108,14 +107,14 @@ impl S3Fifo {
         (self.capacity as f64 * share) as usize
     }
 
-    /// How often a block has been used since it came, as far as that is counted.
+    /// Returns the count of a block's uses.
     #[cfg(test)]
     pub fn uses(&mut self, block: BlockId) -> Option<u32> {
         let (place, _) = self.entries.find(block)?;
         Some(self.entries.count(place))
     }
 
-    /// Gives one block up, for one more of the VM `by`.
+    /// Evicts a block, for one more of the VM `by`.
     fn evict(&mut self, by: Option<usize>) -> Option<Kept> {
         if let Some(gone) = self.evict_protected(by) {
             return Some(gone);
@@ -139,8 +138,7 @@ impl S3Fifo {
         self.end_of_queue(place)
     }
 
-    /// Gives up a protected block that its VM may lose: of the VM `by`, or of another one, which
-    /// takes turns.
+    /// Evicts a protected block that its VM may lose: of the VM `by`, or of another one, in turn.
     fn evict_protected(&mut self, by: Option<usize>) -> Option<Kept> {
         if self.protected == 0 {
             return None;
@@ -153,7 +151,7 @@ impl S3Fifo {
             .find_map(|queue| self.evict_from(queue, by, PROTECTED_LOOKS))
     }
 
-    /// The same, from one queue of protected blocks, of which so many are looked at.
+    /// The same, from one queue of protected blocks, after at most `looks` checks.
     fn evict_from(&mut self, queue: usize, by: Option<usize>, looks: usize) -> Option<Kept> {
         for _ in 0..looks {
             let place = self.entries.back(queue)?;
@@ -168,13 +166,13 @@ impl S3Fifo {
             if own == queue {
                 return None;
             }
-            // VMs had other numbers when it came here.
+            // VM numbers were different when it was moved to this queue.
             self.entries.move_to_front(place, own);
         }
         None
     }
 
-    /// Whether a block stays when one is given up for one more of the VM `by`.
+    /// Returns whether a block stays when one is evicted for one more of the VM `by`.
     fn keeps(&self, block: BlockId, by: Option<usize>) -> bool {
         let vm = self.floors.vm(block);
         let protected = |vm| self.entries.len(self.queue_of(vm));
@@ -183,14 +181,13 @@ impl S3Fifo {
         })
     }
 
-    /// The queue of a VM's protected blocks. VMs beyond the most queues that there can be share the
-    /// last one.
+    /// Returns the queue of a VM's protected blocks. VMs beyond the most queues share the last one.
     fn queue_of(&self, vm: usize) -> usize {
         (PROTECTED + vm).min(self.entries.queues() - 1)
     }
 
-    /// Protects a block at the end of its queue that would be given up, if its VM is not to lose
-    /// it, or has older ones to lose instead. Returns the queue that it is in now.
+    /// Protects a block at the end of its queue that would be evicted, if its VM must not lose it,
+    /// or has older protected ones to lose instead. Returns the queue to which it was moved.
     fn protect(&mut self, place: Place, by: Option<usize>) -> Option<usize> {
         let uses_enough = if self.entries.queue(place) == SMALL { self.shape.promote } else { 1 };
         if self.entries.count(place) >= uses_enough {
@@ -206,13 +203,13 @@ impl S3Fifo {
         Some(queue)
     }
 
-    /// The block at the back of one of the queues, or of the other one if that is empty.
+    /// Returns the block at the back of one queue, or of the other one if that is empty.
     fn back(&self, from_small: bool) -> Option<Place> {
         let (small, main) = (self.entries.back(SMALL), self.entries.back(MAIN));
         if from_small { small.or(main) } else { main.or(small) }
     }
 
-    /// Returns the block if it is given up.
+    /// Processes a block at the end of its queue. Returns it if it is evicted.
     fn end_of_queue(&mut self, place: Place) -> Option<Kept> {
         match self.entries.queue(place) {
             MAIN => self.end_of_main(place),
@@ -224,7 +221,7 @@ impl S3Fifo {
         }
     }
 
-    /// Returns the block if it is given up.
+    /// The same for the small queue and for protected blocks.
     fn end_of_small(&mut self, place: Place) -> Option<Kept> {
         let uses = self.entries.count(place);
         self.entries.set_count(place, 0);
@@ -249,7 +246,7 @@ impl S3Fifo {
         }
     }
 
-    /// Returns the block if it is given up.
+    /// The same for the main queue.
     fn end_of_main(&mut self, place: Place) -> Option<Kept> {
         let uses = self.entries.count(place);
         if uses > 0 {
@@ -271,7 +268,7 @@ impl Policy for S3Fifo {
         let uses = self.floors.access(block, is_hit);
         match found {
             Some((ghost, GHOSTS)) => {
-                // So that making room does not forget it.
+                // Removed first, so that making room does not drop it.
                 self.entries.remove(ghost);
             }
             Some((place, _)) => {

@@ -8,7 +8,7 @@ fn all(capacity: usize) -> Vec<(&'static str, Box<dyn Policy>)> {
     kinds.map(|kind| (kind.name(), kind.build(capacity, FREQ_THRESHOLD, 1))).into()
 }
 
-/// What becomes of a block.
+/// The last known state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Became {
     Hit,
@@ -28,7 +28,7 @@ fn hits(policy: &mut dyn Policy, blocks: impl Iterator<Item = u64>) -> usize {
     blocks.filter(|block| step(policy, *block) == Became::Hit).count()
 }
 
-/// Its answers, against what it says that it gives up.
+/// Checks a policy's results against its reported evictions.
 #[test]
 fn what_is_kept_is_what_was_inserted_and_neither_evicted_nor_forgotten() {
     let seed = fastrand::u64(..);
@@ -79,7 +79,7 @@ fn a_cache_that_becomes_smaller_gives_up_what_does_not_fit_in_steps_and_grows_ag
             assert_eq!((policy.len(), 1000 - evicted.len()), (left, left), "{name}");
         }
         assert!(evicted.iter().all(|gone| policy.find(gone.block).is_none()), "{name}");
-        // An access gives up a few only.
+        // An access evicts only a few.
         policy.resize(300, 0, &mut evicted);
         hits(&mut *policy, (5000..5010).chain(5000..5010));
         assert!((600..700).contains(&policy.len()), "{name}: {}", policy.len());
@@ -94,7 +94,7 @@ fn a_cache_that_becomes_smaller_gives_up_what_does_not_fit_in_steps_and_grows_ag
     }
 }
 
-/// Everything has been used as often as is counted: one access does not go through all of it.
+/// All counts are at their maximum: one access does not visit all blocks.
 #[test]
 fn one_block_goes_even_if_all_have_been_used() {
     let mut policy = S3Fifo::new(10_000, Shape::PAPER);
@@ -104,7 +104,7 @@ fn one_block_goes_even_if_all_have_been_used() {
     let mut evicted = Vec::new();
     policy.access(BlockId(20_000), &mut evicted);
     assert_eq!((evicted.len(), policy.len()), (1, 10_000));
-    // Those that have had another turn.
+    // Blocks that have had another turn.
     let turned = (0..10_000).filter(|block| policy.uses(BlockId(*block)) < Some(3)).count();
     assert!(turned <= 70, "{turned}");
 }
@@ -134,7 +134,7 @@ fn lru_keeps_what_was_used_last() {
     assert_eq!(step(&mut lru, 2), Became::Inserted);
 }
 
-/// A scan of ten times the cache passes by; what is used all the time stays.
+/// A scan of ten times the cache does not displace hot blocks.
 #[test]
 fn a_scan_does_not_take_the_cache_from_what_is_used() {
     for (name, mut policy) in all(1000) {
@@ -177,7 +177,7 @@ fn a_heavy_vm_is_kept_sooner_and_the_relative_scale_does_not_shrink_with_the_num
     assert_eq!(accesses(Rule::Relative, &[1, 1, 1, 3]), Some(5));
 }
 
-/// Counts of blocks that are not kept take bounded room.
+/// Counts of blocks that are not kept take bounded memory.
 #[test]
 fn multicache_forgets_counts() {
     let mut policy = MultiCache::new(10, 2.0, Rule::Weight);
@@ -188,7 +188,7 @@ fn multicache_forgets_counts() {
     assert!(counted <= 1 << 20, "{counted}");
 }
 
-/// Reads and writes are counted apart, and both are accesses.
+/// Reads and writes are counted separately, and both are accesses.
 #[test]
 fn multicache_counts_reads_and_writes() {
     let mut policy = MultiCache::new(10, 3.0, Rule::Count);
@@ -201,7 +201,7 @@ fn multicache_counts_reads_and_writes() {
     assert_eq!(policy.write(block, &mut evicted), Outcome::Refused);
 }
 
-/// A load that wants another shape than the one before gets it.
+/// A load that needs another shape than the last one gets it.
 #[test]
 fn the_default_follows_the_load() {
     let (mut adaptive, mut lru) = (Adaptive::new(4096, 1), Lru::new(4096));
@@ -211,7 +211,7 @@ fn the_default_follows_the_load() {
     assert_eq!(hits(&mut lru, loops.iter().copied()), 0);
     let kept = hits(&mut adaptive, loops.iter().copied());
     assert!(kept > loops.len() / 3, "{kept} of {}", loops.len());
-    // Then what is used twice within the length of the cache, and never again: LRU's best case.
+    // Then blocks used twice within the length of the cache, and never again: LRU's best case.
     let recent: Vec<u64> = (0..200_000u64)
         .map(|at| 1_000_000 + if random.bool() { at } else { at.saturating_sub(3000) })
         .collect();
@@ -220,9 +220,9 @@ fn the_default_follows_the_load() {
     assert!(ours * 10 > of_lru * 8, "{ours} against {of_lru}");
 }
 
-/// Of 10,000 accesses of the first VM to its working set, how many are hits while the second one,
-/// which accesses nine times as often, uses each block of more than the cache holds more often than
-/// the first one its own.
+/// Returns the hits of 10,000 accesses of the first VM to its working set, beside a second VM that
+/// accesses nine times as often and uses each block of a set larger than the cache more often than
+/// the first VM its own.
 fn hits_beside_a_hog(sizes: &[u32], capacity: usize) -> usize {
     let mut policy = Adaptive::new(capacity, 1);
     policy.set_vms(&Vms::of_sizes(sizes));
@@ -241,7 +241,7 @@ fn hits_beside_a_hog(sizes: &[u32], capacity: usize) -> usize {
     hits
 }
 
-/// The working set is a quarter of the cache: a VM that is allowed a half has it whatever another
+/// The working set is a quarter of the cache: a VM with a part of a half keeps it whatever another
 /// one does.
 #[test]
 fn no_vm_takes_from_another_what_its_weight_allows() {
@@ -252,7 +252,7 @@ fn no_vm_takes_from_another_what_its_weight_allows() {
     assert!(light < equal, "{light} of 10,000 are more than a tenth of the cache allows");
 }
 
-/// What an idle VM has is used by others, and it has its part again when it wakes.
+/// Others use the part of an idle VM, which has it again when it becomes active.
 #[test]
 fn what_an_idle_vm_has_is_used_by_others_until_it_wakes() {
     let mut policy = Adaptive::new(4000, 1);

@@ -1,4 +1,4 @@
-//! Blocks that were read ahead, until a guest asks for them.
+//! Blocks read ahead and not yet read by a guest.
 
 use std::ops::Range;
 
@@ -9,16 +9,16 @@ use crate::entries::Entries;
 use crate::frames::{Frame, Memory};
 use crate::names::BlockId;
 
-/// Blocks that were read ahead, until they are asked for: then the policy hears of them.
+/// Blocks read ahead. The policy learns of them when a guest reads them.
 pub(super) struct Ahead {
     pub(super) blocks: Entries,
-    /// By the places of `blocks`.
+    /// Frames by the places of `blocks`.
     pub(super) frames: Vec<Frame>,
     pub(super) blocks_max: usize,
 }
 
 impl Table {
-    /// The frame of a block that was read ahead, which is not held by that any more.
+    /// Removes a block read ahead and returns its frame.
     pub(super) fn take_ahead(&mut self, block: BlockId) -> Option<Frame> {
         let (place, _) = self.ahead.blocks.find(block)?;
         self.ahead.blocks.remove(place);
@@ -40,14 +40,14 @@ impl Table {
         }
     }
 
-    /// Whether there is anything to gain by reading a block ahead.
+    /// Returns whether a block is held, so that reading it ahead would gain nothing.
     fn is_held(&mut self, block: BlockId) -> bool {
         let kept = self.policy.find(block).is_some_and(|place| self.frame(place).is_some());
         kept || self.ahead.blocks.find(block).is_some()
     }
 
-    /// A range is to be read ahead. Appends fills for the first run of blocks in it that are not
-    /// held, and returns the first block about which nothing has been done.
+    /// Begins a read-ahead of a range. Appends fills for the first run of blocks in it that are not
+    /// held, and returns the first block that was not processed.
     pub fn begin_ahead(
         &mut self,
         memory: &Memory,
@@ -62,7 +62,7 @@ impl Table {
             let fill = if is_held { None } else { self.begin_fill(memory, block) };
             match fill {
                 Some(fill) => fills.push(fill),
-                // There is no frame, or this is where the run ends.
+                // There is no frame, or the run ends here.
                 None if !is_held || !fills.is_empty() => return block,
                 None => {}
             }
@@ -70,8 +70,8 @@ impl Table {
         blocks.end
     }
 
-    /// A block has been read ahead: it is held until it is asked for, if it is still what the disk
-    /// holds.
+    /// Ends a fill of a read-ahead: the block is held until it is read, if it has not changed
+    /// since.
     pub fn end_ahead(&mut self, memory: &Memory, fill: Fill, succeeded: bool) {
         let Fill { block, frame, version } = fill;
         let is_current = self.changes(block).version == version;

@@ -1,5 +1,4 @@
-//! What is held of a range is forgotten, in steps: a large range takes its time, and others wait
-//! for the lock.
+//! Dropping the blocks of a large range, in steps, so that others get the lock in between.
 
 use std::ops::Range;
 
@@ -12,10 +11,10 @@ use crate::names::BlockId;
 /// A change of a range of which nothing is to be held.
 pub struct Forgetting {
     blocks: Range<BlockId>,
-    /// Whether fills of the range are spoilt. Before anything is dropped: a read that comes between
-    /// would fill a block anew, with what the disk holds before the change.
+    /// Whether the change has begun, which spoils fills of the range. Before anything is dropped:
+    /// otherwise a read in between would fill a block with the content before the change.
     begun: bool,
-    /// Where to go on.
+    /// The block to continue at.
     from: Option<BlockId>,
 }
 
@@ -25,8 +24,8 @@ impl Forgetting {
         Self { blocks, begun: false, from }
     }
 
-    /// What is done under one hold of the lock. Returns whether something is left to do. When
-    /// nothing is, the change has [begun](Table::begin_change).
+    /// Does the work of one hold of the lock. Returns whether something is left to do. When nothing
+    /// is, the change has [begun](Table::begin_change).
     pub fn step(&mut self, table: &mut Table, memory: &Memory) -> bool {
         let late = mutant("cache.discard.drops-before-it-raises-the-version");
         if !self.begun && (!late || self.from.is_none()) {
@@ -41,7 +40,7 @@ impl Forgetting {
 }
 
 impl Table {
-    /// Nothing is held of this disk any more, and nothing is remembered.
+    /// Drops the state of a disk.
     pub fn forget_disk(&mut self, disk: u32) {
         if let Some(known) = self.disks.get_mut(disk as usize) {
             *known = Disk::default();

@@ -1,27 +1,25 @@
-//! The cache becomes smaller, and larger again.
+//! Shrinking and growing of the cache.
 
 use super::Table;
 use crate::frames::{Frame, Memory};
 
-/// Blocks that are given up at a time when the cache becomes smaller: others wait for the lock
-/// meanwhile.
+/// Blocks evicted per hold of the lock when the cache shrinks.
 const SHRINK_STEP: usize = 512;
 
-/// How much may be held.
+/// Limits of what may be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Blocks that the policy keeps.
+    /// Blocks kept by the policy.
     pub blocks: usize,
-    /// Blocks that were read ahead.
+    /// Blocks read ahead.
     pub ahead: usize,
-    /// Frames that have memory, those of blocks on their way included.
+    /// Frames with memory, those being filled included.
     pub frames: usize,
 }
 
 impl Table {
-    /// Keeps at most so many blocks, and blocks read ahead, from now on, in at most so many frames.
-    /// Gives some of them up for that. Returns frames whose memory the host is to have back, and
-    /// whether there is more to do.
+    /// Applies smaller limits, and evicts some blocks for that. Returns frames whose memory is to
+    /// be returned to the host, and whether there is more to do.
     pub fn shrink(&mut self, memory: &Memory, target: Target) -> (Vec<Frame>, bool) {
         self.set_target(target);
         let mut evicted = std::mem::take(&mut self.evicted);
@@ -48,18 +46,18 @@ impl Table {
         self.free.limit(target.frames);
     }
 
-    /// Frames of [`shrink`](Self::shrink) whose memory has been given back.
+    /// Records frames of [`shrink`](Self::shrink) whose memory has been returned.
     pub fn returned(&mut self, frames: &[Frame]) {
         self.free.returned(frames);
     }
 
-    /// May keep so much from now on, which is more than before.
+    /// Applies larger limits.
     pub fn grow(&mut self, target: Target) {
         self.set_target(target);
         self.policy.resize(target.blocks, 0, &mut self.evicted);
     }
 
-    /// How many frames have memory of the host.
+    /// Returns the number of frames with host memory.
     pub fn resident(&self) -> usize {
         self.free.resident()
     }

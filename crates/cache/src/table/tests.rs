@@ -1,32 +1,31 @@
-//! Three requests for the same block, in every order in which their steps can follow each other:
-//! what is held is what the disk holds. What happens under the lock is one step, so there is no
-//! other order.
+//! Three requests for one block, with every interleaving of their steps: the held data must equal
+//! the disk's. Everything done under the lock is one step, so there is no other interleaving.
 
 use super::*;
 use crate::BLOCK_BYTES;
 use crate::policy::PolicyKind;
 
 const BLOCK: BlockId = BlockId::of_disk(1, 7);
-/// What the block holds at first, and what other blocks hold.
+/// Initial content of the block, and content of other blocks.
 const FIRST: u8 = 1;
 const OTHER: u8 = 200;
-/// More than the policy fills, and fewer than all requests could want.
+/// More than the policy uses, and fewer than all requests could need.
 const FRAMES: usize = 4;
 
-/// What a request does.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Read,
     Write,
-    /// Fails, and the disk has not done it.
+    /// Fails without effect on the disk.
     WriteLost,
-    /// Fails, and the disk has done it.
+    /// Fails after it has reached the disk.
     WriteDone,
-    /// A part of the block.
+    /// A write of a part of the block.
     WritePart,
     Discard,
     ReadAhead,
-    /// Other blocks are read, so that this one has to go.
+    /// Reads other blocks, so that this one is evicted.
     Evict,
 }
 
@@ -42,8 +41,8 @@ const KINDS: [Kind; 8] = [
 ];
 
 impl Kind {
-    /// It begins, the disk carries it out, it ends. A discard may take the lock twice before it
-    /// goes down.
+    /// It begins, reaches the disk, and ends. A discard may take the lock twice before it is sent
+    /// below.
     const fn steps(self) -> usize {
         if matches!(self, Self::Discard) { 4 } else { 3 }
     }
@@ -52,19 +51,19 @@ impl Kind {
 struct Host {
     memory: Memory,
     table: Table,
-    /// What the disk holds of the block.
+    /// The disk's content of the block.
     disk: u8,
 }
 
-/// A request on its way.
+/// A request in progress.
 struct Actor {
     kind: Kind,
     value: u8,
     fill: Option<Fill>,
-    /// A frame that is being read, and what it held.
+    /// A frame being read, and its content when it was pinned.
     pinned: Option<(Frame, u8)>,
     forgetting: Option<Forgetting>,
-    /// Whether that has something left to do.
+    /// Whether `forgetting` has something left to do.
     forgets: bool,
 }
 
@@ -79,7 +78,7 @@ impl Host {
         host
     }
 
-    /// A whole read at once.
+    /// Performs a whole read.
     fn read_through(&mut self, block: BlockId, value: u8) {
         match self.table.read(&self.memory, block) {
             Found::Held(frame) => self.memory.unpin(frame),
@@ -103,7 +102,7 @@ impl Host {
         bytes[0]
     }
 
-    /// What is held of the block.
+    /// Returns the held content of the block.
     fn held(&mut self) -> Option<u8> {
         let kept = self.table.policy.find(BLOCK).map(|place| *self.table.frame(place));
         let ahead = self.table.ahead.blocks.find(BLOCK);
@@ -249,7 +248,7 @@ fn what_is_held_is_what_the_disk_holds_in_every_order_of_three_requests() {
                 let kinds = [first, second, third];
                 each_order(kinds.map(Kind::steps), &mut Vec::new(), &mut |order| {
                     let is_held = [true, false];
-                    // What is not held need not go.
+                    // A block that is not held need not be evicted.
                     let count = if kinds.contains(&Kind::Evict) { 1 } else { 2 };
                     for is_held in &is_held[..count] {
                         orders += 1;
@@ -279,15 +278,15 @@ fn a_large_range_is_forgotten_and_others_stay() {
     table.begin_change(range.clone());
     assert_eq!(table.forget_some(&memory, range.clone()), None);
     assert_eq!((table.disk(1).blocks, table.disk(2).blocks), (2, 1));
-    // Nothing is filled while a change as large as that is on its way, and everything afterwards.
+    // Nothing is filled while such a large change is in flight; everything is afterwards.
     assert!(matches!(table.read(&memory, BlockId::of_disk(1, 400)), Found::Busy));
     assert!(matches!(table.read(&memory, BlockId::of_disk(2, 400)), Found::Fill(_)), "of others");
     table.end_change(range);
     assert!(matches!(table.read(&memory, BlockId::of_disk(1, 400)), Found::Fill(_)));
 }
 
-/// A frame that is being read was zeroed by a shrink that took it for an idle one (a mutant; no
-/// test saw it).
+/// A mutant zeroed a frame that was being read, since a shrink took it for an idle one; no test
+/// failed.
 #[test]
 fn a_frame_that_is_read_survives_a_shrink() {
     let mut host = Host::new(true);

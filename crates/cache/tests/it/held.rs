@@ -1,4 +1,4 @@
-//! A queue of the cache over a disk that does not answer before it is told to.
+//! A queue of the cache over a disk that completes requests only when told to.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use flowstone_layers::Mem;
 
 use crate::{cache, extent, mem};
 
-/// Its queues say that they may go, whatever they have: what is asked is the cache's own part.
+/// A disk whose channels can always be retired: the test is about the cache's own condition.
 struct Held {
     disk: Arc<Mem>,
     holds: Arc<AtomicBool>,
@@ -61,7 +61,8 @@ impl Channel for HeldChannel {
     }
 }
 
-/// The drop of a cached queue waited for its reads in the middle of its thread's other disks.
+/// Regression: dropping a cached queue waited for its reads and blocked the other disks of its
+/// thread.
 #[test]
 fn a_queue_does_not_retire_before_its_reads_are_back() {
     let holds = Arc::new(AtomicBool::new(true));

@@ -1,5 +1,5 @@
-//! A disk in memory that carries requests out some time after they were submitted, tells of it some
-//! time after that, fails some, and can be made larger.
+//! A memory disk that executes requests some time after their submission, reports completions some
+//! time later, fails some, and can grow.
 
 use std::io;
 use std::sync::Arc;
@@ -11,20 +11,20 @@ use flowstone_block::{
 };
 use flowstone_layers::Mem;
 
-/// Each of the two delays of a request is at most that long.
+/// Greatest value of each of a request's two delays.
 const DELAY_US_MAX: u64 = 200;
 
 pub struct Late {
     pub disk: Arc<Mem>,
-    /// What the guest sees of it.
+    /// Capacity visible to the guest.
     pub capacity: AtomicU64,
-    /// One write in so many fails, before or after it is carried out; 0 for none.
+    /// One write in this many fails, before or after it is executed; 0 for none.
     pub failing: u64,
-    /// Reads of this sector fail.
+    /// A sector whose reads fail.
     pub bad: Option<u64>,
-    /// Whether there is a delay.
+    /// Whether requests are delayed.
     pub is_late: bool,
-    /// Reads and writes that came down.
+    /// Reads and writes received.
     pub reads: AtomicU64,
     pub writes: AtomicU64,
 }
@@ -33,7 +33,7 @@ struct LateChannel {
     layer: Arc<Late>,
     base: Box<dyn Channel>,
     random: fastrand::Rng,
-    /// Nothing starts before a kick.
+    /// Requests submitted and not kicked.
     #[expect(clippy::vec_box, reason = "requests travel in their boxes")]
     submitted: Vec<Box<Request>>,
     waiting: Vec<(Instant, Box<Request>)>,
@@ -41,7 +41,7 @@ struct LateChannel {
     arrived: Vec<Completion>,
 }
 
-/// The layer is shared with the test.
+/// The layer, shared with the test.
 pub struct Handle(pub Arc<Late>);
 
 impl Late {

@@ -1,4 +1,4 @@
-//! The cache over disks that are late, fail and grow: what a guest reads is what the disk holds.
+//! The cache over disks that are late, fail and grow: a guest reads what the disk holds.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -34,7 +34,7 @@ fn cache(kind: PolicyKind) -> Arc<Cache> {
     Arc::new(Cache::new(MIB, kind).unwrap())
 }
 
-/// A guest's queue, one request at a time.
+/// A guest's queue, with one request at a time.
 struct Guest {
     channel: Box<dyn Channel>,
     context: QueueContext,
@@ -77,7 +77,7 @@ impl Guest {
     }
 }
 
-/// A disk with a cache, what came down to it, and a guest.
+/// A disk with a cache, the disk below, and a guest.
 struct Place {
     below: Arc<Late>,
     cached: Cached,
@@ -97,7 +97,7 @@ impl Place {
         Self::with(Late::new(mem()), PolicyKind::Lru, false)
     }
 
-    /// Reads that have come down.
+    /// Returns the reads received by the disk below.
     fn reads(&self) -> u64 {
         self.below.reads.load(Ordering::Relaxed)
     }
@@ -120,7 +120,7 @@ fn what_was_read_or_written_is_read_from_memory() {
     }
 }
 
-/// Its literal rule wants a second access.
+/// Its literal rule requires a second access.
 #[test]
 fn multicache_takes_a_block_in_when_it_is_used_again() {
     let mut place = Place::with(Late::new(mem()), PolicyKind::MultiCache, false);
@@ -169,7 +169,7 @@ fn what_is_discarded_or_zeroed_is_held_no_more() {
     let unmap = |extent| Op::WriteZeroes { extent, unmap: true };
     let ops: [fn(Extent) -> Op; 2] = [Op::Discard, unmap];
     for op in ops {
-        // A few blocks, and all of the disk.
+        // A few blocks, and the whole disk.
         for (start, count, left) in [(8, 9, 2), (0, DISK_BYTES / 512, 0)] {
             let mut place = Place::new();
             place.guest.write(0, 32, 7).unwrap();
@@ -184,7 +184,7 @@ fn what_is_discarded_or_zeroed_is_held_no_more() {
     }
 }
 
-/// A large write leaves nothing of itself, and nothing of what was there before.
+/// A large write leaves neither its own data nor older data in the cache.
 #[test]
 fn very_large_requests_pass_by() {
     let mut place = Place::new();
@@ -206,7 +206,7 @@ fn a_write_that_failed_is_not_held_and_the_block_can_be_again() {
     assert_eq!(place.disk.held().blocks, 1);
 }
 
-/// A frame holds what some other guest has read before.
+/// A frame contains data that another guest has read before.
 #[test]
 fn a_read_that_failed_leaves_the_guests_memory_as_it_was() {
     let late = Late { bad: Some(80_000 / 8), ..Late::new(mem()) };
@@ -220,7 +220,7 @@ fn a_read_that_failed_leaves_the_guests_memory_as_it_was() {
     assert!(data.iter().all(|byte| *byte == 0xcc));
 }
 
-/// The whole block is read where a part is asked for, and a sector of the rest is bad.
+/// The whole block is read for a request of a part of it, and a sector of the rest is bad.
 #[test]
 fn a_bad_sector_costs_nobody_else_a_read() {
     let late = Late { bad: Some(5), ..Late::new(mem()) };
@@ -231,7 +231,7 @@ fn a_bad_sector_costs_nobody_else_a_read() {
     assert_eq!(place.disk.held().blocks, 0);
 }
 
-/// A disk need not end with a whole block; when it grows, that becomes one.
+/// A disk need not end with a whole block; when it grows, the last block becomes whole.
 #[test]
 fn the_end_of_a_disk_is_read_as_it_is_and_held_when_it_is_whole() {
     for sectors in [3, 7] {
@@ -251,7 +251,7 @@ fn the_end_of_a_disk_is_read_as_it_is_and_held_when_it_is_whole() {
     }
 }
 
-/// What a guest writes while it changes it is the same on the disk and in the cache.
+/// Data that a guest changes during a write is the same on the disk and in the cache.
 #[test]
 fn a_guest_that_changes_what_it_writes_makes_no_difference() {
     let late = Late { is_late: true, ..Late::new(mem()) };
@@ -292,7 +292,7 @@ fn disks_share_memory_and_no_blocks() {
     assert_eq!(guests[0].read(0, 8).unwrap(), [1; 4096]);
     assert_eq!(guests[1].read(0, 8).unwrap(), [2; 4096]);
     assert_eq!(cache.bytes(), 8192);
-    // One of them takes all of it.
+    // One of them uses all of it.
     for block in 0..512 {
         guests[1].write(block * 8, 8, 3).unwrap();
     }

@@ -1,7 +1,7 @@
-//! One thread, several queues of two disks, a disk below that is late in virtual time, tears and
-//! fails, grows, and remembers each value that each sector ever had: a read returns what the disk
-//! held at some time between its submission and its return; a change is on the disk when it
-//! returns; each request comes back once, as it was.
+//! One thread, several queues of two disks, and a disk below that is late in virtual time, tears,
+//! fails, grows, and remembers each value of each sector: a read returns what the disk held at some
+//! time between submission and completion; a change is on the disk when it completes; each request
+//! completes once, unmodified.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,14 +18,14 @@ use super::{MIB, extent, mem};
 const SECTORS: u64 = 8 * MIB / 512;
 const HOT: u64 = 700;
 const DEPTH: usize = 10;
-/// Of queues that are kicked seldom.
+/// Depth of queues that are kicked rarely.
 const DEPTH_OF_BATCHES: usize = 100;
 const WORDS: usize = 64;
 
-/// What a disk holds, and ever held.
+/// Current and past contents of a disk.
 struct Held {
     now: Vec<[u64; WORDS]>,
-    /// Of each sector: since when, and which word it is filled with.
+    /// For each sector: times, and the words that it was filled with from then on.
     then: Vec<Vec<(u64, u64)>>,
     capacity: u64,
     random: fastrand::Rng,
@@ -158,7 +158,7 @@ impl Drop for SimChannel {
     }
 }
 
-/// A request of a guest, as it was when it was submitted.
+/// A guest's request as submitted.
 struct Sent {
     op: Op,
     class: Class,
@@ -248,7 +248,7 @@ impl World {
         }
     }
 
-    /// What the queue does next.
+    /// Returns the next operation of the queue.
     fn op(&mut self, number: usize) -> Op {
         let random = &mut self.random;
         let queue = &mut self.queues[number];
@@ -316,7 +316,7 @@ impl World {
         let sent = queue.sent[tag].insert(sent);
         queue.channel.submit(request);
         if scribbled {
-            // A guest that changes what it writes.
+            // A guest that modifies the data of its write.
             let other = word + (1 << 60);
             let base = sent.memory.as_mut_ptr();
             // SAFETY: as long as that.
@@ -409,7 +409,8 @@ impl World {
         }
     }
 
-    /// VMs come, go and change; many requests come before each kick; and targets change more often.
+    /// Like `run`, but VMs come, go and change, many requests precede each kick, and targets change
+    /// more often.
     fn run_in_batches(&mut self, steps: usize) {
         for _ in 0..steps {
             let number = self.random.usize(0..4);
@@ -421,7 +422,7 @@ impl World {
                 }
                 40..120 => self.set_vms(),
                 120..130 if self.in_flight(number) == 0 => self.again(number),
-                // With reads that were never kicked, and others that are on their way.
+                // With reads that were never kicked, and others in flight.
                 130..135 => self.again(number),
                 135..145 => {
                     let mut held = self.sims[number % 2].held.lock().unwrap();
@@ -460,14 +461,14 @@ impl World {
             while self.in_flight(number) > 0 {
                 self.reap(number);
             }
-            // What is read ahead, too.
+            // Read-ahead, too.
             for _ in 0..200 {
                 self.reap(number);
             }
         }
     }
 
-    /// Everything, block by block, as it is held: with and without a disk that fails.
+    /// Checks everything, block by block, with and without a disk that fails.
     fn check(&mut self) {
         self.settle();
         for number in 0..2 {
@@ -505,7 +506,7 @@ impl World {
     }
 }
 
-/// Memory cut at random, as guests have it.
+/// Cuts memory at random, as guests do.
 ///
 /// # Safety
 /// It is kept until the request that carries the pieces is back.
@@ -575,7 +576,7 @@ fn batches_of_queues_of_vms_that_change_behave_like_the_model() {
     }
 }
 
-/// A guest's queue over a disk that is carried out when it is reaped.
+/// Makes a guest's queue over a disk that executes requests when it is reaped.
 fn one(max: u64, kind: PolicyKind) -> (Arc<Cache>, Arc<Sim>, Box<dyn Channel>) {
     let time = Arc::new(AtomicU64::new(0));
     let sim = Sim::new(&time, SECTORS, 7, false);
@@ -587,7 +588,7 @@ fn one(max: u64, kind: PolicyKind) -> (Arc<Cache>, Arc<Sim>, Box<dyn Channel>) {
     (cache, sim, channel)
 }
 
-/// Blocks are on their way while the cache becomes smaller: their memory stayed above the target
+/// Regression: if fills were in flight while the cache shrank, its memory stayed above the target
 /// for ever.
 #[test]
 fn memory_of_blocks_on_their_way_is_given_back_by_the_next_call() {
@@ -605,7 +606,7 @@ fn memory_of_blocks_on_their_way_is_given_back_by_the_next_call() {
     while done.len() < 8 {
         channel.reap(&mut done);
     }
-    // A guest that goes on for a while.
+    // A guest that continues for a while.
     for round in 0..2000u64 {
         let mut buffer = vec![0u8; 4096];
         let mut request =
@@ -619,14 +620,14 @@ fn memory_of_blocks_on_their_way_is_given_back_by_the_next_call() {
             channel.reap(&mut done);
         }
     }
-    // The monitor says it again when it sees that.
+    // The monitor repeats the target when it sees that.
     cache.set_target(MIB);
     let (held, resident) = (cache.bytes(), cache.resident_bytes());
     assert!(resident <= cache.target_bytes(), "{resident} resident, {held} held, 1 MiB to take");
 }
 
-/// The window of a stream was a quarter of what is kept for reading ahead when the cache is
-/// largest: in one that had become smaller, most of a window pushed out the rest of it.
+/// Regression: the window of a stream was a quarter of the read-ahead limit at the largest cache
+/// size: in a shrunk cache, most of a window displaced the rest of it.
 #[test]
 fn a_small_cache_reads_ahead_what_it_can_keep() {
     for max in [128 * MIB, MIB] {
@@ -655,7 +656,7 @@ fn a_small_cache_reads_ahead_what_it_can_keep() {
     }
 }
 
-/// They shared blocks with the disk of the lower bits.
+/// Regression: they shared blocks with the disk of the lower bits.
 #[test]
 #[should_panic(expected = "assertion failed")]
 fn a_disk_whose_number_does_not_fit_is_refused() {

@@ -1,6 +1,5 @@
-//! Queues of two disks at once, each on a thread of its own, over disks that are late and fail: a
-//! read never returns what was there before the last write, and at the end the cache holds what the
-//! disks hold.
+//! Queues of two disks, each on its own thread, over disks that are late and fail: a read never
+//! returns data from before the last write, and at the end the cache holds the disks' contents.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +15,7 @@ use super::{DISK_BYTES, Guest, MIB, extent, mem};
 use crate::late::Late;
 
 const SECTORS: u64 = DISK_BYTES / 512;
-/// Where most requests go, so that they meet.
+/// Region of most requests, so that they collide.
 const HOT_SECTORS: u64 = 512;
 const QUEUES: u16 = 4;
 const REQUESTS: usize = 4000;
@@ -27,7 +26,7 @@ struct Queue {
     channel: Box<dyn Channel>,
     context: QueueContext,
     random: fastrand::Rng,
-    /// Memory of requests in flight, by their tags.
+    /// Memory of requests in flight, by tag.
     memory: Vec<Option<Vec<u8>>>,
     done: Vec<Completion>,
     failed_writes: usize,
@@ -105,7 +104,7 @@ impl Queue {
     }
 }
 
-/// VMs come, go and change.
+/// Makes random VMs.
 fn random_vms(random: &mut fastrand::Rng) -> Vms {
     let count = random.usize(0..=4);
     let size = |_| VmSize { cpus: random.u32(0..9), memory: random.u64(0..4) << 30 };
@@ -157,15 +156,15 @@ fn race(kind: PolicyKind, seed: u64) {
         println!("{kind:?}: {held:?}, {read:?}");
         assert!(held.evictions > 0 && read.hits > 0 && read.misses > 0);
         let mut guests = [Guest::new(&**cached), Guest::new(&**disk)];
-        // Block by block: what is held is not read from the disk together with what is not.
+        // Block by block: held blocks are not read from the disk together with others.
         for start in (0..SECTORS).step_by(8) {
             let [cached, disk] = guests.each_mut().map(|guest| guest.read(start, 8).unwrap());
             assert!(cached == disk, "sectors {start}+8 differ");
-            // And as it is held from now on.
+            // And as held from now on.
             assert!(guests[0].read(start, 8).unwrap() == disk, "sectors {start}+8 differ");
         }
     }
-    // No frame is lost: all that is not held goes back.
+    // No frame is lost: all that hold no block are returned.
     cache.set_target(MIB);
     let (held, resident) = (cache.bytes(), cache.resident_bytes());
     assert!(held <= resident && resident <= MIB, "{held} held, {resident} resident");

@@ -1,4 +1,4 @@
-//! What can be done with the disks of a running daemon.
+//! Arguments for the disks of a running daemon.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What can be done with the groups of a running daemon.
+//! Arguments for the groups of a running daemon.
 
 use clap::{Args as ClapArgs, Subcommand};
 use flowstone_qos::{GroupLimitArgs, Limit};

@@ -125,7 +125,7 @@ pub struct StorageArgs {
 }
 
 impl Replay {
-    /// How the image is made: what is an option here comes first.
+    /// Returns how the image is made: options of `replay` precede `--create-arg`.
     pub fn create_options(&self) -> Result<CreateOptions> {
         let CreateArgs { log, qcow2 } = parsed("--create-arg", "create", &self.create_args)?;
         let log = LogArgs {
@@ -137,7 +137,7 @@ impl Replay {
         Ok(CreateOptions { log: log.options(), qcow2: qcow2.options() })
     }
 
-    /// How it is opened, and what is cached.
+    /// Returns how the image is opened, and what is cached.
     pub fn storage(&self) -> Result<StorageArgs> {
         let cache = self.cache.iter().map(|size| format!("--cache={size}"));
         let args: Vec<_> = cache.chain(self.serve_args.iter().cloned()).collect();

@@ -1,4 +1,4 @@
-//! What `flowstone serve` takes: the options of the daemon, and those of one disk or a file of
+//! Arguments of `flowstone serve`: the options of the daemon, and those of one disk or a file of
 //! several.
 
 use std::ffi::OsString;
@@ -12,16 +12,16 @@ use clap::{
 use flowstone_block::Printable;
 use flowstone_daemon::{DaemonConfig, DiskConfig, keys_of};
 
-/// What is to be served.
+/// The configuration to serve.
 #[derive(Debug)]
 pub enum Serve {
     /// One disk.
     Disk(DaemonConfig, Box<DiskConfig>),
-    /// None but those that were added to a daemon before.
+    /// No disk but those added to the daemon before.
     Empty(DaemonConfig),
-    /// The disks of a file, and what was typed in place of its keys.
+    /// The disks of a file, and options that override its keys.
     File(PathBuf, Vec<OsString>),
-    /// The same, and nothing is to be served.
+    /// Check a file without serving it.
     Check(PathBuf, Vec<OsString>),
 }
 
@@ -42,7 +42,7 @@ impl Args for Serve {
             .help("Read the configuration, say what is wrong with it, and open nothing");
         let command = command.arg(check);
         let what = ArgGroup::new("what").args(["config", "image", "backend"]);
-        // With a folder of state there may be none.
+        // With a state directory there may be none of the others.
         let any = ["config", "image", "backend", "state_dir"];
         let any = ArgGroup::new("any").args(any).required(true).multiple(true);
         DaemonConfig::augment_args(DiskConfig::augment_args(command.arg(config)))

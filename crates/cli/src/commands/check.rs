@@ -13,7 +13,7 @@ use crate::progress::bytes_bar;
 const ERRORS_FOUND: u8 = 2;
 const ONLY_LEAKS: u8 = 3;
 
-/// The stable JSON shape.
+/// The stable JSON format.
 #[derive(Serialize)]
 struct Report<'a> {
     image: String,

@@ -22,7 +22,7 @@ pub fn run(args: &Compact) -> Result<ExitCode> {
         bar.finish_and_clear();
         compacted?;
     }
-    // Only now: an image gives its reserve back when it is closed.
+    // Only now: an image releases its reserve when it is closed.
     let after = Sight::of(args)?;
     println!("{:<20}{:<12}after", "", "before");
     before.lines().zip(after.lines()).for_each(|((name, before), (_, after))| {
@@ -31,10 +31,10 @@ pub fn run(args: &Compact) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What an image looks like to a reader.
+/// The layout of an image as a reader sees it.
 struct Sight {
     layout: Layout,
-    /// Nothing where the page cache would answer.
+    /// `None` if reads would be answered by the page cache.
     read_mb_per_s: Option<f64>,
 }
 
@@ -51,7 +51,7 @@ impl Sight {
         Ok(Self { layout, read_mb_per_s })
     }
 
-    /// What is told, with its name.
+    /// Returns the figures to print, with their names.
     fn lines(&self) -> impl Iterator<Item = (&'static str, String)> {
         let unknown = || "unknown".to_owned();
         let extents = self.layout.host_extents.map_or_else(unknown, |count| count.to_string());

@@ -20,7 +20,8 @@ pub fn run(args: &Convert) -> Result<ExitCode> {
     print_notice(&args.target, notice);
     let copied = fill(&args.target, format, &*source);
     if copied.is_err() {
-        // Half a copy must not look like a whole one. It is ours: we have just made it.
+        // A partial copy must not look like a whole one. The file is ours: it has just been
+        // created.
         let _ = std::fs::remove_file(&args.target);
     }
     copied.map(|()| ExitCode::SUCCESS)

@@ -11,10 +11,10 @@ use serde_json::Value;
 use super::{disk_meant_by, limit_text, only_print_from_now_on, print_json};
 use crate::args::{AddDisk, DiskCommand, ListDisks, RemoveDisk, SetDisk, ShowDisk};
 
-/// Time between two looks whether a disk is open, at first and at most.
+/// Time between two checks whether a disk is open: initially, and at most.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 const LOOK_AGAIN_MAX: Duration = Duration::from_millis(200);
-/// What takes longer is told, and how far it has come as often.
+/// Time after which waiting is reported, and interval of progress reports.
 const QUIET: Duration = Duration::from_secs(1);
 const TELL_AGAIN: Duration = Duration::from_secs(10);
 
@@ -57,14 +57,14 @@ fn add(args: AddDisk) -> Result<()> {
     Ok(())
 }
 
-/// How far the recovery of its image has come.
+/// Returns the progress of the image's recovery.
 fn progress_of(disk: &Value) -> Option<String> {
     let figure = |key: &str| disk["progress"][key].as_u64();
     let (read, segments) = (figure("segments_read")?, figure("segments")?);
     Some(format!("{read} of {segments} segments read"))
 }
 
-/// Why a disk is not served.
+/// Returns the error for which a disk is not served.
 fn error_of(error: &Value) -> Error {
     let text = |key: &str| error[key].as_str().unwrap_or("-").to_owned();
     let kind = ErrorKind::from_name(&text("kind")).unwrap_or(ErrorKind::Host);

@@ -17,7 +17,7 @@ pub fn run(args: &Events) -> Result<ExitCode> {
     Err(Error::host(name, error, "what happens from now on is not seen; ask the next daemon"))
 }
 
-/// Prints until the daemon ends; returns how that was.
+/// Prints events until the daemon ends. Returns the final error.
 fn print(mut received: Received) -> io::Error {
     loop {
         let printed = match received.wait() {

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::{only_print_from_now_on, print_json};
 use crate::args::Info;
 
-/// The stable JSON shape.
+/// The stable JSON format.
 #[derive(Serialize)]
 struct Report {
     image: String,
@@ -26,7 +26,7 @@ struct Report {
     qcow2: Option<Qcow2Report>,
 }
 
-/// The part about a qcow2 image.
+/// Properties of a qcow2 image.
 #[derive(Serialize)]
 struct Qcow2Report {
     version: u32,
@@ -50,12 +50,12 @@ impl From<&Qcow2Info> for Qcow2Report {
     }
 }
 
-/// The part about a log image, at its newest checkpoint.
+/// Properties of a log image, at its newest checkpoint.
 #[derive(Serialize)]
 struct LogReport {
     segment_bytes: u64,
     erase_unit_bytes: Option<u64>,
-    /// option, device or default.
+    /// `option`, `device` or `default`.
     erase_unit_from: Option<&'static str>,
     streams: &'static str,
     reserve_percent: u32,
@@ -130,7 +130,7 @@ pub fn run(args: &Info) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the drive erases as one, how that is known, and whether segments are small for it.
+/// Describes the erase unit, its source, and whether segments are small for it.
 fn erase_unit_of(log: &LogReport) -> String {
     let (Some(bytes), Some(from)) = (log.erase_unit_bytes, log.erase_unit_from) else {
         return "not known to this image; `convert --erase-unit SIZE` makes one that follows it"
@@ -170,7 +170,7 @@ fn print_log(log: &LogReport) {
 fn print_qcow2(qcow2: &Qcow2Report) {
     println!("clusters    {}, format version {}", format_size(qcow2.cluster_bytes), qcow2.version);
     if let Some(backing) = &qcow2.backing {
-        // It comes from the image: nothing in it may reach a terminal as it is.
+        // The text comes from the image and must not reach a terminal unescaped.
         let format = qcow2.backing_format.as_deref().unwrap_or("of unknown format");
         println!("backing     {} ({})", backing.escape_debug(), format.escape_debug());
     }

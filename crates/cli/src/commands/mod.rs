@@ -1,4 +1,4 @@
-//! What is done about each subcommand.
+//! Implementation of the subcommands.
 
 mod advise;
 mod check;
@@ -28,10 +28,10 @@ use flowstone_qos::Limit;
 
 use crate::args::Command;
 
-/// A tool that comes right after the kill of a daemon waits for it as the next daemon would.
+/// A tool that runs right after the kill of a daemon waits for the lock as the next daemon would.
 const LOCK_PATIENCE: LockPatience = LockPatience::telling(|what| eprintln!("flowstone: {what}"));
 
-/// Carries out what was typed. What is served is opened by `opener`.
+/// Runs a command. `opener` opens the files of served images.
 pub fn run(command: Command, opener: FileOpener) -> Result<ExitCode> {
     outlive_size_limits();
     match command {
@@ -53,29 +53,28 @@ pub fn run(command: Command, opener: FileOpener) -> Result<ExitCode> {
     }
 }
 
-/// A file that may not become larger (`RLIMIT_FSIZE`) is an error as a full host is one, and not
-/// the end of all disks.
+/// Makes exceeding the file size limit (`RLIMIT_FSIZE`) an error like a full host, instead of a
+/// signal that ends all disks.
 fn outlive_size_limits() {
     // SAFETY: no code of ours runs when an ignored signal comes.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// A tool that has nothing left to do but print ends quietly when its reader has gone, as with
-/// `flowstone stats | head -1`.
+/// Lets a tool that has only to print end quietly when its reader is gone, as with `flowstone stats
+/// | head -1`.
 fn only_print_from_now_on() {
     // SAFETY: the default action of a signal runs no code of ours.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
-/// The disk that a word means: it may be the name of a disk, or of a file in our folder, which may
-/// not be the daemon's; that knows which of them it serves. It is the daemon that follows links: a
-/// process that looks at a file system which does not answer cannot even end.
+/// Returns the disk that a word may name: a disk's name, or a file relative to our working
+/// directory, which may differ from the daemon's; the daemon knows which of them it serves. Links
+/// are resolved by the daemon: a process that accesses a hanging file system cannot even be ended.
 fn disk_meant_by(word: &Path) -> DiskWord {
     DiskWord { name: word.display().to_string(), path: std::path::absolute(word).ok() }
 }
 
-/// Opens an image for a tool.
-/// Says what is worth knowing of an image that has just been made.
+/// Prints a notice about an image that has just been created, if there is one.
 fn print_notice(image: &Path, notice: Option<String>) {
     if let Some(notice) = notice {
         eprintln!("flowstone: {}: {notice}", image.display());
@@ -95,7 +94,7 @@ fn open_image(
     flowstone_image::open(path, format, options)
 }
 
-/// A size that a disk can have; the message says what to type instead.
+/// Converts a size to sectors; the error names a valid size.
 fn sector_count(what: &str, bytes: u64) -> Result<SectorCount> {
     SectorCount::from_bytes(bytes).ok_or_else(|| {
         let why = format!("{bytes} is not a multiple of {SECTOR_BYTES} bytes");
@@ -103,7 +102,7 @@ fn sector_count(what: &str, bytes: u64) -> Result<SectorCount> {
     })
 }
 
-/// A limit in a daemon's answer, as it is typed.
+/// Returns a limit of a daemon's answer in the syntax of the command line.
 fn limit_text(limit: &serde_json::Value) -> String {
     let rate = |key: &str| limit[key].as_u64();
     let burst = Duration::from_secs_f64(limit["burst_s"].as_f64().unwrap_or(0.0));

@@ -19,15 +19,15 @@ use zstd::Encoder;
 use super::{disk_meant_by, only_print_from_now_on, print_json};
 use crate::args::Record;
 
-/// Of the fastest: the guests' host does it.
+/// A fast compression level: compression runs on the guests' host.
 const LEVEL: i32 = -3;
-/// How long a frame grows. What is killed loses no more than the last one.
+/// Time for which a frame grows. A killed recorder loses no more than the last one.
 const FRAME_TIME: Duration = Duration::from_secs(1);
-/// How often it is asked whether that is enough.
+/// Interval of checks whether to end.
 const TICK: Duration = Duration::from_millis(100);
-/// How long the daemon may take to send the rest.
+/// Time for the daemon to send the rest.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// More than the last line has.
+/// Longer than the last line.
 const TAIL_BYTES: usize = 128;
 
 pub fn run(args: &Record) -> Result<ExitCode> {
@@ -57,7 +57,7 @@ pub fn run(args: &Record) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// SIGINT and SIGTERM set what is returned.
+/// Returns a flag that SIGINT and SIGTERM set.
 fn signals() -> io::Result<Arc<AtomicBool>> {
     let is_signalled = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
@@ -66,7 +66,7 @@ fn signals() -> io::Result<Arc<AtomicBool>> {
     Ok(is_signalled)
 }
 
-/// What a trace tells is the tenant's and its owner's.
+/// Creates the file. A trace is confidential: only its owner may read it.
 fn create(path: &Path) -> Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(|error| {
         let name = path.display().to_string();
@@ -74,8 +74,8 @@ fn create(path: &Path) -> Result<File> {
     })
 }
 
-/// Saves what the daemon sends, until that ends or there is enough. Returns its last line; nothing
-/// if it has not come to that.
+/// Saves the daemon's output until it ends or `is_enough` holds. Returns the totals of its last
+/// line; `None` if it was cut short.
 fn save(
     mut recorded: Received,
     file: File,
@@ -89,7 +89,7 @@ fn save(
             asked_for_end = Some(Instant::now());
             recorded.end();
         }
-        // An error is as if it had ended.
+        // An error counts as the end.
         let Ok(Some(bytes)) = recorded.next(TICK) else { break };
         frames.write(&bytes)?;
         tail.extend_from_slice(&bytes[bytes.len().saturating_sub(TAIL_BYTES)..]);

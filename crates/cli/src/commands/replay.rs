@@ -35,7 +35,7 @@ pub fn run(args: &Replay, opener: FileOpener) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads a trace, and says what it lacks.
+/// Reads a trace and prints warnings about missing information.
 pub fn trace_at(path: &Path) -> Result<Trace> {
     let trace = read_trace(path).map_err(|error| refused(format!("{error:#}")))?;
     for warning in trace.warnings() {
@@ -141,7 +141,7 @@ fn print(report: &Report) {
     }
 }
 
-/// What a model of a drive tells.
+/// Returns the figures of a modelled drive.
 fn of_drive(report: &Report) -> Vec<(&'static str, String)> {
     let (Some(drive), Some(blocks)) = (report.drive_bytes, report.figures.device_blocks) else {
         return Vec::new();

@@ -18,7 +18,8 @@ pub fn run(args: &Resize) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The size is reckoned from that of the open image: it is locked, so no one else changes it.
+/// Resizes an image. The size is relative to that of the open image: it is locked, so nothing else
+/// changes it.
 fn resize_image(args: &Resize) -> Result<()> {
     let what = format!("resize {}", args.image.display());
     if let SizeChange::To(bytes) = args.size {

@@ -1,4 +1,4 @@
-//! `flowstone serve`: from what was typed to what it means.
+//! `flowstone serve`: from the command line to a configuration.
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -30,7 +30,7 @@ pub fn run(args: Serve, opener: FileOpener) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says what is wrong with a configuration: all of it, so that one run is enough.
+/// Checks a configuration and prints all errors, so that one run suffices.
 fn check(config: Config) -> Result<ExitCode> {
     println!("{} disks can be, {} cannot", config.disks.len(), config.refused.len());
     let mut refused = config.refused.into_iter();
@@ -39,8 +39,8 @@ fn check(config: Config) -> Result<ExitCode> {
     last.map_or(Ok(ExitCode::SUCCESS), Err)
 }
 
-/// What is large goes back to the host when it is freed. The C library would learn from the first
-/// such blocks to keep the next ones: disks that came and went left 190 MB.
+/// Makes large allocations return to the host when freed. Otherwise the C library would adapt to
+/// the first large blocks and keep the next ones: disks that came and went left 190 MB.
 fn give_memory_back() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it changes a number that the allocator looks at under its own lock.
@@ -68,9 +68,9 @@ fn start_log() {
     }
 }
 
-/// What is asked for on top of the default: a part that is named more closely is not all that is
-/// logged. A word that is neither a level nor a part of ours is refused: it would be taken for the
-/// name of some part, and a misspelt level would change nothing, or silence all.
+/// Returns the filter on top of the default: naming one part of the program does not silence the
+/// others. A word that is neither a level nor one of our parts is refused: it would be taken for
+/// the name of some part, and a misspelt level would change nothing, or silence all.
 fn log_filter(wanted: &str) -> std::result::Result<Targets, String> {
     let directives = wanted.split(',').map(str::trim).filter(|it| !it.is_empty());
     let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
@@ -84,7 +84,7 @@ fn log_filter(wanted: &str) -> std::result::Result<Targets, String> {
     all.join(",").parse().map_err(|error: ParseError| error.to_string())
 }
 
-/// On a terminal, unless NO_COLOR (no-color.org) says not to.
+/// Returns whether to use colours: on a terminal, unless NO_COLOR (no-color.org) is set.
 fn wants_colours() -> bool {
     let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     std::io::stderr().is_terminal() && !refused
@@ -96,7 +96,8 @@ mod tests {
 
     use super::*;
 
-    /// `FLOWSTONE_LOG=` silenced everything, errors included, and so did `FLOWSTONE_LOG=debgu`.
+    /// Regression: `FLOWSTONE_LOG=` silenced everything, errors included, and so did
+    /// `FLOWSTONE_LOG=debgu`.
     #[test]
     fn an_empty_or_misspelt_selection_silences_nothing() {
         let level =
@@ -111,7 +112,7 @@ mod tests {
             ("flowstone_frontend=debug", LevelFilter::DEBUG),
             ("flowstone_frontend", LevelFilter::TRACE),
             ("warn,flowstone_image=trace", LevelFilter::TRACE),
-            // The rest is logged as ever.
+            // The rest is logged as usual.
             ("flowstone_frontend=error", LevelFilter::INFO),
         ] {
             assert_eq!(level(wanted), Ok(Some(most)), "{wanted:?}");

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::{disk_meant_by, limit_text, only_print_from_now_on, print_json};
 use crate::args::Stats;
 
-/// Parts of a disk's report that have lines of their own.
+/// Parts of a disk's report that are printed separately.
 const TOLD: [&str; 2] = ["limit", "total"];
 const KINDS: [&str; 5] = ["read", "write", "flush", "discard", "write_zeroes"];
 
@@ -35,7 +35,7 @@ fn layout_of(disk: &str) -> Command {
     Command::Layout(disk_meant_by(Path::new(disk)))
 }
 
-/// What has been recognised, each thing below what it lies in.
+/// Prints the recognised layout as a tree.
 fn print_layout(report: &Value) {
     let found = report["found"].as_array().map_or(&[][..], Vec::as_slice);
     if found.is_empty() {
@@ -66,7 +66,7 @@ fn print_layout(report: &Value) {
     }
 }
 
-/// Nodes, what is on them, and advice.
+/// Prints the nodes, what is on them, and advice.
 fn print_numa(report: &Value) {
     let list = |key: &str| report[key].as_array().cloned().unwrap_or_default();
     let text =
@@ -110,13 +110,13 @@ fn print_disks(report: &Value) {
     report["disks"].as_array().into_iter().flatten().for_each(print_disk);
 }
 
-/// A disk that could not be opened.
+/// Prints a disk that could not be opened.
 fn print_failed(failed: &Value) {
     let text = |key: &str| Printable(failed[key].as_str().unwrap_or("-").to_owned());
     println!("{}  not served: {}: {}; {}", text("name"), text("what"), text("why"), text("advice"));
 }
 
-/// One of several that share what there is.
+/// Prints one of several VMs.
 fn print_vm(vm: &Value) {
     let disks = vm["disks"].as_array().into_iter().flatten().filter_map(Value::as_str);
     println!(
@@ -129,7 +129,7 @@ fn print_vm(vm: &Value) {
     );
 }
 
-/// A part of a report in one line: what is not 0, each figure by its name in the JSON.
+/// Prints a part of a report in one line: its nonzero figures, named as in the JSON.
 fn print_part(title: &str, part: &Value) {
     let mut figures = Vec::new();
     collect("", part, &mut figures);
@@ -154,7 +154,7 @@ fn collect(name: &str, value: &Value, figures: &mut Vec<String>) {
     }
 }
 
-/// A figure, by its name and with its unit, which is a word of that: `bytes`, `s` or `seconds`.
+/// Formats a figure by its name, whose last word may be the unit: `bytes`, `s` or `seconds`.
 fn figure(name: &str, value: &Value) -> String {
     let words: Vec<&str> = name.split('_').collect();
     let is_unit = |word: &&&str| matches!(**word, "bytes" | "s" | "seconds");
@@ -169,7 +169,7 @@ fn figure(name: &str, value: &Value) -> String {
     }
 }
 
-/// What the disk may use, if anything limits it.
+/// Prints the limits of a disk, if there are any.
 fn print_limit(disk: &Value) {
     if disk["limit"].is_null() && disk["group"].is_null() {
         return;
@@ -194,7 +194,7 @@ fn print_disk(disk: &Value) {
     }
     print_limit(disk);
     let parts = disk.as_object().into_iter().flatten();
-    // The others are told in words of their own.
+    // The others are printed separately.
     let plain =
         |(name, part): &(&String, &Value)| part.is_object() && !TOLD.contains(&name.as_str());
     parts.filter(plain).for_each(|(name, part)| print_part(name, part));

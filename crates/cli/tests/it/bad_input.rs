@@ -1,4 +1,4 @@
-//! Whatever is wrong, one line says so and says what to do, and nothing is lost.
+//! Invalid input of any kind is answered with one line that says what to do, and nothing is lost.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
@@ -9,7 +9,7 @@ use flowstone_testkit::wait_for;
 
 use crate::fixture::{Place, stop};
 
-/// A user who owns nothing here.
+/// A user without files here.
 const NOBODY: u32 = 65534;
 
 #[test]
@@ -134,7 +134,7 @@ fn a_control_socket_without_a_daemon_is_refused() {
     place.refused(&["resize", "--control", "none.sock", "disk", "1G"]);
 }
 
-/// `--control` removed whatever was in its place, and its failure came after a disk had been
+/// Regression: `--control` removed any file at its path, and its failure came after a disk had been
 /// offered, whose socket stayed.
 #[test]
 fn control_socket_paths_that_cannot_be_are_refused_and_nothing_is_left_behind() {
@@ -201,7 +201,8 @@ fn serials_that_a_guest_cannot_read_are_refused() {
     }
 }
 
-/// The daemon's advice was followed by another one, and its message by a colon too many.
+/// Regression: the daemon's advice was followed by another one, and its message by a colon too
+/// many.
 #[test]
 fn an_error_of_the_daemon_is_shown_as_it_is() {
     let place = Place::new();
@@ -227,8 +228,8 @@ fn a_disk_served_readonly_does_not_grow() {
     stop(daemon);
 }
 
-/// Runs `serve` on `s.sock`, which must be refused before long because the socket is in use, and
-/// must leave it as it is.
+/// Runs `serve` on `s.sock`, which must be refused soon because the socket is in use, and must
+/// leave it unchanged.
 fn refused_a_socket_in_use(place: &Place) {
     use std::os::unix::fs::MetadataExt;
     let inode = || std::fs::symlink_metadata(place.path("s.sock")).unwrap().ino();
@@ -247,8 +248,8 @@ fn refused_a_socket_in_use(place: &Place) {
     assert_eq!(inode(), before, "a live socket was replaced");
 }
 
-/// Whatever went wrong with connecting, a socket was taken for stale, replaced, and removed at the
-/// end: also a live one that takes datagrams. And connecting waited for room in a full backlog.
+/// Regression: after any failure to connect, a socket was taken for stale, replaced, and removed at
+/// the end: also a live datagram socket. And connecting waited for room in a full backlog.
 #[test]
 fn a_live_socket_is_not_replaced_whatever_its_type_and_however_busy() {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -274,8 +275,8 @@ fn a_live_socket_is_not_replaced_whatever_its_type_and_however_busy() {
         }
         refused_a_socket_in_use(&place);
         drop(live);
-        // Now it is stale, whatever it was; but a process that another test has just forked has it
-        // for a moment more.
+        // Now it is stale, whatever it was; but a process that another test has just forked holds
+        // it for a moment.
         let daemon =
             wait_for("it is replaced", || place.serve_on("s.sock", &["--backend", "null:1M"]));
         stop(daemon);

@@ -1,4 +1,4 @@
-//! The cache that all disks of a daemon share, as operators and guests meet it.
+//! The cache shared by all disks of a daemon, seen by operators and guests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::fixture::{Place, pattern, stop};
 
-/// What jbd2 writes with: best effort, level 3.
+/// I/O priority of jbd2: best effort, level 3.
 const JOURNAL_IOPRIO: u32 = 0x4003;
 
 fn read(client: &mut Client, sector: u64, bytes: usize) -> Vec<u8> {
@@ -25,7 +25,7 @@ fn number(report: &Value, key: &str) -> u64 {
     report[key].as_u64().unwrap_or_else(|| panic!("no {key} in {report}"))
 }
 
-/// Requests below the cache are not seen from here, so the daemon has to say what it did.
+/// Requests below the cache are not visible here, so the daemon has to report them.
 #[test]
 fn what_is_read_again_comes_from_memory_on_every_format() {
     for image in ["disk.raw", "disk.qcow2", "disk.flow"] {
@@ -62,7 +62,7 @@ fn what_is_read_again_comes_from_memory_on_every_format() {
     }
 }
 
-/// Where no file system is known, a journal is known by the priority of its writes.
+/// Without a known file system, a journal is recognised by the priority of its writes.
 #[test]
 fn journals_stay_out_of_the_cache_unless_that_is_switched_off() {
     for (pdc, held) in [("on", 0), ("off", 4096)] {
@@ -93,7 +93,7 @@ fn connect(place: &Place, name: &str) -> Client {
     Client::connect(ClientOptions::new(path)).unwrap()
 }
 
-/// What one disk uses is what another one does not have.
+/// Cache space used by one disk is not available to another one.
 #[test]
 fn disks_of_a_file_share_one_cache() {
     let place = Place::new();
@@ -106,7 +106,7 @@ fn disks_of_a_file_share_one_cache() {
     let daemon = serve_file(&place, "two.toml");
     let mut clients = ["a", "b"].map(|name| connect(&place, name));
     assert_eq!(clients[0].write(0, &pattern(65536, 1)).unwrap(), Status::Ok);
-    // More than the cache holds, again and again: it earns the room that `a` does not use.
+    // More than the cache holds, repeatedly: it earns the space that `a` does not use.
     for part in (0..8).cycle().take(64) {
         assert_eq!(clients[1].write(part % 5 * 512, &pattern(262_144, 2)).unwrap(), Status::Ok);
         read(&mut clients[1], part % 3 * 512, 262_144);
@@ -121,7 +121,7 @@ fn disks_of_a_file_share_one_cache() {
     stop(daemon);
 }
 
-/// Both clients are this process; the configuration knows better of one.
+/// Both clients are this process; the configuration overrides that for one of them.
 #[test]
 fn disks_belong_to_vms_by_the_process_that_connects_and_by_the_configuration() {
     let place = Place::new();
@@ -181,7 +181,7 @@ fn a_cache_that_cannot_be_is_refused_with_what_to_do() {
 pub struct MemoryGroup(PathBuf);
 
 impl MemoryGroup {
-    /// Nothing where cgroups are not to be made; says why.
+    /// Returns `None`, and says why, if cgroups cannot be made.
     pub fn new(limit: u64) -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -227,7 +227,7 @@ impl Drop for MemoryGroup {
     }
 }
 
-/// Something else in the daemon's cgroup takes memory, for real.
+/// Another process in the daemon's cgroup really uses memory.
 #[test]
 fn memory_is_given_back_when_the_daemons_cgroup_runs_short() {
     const LIMIT: u64 = 96 << 20;
@@ -254,13 +254,13 @@ fn memory_is_given_back_when_the_daemons_cgroup_runs_short() {
     );
 
     let hog = format!("/dev/shm/flowstone-test-{}", std::process::id());
-    // All but 4 MiB, which is less than a sixteenth, however much the daemon takes meanwhile.
+    // All but 4 MiB, which is less than a sixteenth, however much the daemon uses meanwhile.
     let take = group.run(&format!("head -c 1M /dev/zero >>{hog}"));
     let cache = wait_for("the cache gives memory back", || {
         let cache = place.stats()["cache"].clone();
         let target = number(&cache, "target_bytes");
         let is_undecided = cache["decisions"] == serde_json::json!([]);
-        // What is beyond the new size is given up a moment later, and the decision is listed then.
+        // Blocks above the new size are dropped a moment later; the decision is listed then.
         if target < 56 << 20 && number(&cache, "bytes") <= target && !is_undecided {
             return Ok(cache);
         }

@@ -1,6 +1,6 @@
-//! An operator who finds a daemon dead looks at the image, and perhaps repairs it, before it is
-//! served again. Whatever the kill has left, that loses nothing that was done, and the requests
-//! that were in flight are still carried out.
+//! An operator who finds a daemon dead checks the image, and perhaps repairs it, before it is
+//! served again. Whatever the kill has left, no completed request is lost, and the requests in
+//! flight are still executed.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use flowstone_testkit::load::{Limit, LoadOptions, run};
 
 use crate::fixture::{Place, stop};
 
-/// How long the guest works, and its daemons are killed.
+/// Duration of the load, during which its daemons are killed.
 const LOAD: Duration = Duration::from_secs(4);
 const DISK: &str = "24M";
 
-/// `check`. It waits for the ring of the killed daemon to let the image go, but not for ever: on a
-/// disk that is busy with other tests, the last sync of the daemon takes longer at times.
+/// Runs `check`. It waits for the ring of the killed daemon to release the image, but not for ever:
+/// on a busy disk the last sync of the daemon sometimes takes longer.
 fn check(place: &Place, options: &[&str], name: &str) -> (i32, String) {
     for _ in 0..12 {
         let output = place.run(&[&["check"], options, &[name]].concat());
@@ -27,8 +27,8 @@ fn check(place: &Place, options: &[&str], name: &str) -> (i32, String) {
     panic!("{name} is never free");
 }
 
-/// Kills the daemon under a verified load again and again; `look` has its way with the image before
-/// the next one starts.
+/// Kills the daemon under a verified load repeatedly; `look` accesses the image before the next one
+/// starts.
 fn killed_and_looked_at(name: &str, look: impl Fn(&Place, u32)) {
     let place = Place::new();
     let seed = fastrand::u64(..);

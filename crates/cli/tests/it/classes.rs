@@ -1,5 +1,4 @@
-//! Requests are told apart by what the disk holds, whichever format it has, and operators can see
-//! it.
+//! Requests are classified by the contents of the disk, in any format, and operators can see it.
 
 use std::time::Duration;
 
@@ -10,9 +9,9 @@ use serde_json::Value;
 use crate::fixture::{Place, stop};
 
 const MIB: u64 = 1 << 20;
-/// What jbd2 writes with: best effort, level 3.
+/// I/O priority of jbd2: best effort, level 3.
 const JOURNAL_IOPRIO: u32 = 0x4003;
-/// What the guest module marks metadata with.
+/// I/O priority with which the guest module marks metadata.
 const METADATA_IOPRIO: u32 = 0x4304;
 
 fn layout(place: &Place) -> Value {
@@ -36,13 +35,13 @@ fn classes(place: &Place) -> Value {
     place.stats()["disks"][0]["classes"].clone()
 }
 
-/// Requests and bytes of a class: reads, then writes.
+/// Returns the requests and bytes of a class: reads, then writes.
 fn count(classes: &Value, class: &str) -> [u64; 4] {
     ["reads", "writes", "bytes_read", "bytes_written"]
         .map(|key| classes[class][key].as_u64().unwrap())
 }
 
-/// A raw image with ext4 on it, and one block each that holds journal, metadata and data.
+/// Makes a raw image with ext4. Returns a block of its journal, of metadata and of data.
 fn ext4(place: &Place) -> [u64; 3] {
     let image = place.image("64M");
     let image = image.to_str().unwrap();
@@ -118,8 +117,8 @@ fn a_layout_follows_what_the_guest_does_to_its_disk() {
         write(&mut client, journal, 0);
         assert_eq!(count(&classes(&place), "journal")[1], u64::from(how) + 1);
     }
-    // What does not define it does not make it be read. (It is read once more after its definers
-    // changed.)
+    // Writes outside the definers do not cause the layout to be read. (It is read once more after
+    // its definers changed.)
     let readings = || layout(&place)["readings"].clone();
     flowstone_testkit::wait_until("it is not read", || {
         let before = readings();

@@ -1,4 +1,4 @@
-//! `compact`, with QEMU's tools as judges.
+//! `compact`, verified by QEMU's tools.
 
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
@@ -13,10 +13,11 @@ use crate::host_trouble::LoopDevice;
 use crate::qcow2::{QEMU_IMG, has_qemu};
 
 impl Place {
-    /// Writes most of an image through QEMU, cluster by cluster, in no order.
+    /// Writes most of an image through QEMU, cluster by cluster, in scattered order.
     fn fill_at_random(&self, image: &str, disk_bytes: u64, cluster_bytes: u64) {
         let clusters = disk_bytes / cluster_bytes;
-        // Odd, and the number of clusters is even and no multiple of it: it comes by everywhere.
+        // Odd, while the number of clusters is even and not a multiple of it: so it visits all of
+        // them.
         let step = (clusters * 5 / 13) | 1;
         let mut commands = String::new();
         for index in 0..clusters * 7 / 8 {
@@ -30,14 +31,14 @@ impl Place {
         assert!(child.wait().unwrap().success());
     }
 
-    /// Where QEMU finds data to go on at another place of the file.
+    /// Returns the number of runs of data that QEMU finds in the file.
     fn runs(&self, image: &str) -> usize {
         let map: Value =
             serde_json::from_str(&self.qemu(&[QEMU_IMG, "map", "--output=json", image])).unwrap();
         let mut end = None;
         let mut runs = 0;
         for part in map.as_array().unwrap() {
-            // Of what is compressed, and of other files, there is no place.
+            // Compressed data and other files have no offset.
             let Some(at) = part["offset"].as_u64().filter(|_| part["depth"] == 0) else { continue };
             runs += usize::from(end != Some(at));
             end = Some(at + part["length"].as_u64().unwrap());
@@ -49,7 +50,7 @@ impl Place {
         self.path(image).metadata().unwrap().blocks() * 512
     }
 
-    /// Blocks in which the file system lists the extents of the file count, too.
+    /// Blocks in which the file system stores the extents of the file count, too.
     fn assert_no_larger(&self, image: &str, before: u64) {
         let after = self.allocated(image);
         assert!(after <= before + (8 << 10), "{image}: {before} bytes, then {after}");
@@ -151,14 +152,14 @@ fn a_killed_compact_leaves_a_valid_image() {
         std::thread::sleep(Duration::from_millis(150 + 200 * round));
         child.kill().unwrap();
         child.wait().unwrap();
-        // Its last requests may keep the lock for a moment.
+        // Its last requests may hold the lock for a moment.
         while place.run(&["info", "--format", "qcow2", "a"]).status.success()
             && place.run(&["check", "--format", "qcow2", "a"]).status.code() == Some(1)
         {
             std::thread::sleep(Duration::from_millis(20));
         }
         place.assert_identical("a", "before");
-        // Leaks are all that there may be.
+        // Only leaks are allowed.
         let check = place.run(&["check", "--format", "qcow2", "a"]).status.code();
         assert!(matches!(check, Some(0 | 3)), "{check:?}");
     }

@@ -1,4 +1,4 @@
-//! What a daemon says, to a terminal and elsewhere, and that it lives on when no one hears it.
+//! The log of a daemon, on a terminal and elsewhere, and that it survives the loss of its reader.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,10 +11,10 @@ use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 
 use crate::fixture::{Place, stop};
 
-/// What begins each change of colour.
+/// First character of each change of colour.
 const ESCAPE: char = '\u{1b}';
 
-/// A terminal: our end and the daemon's.
+/// Makes a terminal: our end and the daemon's.
 fn terminal() -> (File, OwnedFd) {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&ours).unwrap();
@@ -23,7 +23,7 @@ fn terminal() -> (File, OwnedFd) {
     (ours.into(), theirs)
 }
 
-/// A daemon that serves `disk.raw` and logs to `log`, once it is listening.
+/// Starts a daemon that serves `disk.raw` and logs to `log`, and waits until it listens.
 fn start(place: &Place, log: impl Into<Stdio>, environment: &[(&str, &str)]) -> Child {
     let mut daemon = Command::new(env!("CARGO_BIN_EXE_flowstone"))
         .args(["serve", "--socket", &place.text("disk.sock"), &place.text("disk.raw")])
@@ -43,7 +43,7 @@ fn end(daemon: &mut Child) {
     assert!(daemon.wait().unwrap().success());
 }
 
-/// All that is said to a terminal, until the last one who could has ended.
+/// Returns everything written to a terminal, until the last writer has ended.
 fn said_to_a_terminal(environment: &[(&str, &str)]) -> String {
     let place = Place::new();
     place.image("1M");
@@ -64,7 +64,7 @@ fn the_log_has_colours_on_a_terminal_only_and_not_with_no_color() {
     assert!(said.contains(ESCAPE), "{said:?}");
     let said = said_to_a_terminal(&[("NO_COLOR", "1")]);
     assert!(!said.contains(ESCAPE), "{said:?}");
-    // Empty is as if it were not there (no-color.org).
+    // Empty equals unset (no-color.org).
     let said = said_to_a_terminal(&[("NO_COLOR", "")]);
     assert!(said.contains(ESCAPE), "{said:?}");
 
@@ -95,7 +95,7 @@ fn signals_that_others_turn_their_logs_with_do_not_end_a_daemon_and_sigterm_stil
     stop(daemon);
 }
 
-/// With an empty or a misspelt FLOWSTONE_LOG nothing was logged, errors included.
+/// Regression: with an empty or a misspelt FLOWSTONE_LOG nothing was logged, errors included.
 #[test]
 fn a_selection_that_is_empty_or_misspelt_is_as_none() {
     for (value, warns) in [("", false), ("debgu", true), ("flowstone_image=error", false)] {
@@ -104,15 +104,15 @@ fn a_selection_that_is_empty_or_misspelt_is_as_none() {
     }
 }
 
-/// A log line that could not be written made the thread panic that wrote it: a closed terminal or
-/// the end of the reader of a pipe took the disk away with the next connection.
+/// Regression: a log line that could not be written made its thread panic: a closed terminal or
+/// pipe took the disk away with the next connection.
 #[test]
 fn a_daemon_whose_log_has_no_reader_any_more_goes_on_serving() {
     let place = Place::new();
     place.image("1M");
     let serves = |daemon: &mut Child| {
         for round in 0..3 {
-            // Each connection is a line of the log.
+            // Each connection logs a line.
             let mut client = Client::connect(place.options()).unwrap();
             assert_eq!(client.write(0, &[round; 512]).unwrap(), Status::Ok);
             assert_eq!(client.flush().unwrap(), Status::Ok);

@@ -1,4 +1,4 @@
-//! What discards and zeroes do to the host's file.
+//! The effect of discards and zeroes on the host's file.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -16,7 +16,7 @@ fn allocated(path: &Path) -> u64 {
 
 #[test]
 fn detected_zeroes_take_no_room_and_read_as_zeroes() {
-    // What writing 4 MiB of zeroes over 8 MiB of data leaves allocated.
+    // Bytes allocated after writing 4 MiB of zeroes over 8 MiB of data.
     for (mode, image, left) in [
         ("off", "disk.raw", 8 * MIB),
         ("on", "disk.raw", 8 * MIB),
@@ -47,7 +47,7 @@ fn detected_zeroes_take_no_room_and_read_as_zeroes() {
             assert!((left..left + MIB / 4).contains(&took), "{mode} left {took} bytes");
         }
         let disk = &place.stats()["disks"][0];
-        // The guest's requests are counted as what they were.
+        // The guest's requests are counted by their original kind.
         assert_eq!(disk["total"]["requests"]["write"], 13);
         assert_eq!(disk["total"]["requests"]["write_zeroes"], 0);
         match mode {
@@ -73,7 +73,7 @@ fn zeroes_are_not_unmapped_where_discards_may_not_be() {
     let usage = place.run(&[&serve[..4], &["yes", "disk.raw"]].concat());
     assert_eq!(usage.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&usage.stderr).contains("[possible values: off, on, unmap]"));
-    // Without unmapping there is nothing against it.
+    // Without unmapping it is allowed.
     let daemon = place.serve(&["--discard", "ignore", "--detect-zeroes", "on", "disk.raw"]);
     let mut client = place.client();
     assert!(!client.negotiated().has(virtio::F_DISCARD));
@@ -116,8 +116,7 @@ fn kept_space_reads_as_zeroes_and_stays_allocated() {
     }
 }
 
-/// A host without a call for zeroes: each request wrote as much as it liked, whatever the limit
-/// was.
+/// On a host without a call for zeroes, each request wrote as much as it liked, whatever the limit.
 #[test]
 fn zeroes_where_the_host_has_no_call_for_them_are_short_and_held_to_the_limit() {
     let place = Place::new();
@@ -130,7 +129,7 @@ fn zeroes_where_the_host_has_no_call_for_them_are_short_and_held_to_the_limit() 
     assert_eq!(client.config().max_write_zeroes_sectors, 8192);
     assert_eq!(client.write_zeroes(&[(0, 8193)], false).unwrap(), Status::Unsupp);
     assert_eq!(client.write_zeroes(&[(0, 8192)], false).unwrap(), Status::Ok);
-    // It has cost its bytes: what comes now waits for days, and stops at once.
+    // It was charged its bytes: following requests wait for days, and a stop ends them at once.
     client.submit(0, &Request::write_zeroes(&[(0, 8192)], false)).unwrap();
     client.notify(0).unwrap();
     stop(daemon);
@@ -164,7 +163,7 @@ fn a_log_image_keeps_no_space_for_what_is_discarded() {
     assert_eq!(usage.status.code(), Some(2));
     let said = String::from_utf8_lossy(&usage.stderr).into_owned();
     assert!(said.contains("[possible values: deallocate, keep, ignore]"), "{said}");
-    // Space that is unmapped would not be kept.
+    // Unmapped space would not be kept.
     place.image("1M");
     let unmap = ["keep", "--detect-zeroes", "unmap", "disk.raw"];
     place.refused(&[&serve[..], &unmap].concat());
@@ -184,7 +183,7 @@ fn what_is_a_hole_already_is_not_punched_again() {
         for n in 0..4 {
             assert_eq!(client.write(n * 4096, &vec![1; MIB as usize]).unwrap(), Status::Ok);
         }
-        // Space that was given and holds no data is to be returned, too.
+        // Allocated space without data is returned, too.
         assert_eq!(client.write_zeroes(&[(40 * 2048, 2048)], false).unwrap(), Status::Ok);
         assert_eq!(client.flush().unwrap(), Status::Ok);
         assert!(allocated(&path) >= 5 * MIB);

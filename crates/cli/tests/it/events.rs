@@ -1,4 +1,4 @@
-//! What happens to disks, as those hear it who listen.
+//! Events of disks, as received by listeners.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -16,7 +16,7 @@ use crate::fixture::{Place, ask, pattern, stop};
 use crate::host_trouble::SmallFileSystem;
 use crate::openapi;
 
-/// One who listens, from now on.
+/// A listener to events from now on.
 struct Listener(BufReader<UnixStream>);
 
 impl Listener {
@@ -37,7 +37,7 @@ impl Listener {
         loop {
             let mut line = String::new();
             assert!(self.0.read_line(&mut line).unwrap() > 0, "the daemon hung up");
-            // Between them stand the lengths of chunks.
+            // Lines are separated by the lengths of chunks.
             if line.starts_with('{') {
                 let event = serde_json::from_str(&line).unwrap();
                 openapi::holds("Event", &event);
@@ -46,7 +46,7 @@ impl Listener {
         }
     }
 
-    /// The next events of this disk, which are of these kinds.
+    /// Returns the next events of this disk, which must be of these kinds.
     fn hear(&mut self, disk: &str, kinds: &[&str]) -> Vec<Value> {
         let mut heard = Vec::new();
         while heard.len() < kinds.len() {
@@ -87,7 +87,7 @@ fn the_life_of_a_disk_is_heard() {
     let mut guest = client(&place, "a");
     let heard = listener.hear("a", &["connected"]);
     assert_eq!(heard[0]["process"], std::process::id());
-    // A block rots, and is read twice.
+    // A block is corrupted, and read twice.
     let content = pattern(4096, 7);
     assert_eq!(guest.write(80, &content).unwrap(), Status::Ok);
     let bytes = fs::read(place.path("a.flow")).unwrap();
@@ -105,7 +105,7 @@ fn the_life_of_a_disk_is_heard() {
     drop(guest);
     let heard = listener.hear("a", &["disconnected"]);
     assert_eq!(heard[0]["reason"], "it hung up");
-    // One that does not speak the protocol: the reason is that of the log.
+    // A client that does not speak the protocol: the event has the reason of the log.
     UnixStream::connect(place.path("a.sock")).unwrap().write_all(&[0xff; 64]).unwrap();
     let heard = listener.hear("a", &["connected", "disconnected"]);
     assert_ne!(heard[1]["reason"], "it hung up", "{heard:?}");
@@ -140,7 +140,7 @@ fn a_host_without_room_is_heard() {
     stop(daemon);
 }
 
-/// Connects to a disk that has no image and hangs up.
+/// Connects to a disk without an image and disconnects.
 fn come_and_go(place: &Place) {
     drop(UnixStream::connect(place.path("disk.sock")).unwrap());
 }
@@ -177,14 +177,14 @@ fn the_command_prints_lines_until_the_daemon_ends() {
     assert!(said.contains("control.sock: the daemon hung up; "), "{said}");
 }
 
-/// The others hear all of it, and the daemon keeps no more than a bounded number of lines.
+/// The other listeners receive everything, and the daemon keeps a bounded number of lines.
 #[test]
 fn one_who_does_not_read_hears_how_much_is_lost() {
     const TIMES: usize = 2000;
-    // After this the daemon may hang up on one who does not read.
+    // Time after which the daemon may disconnect a client that does not read.
     const TIME: Duration = Duration::from_secs(10);
     let place = Place::new();
-    // As long as a line can be.
+    // The longest possible line.
     let name = "\"".repeat(128);
     let daemon = place.serve(&["--backend", "null:1M", "--name", &name]);
     let (mut slow, mut quick) = (Listener::new(&place), Listener::new(&place));
@@ -210,8 +210,8 @@ fn one_who_does_not_read_hears_how_much_is_lost() {
     stop(daemon);
 }
 
-/// Times that the thread of all connections has slept; nothing while there are others of its name,
-/// which carry out requests and end soon.
+/// Returns the sleeps of the thread of all connections; `None` while there are others of its name,
+/// which execute requests and end soon.
 fn sleeps(daemon: &Daemon) -> Option<u64> {
     let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
     let status = |task: std::io::Result<fs::DirEntry>| {
@@ -241,7 +241,7 @@ fn one_who_hears_nothing_wakes_no_thread() {
     assert_eq!(sleeps(&daemon), before);
     come_and_go(&place);
     listener.hear("a", &["connected", "disconnected"]);
-    // It is counted when it sleeps again.
+    // The sleep is counted when it sleeps again.
     wait_until("the thread has been awake", || sleeps(&daemon) != before);
     stop(daemon);
 }

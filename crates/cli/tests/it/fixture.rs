@@ -1,4 +1,4 @@
-//! A temporary folder, commands run in it, and daemons started in it.
+//! A temporary folder, with commands and daemons run in it.
 
 use flowstone_testkit::process::Daemon;
 use flowstone_testkit::{Client, ClientOptions, DaemonCommand, HANG, skip};
@@ -12,23 +12,23 @@ use tempfile::TempDir;
 
 use crate::openapi;
 
-/// Where a test works.
+/// The folder of a test.
 pub struct Place {
     pub dir: TempDir,
 }
 
 impl Place {
-    /// A new folder on the disk that holds the build.
+    /// Makes a folder on the disk that holds the build.
     pub fn new() -> Self {
         Self { dir: tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap() }
     }
 
-    /// A path in the folder.
+    /// Returns a path in the folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// A path in the folder, as text.
+    /// Returns a path in the folder, as text.
     pub fn text(&self, name: &str) -> String {
         self.path(name).display().to_string()
     }
@@ -39,7 +39,7 @@ impl Place {
         command.args(args).current_dir(self.dir.path()).output().unwrap()
     }
 
-    /// Runs `flowstone`, which must succeed, and returns what it printed.
+    /// Runs `flowstone`, which must succeed. Returns its output.
     pub fn succeed(&self, args: &[&str]) -> String {
         let output = self.run(args);
         let printed = String::from_utf8(output.stdout).unwrap();
@@ -48,16 +48,16 @@ impl Place {
         printed
     }
 
-    /// An image whose daemon was killed, or whose host failed, is in order but for clusters that
-    /// may belong to nothing, and those `check --repair` gives back.
+    /// Checks that an image whose daemon was killed, or whose host failed, is valid except for
+    /// leaked clusters, which `check --repair` frees.
     pub fn assert_sound(&self, image: &str) {
         let output = self.run(&["check", "--data", image]);
         assert!(matches!(output.status.code(), Some(0 | 3)), "{image}: {output:?}");
         self.succeed(&["check", "--data", "--repair", image]);
     }
 
-    /// Runs `flowstone`, which must fail with status 1 and one line of the agreed form, and
-    /// returns that line.
+    /// Runs `flowstone`, which must fail with status 1 and one line of the agreed form. Returns
+    /// that line.
     pub fn refused(&self, args: &[&str]) -> String {
         let output = self.run(args);
         let errors = String::from_utf8(output.stderr).unwrap();
@@ -68,7 +68,7 @@ impl Place {
         line
     }
 
-    /// Whether `--discard keep` is possible here; says so if not.
+    /// Returns whether `--discard keep` is possible here; prints a note if not.
     pub fn keeps_space(&self) -> bool {
         const BTRFS: u64 = 0x9123_683e;
         let keeps = statfs(self.dir.path()).unwrap().f_type as u64 != BTRFS;
@@ -78,7 +78,7 @@ impl Place {
         keeps
     }
 
-    /// A new raw image of this size.
+    /// Makes a raw image of this size.
     pub fn image(&self, size: &str) -> PathBuf {
         self.succeed(&["create", "--size", size, "disk.raw"]);
         self.path("disk.raw")
@@ -89,7 +89,7 @@ impl Place {
         self.serve_command(args).spawn().unwrap()
     }
 
-    /// The command that [`serve`](Self::serve) starts.
+    /// Returns the command that [`serve`](Self::serve) starts.
     pub fn serve_command(&self, args: &[&str]) -> DaemonCommand {
         DaemonCommand::new(env!("CARGO_BIN_EXE_flowstone"))
             .args(["serve", "--socket", &self.text("disk.sock")])
@@ -97,7 +97,8 @@ impl Place {
             .args(args.iter().map(|arg| self.absolute(arg)))
     }
 
-    /// Starts `flowstone serve` on another socket, without a control socket, if it will.
+    /// Starts `flowstone serve` on another socket, without a control socket; returns an error if it
+    /// fails.
     pub fn serve_on(&self, socket: &str, args: &[&str]) -> flowstone_testkit::Result<Daemon> {
         DaemonCommand::new(env!("CARGO_BIN_EXE_flowstone"))
             .args(["serve", "--socket", &self.text(socket)])
@@ -105,29 +106,29 @@ impl Place {
             .spawn()
     }
 
-    /// The name of a file in the folder as its path; everything else as it is.
+    /// Returns the absolute path of a file in the folder; anything else unchanged.
     fn absolute(&self, arg: &str) -> String {
         if self.path(arg).is_file() { self.text(arg) } else { arg.to_owned() }
     }
 
-    /// Options for a driver of `disk.sock`.
+    /// Returns options for a driver of `disk.sock`.
     pub fn options(&self) -> ClientOptions {
         ClientOptions::new(self.path("disk.sock"))
     }
 
-    /// A driver of `disk.sock`.
+    /// Connects a driver to `disk.sock`.
     pub fn client(&self) -> Client {
         Client::connect(self.options()).unwrap()
     }
 
-    /// What the daemon has counted of one disk.
+    /// Returns the daemon's statistics of one disk.
     pub fn disk_stats(&self, name: &str) -> serde_json::Value {
         let stats = self.stats();
         let disks = stats["disks"].as_array().unwrap();
         disks.iter().find(|disk| disk["name"] == name).unwrap().clone()
     }
 
-    /// What the daemon has counted.
+    /// Returns the daemon's statistics.
     pub fn stats(&self) -> serde_json::Value {
         let text = self.succeed(&["stats", "--control", &self.text("control.sock"), "--json"]);
         let stats = serde_json::from_str(&text).unwrap();
@@ -136,7 +137,7 @@ impl Place {
     }
 }
 
-/// Sends a request to the daemon's control socket, as a program does. Returns status and body, held
+/// Sends a request to the daemon's control socket, as programs do. Returns status and body, checked
 /// against docs/openapi.json.
 pub fn ask(place: &Place, method: &str, target: &str, body: &str) -> (u16, String) {
     let mut socket = UnixStream::connect(place.path("control.sock")).unwrap();
@@ -152,8 +153,7 @@ pub fn ask(place: &Place, method: &str, target: &str, body: &str) -> (u16, Strin
     (status, body.to_owned())
 }
 
-/// Says that something is over when it is dropped, also by a test that fails, so that threads which
-/// wait for that end.
+/// Sets a flag when it is dropped, also by a failing test, so that threads which wait for it end.
 pub struct Over<'flag>(pub &'flag AtomicBool);
 
 impl Drop for Over<'_> {
@@ -162,13 +162,13 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Ends a daemon the polite way; it must exit with 0.
+/// Ends a daemon by SIGTERM; it must exit with 0.
 pub fn stop(mut daemon: Daemon) {
     let status = daemon.terminate(HANG).unwrap();
     assert!(status.success(), "{status}: {}", daemon.stderr());
 }
 
-/// Bytes that tell their place.
+/// Returns bytes that depend on their position.
 pub fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
     (0..bytes).map(|i| (i as u8).wrapping_mul(7) ^ (i >> 8) as u8 ^ seed).collect()
 }

@@ -1,4 +1,4 @@
-//! Groups that come and go while the daemon runs.
+//! Groups added, changed and removed while the daemon runs.
 
 use std::fs;
 
@@ -36,7 +36,7 @@ fn a_group_is_added_used_changed_and_removed() {
         group(&place, "add", &["--iops", "900", "web"]),
         "web: limit iops=900,burst=0.01s\n"
     );
-    // The same again is a success, however it is written.
+    // The same again succeeds, however it is written.
     group(&place, "add", &["--limit", "iops=900", "web"]);
     let refusal = refused(&place, "add", &["--iops", "800", "web"]);
     assert!(
@@ -104,7 +104,7 @@ fn groups_are_there_after_a_kill_and_their_disks_are_in_them() {
     add_disk(&place, "a", "web");
     group(&place, "set", &["--limit", "iops=50", "web"]);
     group(&place, "remove", &["gone"]);
-    // Right behind the answer.
+    // Right after the answer.
     daemon.kill().unwrap();
     let daemon = keeper(&place, &[], 2);
     wait_until("it is served", || listed(&place, "a")["state"] == "serving");
@@ -115,8 +115,8 @@ fn groups_are_there_after_a_kill_and_their_disks_are_in_them() {
     stop(daemon);
 }
 
-/// The limit that a group was made with was answered with success, and what had been set stayed in
-/// force.
+/// Regression: adding a group with its original limit succeeded, but the limit set meanwhile stayed
+/// in force.
 #[test]
 fn a_limit_that_is_put_is_in_force_also_if_the_group_was_made_with_it() {
     let place = Place::new();
@@ -143,7 +143,7 @@ fn a_limit_that_is_put_is_in_force_also_if_the_group_was_made_with_it() {
     assert_eq!(ask("PUT", "web", &json!({ "iops": 900 })), (200, 900.into()));
     for name in ["file", "web"] {
         assert_eq!(ask("PATCH", name, &json!({ "limit": "iops=50" })), (200, 50.into()));
-        // What it has now, and what it was made with; another one is refused, and changes nothing.
+        // The current limit and the original one; another one is refused, and changes nothing.
         assert_eq!(ask("PUT", name, &json!({ "iops": 50 })), (200, 50.into()));
         assert_eq!(ask("PUT", name, &json!({ "iops": 60 })), (409, Value::Null));
         assert_eq!(in_force()[usize::from(name == "web")], 50);
@@ -154,12 +154,12 @@ fn a_limit_that_is_put_is_in_force_also_if_the_group_was_made_with_it() {
         assert_eq!(ask("PUT", name, &json!({ "iops": 900 })), (200, 900.into()));
     }
     assert_eq!(in_force(), [900, 900]);
-    // Right behind the answer.
+    // Right after the answer.
     daemon.kill().unwrap();
     let daemon = start();
     assert_eq!(in_force(), [900, 900]);
     assert_eq!(place.stats()["groups"][0]["limit"]["iops"], 900);
-    // What was put holds like what is set otherwise: until the file says something else.
+    // A limit added holds like one that is set: until the file changes.
     place.succeed(&["reload", "--control", &place.text("control.sock")]);
     assert_eq!(in_force(), [900, 900]);
     write(800);
@@ -186,7 +186,7 @@ fn a_reload_adds_changes_and_removes_groups() {
         serde_json::from_str(&place.succeed(&["reload", "--json", "--control", &control])).unwrap()
     };
     group(&place, "set", &["--limit", "iops=7", "web"]);
-    // What was set stays as long as the file says the same.
+    // A setting stays as long as the file is the same.
     let done = reload();
     assert_eq!((&done["changed"], &groups(&place)[1]["limit"]["iops"]), (&json!([]), &7.into()));
     group(&place, "add", &["--iops", "1", "mine"]);
@@ -200,7 +200,7 @@ fn a_reload_adds_changes_and_removes_groups() {
     let iops = |index: usize| all[index]["limit"]["iops"].as_u64().unwrap();
     assert_eq!([iops(0), iops(1), iops(2)], [1, 3, 200], "{all}");
     stop(daemon);
-    // What was set is forgotten, and the file's group of a name wins.
+    // The settings are dropped, and the file's group of a name wins.
     let mut daemon = keeper(&place, &["--config", &path], 2);
     let hang = flowstone_testkit::HANG;
     daemon.wait_stderr("it was added before, and the configuration's wins", hang).unwrap();

@@ -15,7 +15,7 @@ fn guest_cache(place: &Place) -> Value {
     place.stats()["vms"][0]["guest_cache"].clone()
 }
 
-/// This process is the one that has the disk, so it is the VM.
+/// This process uses the disk, so it is the VM.
 #[test]
 fn a_guest_that_reports_is_granted_what_its_vm_may_have() {
     let place = Place::new();

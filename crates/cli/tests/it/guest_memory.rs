@@ -1,4 +1,4 @@
-//! What a daemon says of guests' memory that may be charged to its memory cgroup.
+//! Warnings about guests' memory that may be charged to the daemon's memory cgroup.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use crate::many_disks::config;
 
 const LIMIT: u64 = 96 << 20;
 
-/// A guest of about two thirds of that.
+/// A guest with about two thirds of that.
 fn guest(place: &Place, name: &str) -> Client {
     let options = ClientOptions::new(place.path(&format!("{name}.sock")));
     Client::connect(ClientOptions { slots: 8, slot_bytes: 7 << 20, ..options }).unwrap()
@@ -20,14 +20,14 @@ fn bytes(guest: &Client) -> u64 {
     guest.memory().regions().iter().map(|region| region.bytes).sum()
 }
 
-/// Each of two guests had less memory than the daemon's cgroup, and both more: they may have it
-/// killed, and nothing had warned of it.
+/// Regression: each of two guests had less memory than the daemon's cgroup, and both more: the
+/// daemon could be killed, and nothing had warned of it.
 #[test]
 fn guests_with_more_memory_than_the_daemons_cgroup_together_are_warned_of() {
     let Some(group) = MemoryGroup::new(LIMIT) else { return };
     let place = Place::new();
     let file = config(&place, &["a", "b"].map(|name| (name, "backend = 'null:8M'")));
-    // It does not see whose processes connect, as in a container: both are this one.
+    // The daemon cannot see the peers' processes, as in a container: both are this one.
     let unshare = "unshare --pid --fork --kill-child";
     let can = std::process::Command::new("sh").args(["-c", &format!("{unshare} true")]).status();
     if !can.is_ok_and(|status| status.success()) {
@@ -48,7 +48,7 @@ fn guests_with_more_memory_than_the_daemons_cgroup_together_are_warned_of() {
         (&memory["guest_bytes"], &memory["cgroup_limit_bytes"]),
         (&both.into(), &LIMIT.into())
     );
-    // Not for each queue, nor for what has been said.
+    // Not repeated for each queue, nor for the same total.
     let said = daemon.stderr();
     assert_eq!(said.matches("the memory cgroup of the daemon").count(), 1, "{said}");
     drop(guests);

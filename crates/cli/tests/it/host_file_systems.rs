@@ -1,5 +1,5 @@
-//! Every format on every host file system: what is written comes back, also after a kill, and what
-//! is discarded goes back to the host.
+//! Every format on every host file system: written data is read back, also after a kill, and
+//! discarded space goes back to the host.
 
 use std::fs::File;
 use std::io::Write;
@@ -15,14 +15,14 @@ use crate::fixture::{Place, stop};
 use crate::host_trouble;
 
 const DISK_BYTES: u64 = 64 << 20;
-/// Left after the whole disk has been discarded: segments and tables that are being filled.
+/// Left after the whole disk has been discarded: segments and tables being filled.
 const EMPTY_BYTES_MAX: u64 = 6 << 20;
 
 /// A file system in a file, unmounted when dropped.
 pub struct Mounted(pub PathBuf);
 
 impl Mounted {
-    /// `None`, and says why, where this user may not mount.
+    /// Returns `None`, and says why, if this user may not mount.
     pub fn make(place: &Place, kind: &str) -> Option<Self> {
         Self::make_with(place, kind, "loop")
     }
@@ -49,12 +49,12 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // The kernel takes the rings of a daemon that has ended apart a little later.
+        // The kernel releases the rings of an ended daemon a little later.
         let _ = host_trouble::run("umount", &["--lazy", self.0.to_str().unwrap()]);
     }
 }
 
-/// Random requests of all kinds, every read checked, and the whole disk at the end.
+/// Runs random requests of all kinds, and verifies every read, and the whole disk at the end.
 fn exercise(place: &Place, seed: u64) {
     let mut options = LoadOptions::new(place.path("disk.sock")).workload("mix").iodepth(16);
     options.client = place.options();
@@ -89,8 +89,8 @@ fn every_format_on(kind: &str) {
     }
 }
 
-/// The last hop: what a guest discards goes through the image and the host's file system to what
-/// that lies on.
+/// The last hop: a guest's discards pass through the image and the host's file system to the device
+/// below it.
 #[test]
 fn what_is_discarded_leaves_the_device_below_a_mount_with_discard() {
     let place = Place::new();
@@ -112,7 +112,7 @@ fn what_is_discarded_leaves_the_device_below_a_mount_with_discard() {
         discard_everything(&mut guest);
         let folder = File::open(&host.0).unwrap();
         wait_until("the device has the space back", || {
-            // The file system tells the device when it has committed.
+            // The file system notifies the device when it has committed.
             rustix::fs::syncfs(&folder).unwrap();
             allocated(&device) <= full - DISK_BYTES * 9 / 10
         });
@@ -133,12 +133,12 @@ fn discard_everything(guest: &mut Client) {
 
 #[expect(clippy::disallowed_methods, reason = "this test is not about lost writes")]
 fn allocated(image: &Path) -> u64 {
-    // File systems that allocate late tell the truth only after a sync.
+    // File systems with delayed allocation report exact numbers only after a sync.
     File::open(image).unwrap().sync_all().unwrap();
     image.metadata().unwrap().blocks() * 512
 }
 
-/// Space is given to the image, then the host is filled up.
+/// Space is allocated to the image, then the host is filled up.
 fn kept_space_on(kind: &str) {
     let place = Place::new();
     let Some(host) = Mounted::make(&place, kind) else { return };

@@ -27,7 +27,7 @@ impl SmallFileSystem {
 
 impl Drop for SmallFileSystem {
     fn drop(&mut self) {
-        // The kernel takes the rings of a daemon that has ended apart a little later.
+        // The kernel releases the rings of an ended daemon a little later.
         let _ = run("umount", &["--lazy", path(&self.0)]);
     }
 }
@@ -36,7 +36,7 @@ impl Drop for SmallFileSystem {
 pub struct LoopDevice(pub String);
 
 impl LoopDevice {
-    /// A device over the file; `None`, and says so, if there is none to be had.
+    /// Attaches a device to the file; `None`, with a note, if there is none available.
     pub fn attach(file: &Path) -> Option<Self> {
         let made = Command::new("losetup").args(["--find", "--show", path(file)]).output();
         let why = match made {
@@ -61,7 +61,7 @@ fn path(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Runs a program; what it says is the error if it fails.
+/// Runs a program; its output is the error if it fails.
 pub fn run(program: &str, args: &[&str]) -> Result<(), String> {
     let output = Command::new(program).args(args).output().map_err(|error| error.to_string())?;
     match output.status.success() {
@@ -87,7 +87,7 @@ fn a_full_host_fails_writes_and_nothing_else() {
         let mut back = vec![0; 1 << 20];
         assert_eq!(client.read(0, &mut back).unwrap(), Status::Ok);
         assert!(back == data, "{engine}");
-        // Space comes back, and writes work again.
+        // Space is freed, and writes work again.
         assert_eq!(client.discard(&[(0, 8 * 2048)]).unwrap(), Status::Ok);
         assert_eq!(client.write(2048, &data).unwrap(), Status::Ok);
         assert_eq!(client.flush().unwrap(), Status::Ok);

@@ -1,5 +1,5 @@
-//! Rings and sockets in the hands of an attacker: the daemon answers with an error or leaves that
-//! queue alone, and goes on serving all others.
+//! Rings and sockets controlled by an attacker: the daemon answers with an error or abandons that
+//! queue, and continues to serve all others.
 
 use std::io::{Read, Write};
 use std::os::fd::BorrowedFd;
@@ -22,7 +22,7 @@ fn resident_bytes(daemon: &Daemon) -> u64 {
     status_bytes(daemon, "VmRSS")
 }
 
-/// The most that was ever resident.
+/// Returns the peak resident memory.
 fn peak_bytes(daemon: &Daemon) -> u64 {
     status_bytes(daemon, "VmHWM")
 }
@@ -33,8 +33,8 @@ fn status_bytes(daemon: &Daemon, field: &str) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// Fails if a thread of the daemon spins. One that does so is never seen to sleep, however little
-/// CPU time it gets; all of them have to be, at several looks in a row.
+/// Fails if a thread of the daemon spins. Such a thread is never seen asleep, however little CPU
+/// time it gets; all of them have to be, at several looks in a row.
 fn assert_rests(daemon: &Daemon, what: &str) {
     let tasks = || std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
     // Threads may end meanwhile.
@@ -51,7 +51,7 @@ fn assert_rests(daemon: &Daemon, what: &str) {
     });
 }
 
-/// A daemon with the disks `disk`, for a guest that means harm, and `good`, for one that does not.
+/// Starts a daemon with the disks `disk`, for a hostile guest, and `good`, for a well-behaved one.
 fn serve_two(place: &Place) -> Daemon {
     let disks = ["disk", "good"].map(|name| {
         place.succeed(&["create", "--size", "1M", &format!("{name}.raw")]);
@@ -61,13 +61,13 @@ fn serve_two(place: &Place) -> Daemon {
     many_disks::serve(&many_disks::config(place, &disks), 2)
 }
 
-/// A driver of the disk `good`.
+/// Connects a driver to the disk `good`.
 fn good_guest(place: &Place) -> Client {
     Client::connect(ClientOptions::new(place.path("good.sock"))).unwrap()
 }
 
-/// Does one bad thing to a ring, and checks that the queue reports an error, that the daemon
-/// neither spins nor grows, that the next driver is served, and another disk all the time.
+/// Damages a ring, and checks that the queue reports an error, that the daemon neither spins nor
+/// grows, that the next driver is served, and another disk all the time.
 fn spoil(name: &str, deed: impl Fn(&mut Client)) {
     println!("{name}");
     let place = Place::new();
@@ -96,8 +96,8 @@ fn spoil(name: &str, deed: impl Fn(&mut Client)) {
     stop(daemon);
 }
 
-/// A monitor that truncated what it had shared with the daemon ended that, and the disks of all
-/// others, with SIGBUS; and again when the next daemon repeated what had been in flight.
+/// Regression: a monitor that truncated its shared memory ended the daemon, and the disks of all
+/// others, with SIGBUS; and again when the next daemon repeated the requests in flight.
 #[test]
 fn a_monitor_that_truncates_its_guests_memory_loses_its_own_disk_only() {
     let place = Place::new();
@@ -119,7 +119,7 @@ fn a_monitor_that_truncates_its_guests_memory_loses_its_own_disk_only() {
     stop(daemon);
 }
 
-/// Puts descriptors into the table from 0 on and offers the first one.
+/// Writes descriptors into the table from 0 on and offers the first one.
 fn offer(client: &mut Client, descriptors: &[(u64, u32, u16, u16)]) {
     let queue = &mut client.ring(0).queue;
     for (index, (address, bytes, flags, next)) in descriptors.iter().enumerate() {
@@ -129,7 +129,7 @@ fn offer(client: &mut Client, descriptors: &[(u64, u32, u16, u16)]) {
     queue.publish();
 }
 
-/// An address in guest memory.
+/// Returns an address in guest memory.
 fn valid(client: &Client) -> u64 {
     client.memory().alloc(1 << 16, 4096).unwrap().address().0
 }
@@ -241,7 +241,7 @@ fn garbage_on_the_socket_is_dropped_and_the_next_driver_served() {
                 (seed >> 56) as u8
             })
             .collect();
-        // The daemon may hang up while we are still talking.
+        // The daemon may disconnect while the test is still sending.
         let _ = stream.write_all(&garbage);
         let _ = stream.shutdown(std::net::Shutdown::Write);
         let _ = stream.read(&mut [0; 16]);
@@ -261,7 +261,7 @@ fn garbage_on_the_socket_is_dropped_and_the_next_driver_served() {
     stop(daemon);
 }
 
-/// A monitor that sent half a message and stayed kept the daemon from ending.
+/// Regression: a monitor that sent half a message and stayed kept the daemon from ending.
 #[test]
 fn half_a_message_does_not_keep_the_daemon_from_stopping() {
     let place = Place::new();
@@ -274,7 +274,8 @@ fn half_a_message_does_not_keep_the_daemon_from_stopping() {
     assert!(!place.path("disk.sock").exists());
 }
 
-/// One that asks and asks, and reads no answer, fills the socket until we wait to write.
+/// A monitor that keeps sending requests and reads no answer fills the socket until the daemon
+/// waits to write.
 #[test]
 fn a_monitor_that_reads_no_answers_does_not_keep_the_daemon_from_stopping() {
     const GET_FEATURES: [u8; 12] = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
@@ -287,7 +288,7 @@ fn a_monitor_that_reads_no_answers_does_not_keep_the_daemon_from_stopping() {
     stop(daemon);
 }
 
-/// A daemon without descriptors left to accept with must wait, not spin.
+/// A daemon without free descriptors to accept with must wait, not spin.
 #[test]
 fn a_daemon_out_of_descriptors_does_not_spin() {
     let place = Place::new();
@@ -310,7 +311,7 @@ fn a_daemon_out_of_descriptors_does_not_spin() {
     stop(daemon);
 }
 
-/// Each notification without a request was learnt as a short gap between requests.
+/// Regression: each notification without a request was learnt as a short gap between requests.
 #[test]
 fn notifications_for_nothing_do_not_make_a_queue_look_for_work() {
     let place = Place::new();
@@ -318,7 +319,7 @@ fn notifications_for_nothing_do_not_make_a_queue_look_for_work() {
     let daemon = place.serve(&["disk.raw"]);
     let mut client = place.client();
     let total = || place.stats()["disks"][0]["total"].clone();
-    // Those that come while it is awake are one.
+    // Notifications that arrive while it is awake count as one.
     wait_until("enough are heard", || {
         for _ in 0..500 {
             client.ring(0).kick().unwrap();
@@ -333,8 +334,8 @@ fn notifications_for_nothing_do_not_make_a_queue_look_for_work() {
     stop(daemon);
 }
 
-/// Each client of the control socket had a thread for as long as it cared to stay, and there was
-/// no end to their number.
+/// Regression: each client of the control socket had a thread for as long as it stayed, and their
+/// number was unlimited.
 #[test]
 fn control_clients_that_stall_are_bounded_in_number() {
     let place = Place::new();
@@ -355,14 +356,15 @@ fn control_clients_that_stall_are_bounded_in_number() {
     assert!(threads() <= before + 40, "{} threads, {before} before", threads());
     assert_eq!(place.client().write(0, &[1; 512]).unwrap(), Status::Ok);
     drop(stalled);
-    // Their threads end when they see it.
+    // Their threads end when they notice.
     wait_until("there is room for an operator", || {
         place.run(&["stats", "--control", &place.text("control.sock")]).status.success()
     });
     stop(daemon);
 }
 
-/// A line for each connection, and one for each broken queue, as often as guest and monitor liked.
+/// Regression: each connection and each broken queue logged a line, as often as guest and monitor
+/// liked.
 #[test]
 fn a_flood_of_connections_is_no_flood_in_the_log() {
     let place = Place::new();
@@ -382,7 +384,7 @@ fn a_flood_of_connections_is_no_flood_in_the_log() {
 const TYPE_IN: u32 = 0;
 const TYPE_UNKNOWN: u32 = 99;
 
-/// Options for a guest with rings of 1,024 and more than a GiB of memory, of which little is used.
+/// Options for a guest with rings of 1,024 and more than a GiB of memory, little of it used.
 fn large_guest(place: &Place, name: &str) -> ClientOptions {
     let mut options = ClientOptions::new(place.path(&format!("{name}.sock")));
     options.queue_size = 1024;
@@ -390,8 +392,8 @@ fn large_guest(place: &Place, name: &str) -> ClientOptions {
     options
 }
 
-/// A chain in an indirect table: so many pieces of so many bytes, which all name the same memory
-/// from an odd address on.
+/// A chain in an indirect table, with many pieces that all refer to the same memory, at an odd
+/// address.
 struct Chain {
     table: Slice,
     bytes: u32,
@@ -418,7 +420,7 @@ impl Chain {
         Self { table, bytes: 16 * buffers.len() as u32, status }
     }
 
-    /// Puts it into the ring under this head, to be published.
+    /// Writes it into the ring under this head, to be published.
     fn offer(&self, client: &mut Client, queue: usize, head: u16) {
         let ring = &mut client.ring(queue).queue;
         ring.raw_descriptor(head, self.table.address().0, self.bytes, INDIRECT, 0);
@@ -432,13 +434,13 @@ impl Chain {
     }
 }
 
-/// Shows the daemon all chains that were put into a ring, at once.
+/// Publishes all chains written into a ring, at once.
 fn publish_all(client: &mut Client, queue: usize) {
     client.ring(queue).queue.publish();
     client.ring(queue).kick().unwrap();
 }
 
-/// Waits until so many chains of a queue are answered; fails if the daemon has ended.
+/// Waits until this many chains of a queue are answered; fails if the daemon has ended.
 fn wait_used(client: &mut Client, queue: usize, count: u16) {
     wait_for(&format!("{count} answers"), || {
         let used = client.ring(queue).queue.used_index();
@@ -447,7 +449,7 @@ fn wait_used(client: &mut Client, queue: usize, count: u16) {
     });
 }
 
-/// A daemon with a disk of each format, empty and large, and a good one beside them.
+/// Starts a daemon with a large, empty disk of each format, and a good one.
 fn serve_many(place: &Place) -> Daemon {
     let mut disks = Vec::new();
     for (name, size) in [("raw", "100G"), ("qcow2", "2T"), ("flow", "2T"), ("good.raw", "1M")] {
@@ -461,9 +463,9 @@ fn serve_many(place: &Place) -> Daemon {
     many_disks::serve(&many_disks::config(place, &disks), 4)
 }
 
-/// The pieces of a chain were bounded and its bytes were not: 1,020 pieces of the same 64 MiB made
-/// the daemon ask for a buffer of 64 GiB, and end, with all its disks, in each of its lives; 1,020
-/// of the same 1 GiB kept it busy for minutes.
+/// Regression: the pieces of a chain were limited and its bytes were not: 1,020 pieces of the same
+/// 64 MiB made the daemon request a buffer of 64 GiB and end, with all its disks, at each restart;
+/// 1,020 of the same 1 GiB kept it busy for minutes.
 #[test]
 fn a_request_larger_than_a_disk_offers_is_an_error_and_the_other_disks_are_served() {
     let place = Place::new();
@@ -491,7 +493,7 @@ fn a_request_larger_than_a_disk_offers_is_an_error_and_the_other_disks_are_serve
     stop(daemon);
 }
 
-/// Reads of what was never written are done when they are submitted. A stop was heard when the
+/// Reads of unwritten blocks complete at submission. Regression: a stop took effect only when the
 /// whole batch was submitted, of any number of requests of any size.
 #[test]
 fn a_queue_that_fills_in_zeroes_stops_between_two_requests() {
@@ -519,7 +521,8 @@ fn a_queue_that_fills_in_zeroes_stops_between_two_requests() {
     }
 }
 
-/// Room for a list of a thousand pieces stayed with every head whose request was answered at once.
+/// Regression: memory for a list of a thousand pieces stayed with every head whose request was
+/// answered at once.
 #[test]
 fn long_chains_that_are_answered_at_once_leave_nothing_behind() {
     const QUEUES: usize = 8;
@@ -546,8 +549,8 @@ fn long_chains_that_are_answered_at_once_leave_nothing_behind() {
     stop(daemon);
 }
 
-/// Queues were stopped one after the other, and queues that were still running took new requests: a
-/// guest that kept many queues busy on a slow disk put off the end by the disk's delay for each.
+/// Regression: queues were stopped one after the other, and those still running took new requests:
+/// a guest that kept many queues busy on a slow disk delayed the end by the disk's delay for each.
 #[test]
 fn busy_queues_stop_side_by_side() {
     // One after the other they would take longer than the wait for the end.
@@ -560,7 +563,7 @@ fn busy_queues_stop_side_by_side() {
     let mut client = Client::connect(options).unwrap();
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // A guest goes on when its monitor has been hung up on: the ring is its own memory.
+        // A guest continues when its monitor has been disconnected: the ring is its own memory.
         scope.spawn(|| {
             while !ended.load(Ordering::Relaxed) {
                 for queue in 0..QUEUES {
@@ -579,7 +582,7 @@ fn busy_queues_stop_side_by_side() {
     });
 }
 
-/// Memory that direct I/O does not take was copied through a buffer of the request's size.
+/// Regression: memory unsuitable for direct I/O was copied through a buffer of the request's size.
 #[test]
 fn odd_buffers_of_any_size_are_copied_through_little_memory() {
     const CHAINS: u16 = 24;
@@ -601,8 +604,8 @@ fn odd_buffers_of_any_size_are_copied_through_little_memory() {
     }
 }
 
-/// Hundreds wait for memory of the daemon's own while others pass them, the file ends before all of
-/// them, and the daemon is stopped: each is answered once.
+/// Hundreds of requests wait for memory of the daemon while others pass them, the file ends before
+/// all of them, and the daemon is stopped: each is answered once.
 #[test]
 fn odd_buffers_among_others_are_all_answered() {
     for engine in ["uring", "sync"] {
@@ -639,9 +642,9 @@ fn odd_buffers_among_others_are_all_answered() {
     }
 }
 
-/// What a daemon holds: threads, descriptors, mappings of files, of guests' memory and of rings.
-/// (How many others there are depends on how many threads asked malloc for memory at the same
-/// time.)
+/// Returns the resources of a daemon: threads, descriptors, mappings of files, of guests' memory
+/// and of rings. (The number of other mappings depends on how many threads called malloc at the
+/// same time.)
 fn holdings(daemon: &Daemon) -> [usize; 3] {
     let process = format!("/proc/{}", daemon.pid());
     let entries = |folder| std::fs::read_dir(format!("{process}/{folder}")).unwrap().count();
@@ -670,7 +673,7 @@ fn a_guest_that_resets_for_ever_leaves_nothing_behind() {
     resets(20);
     let (held, bytes) = (holdings(&daemon), resident_bytes(&daemon));
     resets(300);
-    // The kernel's threads, and what the last reset has ended, go a moment later.
+    // The kernel's threads, and the resources ended by the last reset, go a moment later.
     wait_for(&format!("what is held becomes {held:?} and {bytes} bytes"), || {
         let now = (holdings(&daemon), resident_bytes(&daemon));
         let gone = now.0.iter().zip(held).all(|(now, held)| *now <= held + 8);
@@ -694,7 +697,7 @@ fn regions_of_guest_memory_are_bounded_in_number_and_go_with_their_monitor() {
     options.memory_regions = 600;
     assert!(Client::connect(options).is_err(), "600 regions were taken");
     assert_eq!(good.write(0, &[1; 512]).unwrap(), Status::Ok);
-    // It forgets a monitor a moment after that one has gone.
+    // It forgets a monitor a moment after its disconnection.
     assert_eq!(place.client().write(0, &[1; 512]).unwrap(), Status::Ok);
     wait_for(&format!("what is held becomes {before:?}"), || {
         let now = holdings(&daemon);

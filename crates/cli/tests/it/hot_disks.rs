@@ -1,4 +1,4 @@
-//! Disks that come and go while the daemon runs.
+//! Disks added and removed while the daemon runs.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::fixture::{Place, ask, pattern, stop};
 
-/// A daemon with one disk that is always there.
+/// Starts a daemon with one permanent disk.
 fn daemon(place: &Place, args: &[&str]) -> Daemon {
     place.serve(&[args, &["--backend", "null:1M", "--name", "other"]].concat())
 }
@@ -20,7 +20,7 @@ fn add(place: &Place, name: &str, args: &[&str]) -> String {
     place.succeed(&line(place, name, args).iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// `disk add` of a disk with a socket of its name.
+/// Returns the command line of `disk add` for a disk with a socket of its name.
 fn line(place: &Place, name: &str, args: &[&str]) -> Vec<String> {
     let (control, socket) = (place.text("control.sock"), place.text(&format!("{name}.sock")));
     let line = ["disk", "add", "--control", &control, "--name", name, "--socket", &socket];
@@ -40,7 +40,7 @@ pub fn list(place: &Place) -> Vec<Value> {
     serde_json::from_str(&text).unwrap()
 }
 
-/// One of them.
+/// Returns the listing of one disk.
 pub fn listed(place: &Place, name: &str) -> Value {
     list(place).into_iter().find(|disk| disk["name"] == name).unwrap_or_default()
 }
@@ -54,7 +54,7 @@ fn a_disk_is_added_used_changed_and_removed() {
     let place = Place::new();
     place.succeed(&["create", "--size", "1M", "a.flow"]);
     let daemon = daemon(&place, &[]);
-    // The image is given as it is from the folder of the command line.
+    // The image's path is relative to the working directory of the command.
     let said = add(&place, "a", &["a.flow", "--weight", "300", "--layer", "stats"]);
     assert_eq!(said, format!("a: serving, {}\n", place.text("a.sock")));
     let shown = listed(&place, "a");
@@ -77,7 +77,7 @@ fn a_disk_is_added_used_changed_and_removed() {
     assert_eq!(guest.write(8, &pattern(4096, 4)).unwrap(), Status::Ok);
     remove(&place, &["--force", "a"]);
     assert!(!place.path("a.sock").exists());
-    // The image's lock is gone, and what the guest wrote is there.
+    // The image's lock is released, and the guest's writes are there.
     place.succeed(&["check", "--data", "a.flow"]);
     assert_eq!(list(&place).len(), 1);
     add(&place, "b", &["a.flow"]);
@@ -139,7 +139,7 @@ fn a_disk_that_fails_is_listed_and_may_be_added_again() {
     add(&place, "a", &["a.raw"]);
     assert_eq!(listed(&place, "a")["state"], "serving");
     assert_eq!(place.stats()["failed"], json!([]));
-    // One that is locked is opening until its patience ends, and is removed meanwhile.
+    // A disk with a locked image is opening until its patience ends, and is removed meanwhile.
     let args = ["a.raw", "--no-wait"];
     add(&place, "b", &args);
     assert_eq!(listed(&place, "b")["state"], "opening");
@@ -151,7 +151,7 @@ fn a_disk_that_fails_is_listed_and_may_be_added_again() {
     stop(daemon);
 }
 
-/// Threads, descriptors and resident bytes of a process.
+/// Returns the threads, descriptors and resident bytes of a process.
 fn footprint(pid: u32) -> [u64; 3] {
     let count = |what: &str| fs::read_dir(format!("/proc/{pid}/{what}")).unwrap().count() as u64;
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -160,7 +160,7 @@ fn footprint(pid: u32) -> [u64; 3] {
     [count("task"), count("fd"), kib << 10]
 }
 
-/// The cache had 4,096 words and all frames of each disk that there ever was.
+/// Regression: the cache kept 4,096 words and all frames of every former disk.
 #[test]
 fn nothing_stays_of_disks_that_come_and_go() {
     let place = Place::new();
@@ -191,7 +191,7 @@ fn nothing_stays_of_disks_that_come_and_go() {
     stop(daemon);
 }
 
-/// A host that hangs leaves its disk stopping, and nothing else.
+/// A hanging host leaves its disk stopping, and has no other effect.
 #[test]
 fn a_disk_that_takes_long_to_stop_holds_up_no_other() {
     let place = Place::new();

@@ -18,7 +18,7 @@ use crate::hot_disks::{list, listed};
 use crate::kept_disks::keeper;
 use crate::many_disks::{config, serve, serve_command};
 
-/// A folder on a host that can be stopped, beside one on a host that is well.
+/// A folder on a host that can be stopped, beside one on a healthy host.
 struct Hosts {
     // Before the folder: it is mounted there.
     fake: FuseHost,
@@ -34,12 +34,12 @@ impl Hosts {
         Some(Self { fake: FuseHost::mount_or_skip(&at, &behind)?, place })
     }
 
-    /// Serves one disk on either host with these keys, and a third one that nobody uses yet.
+    /// Serves one disk on either host with these keys, and a third one that is not used yet.
     fn serve(&self, format: &str, head: &str, of_disk: &str) -> Daemon {
         serve(&self.configure(format, head, of_disk), 3)
     }
 
-    /// Makes the images and the configuration of that. Returns its file.
+    /// Makes the images and the configuration for that. Returns the configuration file.
     fn configure(&self, format: &str, head: &str, of_disk: &str) -> String {
         let images = [format!("at/hung.{format}"), "well.raw".into(), "third.raw".into()];
         for image in &images {
@@ -72,14 +72,14 @@ fn disk<'a>(stats: &'a Value, name: &str) -> &'a Value {
     stats["disks"].as_array().unwrap().iter().find(|disk| disk["name"] == name).unwrap()
 }
 
-/// How many threads of the daemon are called that.
+/// Returns the number of the daemon's threads with this name.
 fn threads(daemon: &Daemon, name: &str) -> usize {
     let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
     let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
     names.filter(|it| it.trim() == name).count()
 }
 
-/// What a guest of the other disk, an operator and a new guest notice.
+/// Checks the experience of a guest of the other disk, an operator and a new guest.
 fn nothing_else_notices(hosts: &Hosts, daemon: &Daemon, well: &mut Client) {
     let (data, mut back) = (pattern(8192, 9), vec![0; 8192]);
     assert_eq!(well.write(64, &data).unwrap(), Status::Ok);
@@ -96,11 +96,12 @@ fn nothing_else_notices(hosts: &Hosts, daemon: &Daemon, well: &mut Client) {
         assert!(disk(&stats, "hung")["stale_s"].as_f64() > Some(0.0), "{stats}");
         assert!(disk(&stats, "hung")["allocated_bytes"].is_u64(), "what was known last");
     }
-    // On a machine that does other work its answer may be late.
+    // On a busy machine its answer may be late.
     wait_until("the other host answers", || {
         disk(&hosts.place.stats(), "well")["stale_s"].is_null()
     });
-    // A thread that asks the others goes a moment later, and has its name a moment after it began.
+    // A thread that queries the other hosts ends a moment later, and gets its name a moment after
+    // its start.
     wait_until("one thread asks the hung host", || threads(daemon, "stats") == 1);
     assert!(hosts.set("well") && hosts.set(&hosts.place.text("well.raw")) && hosts.set("hung"));
 }
@@ -112,7 +113,7 @@ fn one_host_stops(format: &str, head: &str, of_disk: &str) {
     let data = pattern(1 << 20, 3);
     assert_eq!(hung.write(0, &data).unwrap(), Status::Ok);
     assert_eq!(hung.flush().unwrap(), Status::Ok);
-    // The image is known to the report.
+    // The report knows the image.
     wait_until("stats", || disk(&hosts.place.stats(), "hung")["stale_s"].is_null());
     hosts.fake.stop();
     let late = pattern(4096, 5);
@@ -130,7 +131,7 @@ fn one_host_stops(format: &str, head: &str, of_disk: &str) {
     assert!(!hosts.fake.held().is_empty(), "it has been answered");
     hosts.fake.release();
     assert!(daemon.wait(HANG).unwrap().success(), "{}", daemon.stderr());
-    // What the guest has been told is there, and what was on its way has been carried out.
+    // Everything acknowledged to the guest is there, and requests in flight have been executed.
     let image = hosts.place.text(&format!("at/hung.{format}"));
     hosts.place.succeed(&["check", &image]);
     hosts.place.succeed(&["convert", &image, "back.raw"]);
@@ -141,7 +142,7 @@ fn one_host_stops(format: &str, head: &str, of_disk: &str) {
     );
 }
 
-/// However many requests wait for it, and whichever the engine is.
+/// However many requests wait for it, with either engine.
 #[test]
 fn a_host_that_stops_has_sixteen_threads_of_a_file() {
     for engine in ["uring", "sync"] {
@@ -156,7 +157,7 @@ fn a_host_that_stops_has_sixteen_threads_of_a_file() {
         }
         hung.notify(0).unwrap();
         let all = || threads(&daemon, "flowstone-sync");
-        // Those of other files end when they have been idle; more of this one would come at once.
+        // Threads of other files end when idle; more of this file would appear at once.
         wait_until("sixteen threads wait, and no more come", || {
             let is_so = all() == 16;
             std::thread::sleep(Duration::from_millis(100));
@@ -169,7 +170,8 @@ fn a_host_that_stops_has_sixteen_threads_of_a_file() {
     }
 }
 
-/// A command that names a path on it is refused after a second, and one thread waits for it.
+/// A command with a path on the hanging host is refused after a second, and one thread waits for
+/// the host.
 #[test]
 fn a_path_that_hangs_in_a_command_keeps_one_thread() {
     let Some(hosts) = Hosts::new() else { return };
@@ -191,7 +193,7 @@ fn a_path_that_hangs_in_a_command_keeps_one_thread() {
     crate::fixture::stop(daemon);
 }
 
-/// systemd waited for the one disk, and then ended the daemon with all others.
+/// Regression: systemd waited for the one disk, and then ended the daemon with all others.
 #[test]
 fn a_host_that_hangs_in_open_keeps_the_daemon_from_being_ready_for_a_while_only() {
     let Some(hosts) = Hosts::new() else { return };
@@ -211,14 +213,14 @@ fn a_host_that_hangs_in_open_keeps_the_daemon_from_being_ready_for_a_while_only(
     daemon.wait_stderr("still being opened; the others are served disks=\"hung\"", HANG).unwrap();
     assert_eq!(hosts.place.stats()["opening"], json!(["hung"]));
     assert_eq!(hosts.connect("well").write(0, &pattern(4096, 1)).unwrap(), Status::Ok);
-    // It comes when its host does.
+    // It is served when its host answers.
     hosts.fake.release();
     daemon.wait_stdout("hung.sock", HANG).unwrap();
     assert_eq!(hosts.connect("hung").write(0, &pattern(4096, 1)).unwrap(), Status::Ok);
     crate::fixture::stop(daemon);
 }
 
-/// Each client that added a disk and removed it left a thread that waited for the host.
+/// Regression: each client that added and removed a disk left a thread that waited for the host.
 #[test]
 fn disks_that_are_removed_while_their_host_hangs_in_open_are_bounded() {
     let Some(hosts) = Hosts::new() else { return };
@@ -243,7 +245,7 @@ fn disks_that_are_removed_while_their_host_hangs_in_open_are_bounded() {
     assert_eq!(listed(place, "more")["state"], "opening");
     assert_eq!(list(place).len(), 1);
     hosts.fake.release();
-    // Those that are gone let go of the image.
+    // The removed ones release the image.
     wait_until("it may be removed", || delete("more").0 == 200);
     // It fails if they are slow to do so, and is tried again.
     wait_until("it is served", || {
@@ -252,7 +254,7 @@ fn disks_that_are_removed_while_their_host_hangs_in_open_are_bounded() {
     crate::fixture::stop(daemon);
 }
 
-/// All that an operator saw of a recovery was that it was not over.
+/// Regression: the only visible state of a recovery was that it was not over.
 #[test]
 fn a_log_image_that_is_recovered_is_listed_with_its_progress() {
     let Some(hosts) = Hosts::new() else { return };
@@ -330,7 +332,7 @@ fn a_host_that_stops_holds_up_its_own_disk_only_beside_a_cache() {
     with_every_format("pollers = 1\ncache = '32M'\n", "fused");
 }
 
-/// Nothing is lost of what waits, and a host that is slow is only slow.
+/// No waiting request is lost, and a slow host is only slow.
 #[test]
 fn a_slow_host_serves_every_form_engine_and_format() {
     for form in ["fused", "split"] {

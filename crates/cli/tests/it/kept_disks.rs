@@ -1,4 +1,4 @@
-//! What was asked for on the control socket is there after a restart, and after a kill.
+//! Changes made on the control socket persist across a restart, and a kill.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::fixture::{Place, ask, stop};
 use crate::hot_disks::{list, listed};
 
-/// A daemon that keeps what it is told; `ready` lines say that it listens, that of its control
+/// Starts a daemon with a state directory; `ready` lines say that it listens, that of its control
 /// socket among them.
 pub fn keeper(place: &Place, args: &[&str], ready: usize) -> Daemon {
     keeper_command(place, args).ready(Ready::Listening(ready)).spawn().unwrap()
@@ -60,7 +60,7 @@ fn a_daemon_begins_without_disks_and_has_them_again_after_a_restart_and_after_a_
     assert_eq!(ask(&place, "DELETE", "/v1/disks/gone", "").0, 200);
     assert_eq!(put(&place, "missing", &json!({ "image": place.text("missing.raw") })), 202);
     set(&place, "disk", &["a", "--limit", "iops=900"]);
-    // Right behind the answer.
+    // Right after the answer.
     daemon.kill().unwrap();
     let refused = place.run(&["serve", "--control", &place.text("c2"), "--state-dir"]);
     assert_eq!(refused.status.code(), Some(2));
@@ -85,8 +85,8 @@ fn a_daemon_begins_without_disks_and_has_them_again_after_a_restart_and_after_a_
     }
 }
 
-/// What was answered with an error was in force all the same, and a disk that was removed so came
-/// back at the next start.
+/// Regression: a change answered with an error was in force all the same, and a disk removed in
+/// this way came back at the next start.
 #[test]
 fn what_cannot_be_kept_is_not_done() {
     let place = Place::new();
@@ -112,7 +112,7 @@ fn what_cannot_be_kept_is_not_done() {
     stop(daemon);
 }
 
-/// Files with other names than the daemon's own: another one's was removed with a disk.
+/// Regression: files with other names than the daemon's own were removed with a disk.
 #[test]
 fn files_of_state_with_other_names_are_not_taken_for_the_daemons() {
     let place = Place::new();
@@ -131,8 +131,8 @@ fn files_of_state_with_other_names_are_not_taken_for_the_daemons() {
     stop(daemon);
 }
 
-/// The last one won by chance, and a removal took one of them: the disk was there again at the next
-/// start.
+/// Regression: the last file won by chance, and a removal took one of them: the disk came back at
+/// the next start.
 #[test]
 fn of_several_files_of_state_about_a_disk_none_is_used_or_changed() {
     let place = Place::new();
@@ -158,7 +158,7 @@ fn of_several_files_of_state_about_a_disk_none_is_used_or_changed() {
     assert_eq!(failed["error"]["why"], why.as_str());
     assert_eq!(shown(&place, "a")["error"], failed["error"]);
     daemon.wait_stderr(&format!("{group}.toml, 8.toml are all about it"), HANG).unwrap();
-    // None of this can be kept, so it is not done.
+    // None of this can be persisted, so it is not done.
     let keys = json!({ "backend": "mem:1M", "socket": place.text("a.sock") }).to_string();
     for (method, target, body, about) in [
         ("PUT", "disks/a", &*keys, &why),
@@ -174,7 +174,8 @@ fn of_several_files_of_state_about_a_disk_none_is_used_or_changed() {
     assert_eq!(ask(&place, "GET", "/v1/groups", "").1.trim(), "[]");
     stop(daemon);
     assert_eq!([disk, group, 7, 8].map(read), before);
-    // A disk of the configuration is what that says, and the files are named all the same.
+    // A disk of the configuration follows the configuration, and the files are reported all the
+    // same.
     let config = self::file(&place, "weight = 100");
     let daemon = keeper(&place, &["--config", &config], 3);
     assert_eq!((&*place.disk_stats("a")["weight"].to_string(), list(&place).len()), ("100", 4));
@@ -194,7 +195,8 @@ fn of_several_files_of_state_about_a_disk_none_is_used_or_changed() {
     assert!(![disk, group, 7, 8].into_iter().any(|number| file(number).exists()));
 }
 
-/// Who removed its `lock` let a second daemon in, and each replaced what the other one kept.
+/// Regression: after the removal of its `lock` a second daemon could start, and each replaced the
+/// other one's records.
 #[test]
 fn a_folder_of_state_is_one_daemons_whatever_is_removed_from_it() {
     let place = Place::new();
@@ -211,7 +213,7 @@ fn a_folder_of_state_is_one_daemons_whatever_is_removed_from_it() {
     let second = place.refused(&["serve", "--control", &control, "--state-dir", &state]);
     let why = "another daemon is using it; stop that, or choose another folder";
     assert!(second.contains(&format!("state-dir {state}: {why}")), "{second}");
-    // The first one goes on, and keeps what it is told from now on.
+    // The first one continues, and persists changes.
     assert_eq!(put(&place, "b", &json!({ "backend": "null:1M" })), 202);
     stop(daemon);
     let daemon = keeper(&place, &[], 2);
@@ -236,7 +238,7 @@ fn what_was_set_of_a_disk_of_the_file_wins_until_the_file_changes() {
     let daemon = keeper(&place, &["--config", &config], 2);
     set(&place, "disk", &["a", "--weight", "7"]);
     set(&place, "group", &["web", "--limit", "iops=50"]);
-    // The file's, and one that is added, of which only one can be.
+    // The file's group, and one that is added; only one of them is possible.
     assert_eq!(put(&place, "b", &json!({ "backend": "null:1M" })), 202);
     stop(daemon);
     let mut daemon = keeper(&place, &["--config", &config], 3);
@@ -261,7 +263,7 @@ fn what_was_set_of_a_disk_of_the_file_wins_until_the_file_changes() {
     stop(daemon);
 }
 
-/// It was listed as one of the configuration, which has none.
+/// Regression: it was listed as one of the configuration, which has none.
 #[test]
 fn a_file_of_state_that_cannot_be_read_costs_its_disk_alone() {
     let place = Place::new();
@@ -270,7 +272,7 @@ fn a_file_of_state_that_cannot_be_read_costs_its_disk_alone() {
     assert_eq!(put(&place, "b", &json!({ "backend": "null:1M" })), 202);
     stop(daemon);
     fs::write(place.path("state/0.toml"), "nonsense").unwrap();
-    // These can be read, and what they say cannot be.
+    // These can be parsed, but their contents are invalid.
     fs::write(place.path("state/7.toml"), "disk = 'c'\n[added]\nscoket = '/c'\n").unwrap();
     fs::write(place.path("state/8.toml"), "group = 'd'\n[added]\niops = 0\n").unwrap();
     let daemon = keeper(&place, &[], 2);
@@ -293,8 +295,8 @@ fn a_file_of_state_that_cannot_be_read_costs_its_disk_alone() {
     assert_eq!(fs::read_to_string(place.path("state/0.toml")).unwrap(), "nonsense");
 }
 
-/// Adds and removes disks until it is killed. What was answered is there; what was on its way is
-/// there whole, or not at all.
+/// Adds and removes disks until it is killed. Answered changes are there; the one in progress is
+/// there as a whole, or not at all.
 #[test]
 fn a_kill_at_any_moment_loses_nothing_that_was_answered() {
     let place = Place::new();

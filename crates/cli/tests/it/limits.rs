@@ -1,8 +1,8 @@
-//! Limits of disks and groups, as operators and guests meet them.
+//! Limits of disks and groups, seen by operators and guests.
 //!
-//! No test here asks for a rate: a machine that does other work has none to give. A limit is kept
-//! if what it lets through took long enough; who gets how much is tested with a clock of its own
-//! (`crates/qos`), and `flowstone-bench qos` measures it.
+//! No test here requires a rate: a busy machine cannot provide it. A limit is kept if the requests
+//! took long enough; shares are tested on simulated time (`crates/qos`) and measured by
+//! `flowstone-bench qos`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -13,8 +13,7 @@ use flowstone_testkit::{Client, ClientOptions, Request, Status};
 use crate::fixture::{Over, Place, ask, pattern, stop};
 use crate::many_disks::{config, serve};
 
-/// Has so many requests done, `iodepth` at a time. Returns how long that took, the connection
-/// included.
+/// Runs this many requests, `iodepth` at a time. Returns the time, including the connection.
 fn load(
     place: &Place,
     name: &str,
@@ -34,13 +33,13 @@ fn load(
     began.elapsed()
 }
 
-/// Whether so many requests in that time keep a limit of so many a second, with its usual burst and
-/// what a queue may be in debt.
+/// Returns whether this many requests in that time keep a limit of `limit` a second, with the
+/// default burst and the debt allowed to a queue.
 fn keeps(limit: f64, requests: u64, time: Duration) -> bool {
     (requests as f64) < limit * (time.as_secs_f64() + 0.01) * 1.05 + 2.0
 }
 
-/// `flowstone disk set` or `group set` with the daemon's control socket.
+/// Runs `flowstone disk set` or `group set` with the daemon's control socket.
 fn set(place: &Place, what: &str, args: &[&str]) -> String {
     let control = place.text("control.sock");
     place.succeed(&[&[what, "set", "--control", &control], args].concat())
@@ -66,7 +65,7 @@ fn a_disk_gets_no_more_requests_and_bytes_than_its_limit_says() {
     }
 }
 
-/// One that asks for much, one that asks for little, and what they may use together.
+/// One disk with a high load, one with a low one, and a common limit.
 #[test]
 fn disks_of_a_group_share_its_limit_and_none_starves() {
     let place = Place::new();
@@ -118,7 +117,7 @@ fn disks_of_a_group_share_its_limit_and_none_starves() {
     stop(daemon);
 }
 
-/// A client with so many writes in flight, of which all but one wait.
+/// Makes a client with `count` writes in flight, of which all but one wait.
 fn held(place: &Place, count: u64) -> Client {
     let mut client = place.client();
     for at in 0..count {
@@ -137,7 +136,7 @@ fn check_all(client: &mut Client, count: u64) {
     }
 }
 
-/// At one request in two hours the held ones come back because of what happens, or never.
+/// At one request in two hours the held ones complete only because of events in the test.
 const NEVER: [&str; 4] = ["--limit", "bw=1", "--name", "disk"];
 
 fn serve_held(place: &Place) -> flowstone_testkit::Daemon {
@@ -170,8 +169,9 @@ fn a_limit_that_is_changed_counts_for_what_waits_already() {
     stop(daemon);
 }
 
-/// A stop let go of all that waited, so a guest that toggled its cache mode had no limit. And what
-/// waits must not keep the daemon, or the monitor, waiting for as long as the limit says.
+/// Regression: a stop released all waiting requests, so a guest that toggled its cache mode had no
+/// limit. And waiting requests must not delay the daemon, or the monitor, for as long as the limit
+/// demands.
 #[test]
 fn what_waits_at_a_stop_stays_in_the_ring() {
     let place = Place::new();
@@ -207,7 +207,7 @@ fn what_waits_at_a_kill_is_carried_out_by_the_next_daemon() {
     stop(daemon);
 }
 
-/// Overtaking would show: blocks are written again before they have been read.
+/// Reordering would show: blocks are rewritten before they have been read.
 #[test]
 fn data_is_right_and_in_order_while_requests_wait() {
     for image in ["disk.raw", "disk.qcow2", "disk.flow"] {
@@ -252,7 +252,7 @@ fn what_is_no_limit_is_refused_with_what_to_do() {
     assert!(place.refused(&nobody).contains("disk set nobody: no disk is called that; see"));
     let group = [&of_group[..], &["--limit", "off"]].concat();
     assert!(place.refused(&group).contains("group set web: no group is called that; see"));
-    // Programs talk to the socket themselves.
+    // Programs use the socket directly.
     let (status, answer) =
         ask(&place, "PATCH", "/v1/disks/disk", r#"{"limit":"iops=9","weight":0}"#);
     let why = r#""kind":"invalid","what":"disk set disk","why":"a weight of 0;"#;

@@ -1,5 +1,5 @@
 //! Tools that meet a lock: the ring of a killed daemon holds its image until its last request has
-//! left the kernel, and a tool that comes right behind the kill waits for that.
+//! left the kernel, and a tool that runs right after the kill waits for that.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -9,7 +9,7 @@ use rustix::fs::{FlockOperation, fcntl_lock};
 
 use crate::fixture::Place;
 
-/// Holds the lock of an image, as something that is about to end does.
+/// Holds the lock of an image, like a process that is about to end.
 fn hold(place: &Place, name: &str) -> File {
     let file = File::options().read(true).write(true).open(place.path(name)).unwrap();
     fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
@@ -59,7 +59,7 @@ fn a_tool_does_not_wait_for_ever() {
     let _lock = hold(&place, "disk.raw");
     let refusal = place.refused(&["check", "disk.raw"]);
     assert!(refusal.contains("another process is using this image"), "{refusal}");
-    // Which looks only, and so waits for nothing.
+    // `info` only reads, and so waits for nothing.
     let info = place.run(&["info", "disk.raw"]);
     assert!(info.status.success() && info.stderr.is_empty());
 }

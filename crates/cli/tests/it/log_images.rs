@@ -14,7 +14,7 @@ use crate::fixture::{Place, pattern, stop};
 use crate::host_trouble::LoopDevice;
 
 impl Place {
-    /// A new log image of this size.
+    /// Makes a log image of this size.
     fn log_image(&self, size: &str) -> PathBuf {
         self.succeed(&["create", "--size", size, "disk.flow"]);
         self.path("disk.flow")
@@ -24,7 +24,7 @@ impl Place {
         serde_json::from_slice(&self.run(args).stdout).unwrap()
     }
 
-    /// A raw image with some data, and holes, and a piece of a block at its end.
+    /// Makes a raw image with some data, and holes, and a partial block at its end.
     fn source(&self) -> Vec<u8> {
         let path = self.image("9M");
         let file = std::fs::File::options().write(true).open(&path).unwrap();
@@ -56,7 +56,7 @@ fn statistics_tell_what_the_log_does() {
     assert!(text.contains(" live 400 KiB, ") && text.contains(" segments used "), "{text}");
     drop(guest);
     stop(daemon);
-    // What was in reserve goes back: two segments that are being filled remain.
+    // The reserve is freed: two segments being filled remain.
     let allocated = place.path("disk.flow").metadata().unwrap().blocks() * 512;
     assert!(allocated <= 65 << 20, "{allocated} bytes on the host");
 }
@@ -148,8 +148,8 @@ fn a_log_image_that_exists_gets_other_streams() {
     assert!(refusal.contains("only a log image has streams"), "{refusal}");
 }
 
-/// A mounted file system is never silent for long: the pass that puts blocks in order waited for
-/// that, and never ran.
+/// Regression: a mounted file system is never idle for long: the sorting pass waited for that, and
+/// never ran.
 #[test]
 fn blocks_are_put_in_order_beside_a_guest_that_writes_now_and_then() {
     let place = Place::new();
@@ -161,7 +161,7 @@ fn blocks_are_put_in_order_beside_a_guest_that_writes_now_and_then() {
     let passes = || place.stats()["disks"][0]["log"]["resort_passes"].as_u64().unwrap();
     let mut guest = place.client();
     wait_until("a pass is made", || {
-        // Where a disk tells what is on it, the classifier would look again each time.
+        // In a definer, the write would make the classifier read the layout again each time.
         assert_eq!(guest.write(40_000, &pattern(4096, 1)).unwrap(), Status::Ok);
         assert_eq!(guest.flush().unwrap(), Status::Ok);
         std::thread::sleep(std::time::Duration::from_secs(1));
@@ -194,7 +194,7 @@ fn segments_follow_what_the_drive_erases() {
     assert!(said.contains("b.flow: segments of 8 MiB") && said.lines().count() == 1, "{said}");
     let text = place.succeed(&["info", "b.flow"]);
     assert!(text.contains("a raw image with TRIM is gentler"), "{text}");
-    // What is asked for by name is taken, or refused.
+    // An explicit value is used, or refused.
     let options = ["--size", "1G", "--erase-unit", "2M", "--segment", "4M"];
     assert_eq!(made("c.flow", &options).0, 4);
     let refused = place.refused(&[
@@ -208,7 +208,7 @@ fn segments_follow_what_the_drive_erases() {
         "d.flow",
     ]);
     assert!(refused.contains("no multiple of the --erase-unit"), "{refused}");
-    // An image that exists becomes one that follows.
+    // An existing image becomes one with this erase unit.
     place.succeed(&["convert", "--erase-unit", "1M", "c.flow", "e.flow"]);
     let log = &place.json(&["info", "--json", "e.flow"])["log"];
     assert_eq!(
@@ -315,8 +315,8 @@ fn an_image_that_was_not_closed_is_checked_without_changing_it() {
     assert!(info.contains("not closed in order"), "{info}");
 }
 
-/// Space that had been got ahead of a guest's writes, behind all that the image had used, stayed
-/// the file's after a kill.
+/// Regression: space allocated ahead of a guest's writes, beyond everything used, stayed allocated
+/// after a kill.
 #[test]
 fn a_killed_image_gives_back_what_had_been_got_ahead() {
     let place = Place::new();
@@ -334,13 +334,13 @@ fn a_killed_image_gives_back_what_had_been_got_ahead() {
     assert!(after <= used && used < before, "{before}, then {after}, of which {used} are used");
 }
 
-/// A host file system that is full of segments without a use.
+/// A host file system that is full of unused segments.
 #[test]
 fn repair_says_what_it_has_done_and_does_it_once() {
     let place = Place::new();
     let path = place.path("disk.flow");
     let mut bytes = small_image(Left::Closed).to_vec();
-    // One of the two superblocks is the older one: losing that costs nothing.
+    // One of the two superblocks is the older one: losing it costs nothing.
     let older = |bytes: &[u8]| {
         let generation =
             |at: usize| u64::from_le_bytes(bytes[at + 56..at + 64].try_into().unwrap());
@@ -371,7 +371,8 @@ fn repair_says_what_it_has_done_and_does_it_once() {
     assert!(text.contains("not repaired: it is not certain"), "{text}");
 }
 
-/// A block rots while its image is served: its readers get an error, and the operator learns where.
+/// A block is corrupted while its image is served: its readers get an error, and the operator
+/// learns where.
 #[test]
 fn statistics_tell_where_a_served_image_is_damaged() {
     let place = Place::new();
@@ -469,7 +470,7 @@ fn compatible_features_of_later_versions_are_kept() {
     assert_eq!((bytes[32], bytes[65536 + 32]), (9, 9));
 }
 
-/// A copy to another machine that was cut short.
+/// A truncated copy.
 #[test]
 fn half_a_copy_is_refused() {
     let place = Place::new();
@@ -492,8 +493,8 @@ fn half_a_copy_is_refused() {
         assert_eq!(output.status.code(), Some(2), "{part} %");
         assert!(!place.path("copy.raw").exists());
     }
-    // Holes where the rest should be. Behind the data is space that was got ahead of it, and given
-    // back.
+    // Holes in place of the rest. Beyond the data is space that was allocated ahead of it, and
+    // freed.
     let data = whole.iter().rposition(|byte| *byte != 0).unwrap();
     let file = std::fs::File::create(place.path("holes.flow")).unwrap();
     file.write_all_at(&whole[..data * 30 / 100], 0).unwrap();
@@ -558,7 +559,7 @@ fn compact_keeps_every_block_and_gives_space_back() {
     let place = Place::new();
     let content = place.source();
     place.succeed(&["convert", "disk.raw", "disk.flow"]);
-    // Twice: the second finds everything in order.
+    // Twice: the second run finds everything in order.
     for _ in 0..2 {
         place.succeed(&["compact", "disk.flow"]);
         place.succeed(&["check", "--data", "disk.flow"]);

@@ -1,5 +1,5 @@
-//! The `flowstone` command and the daemon it starts, as a stranger meets them: a real process, a
-//! real socket, a vhost-user-blk driver on the other side.
+//! The `flowstone` command and its daemon from the outside: a real process, a real socket, and a
+//! vhost-user-blk driver on the other side.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

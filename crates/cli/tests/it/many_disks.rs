@@ -1,4 +1,4 @@
-//! Several disks in one daemon, and that none of them can hurt another.
+//! Several disks in one daemon, isolated from each other.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -58,7 +58,7 @@ fn a_disk_that_fails_leaves_the_others_alone() {
     assert_eq!(good.write(0, &[1; 512]).unwrap(), Status::Ok);
     assert_eq!(good.flush().unwrap(), Status::Ok);
     daemon.wait_stderr("missing.raw: no such file", HANG).unwrap();
-    // It is opened beside the others.
+    // The disks are opened in parallel.
     let stats = wait_for("the one that cannot be opened is listed", || {
         let stats = place.stats();
         if stats["failed"][0].is_object() { Ok(stats) } else { Err(stats) }
@@ -101,7 +101,7 @@ fn a_file_without_a_disk_that_works_is_refused() {
     assert!(place.refused(&["serve", "--config", "none.toml"]).contains("No such file"));
 }
 
-/// All mistakes at once, and nothing is opened.
+/// All errors are reported at once, and nothing is opened.
 #[test]
 fn a_configuration_is_checked_without_opening_anything() {
     let place = Place::new();
@@ -158,8 +158,8 @@ fn a_mistake_in_the_configuration_of_one_disk_leaves_the_others_alone() {
     stop(daemon);
 }
 
-/// A monitor in the middle of a message kept the daemon from stopping, and the disks behind it
-/// from finishing and flushing.
+/// Regression: a monitor in the middle of a message kept the daemon from stopping, and the disks
+/// after it from finishing and flushing.
 #[test]
 fn a_disk_whose_monitor_is_stuck_does_not_keep_the_others_from_stopping() {
     let place = Place::new();
@@ -189,7 +189,7 @@ fn a_disk_whose_monitor_is_stuck_does_not_keep_the_others_from_stopping() {
     let mut good = Client::connect(ClientOptions::new(place.path("good.sock"))).unwrap();
     good.submit(0, &Request::write(8, &[7; 4096])).unwrap();
     good.notify(0).unwrap();
-    // In flight is what the daemon has taken.
+    // Requests taken by the daemon are in flight.
     let requests = || std::fs::read_to_string(place.path("requests.log")).unwrap();
     wait_until("the daemon has it", || requests().contains(" write "));
     stop(daemon);
@@ -202,7 +202,8 @@ fn a_disk_whose_monitor_is_stuck_does_not_keep_the_others_from_stopping() {
     drop(stuck);
 }
 
-/// A name that was also a file in the operator's folder was taken for that file, and not found.
+/// Regression: a name that was also a file in the operator's folder was taken for that file, and
+/// not found.
 #[test]
 fn a_disk_to_resize_is_found_by_its_name_or_by_its_image() {
     let place = Place::new();
@@ -230,13 +231,13 @@ fn a_disk_to_resize_is_found_by_its_name_or_by_its_image() {
     stop(daemon);
 }
 
-/// A disk of 1 MiB in the configuration.
+/// Makes the image of a disk of 1 MiB. Returns its lines in the configuration.
 fn small(place: &Place, name: &str) -> String {
     place.succeed(&["create", "--size", "1M", &format!("{name}.raw")]);
     format!("image = {:?}", place.text(&format!("{name}.raw")))
 }
 
-/// Waits until the daemon has let an image go.
+/// Waits until the daemon has closed an image.
 fn wait_free(place: &Place, image: &str) {
     wait_for("the image is let go", || {
         let output = place.run(&["check", image]);
@@ -244,8 +245,8 @@ fn wait_free(place: &Place, image: &str) {
     });
 }
 
-/// They stopped one after the other: an idle disk was neither flushed nor unlocked while the one
-/// before it waited for its host.
+/// Regression: they stopped one after the other: an idle disk was neither flushed nor unlocked
+/// while the one before it waited for its host.
 #[test]
 fn disks_stop_side_by_side_each_as_soon_as_it_can() {
     let place = Place::new();
@@ -267,7 +268,7 @@ fn disks_stop_side_by_side_each_as_soon_as_it_can() {
     daemon.kill().unwrap();
 }
 
-/// Thaws a file system when dropped, whatever became of the test.
+/// Thaws a file system when dropped, also if the test fails.
 struct Frozen<'path>(&'path str);
 
 impl Drop for Frozen<'_> {
@@ -276,7 +277,7 @@ impl Drop for Frozen<'_> {
     }
 }
 
-/// A resize kept the list of disks locked for as long as the host took.
+/// Regression: a resize kept the list of disks locked for as long as the host took.
 #[test]
 fn a_resize_that_hangs_holds_up_neither_statistics_nor_the_other_disks() {
     let place = Place::new();
@@ -297,7 +298,7 @@ fn a_resize_that_hangs_holds_up_neither_statistics_nor_the_other_disks() {
     let run = |disk| place.run(&resize(disk).each_ref().map(String::as_str));
     std::thread::scope(|scope| {
         let two = [(); 2].map(|()| scope.spawn(|| run("hung")));
-        // The one that came second is refused, and not kept waiting.
+        // The second one is refused without waiting.
         wait_until("one is refused", || two.iter().any(|one| one.is_finished()));
         assert_eq!(place.stats()["disks"][1]["name"], "good");
         assert!(run("good").status.success());
@@ -312,14 +313,14 @@ fn a_resize_that_hangs_holds_up_neither_statistics_nor_the_other_disks() {
     assert!(daemon.wait(HANG).unwrap().success(), "{}", daemon.stderr());
 }
 
-/// Commands waited until all disks were open, and so did the signal to stop, and so did the disks
-/// that came after in the file.
+/// Regression: commands, the signal to stop and later disks of the file waited until all disks were
+/// open.
 #[test]
 fn a_disk_that_takes_long_to_open_holds_up_neither_commands_nor_disks_nor_the_end() {
     wait_until("all of this happens before the wait for the lock is over", takes_long_to_open);
 }
 
-/// Whether it came in time.
+/// Returns whether it happened in time.
 fn takes_long_to_open() -> bool {
     let place = Place::new();
     let (first, second) = (small(&place, "first"), small(&place, "second"));
@@ -363,7 +364,8 @@ fn with_queues(place: &Place, name: &str, queues: usize) -> Client {
     Client::connect(options_with(place, name, queues)).unwrap()
 }
 
-/// With the usual soft limit, the second disk of 64 queues and all after it were dropped.
+/// Regression: with the usual soft limit, the second disk of 64 queues and all after it were
+/// dropped.
 #[test]
 fn the_soft_limit_of_open_files_is_raised() {
     let place = Place::new();
@@ -399,7 +401,7 @@ fn too_few_open_files_are_one_line_that_names_the_limit_and_other_disks_go_on() 
     stop(daemon);
 }
 
-/// However few there are: a daemon that cannot start says which limit it is.
+/// Whatever the limit: a daemon that cannot start names it.
 #[test]
 fn a_daemon_that_has_too_few_open_files_to_start_names_the_limit() {
     let place = Place::new();

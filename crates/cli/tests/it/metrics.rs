@@ -12,7 +12,7 @@ use flowstone_testkit::{HANG, Status, skip, wait_for, wait_until};
 
 use crate::fixture::{Place, ask, pattern, stop};
 
-/// The figures of a scrape, by name and labels as they are written.
+/// Scrapes the metrics. Returns the values by name and labels as written.
 fn scrape(place: &Place) -> BTreeMap<String, f64> {
     let (status, text) = ask(place, "GET", "/metrics", "");
     assert_eq!(status, 200, "{text}");
@@ -23,8 +23,8 @@ fn scrape(place: &Place) -> BTreeMap<String, f64> {
         .collect()
 }
 
-/// A program of Debian's package, where scripts/setup puts it, or from the system. Says so if it is
-/// nowhere.
+/// Returns the path of a program of Debian's package, from where scripts/setup puts it, or from the
+/// system. Prints a note if there is none.
 pub fn of_prometheus(name: &str) -> Option<PathBuf> {
     let ours = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("../tools").join(name);
     let all = [ours, name.into()];
@@ -127,7 +127,7 @@ fn answer(mut socket: impl Read + Write, request: &str) -> String {
     answer
 }
 
-/// All buckets that the daemon has, and `stats` shows the same.
+/// All buckets of the daemon; `stats` shows the same.
 #[test]
 fn buckets_are_as_fine_as_they_are_asked_for() {
     const OPS: u64 = 3000;
@@ -167,7 +167,7 @@ fn buckets_are_as_fine_as_they_are_asked_for() {
     assert!(
         all.keys().any(|key| key.starts_with("flowstone_disk_info") && key.contains("vm=\"v\""))
     );
-    // Without a guest nothing is agreed on; it has no image.
+    // Without a guest there are no negotiated features; the disk has no image.
     assert_eq!(disk["features"], serde_json::json!([]));
     assert!(disk.get("direct").is_none() && disk.get("engine").is_none(), "{disk}");
     let guest = place.client();
@@ -183,7 +183,7 @@ fn buckets_are_as_fine_as_they_are_asked_for() {
 #[test]
 fn an_address_of_its_own_answers_scrapes_and_nothing_else() {
     let place = Place::new();
-    // A port that is free now may be taken meanwhile; then the next one.
+    // A port that is free now may be taken meanwhile; then the next one is tried.
     let (daemon, port) = wait_for("a port", || {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let address = format!("127.0.0.1:{port}");

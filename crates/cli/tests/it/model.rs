@@ -21,7 +21,7 @@ enum Step {
     Restart,
 }
 
-/// A range within the disk; small ones are likely, so that steps meet.
+/// A range within the disk; small ones are likely, so that steps collide.
 fn range() -> impl Strategy<Value = (u64, u64)> {
     (0..SECTORS, prop_oneof![4 => 1..24u64, 1 => 1..512u64])
         .prop_map(|(start, count)| (start, count.min(SECTORS - start)))
@@ -82,7 +82,7 @@ fn behaves_like_the_model(args: &[&str], without: u64) {
     run_cases(args, without, 24, 60);
 }
 
-/// Runs random lists of at most `steps_max` steps. A failing list is printed, shrunk; the seed is
+/// Runs random lists of at most `steps_max` steps. A failing list is printed, shrunk; its seed is
 /// kept beside this file.
 fn run_cases(args: &[&str], without: u64, cases: u32, steps_max: usize) {
     let mut runner = TestRunner::new(Config { cases, ..Config::default() });

@@ -1,5 +1,5 @@
-//! A log image is copied, to another path and another file system: while nothing uses it, and while
-//! a guest writes.
+//! A log image is copied, to another path and another file system: while it is unused, and while a
+//! guest writes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ const BLOCK_SECTORS: u64 = 8;
 const BLOCKS: u64 = 2048;
 const CREATE: [&str; 5] = ["create", "--size", "8M", "--segment", "256K"];
 
-/// What a block holds that was written as the `version`th of all.
+/// Returns the content of a block written as the `version`th of all writes.
 fn content(lba: u64, version: u64) -> Vec<u8> {
     let words = [lba.to_le_bytes(), version.to_le_bytes()].concat();
     words.iter().copied().cycle().take(BLOCK).collect()
 }
 
-/// The version of a block that has been read; 0 if it was never written.
+/// Returns the version of a block's content; 0 if it was never written.
 fn version_of(lba: u64, bytes: &[u8]) -> u64 {
     if bytes.iter().all(|byte| *byte == 0) {
         return 0;
@@ -31,7 +31,7 @@ fn version_of(lba: u64, bytes: &[u8]) -> u64 {
     version
 }
 
-/// Overwrites blocks at random; returns the last versions.
+/// Overwrites blocks at random. Returns the last versions.
 fn overwrite(guest: &mut Client, goes_on: impl Fn(u64) -> bool) -> Vec<u64> {
     let mut random = fastrand::Rng::with_seed(1);
     let mut versions = vec![0; BLOCKS as usize];
@@ -47,7 +47,7 @@ fn overwrite(guest: &mut Client, goes_on: impl Fn(u64) -> bool) -> Vec<u64> {
     versions
 }
 
-/// What is read of each block.
+/// Returns the version of each block; `None` for read errors.
 fn versions(guest: &mut Client) -> Vec<Option<u64>> {
     let mut bytes = vec![0; BLOCK];
     let mut read = |lba: u64| match guest.read(lba * BLOCK_SECTORS, &mut bytes).unwrap() {
@@ -57,7 +57,7 @@ fn versions(guest: &mut Client) -> Vec<Option<u64>> {
     (0..BLOCKS).map(&mut read).collect()
 }
 
-/// On a file system of another kind than that of the build, if there is one.
+/// Makes a folder on another kind of file system than that of the build, if there is one.
 fn elsewhere() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
@@ -68,7 +68,7 @@ fn a_stopped_log_image_opens_wherever_it_is_copied() {
     place.succeed(&[&CREATE[..], &["disk.flow"]].concat());
     let daemon = place.serve(&["disk.flow"]);
     let mut guest = place.client();
-    // Several times the disk: segments have been cleaned and used again.
+    // Several times the disk: segments have been cleaned and reused.
     let written = overwrite(&mut guest, |version| version <= 4 * BLOCKS);
     drop(guest);
     stop(daemon);
@@ -88,8 +88,8 @@ fn a_stopped_log_image_opens_wherever_it_is_copied() {
     }
 }
 
-/// What a copy made meanwhile holds: refused, or blocks as they were at some time, or blocks that
-/// say that they cannot be read. Returns whether it was opened.
+/// Checks a copy made meanwhile: refused, or with blocks as they were at some time, or blocks that
+/// return read errors. Returns whether it was opened.
 fn judge(place: &Place, copy: &Path, last: u64) -> bool {
     let socket = "copy.sock";
     let daemon = match place.serve_on(socket, &[copy.to_str().unwrap()]) {

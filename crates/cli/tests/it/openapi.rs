@@ -1,4 +1,4 @@
-//! Answers of the daemon, held against docs/openapi.json.
+//! Checks answers of the daemon against docs/openapi.json.
 
 use std::sync::LazyLock;
 
@@ -10,7 +10,7 @@ const TEXT: &str = include_str!("../../../../docs/openapi.json");
 
 static DOCUMENT: LazyLock<Value> = LazyLock::new(|| serde_json::from_str(TEXT).unwrap());
 
-/// An answer must be what the document says of its request.
+/// Checks an answer against the document's description of its request.
 pub fn check(method: &str, target: &str, status: u16, body: &str) {
     let path = target.split('?').next().unwrap_or_default();
     let paths = DOCUMENT["paths"].as_object().unwrap();
@@ -37,12 +37,12 @@ fn is_like(template: &str, path: &str) -> bool {
     template.len() == path.len() && template.iter().zip(&path).all(same)
 }
 
-/// A value must be as the schema of this name says.
+/// Checks a value against the schema of this name.
 pub fn holds(name: &str, value: &Value) {
     fits(&DOCUMENT["components"]["schemas"][name], value, name);
 }
 
-/// Looks at as much of JSON Schema as the document uses.
+/// Checks the parts of JSON Schema that the document uses.
 fn fits(schema: &Value, value: &Value, at: &str) {
     const KNOWN: [&str; 14] = [
         "$ref",
@@ -119,7 +119,7 @@ fn the_daemon_has_the_document_and_answers_as_it_says() {
     let daemon = place.serve(&["--backend", "null:1M", "--name", "a"]);
     let (status, text) = ask(&place, "GET", "/v1/openapi.json", "");
     assert_eq!((status, &*text), (200, TEXT));
-    // What other tests do not ask for in this way.
+    // Requests that other tests do not make in this way.
     for (method, target, body, status) in [
         ("GET", "/v1/stats", "", 200),
         ("GET", "/v1/stats?buckets=1", "", 200),

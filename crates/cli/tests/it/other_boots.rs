@@ -1,6 +1,6 @@
 //! The redo file of a killed daemon, found by a process that sees another boot of the host: in a
-//! mount namespace with a boot number of its own, as containers have, and in a time namespace. The
-//! memory of the host is there, or not.
+//! mount namespace with its own boot number, as containers have, and in a time namespace. The
+//! host's memory is preserved, or not.
 
 use std::process::{Command, Output};
 
@@ -10,12 +10,12 @@ use crate::fixture::{Place, pattern, stop};
 use crate::qcow2::kill_with_unflushed_writes;
 
 const NUMBER: &str = "00000000-1111-4222-8333-444444444444\n";
-/// Hides what the session has left in the memory of the host.
+/// Hides the session's data in the host's memory.
 const FORGET: &str = "mount -t tmpfs none /dev/shm && mount -t tmpfs none /run";
 /// The host was started a day earlier.
 const DAY: [&str; 4] = ["--time", "--fork", "--boottime", "86400"];
 
-/// Runs `flowstone` where the boot has this number, with other namespaces, after this command.
+/// Runs `flowstone` with this boot number, in other namespaces, after the command `before`.
 fn run_elsewhere(place: &Place, namespaces: &[&str], before: &str, args: &[&str]) -> Output {
     std::fs::write(place.path("boot_id"), NUMBER).unwrap();
     let bind = "mount --bind boot_id /proc/sys/kernel/random/boot_id";
@@ -26,7 +26,7 @@ fn run_elsewhere(place: &Place, namespaces: &[&str], before: &str, args: &[&str]
     command.current_dir(place.dir.path()).output().unwrap()
 }
 
-/// Whether this machine has such namespaces. Says so if not.
+/// Returns whether this machine has such namespaces. Prints a note if not.
 fn has_namespaces(namespaces: &[&str]) -> bool {
     let place = Place::new();
     let can = Command::new("unshare").arg("--version").output().is_ok()
@@ -45,7 +45,7 @@ fn assert_has_writes(place: &Place, image: &str) {
     }
 }
 
-/// A container gets another boot number when it is started again, and the host stays up: completed
+/// Regression: a restarted container gets another boot number although the host stays up: completed
 /// writes read as zeroes, and nothing was logged. Its clock may have been set, too.
 #[test]
 fn completed_writes_are_there_when_a_container_is_started_again() {
@@ -72,9 +72,9 @@ fn completed_writes_are_there_when_a_container_is_started_again() {
     }
 }
 
-/// Another host that shares the storage was up all along, and cannot know what this one has. One
-/// that was started at the same time may be this one after a power cut, if its clock has no
-/// battery: its redo file was believed.
+/// Another host that shares the storage was up all along, and cannot know the memory of this one. A
+/// host started at the same time may be this one after a power cut, if its clock has no battery.
+/// Regression: its redo file was believed.
 #[test]
 fn another_host_gives_nothing_up_that_this_one_has() {
     for namespaces in [&[][..], &DAY] {

@@ -1,8 +1,8 @@
 //! Several queues write, discard, zero, flush and read the same few blocks at once.
 //!
-//! What is in flight together has no order. But what was submitted after something else had
-//! completed comes after it: a write wins over a discard that was done, and after a discard that
-//! nothing was in flight with, there are zeroes.
+//! Requests in flight together are unordered. But a request submitted after another one had
+//! completed comes after it: a write wins over a completed discard, and after a discard with
+//! nothing else in flight, the range reads as zeroes.
 
 use std::collections::HashMap;
 
@@ -12,28 +12,28 @@ use flowstone_testkit::{Client, Request, Status};
 use crate::fixture::{Place, stop};
 
 const QUEUES: usize = 4;
-/// Of a queue, in flight.
+/// Queue depth.
 const DEPTH: usize = 4;
 const REQUESTS: u64 = 4000;
-/// A few clusters and blocks, so that requests meet.
+/// A few clusters and blocks, so that requests collide.
 const SECTORS: u64 = 512;
 const SECTORS_MAX: u64 = 72;
 const SECTOR: usize = 512;
 
-/// What a sector may hold: the stamp of a request that changed it; 0 is zeroes.
+/// A possible content of a sector: the stamp of a request that changed it; 0 is zeroes.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     stamp: u64,
     submitted: u64,
     completed: u64,
-    /// When a request completed that had been submitted after this one was done.
+    /// Time at which a request submitted after this one's completion completed itself.
     superseded: u64,
 }
 
 /// Not yet.
 const NEVER: u64 = u64::MAX;
 
-/// A request on its way.
+/// A request in flight.
 struct Flight {
     what: What,
     first: u64,
@@ -77,8 +77,7 @@ impl Oracle {
         }
     }
 
-    /// Changes are known from now on; what they replaced is forgotten when no read can have seen
-    /// it.
+    /// Records a completed change; replaced candidates are dropped when no read can have seen them.
     fn complete(&mut self, flight: &Flight, oldest_in_flight: u64) {
         let now = self.tick();
         for sector in self.of(flight) {
@@ -110,7 +109,7 @@ impl Oracle {
     }
 }
 
-/// Data of a write: each word tells whose it is.
+/// Returns data of a write: each word is its stamp.
 fn stamped(stamp: u64, sectors: u64) -> Vec<u8> {
     stamp.to_le_bytes().repeat(sectors as usize * SECTOR / 8)
 }
@@ -179,7 +178,7 @@ impl Storm {
     }
 }
 
-/// Everything, while nothing else is on its way.
+/// Reads everything, while no other request is in flight.
 fn read_all(client: &mut Client, oracle: &mut Oracle) {
     let mut data = vec![0xee; SECTORS as usize * SECTOR];
     assert_eq!(client.read(0, &mut data).unwrap(), Status::Ok);

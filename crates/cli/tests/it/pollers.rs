@@ -1,4 +1,4 @@
-//! Pollers that the queues of all disks share.
+//! Pollers shared by the queues of all disks.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,12 +13,12 @@ use crate::fixture::{Over, Place, stop};
 
 const QUEUES: usize = 2;
 
-/// A configuration of these disks: name, and image or backend.
+/// Writes a configuration of these disks: name, and image or backend.
 fn configure(place: &Place, head: &str, disks: &[(&str, &str)]) {
     configure_all(place, head, disks, "");
 }
 
-/// ... with more keys for each of them.
+/// The same, with more keys for each disk.
 fn configure_all(place: &Place, head: &str, disks: &[(&str, &str)], of_disk: &str) {
     let disk = |(name, source): &(&str, &str)| {
         let socket = place.text(&format!("{name}.sock"));
@@ -46,7 +46,7 @@ fn serve(place: &Place, disks: &[(&str, &str)]) -> Daemon {
     daemon
 }
 
-/// A load of everything, with flushes, each block read back and checked.
+/// A mixed load with flushes, each block read back and verified.
 fn checked(place: &Place, name: &str, ops: u64, seed: u64) -> LoadOptions {
     let mut options = LoadOptions::new(place.path(&format!("{name}.sock")));
     options = options.workload("mix").iodepth(8).ops(ops);
@@ -66,7 +66,7 @@ fn sum(pollers: &[Value], key: &str) -> f64 {
     pollers.iter().map(|poller| poller[key].as_f64().unwrap()).sum()
 }
 
-/// Waits until this holds of the pollers.
+/// Waits until `holds` is true for the pollers.
 fn wait_until(place: &Place, what: &str, holds: impl Fn(&[Value]) -> bool) {
     wait_for(what, || {
         let now = pollers(place);
@@ -83,7 +83,7 @@ fn disks_of_every_format_share_two_pollers_and_these_sleep_when_there_is_nothing
     }
     configure(&place, "pollers = 2\npoller-cpus = '0-1'\n", &disks);
     let daemon = serve(&place, &disks);
-    // One load may be over before another one begins, so that they go on until all have been seen.
+    // One load may be over before another one begins, so they continue until all have been seen.
     let are_seen = AtomicBool::new(false);
     thread::scope(|scope| {
         let over = Over(&are_seen);
@@ -117,9 +117,8 @@ fn disks_of_every_format_share_two_pollers_and_these_sleep_when_there_is_nothing
     stop(daemon);
 }
 
-/// One poller is enough for nothing, and again when a load has gone. (Whether there are more
-/// meanwhile depends on what CPUs the machine has to spare:
-/// crates/daemon/src/pollers/balancer/tests.rs.)
+/// One poller suffices for idle queues, and again when a load has gone. (Whether there are more
+/// meanwhile depends on the machine's spare CPUs: see crates/runner/src/pollers/balance.rs.)
 #[test]
 fn guests_that_are_quiet_need_one_poller() {
     let place = Place::new();
@@ -144,7 +143,7 @@ fn guests_that_are_quiet_need_one_poller() {
             scope.spawn(move || assert_eq!(run(&options).unwrap().errors, 0));
         }
     });
-    // Guests that are connected and quiet need one.
+    // Connected, idle guests need one.
     let options = |name: &str| {
         let options = ClientOptions::new(place.path(&format!("{name}.sock")));
         options.queues(8)
@@ -160,14 +159,14 @@ fn a_killed_daemon_with_shared_pollers_loses_nothing() {
     kill_under_load("pollers = 2\n", "", 12_000, soon);
 }
 
-/// A head that is taken again while the marks of its last use are being cleared would be forgotten.
+/// A head taken again while the marks of its last use are being cleared would be lost.
 #[test]
 fn a_killed_daemon_whose_queues_have_two_threads_loses_nothing() {
     kill_under_load("", "pipeline = 'split'\n", 12_000, soon);
     kill_under_load("pollers = '2'\n", "pipeline = 'split'\n", 12_000, soon);
 }
 
-/// Each change stops a queue and starts it anew, and the kill comes at any time of it.
+/// Each change stops and restarts a queue, and the kill comes at any time of it.
 #[test]
 fn a_killed_daemon_whose_queues_change_their_form_all_the_time_loses_nothing() {
     if !cfg!(debug_assertions) {
@@ -183,7 +182,7 @@ fn soon(_: &Place) -> bool {
     true
 }
 
-/// Whether all queues have become split and fused again since the daemon began.
+/// Returns whether all queues have become split and fused again since the daemon began.
 fn among_changes(place: &Place) -> bool {
     let stats = place.stats();
     let disks = stats["disks"].as_array().unwrap();
@@ -193,7 +192,7 @@ fn among_changes(place: &Place) -> bool {
     changed.count() == QUEUES * disks.len()
 }
 
-/// Kills it a few times when `is_time`, while loads go on.
+/// Kills it a few times when `is_time`, while loads run.
 fn kill_under_load(head: &str, of_disk: &str, ops: u64, is_time: impl Fn(&Place) -> bool) {
     let place = Place::new();
     let disks = [("a", "a.raw"), ("b", "b.qcow2"), ("c", "c.flow")];
@@ -231,7 +230,7 @@ fn kill_under_load(head: &str, of_disk: &str, ops: u64, is_time: impl Fn(&Place)
     }
 }
 
-/// As many queues of a disk as guests have vCPUs: all of them work, on threads of their own and on
+/// A disk has as many queues as guests have vCPUs: all of them work, on their own threads and on
 /// shared ones.
 #[test]
 fn sixty_four_queues_of_one_disk_write_side_by_side() {
@@ -260,8 +259,8 @@ fn sixty_four_queues_of_one_disk_write_side_by_side() {
     }
 }
 
-/// What is not used for want of load proves nothing, so the load is one that would use two CPUs.
-/// Other processes may keep it from using its budget; nothing may make it use more.
+/// Only a load that would use two CPUs proves the budget. Other processes may keep it from using
+/// its budget; nothing may make it use more.
 #[test]
 fn a_cpu_budget_is_kept() {
     for (head, disk) in [("cpu-budget = '30%'\n", ""), ("pollers = '1'\n", "cpu_budget = '30%'\n")]
@@ -305,7 +304,7 @@ fn choices_of_pollers_that_make_no_sense_are_refused() {
     }
 }
 
-/// On a host with one node, as here, everything is on it; the rest is tested with made-up nodes.
+/// On a host with one node, as here, everything is on it; the rest is tested with simulated nodes.
 #[test]
 fn guests_memory_is_found_on_its_node() {
     let place = Place::new();
@@ -333,7 +332,8 @@ fn guests_memory_is_found_on_its_node() {
     stop(daemon);
 }
 
-/// `kicks` was counted before and after a sleep only: 3903 notifications of a guest were none.
+/// Regression: `kicks` was counted only before and after a sleep: 3903 notifications of a guest
+/// were none.
 #[test]
 fn notifications_are_counted_of_a_queue_that_never_sleeps() {
     for pipeline in ["fused", "split"] {
@@ -355,7 +355,7 @@ fn notifications_are_counted_of_a_queue_that_never_sleeps() {
     }
 }
 
-/// Both threads of a queue work, and what an operator sees adds up, on threads of their own and on
+/// Both threads of a queue work, and the operator's numbers add up, on their own threads and on
 /// shared ones.
 #[test]
 fn a_queue_on_two_threads_counts_like_one_on_one() {
@@ -389,7 +389,7 @@ fn a_queue_on_two_threads_counts_like_one_on_one() {
     }
 }
 
-/// What the daemon's thread of this name has slept, in times.
+/// Returns the number of sleeps of the daemon's thread of this name.
 fn sleeps_of(daemon: &Daemon, name: &str) -> Option<u64> {
     let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
     let is_it = |task: &std::path::PathBuf| {
@@ -412,7 +412,7 @@ fn the_thread_that_changes_forms_is_there_with_auto_only_and_sleeps_while_disks_
         client.write(0, &[1; 4096]).unwrap();
         let sleeps = || sleeps_of(&daemon, "forms");
         if pipeline == "auto" {
-            // A thread gives itself its name, after it has begun.
+            // A thread sets its name after it has begun.
             flowstone_testkit::wait_until("it is there", || sleeps().is_some());
         }
         let rests = || {

@@ -1,4 +1,4 @@
-//! What `contrib/prometheus` has for operators, against Prometheus' own programs.
+//! Checks `contrib/prometheus` with Prometheus' own programs.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -28,7 +28,7 @@ fn promtool(program: &Path, args: &[&str]) {
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&said));
 }
 
-/// The alerts of the rules.
+/// Returns the alerts of the rules.
 fn alerts() -> Vec<String> {
     let rules = text("flowstone.rules.yml");
     let name = |line: &str| line.trim().strip_prefix("- alert: ").map(str::to_owned);
@@ -50,7 +50,7 @@ fn each_alert_fires_when_it_should_and_at_no_other_time() {
     promtool(&program, &["test", "rules", "flowstone.test.yml"]);
 }
 
-/// Expressions of the dashboard.
+/// Returns the expressions of the dashboard.
 fn expressions() -> Vec<String> {
     let board: Value = serde_json::from_str(&text("flowstone-dashboard.json")).unwrap();
     let panels = board["panels"].as_array().unwrap();
@@ -58,7 +58,7 @@ fn expressions() -> Vec<String> {
     targets.map(|target| target["expr"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Names of metrics in a text, without what histograms add.
+/// Returns the names of metrics in a text, without the suffixes of histograms.
 fn names(text: &str) -> BTreeSet<String> {
     let words = text.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_'));
     let ours = words.filter(|word| word.starts_with("flowstone_") || word.starts_with("process_"));
@@ -88,7 +88,7 @@ fn rules_and_dashboard_ask_for_what_there_is_in_expressions_that_can_be_read() {
     promtool(&program, &["check", "rules", &place.text("rules.yml")]);
 }
 
-/// Ended when it is dropped.
+/// A process that is killed on drop.
 struct Running(Child);
 
 impl Drop for Running {
@@ -98,12 +98,12 @@ impl Drop for Running {
     }
 }
 
-/// A port that is free now; another process may take it meanwhile.
+/// Returns a port that is free now; another process may take it meanwhile.
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// What Prometheus says to this request, if it answers.
+/// Returns Prometheus' answer to this request, if it answers.
 fn ask(port: u16, target: &str) -> Option<Value> {
     let mut socket = TcpStream::connect(("127.0.0.1", port)).ok()?;
     socket.set_read_timeout(Some(HANG)).unwrap();
@@ -113,7 +113,7 @@ fn ask(port: u16, target: &str) -> Option<Value> {
     serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()
 }
 
-/// The value of the first series that fits.
+/// Returns the value of the first matching series.
 fn query(port: u16, expression: &str) -> Option<f64> {
     let answer = ask(port, &format!("/api/v1/query?query={expression}"))?;
     answer["data"]["result"][0]["value"][1].as_str()?.parse().ok()

@@ -1,5 +1,5 @@
-//! qcow2 images as a stranger meets them, and as QEMU does: what is made here is read there, and
-//! the other way round.
+//! Interoperability of qcow2 images with QEMU: images made here are read there, and the other way
+//! round.
 
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
@@ -12,7 +12,8 @@ use crate::fixture::{Place, pattern, stop};
 
 pub const QEMU_IMG: &str = "qemu-img";
 
-/// Whether QEMU's tools are here. Says so if not: without them half of this is not tested.
+/// Returns whether QEMU's tools are installed. Prints a note if not: without them half of this is
+/// not tested.
 pub fn has_qemu() -> bool {
     let found = Command::new(QEMU_IMG).arg("--version").output().is_ok();
     if !found {
@@ -25,14 +26,14 @@ pub fn has_qemu() -> bool {
     found
 }
 
-/// The redo files in a folder.
+/// Returns the redo files in a folder.
 fn redo_files(place: &Place) -> Vec<PathBuf> {
     let all = std::fs::read_dir(place.dir.path()).unwrap().map(|it| it.unwrap().path());
     all.filter(|path| path.extension().is_some_and(|it| it == "redo")).collect()
 }
 
 impl Place {
-    /// Runs one of QEMU's tools, which must succeed, and returns what it printed.
+    /// Runs one of QEMU's tools, which must succeed. Returns its output.
     pub fn qemu(&self, args: &[&str]) -> String {
         let output =
             Command::new(args[0]).args(&args[1..]).current_dir(self.dir.path()).output().unwrap();
@@ -42,7 +43,7 @@ impl Place {
         text
     }
 
-    /// QEMU finds nothing worse than clusters without an owner (status 3), which a kill in the
+    /// Checks that QEMU finds nothing worse than leaked clusters (status 3), which a kill in the
     /// middle of a commit leaves behind.
     fn qemu_reads(&self, image: &str) {
         let args = ["check", image];
@@ -52,13 +53,13 @@ impl Place {
         assert!(matches!(output.status.code(), Some(0 | 3)), "{text}{}", output.status);
     }
 
-    /// Both find the image in perfect order.
+    /// Checks that both find no error in the image.
     pub fn assert_clean(&self, image: &str) {
         self.qemu(&[QEMU_IMG, "check", "-q", image]);
         self.succeed(&["check", "--format", "qcow2", image]);
     }
 
-    /// Both find the same data in both images.
+    /// Checks that both find the same data in both images.
     pub fn assert_same(&self, one: &str, other: &str) {
         self.qemu(&[QEMU_IMG, "compare", "-q", one, other]);
         for (image, copy) in [(one, "one.raw"), (other, "other.raw")] {
@@ -72,7 +73,7 @@ impl Place {
         assert!(one[..shared] == other[..shared]);
     }
 
-    /// A raw file with data and holes.
+    /// Makes a raw file with data and holes.
     pub fn raw(&self, name: &str, bytes: u64) {
         let file = std::fs::File::create(self.path(name)).unwrap();
         file.set_len(bytes).unwrap();
@@ -82,7 +83,7 @@ impl Place {
         }
     }
 
-    /// Serves the image, and does the same to it as to the raw file `model`.
+    /// Serves the image, and applies the same changes to it as to the raw file `model`.
     pub fn exercise(&self, image: &str, model: &str) {
         let daemon = self.serve(&["--format", "qcow2", image]);
         let model = std::fs::File::options().write(true).open(self.path(model)).unwrap();
@@ -363,7 +364,7 @@ fn a_killed_daemon_forgets_nothing_that_has_completed() {
         daemon.kill().unwrap();
     }
     assert_eq!(redo_files(&place).len(), 1);
-    // The killed daemon's last requests may keep the lock for a moment.
+    // The killed daemon's last requests may hold the lock for a moment.
     let locked = |output: &std::process::Output| {
         String::from_utf8_lossy(&output.stderr).contains("is using this image")
     };
@@ -383,7 +384,7 @@ fn a_killed_daemon_forgets_nothing_that_has_completed() {
     }
 }
 
-/// A daemon that has completed writes and flushed none, and is killed.
+/// Kills a daemon that has completed writes and flushed none.
 pub fn kill_with_unflushed_writes(place: &Place, image: &str) {
     let mut daemon = place.serve(&[image]);
     let mut client = place.client();
@@ -393,7 +394,7 @@ pub fn kill_with_unflushed_writes(place: &Place, image: &str) {
     }
     daemon.kill().unwrap();
     daemon.wait(HANG).unwrap();
-    // Its last requests may keep the lock for a moment.
+    // Its last requests may hold the lock for a moment.
     let locked = || {
         let output = place.run(&["check", image]);
         String::from_utf8_lossy(&output.stderr).contains("is using this image")
@@ -408,7 +409,7 @@ fn tools_between_a_kill_and_the_restart_leave_what_has_completed() {
     kill_with_unflushed_writes(&place, "disk.qcow2");
     place.succeed(&["convert", "disk.qcow2", "early.raw"]);
     if has_qemu() {
-        // The mark is nothing that it minds.
+        // QEMU accepts the mark.
         place.qemu(&[QEMU_IMG, "info", "disk.qcow2"]);
         place.qemu_reads("disk.qcow2");
     }
@@ -453,7 +454,7 @@ fn an_image_whose_redo_file_is_gone_is_refused_until_it_is_given_up() {
     kill_with_unflushed_writes(&place, "link.qcow2");
     assert_eq!(redo_files(&place).len(), 1);
     if has_qemu() {
-        // What other software has written makes it void.
+        // A write by other software makes it void.
         place.qemu(&[QEMU_IMG, "resize", "-q", "disk.qcow2", "65M"]);
         place.succeed(&["check", "disk.qcow2"]);
         stop(place.serve(&["disk.qcow2"]));

@@ -1,5 +1,5 @@
-//! `flowstone record`: a trace has what the guest has asked for, whatever happens to who records,
-//! who is recorded, and the daemon between them.
+//! `flowstone record`: a trace has the guest's requests, whatever happens to the recorder, the
+//! guest, and the daemon between them.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::fixture::{Place, pattern, stop};
 
-/// What jbd2 writes with, and what the guest module marks metadata with.
+/// I/O priorities of jbd2, and of metadata marked by the guest module.
 const JOURNAL_IOPRIO: u32 = 0x4003;
 const METADATA_IOPRIO: u32 = 0x4304;
 /// As in the daemon.
@@ -34,7 +34,7 @@ fn record(place: &Place, output: &str, more: &[&str]) -> Daemon {
         .unwrap()
 }
 
-/// What it has printed at its end.
+/// Returns the totals that it prints at its end.
 fn totals(mut recorder: Daemon) -> Totals {
     let status = recorder.wait(HANG).unwrap();
     let (printed, errors) = (recorder.stdout(), recorder.stderr());
@@ -44,13 +44,13 @@ fn totals(mut recorder: Daemon) -> Totals {
     Totals { requests, lost }
 }
 
-/// Ends it as an operator does.
+/// Ends it by SIGINT, as an operator does.
 fn end(mut recorder: Daemon) -> Totals {
     recorder.signal(Signal::INT).unwrap();
     totals(recorder)
 }
 
-/// The whole trace, without what the disk held.
+/// Returns the requests of a whole trace, without the initial contents.
 fn requests(place: &Place, name: &str) -> Vec<Event> {
     let trace = read(&place.path(name)).unwrap();
     assert_eq!((trace.is_cut, trace.lost), (false, 0));
@@ -76,7 +76,7 @@ fn writes(client: &mut Client, blocks: std::ops::Range<u64>) {
     blocks.for_each(|block| write(client, block, 0));
 }
 
-/// The blocks of the writes in a trace.
+/// Returns the blocks of the writes in a trace.
 fn blocks(events: &[Event]) -> Vec<u64> {
     assert!(events.iter().all(|event| (event.kind, event.bytes) == (Kind::Write, 4096)));
     events.iter().map(|event| event.offset / 4096).collect()
@@ -99,7 +99,7 @@ fn each_request_is_recorded_as_it_was() {
         assert_eq!(client.discard(&[(8, 8)]).unwrap(), Status::Ok);
         assert_eq!(client.write_zeroes(&[(40, 8)], true).unwrap(), Status::Ok);
         drop(client);
-        // A guest that cannot flush: what is written is durable.
+        // A guest that cannot flush: its writes are durable.
         let old = place.options().without(virtio::F_CONFIG_WCE | virtio::F_FLUSH);
         write(&mut Client::connect(old).unwrap(), 2, 0);
         assert_eq!(end(recorder), Totals { requests: 8, lost: 0 });
@@ -126,14 +126,15 @@ fn each_request_is_recorded_as_it_was() {
     }
 }
 
-/// A load of all kinds from several queues, by what the daemon has counted and the replay counts.
+/// A load of all kinds from several queues, compared with the daemon's and the replay's counts.
 #[test]
 fn a_load_is_recorded_whole_and_replayed_as_it_was() {
     let place = Place::new();
     place.image("64M");
     let daemon = place.serve(&["--name", "disk", "--pollers", "2", "disk.raw"]);
     let recorder = record(&place, "t.zst", &["--coarse"]);
-    // Fewer of a queue than a ring has room for, so that none is lost however busy the machine is.
+    // Fewer requests per queue than a ring has room for, so that none is lost however busy the
+    // machine is.
     let mut options =
         LoadOptions::new(place.path("disk.sock")).workload("mix").iodepth(16).ops(20_000);
     options.client = options.client.queues(4);
@@ -164,7 +165,8 @@ fn a_load_is_recorded_whole_and_replayed_as_it_was() {
     assert_eq!((&report["requests"], &report["disk_bytes"]), (&all.into(), &(64 << 20).into()));
 }
 
-/// A connection on which a recording begins, as programs make it, behind the head of its answer.
+/// Begins a recording on a raw connection, as programs do. Returns the head of the answer, and its
+/// body.
 fn by_hand(place: &Place) -> (String, BufReader<UnixStream>) {
     let mut socket = UnixStream::connect(place.path("control.sock")).unwrap();
     socket.set_read_timeout(Some(HANG)).unwrap();
@@ -177,7 +179,7 @@ fn by_hand(place: &Place) -> (String, BufReader<UnixStream>) {
     (answer, rest)
 }
 
-/// One chunk of an answer.
+/// Reads one chunk of an answer.
 fn chunk(answer: &mut BufReader<UnixStream>) -> String {
     let mut length = String::new();
     answer.read_line(&mut length).unwrap();
@@ -241,7 +243,8 @@ fn guests_come_and_go_and_several_record() {
     stop(daemon);
 }
 
-/// It waits for nothing, and what does not fit is counted: here, in the daemon and in the trace.
+/// The recording waits for nothing, and lost requests are counted: here, in the daemon and in the
+/// trace.
 #[test]
 fn a_reader_that_stops_holds_no_guest() {
     const OPS: u64 = 300_000;
@@ -268,7 +271,7 @@ fn a_reader_that_stops_holds_no_guest() {
     stop(daemon);
 }
 
-/// Writes until a frame is in the file. Returns how many that were.
+/// Writes until a frame is in the file. Returns the number of writes.
 fn write_until_saved(place: &Place, client: &mut Client, output: &str) -> u64 {
     let mut written = 0;
     wait_until("a frame is in the file", || {
@@ -279,7 +282,7 @@ fn write_until_saved(place: &Place, client: &mut Client, output: &str) -> u64 {
     written
 }
 
-/// What is in a file that was cut is the beginning of what was asked for.
+/// Checks that a truncated file contains the first requests.
 fn check_cut(place: &Place, output: &str, written: u64) {
     let trace = read(&place.path(output)).unwrap();
     let blocks = blocks(&asked(&trace));
@@ -302,7 +305,7 @@ fn a_recorder_that_is_killed_leaves_what_it_has_and_its_place() {
             record(&place, name, &[]).kill().unwrap();
             fs::remove_file(place.path(name)).unwrap();
         };
-        // The daemon hears of the end of the one before a moment later.
+        // The daemon notices the end of the previous recording a moment later.
         killed(&format!("{turn}.zst"));
         wait_for("a place", || {
             let (answer, _gone) = by_hand(&place);
@@ -356,7 +359,7 @@ fn a_recording_that_cannot_be_is_refused() {
     assert_eq!(fs::read(place.path("taken")).unwrap(), b"mine");
     let said = place.refused(&[&args[..], &["new", "nobody"]].concat());
     assert!(said.contains("record nobody: no disk is called that"), "{said}");
-    // The one before may not have ended yet.
+    // The previous one may not have ended yet.
     let others: Vec<_> = (0..RECORDINGS_MAX)
         .map(|_| {
             wait_for("a place", || match by_hand(&place) {
@@ -368,7 +371,7 @@ fn a_recording_that_cannot_be_is_refused() {
     let said = place.refused(&[&args[..], &["new", "disk"]].concat());
     assert!(said.contains("record disk: 8 recordings are on their way; try again"), "{said}");
     assert!(!place.path("new").exists());
-    // Places of control clients are left.
+    // Places for control clients are left.
     assert_eq!(place.disk_stats("disk")["name"], "disk");
     drop(others);
     let quick = [&args[..], &["new", "disk", "--seconds", "0"]].concat();

@@ -1,4 +1,4 @@
-//! A configuration that is read again while guests run.
+//! Reload of a configuration while guests run.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -46,11 +46,11 @@ fn what_can_be_changed_is_changed_and_the_rest_is_listed() {
     let a = place.disk_stats("a");
     assert_eq!((&a["limit"]["iops"], &a["weight"]), (&9.into(), &300.into()));
     assert_eq!(guest.write(0, &[2; 512]).unwrap(), Status::Ok);
-    // It says so as long as it is so.
+    // Reported as long as it applies.
     assert_eq!(reload(&place)["needs_restart"], json!(["a: queues"]));
     drop(guest);
     wait_until("the guest has gone", || listed(&place, "used")["connected"] == false);
-    // A signal does the same, and a file that cannot be read does nothing.
+    // A signal does the same, and a file that cannot be parsed changes nothing.
     let text = fs::read_to_string(&file).unwrap();
     fs::write(&file, "[[disk]\n").unwrap();
     daemon.signal(Signal::HUP).unwrap();
@@ -62,7 +62,7 @@ fn what_can_be_changed_is_changed_and_the_rest_is_listed() {
     stop(daemon);
 }
 
-/// A key was misspelt, and the disk was removed, with what was set of it.
+/// Regression: a key was misspelt, and the disk was removed, with its settings.
 #[test]
 fn a_disk_that_is_written_with_a_mistake_stays_as_it_is() {
     let place = Place::new();
@@ -70,7 +70,7 @@ fn a_disk_that_is_written_with_a_mistake_stays_as_it_is() {
     let daemon = serve(&file, 2);
     let control = place.text("control.sock");
     place.succeed(&["disk", "set", "--control", &control, "a", "--weight", "7"]);
-    // Its name tells which it is, and its socket when that is what is missing.
+    // It is identified by its name, and by its socket if the name is missing.
     for lines in ["wieght = 3", "group = 'none'", "name = 7"] {
         config(&place, &[("a", &format!("{NULL}\n{lines}")), ("b", NULL)]);
         let text = fs::read_to_string(&file).unwrap();
@@ -85,7 +85,7 @@ fn a_disk_that_is_written_with_a_mistake_stays_as_it_is() {
     stop(daemon);
 }
 
-/// The group of a socket that had one by the file cannot be what it would be without.
+/// The group of a socket set by the file cannot be restored to its default.
 #[test]
 fn who_may_connect_changes_while_a_guest_runs() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! `flowstone replay`: what scripts may rely on.
+//! `flowstone replay`: the interface for scripts.
 
 use std::process::Command;
 
@@ -117,8 +117,8 @@ fn a_load_goes_onto_a_file_through_each_engine() {
     assert_eq!(std::fs::read_to_string(place.path("it.raw")).unwrap(), "theirs");
 }
 
-/// A file that is there already is made empty, of which the kernel counts nothing. On tmpfs it
-/// counts nothing at all.
+/// An existing file is truncated, of which the kernel counts nothing. On tmpfs it counts nothing at
+/// all.
 #[test]
 fn what_comes_to_storage_is_counted_onto_an_old_file_too() {
     let place = Place::new();
@@ -133,7 +133,7 @@ fn what_comes_to_storage_is_counted_onto_an_old_file_too() {
     assert_eq!(is_counted(&["--format=raw", "--overwrite"]), is_on_storage);
 }
 
-/// The limit came as a signal that ended a daemon and its disks.
+/// Regression: the limit arrived as a signal that ended a daemon and its disks.
 #[test]
 fn a_file_that_may_not_become_larger_is_an_error() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! Every request type, in every ring mode, and what the device says about itself.
+//! Every request type, in every ring mode, and the properties that the device reports.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -141,7 +141,7 @@ fn several_queues_serve_the_same_disk() {
     let stats = place.stats();
     assert_eq!(stats["disks"][0]["queues"].as_array().unwrap().len(), 4);
     assert_eq!(stats["disks"][0]["total"]["requests"]["write"], 4);
-    // While it is there, another one waits.
+    // While it is connected, another one waits.
     drop(client);
     assert!(Client::connect(place.options().queues(5)).is_err());
     stop(daemon);
@@ -291,7 +291,7 @@ fn with_the_write_cache_off_every_write_is_durable_by_itself() {
         assert_eq!(place.stats()["disks"][0]["write_through"], false);
         exercise_small(&mut client);
         drop(client);
-        // A driver that knows neither switch nor flush gets write-through (virtio 1.2, 5.2.6.2).
+        // A driver without config-wce and flush gets write-through (virtio 1.2, 5.2.6.2).
         let old = place.options().without(virtio::F_CONFIG_WCE | virtio::F_FLUSH);
         exercise_small(&mut Client::connect(old).unwrap());
         stop(daemon);
@@ -351,7 +351,7 @@ fn statistics_count_what_was_done() {
     stop(daemon);
 }
 
-/// A request with several ranges was counted once for each of them.
+/// Regression: a request with several ranges was counted once for each of them.
 #[test]
 fn a_request_with_several_ranges_is_counted_once() {
     let place = Place::new();
@@ -360,7 +360,7 @@ fn a_request_with_several_ranges_is_counted_once() {
     let mut client = place.client();
     let ranges = [(0, 8), (16, 8), (32, 8)];
     assert_eq!(client.discard(&ranges).unwrap(), Status::Ok);
-    // The fifth range fails; the sixth is on its way by then.
+    // The fifth range fails; the sixth is in flight by then.
     assert_eq!(client.discard(&ranges).unwrap(), Status::IoErr);
     let stats = place.stats();
     let total = &stats["disks"][0]["total"];
@@ -370,7 +370,7 @@ fn a_request_with_several_ranges_is_counted_once() {
     stop(daemon);
 }
 
-/// A look that found work counted that work as looking.
+/// Regression: a look that found work counted that work as polling.
 #[test]
 fn a_queue_does_not_count_its_work_as_looking_for_work() {
     let place = Place::new();
@@ -392,7 +392,7 @@ fn a_queue_does_not_count_its_work_as_looking_for_work() {
     stop(daemon);
 }
 
-/// A name was what the guest reads as serial number, so that it could have 20 bytes only.
+/// Regression: the name was also the serial number, so it was limited to 20 bytes.
 #[test]
 fn a_name_may_be_a_uuid_and_the_serial_is_another_thing() {
     const NAME: &str = "6a0a2b3c-8d1e-4f5a-9b6c-7d8e9f0a1b2c";

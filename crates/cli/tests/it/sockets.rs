@@ -1,4 +1,4 @@
-//! Who may connect to a disk's socket: its group and mode, from the command line and from a file.
+//! Access to a disk's socket: group and mode, from the command line and from a file.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
@@ -10,17 +10,17 @@ use flowstone_testkit::Status;
 use crate::fixture::{Place, stop};
 use crate::many_disks::serve;
 
-/// A group that owns nothing here, and whose number has a name on each Debian system.
+/// A group that owns nothing here, and has a name on each Debian system.
 const NOGROUP: u32 = 65534;
 
-/// The group and the mode of a socket.
+/// Returns the group and the mode of a socket.
 fn access(path: &Path) -> (u32, u32) {
     let file = path.metadata().unwrap();
     assert!(file.file_type().is_socket());
     (file.gid(), file.permissions().mode() & 0o777)
 }
 
-/// A group that this process may give a file to: any one, or its own.
+/// Returns a group that this process may give a file to: any one, or its own.
 fn a_group() -> u32 {
     if rustix::process::getuid().is_root() { NOGROUP } else { rustix::process::getgid().as_raw() }
 }
@@ -38,7 +38,7 @@ fn a_socket_has_the_group_and_the_mode_that_were_asked_for() {
     ] {
         let daemon = place.serve(&[args, &["--backend", "null:1M"]].concat());
         assert_eq!(access(&place.path("disk.sock")), expected, "{args:?}");
-        // The operator's socket stays the operator's.
+        // The operator's socket keeps its access.
         assert_eq!(access(&place.path("control.sock")), (mine, 0o600));
         let mut client = place.client();
         assert_eq!(client.flush().unwrap(), Status::Ok);
@@ -106,7 +106,7 @@ fn groups_and_modes_that_cannot_be_are_refused_in_one_line() {
     assert!(!place.path("s.sock").exists());
 }
 
-/// An unprivileged daemon can give its socket to a group that it is in, and to no other one.
+/// An unprivileged daemon can give its socket only to a group that it is in.
 #[test]
 fn a_group_that_the_daemon_is_not_in_is_refused_and_no_socket_stays() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! What `stats` and `info` say of the space of an image, and that it is so.
+//! Space of an image in `stats` and `info`, compared with the host's.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 const WRITTEN_MIB: u64 = 24;
 /// Map, tables, the ends of segments, and segments kept ready.
 const OVERHEAD: u64 = 16 * MIB;
-/// What is left when the guest has discarded the rest.
+/// Bytes left when the guest has discarded the rest.
 const LIVE: u64 = 7 * MIB;
 
 fn bytes(value: &Value, key: &str) -> u64 {
@@ -41,7 +41,7 @@ fn reports_what_it_takes_and_gives_back(image: &str) {
         assert_eq!(client.write(n * 2048, &data).unwrap(), Status::Ok);
     }
     assert_eq!(client.flush().unwrap(), Status::Ok);
-    // What a log image has got ahead of a fast guest, it gives back after two seconds.
+    // A log image frees space allocated ahead of a fast guest after two seconds.
     wait_until("what it takes is what was written, and little more", || {
         let took = bytes(&disk()["space"], "allocated_bytes");
         (WRITTEN_MIB * MIB..WRITTEN_MIB * MIB + OVERHEAD).contains(&took)
@@ -61,10 +61,10 @@ fn reports_what_it_takes_and_gives_back(image: &str) {
         bytes(&disk()["space"], "reclaimed_bytes") >= WRITTEN_MIB * MIB - LIVE - MIB
     });
     let space = disk()["space"].clone();
-    // Of the last cluster and the last segment, some may stay.
+    // Parts of the last cluster and the last segment may stay.
     let known = bytes(&space, "live_bytes");
     assert!((LIVE..LIVE + MIB / 4).contains(&known), "{space}");
-    // Maintenance may give more back between the two looks.
+    // Maintenance may free more between the two looks.
     wait_until("what is reported is so", || {
         let now = disk();
         bytes(&now["discards"], "waiting") == 0
@@ -73,7 +73,7 @@ fn reports_what_it_takes_and_gives_back(image: &str) {
     assert_eq!(space.get("dead_bytes").is_some(), image != "disk.raw");
     let discards = disk()["discards"].clone();
     let counted = ["requests", "ranges", "bytes", "waiting"].map(|key| bytes(&discards, key));
-    // The ranges of the last request touch, and are one.
+    // The ranges of the last request are adjacent, and merged.
     assert_eq!(counted, [8, 15 + 1, 17 * MIB, 0]);
     for key in ["merged", "punches"] {
         assert!(bytes(&discards, key) > 0, "{key}");

@@ -1,4 +1,4 @@
-//! A daemon that is killed, restarted, or asked to leave in the middle of requests.
+//! A daemon that is killed, restarted, or stopped in the middle of requests.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,7 +20,7 @@ fn block(number: u64, round: u8) -> Vec<u8> {
     pattern(BLOCK_BYTES, round ^ number as u8)
 }
 
-/// A driver that keeps its queue full of writes and remembers what each one is.
+/// A driver that keeps its queue full of writes and remembers each of them.
 struct Writer {
     client: Client,
     round: u8,
@@ -81,8 +81,8 @@ fn a_killed_daemon_finishes_what_was_in_flight_out_of_order() {
     }
 }
 
-/// A daemon that is killed from outside again and again, while the disk has a request: that is no
-/// reason to fail it.
+/// A daemon is killed repeatedly from outside while a request is in flight: that is no reason to
+/// fail the request.
 #[test]
 fn a_request_that_was_in_flight_at_several_kills_is_carried_out() {
     let place = Place::new();
@@ -116,15 +116,15 @@ fn a_request_that_was_in_flight_at_several_kills_is_carried_out() {
     stop(daemon);
 }
 
-/// A monitor that asks where a queue stands may not keep the log: what the killed daemon left
-/// undone is finished by then, also by a daemon that has hardly begun.
+/// A monitor that asks for the state of a queue may discard the in-flight log: requests left undone
+/// by the killed daemon are finished by then, also by a daemon that has hardly begun.
 #[test]
 fn a_stop_right_after_a_restart_finishes_what_the_killed_daemon_left_undone() {
     let place = Place::new();
     place.image("1M");
     let args = ["--layer", "delay=50ms", "disk.raw"];
     for by_signal in [true, false] {
-        // Nothing is done before the kill.
+        // Nothing completes before the kill.
         let mut daemon = place.serve(&["--layer", "delay=60000ms", "disk.raw"]);
         let mut client = place.client();
         for number in 0..16 {
@@ -151,8 +151,8 @@ fn a_stop_right_after_a_restart_finishes_what_the_killed_daemon_left_undone() {
     }
 }
 
-/// A daemon that was stopped early waited for each request that a killed daemon had left undone,
-/// one after the other: a whole ring took the disk's delay as many times as it has entries.
+/// Regression: a daemon that was stopped early waited for each request left undone by a killed
+/// daemon, one after the other: a whole ring took the disk's delay as many times as it has entries.
 #[test]
 fn a_stop_right_after_a_restart_hands_all_that_is_left_undone_to_the_disk_at_once() {
     const REQUESTS: usize = 4000;
@@ -169,8 +169,8 @@ fn a_stop_right_after_a_restart_hands_all_that_is_left_undone_to_the_disk_at_onc
     let undone = |client: &Client| client.inflight().unwrap().taken(0).unwrap().len();
     wait_until("all are on their way", || undone(&client) == REQUESTS);
     daemon.kill().unwrap();
-    // The log of requests is a pipe that is not read until the stop is on its way, so the queue
-    // comes to a halt in the middle of what is undone.
+    // The log of requests is a pipe that is not read until the stop is in progress, so the queue
+    // blocks in the middle of the undone requests.
     let pipe = place.path("requests.pipe");
     mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR).unwrap();
     let mut lines = File::options().read(true).write(true).open(&pipe).unwrap();
@@ -211,7 +211,7 @@ fn a_daemon_asked_to_leave_finishes_what_is_in_flight() {
     let mut next = 0;
     writer.write_until(&mut next, 100);
     stop(daemon);
-    // Everything taken was completed: the log that survives is empty.
+    // Everything taken was completed: the surviving log is empty.
     assert_eq!(writer.client.inflight().unwrap().taken(0).unwrap(), [0u16; 0]);
     let daemon = place.serve(&args);
     writer.client.reconnect().unwrap();
@@ -220,9 +220,9 @@ fn a_daemon_asked_to_leave_finishes_what_is_in_flight() {
     stop(daemon);
 }
 
-/// A guest hung after SIGTERM under load: the last interrupt of the old daemon was lost (its
-/// monitor had seen it leave), all requests were done, so the new one had nothing to publish and
-/// no reason to interrupt.
+/// Regression: a guest hung after SIGTERM under load: the last interrupt of the old daemon was lost
+/// (its monitor had seen it leave), all requests were done, so the new one had nothing to publish
+/// and no reason to interrupt.
 #[test]
 fn an_interrupt_lost_with_the_old_daemon_is_sent_by_the_new_one() {
     let place = Place::new();
@@ -269,7 +269,7 @@ fn a_restarted_daemon_remembers_that_the_guest_wants_write_through() {
     // The monitor does not repeat the guest's choice, and the guest sends no flush any more.
     assert_eq!(place.stats()["disks"][0]["write_through"], true);
     assert_eq!(client.write(0, &[1; 512]).unwrap(), Status::Ok);
-    // A reset does not change the choice either: the monitor remembers it, and says nothing.
+    // A reset does not change the choice either: the monitor remembers it, and sends nothing.
     client.stop().unwrap();
     client.start().unwrap();
     assert_eq!(place.stats()["disks"][0]["write_through"], true);
@@ -281,8 +281,8 @@ fn a_restarted_daemon_remembers_that_the_guest_wants_write_through() {
     stop(daemon);
 }
 
-/// Firmware that cannot flush is served write-through. The next monitor read "no write cache"
-/// from the configuration, so that its guest sent no flushes, while the disk cached its writes.
+/// Regression: firmware that cannot flush is served write-through. The next monitor read "no write
+/// cache" from the configuration, so its guest sent no flushes, while the disk cached its writes.
 #[test]
 fn the_cache_mode_of_one_driver_is_not_told_to_the_next() {
     let place = Place::new();
@@ -298,8 +298,8 @@ fn the_cache_mode_of_one_driver_is_not_told_to_the_next() {
     stop(daemon);
 }
 
-/// A write that was on its way when the driver switched to write-through is covered by no flush of
-/// the driver's any more.
+/// A write in flight when the driver switches to write-through is not covered by any later flush of
+/// the driver.
 #[test]
 fn the_switch_to_write_through_waits_for_what_is_on_its_way_and_flushes_it() {
     let place = Place::new();
@@ -323,9 +323,9 @@ fn the_switch_to_write_through_waits_for_what_is_on_its_way_and_flushes_it() {
     assert!(written < flush && words[flush][0] == "own", "{log}");
 }
 
-/// The driver switched to write-through, the flush before it failed, and the connection was
-/// dropped: the guest lost its disk. Now the switch is refused, the old mode stays for the driver
-/// to find, and everything else goes on.
+/// Regression: the driver switched to write-through, the flush before it failed, and the connection
+/// was dropped: the guest lost its disk. Now the switch is refused, the driver finds the old mode,
+/// and everything else continues.
 #[test]
 fn a_failed_flush_refuses_the_switch_to_write_through_and_keeps_the_connection() {
     let place = Place::new();
@@ -364,7 +364,8 @@ fn a_driver_that_hangs_up_in_the_middle_leaves_a_working_disk() {
     stop(daemon);
 }
 
-/// The thread that had opened the image kept it while it printed that, for ever.
+/// Regression: the thread that had opened the image kept it while it was blocked in printing that,
+/// for ever.
 #[test]
 fn an_image_is_closed_in_order_though_nobody_reads_what_is_printed() {
     let place = Place::new();

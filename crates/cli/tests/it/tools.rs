@@ -20,7 +20,7 @@ fn a_new_image_has_its_size_and_takes_no_room() {
     assert!(place.succeed(&["info", "disk.raw"]).contains("1 GiB (1073741824 bytes)"));
 }
 
-/// `flowstone info | head -1` panicked.
+/// Regression: `flowstone info | head -1` panicked.
 #[test]
 fn a_tool_whose_reader_has_gone_ends_quietly() {
     let place = Place::new();
@@ -67,7 +67,7 @@ fn resize_takes_a_difference_and_is_as_careful_with_it() {
         let refusal = place.refused(&["resize", name, "-10M"]);
         assert!(refusal.contains("the disk has 9 MiB"), "{refusal}");
         assert_eq!(size(), 9 << 20);
-        // Options are still options, wherever they are.
+        // Options are still recognised, wherever they are.
         let format = if name == "disk.flow" { "log" } else { &name[5..] };
         place.succeed(&["resize", name, "+1M", "--format", format]);
         place.succeed(&["resize", name, "-f", format, "-1M"]);
@@ -165,7 +165,7 @@ fn the_command_line_is_described_completely() {
     assert_eq!(place.run(&["create", "--size", "4Q", "a.raw"]).status.code(), Some(2));
 }
 
-/// A copy that could not be opened after it was made stayed as an empty image.
+/// Regression: a copy that could not be opened after it was made stayed as an empty image.
 #[test]
 fn convert_leaves_nothing_behind_if_its_target_cannot_be_opened() {
     const NOBODY: u32 = 65534;
@@ -173,7 +173,7 @@ fn convert_leaves_nothing_behind_if_its_target_cannot_be_opened() {
     let source = place.image("1M");
     std::fs::set_permissions(source, PermissionsExt::from_mode(0o644)).unwrap();
     std::fs::set_permissions(place.dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
-    // Without any permission of its own, what was just made cannot be opened again.
+    // Without any permission of its own, the new file cannot be opened again.
     let program = env!("CARGO_BIN_EXE_flowstone");
     let script = format!("umask 777; exec {program} convert disk.raw copy.raw");
     let mut command = Command::new("sh");

@@ -1,5 +1,5 @@
-//! Verified loads on a host in trouble: it stops, is slow, fails calls before or after it has
-//! carried them out, and the daemon is killed meanwhile.
+//! Verified loads on a faulty host: it stops, is slow, fails calls before or after it has executed
+//! them, and the daemon is killed meanwhile.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -58,7 +58,7 @@ impl<'form> Trouble<'form> {
         options
     }
 
-    /// The guest works for this time. What it knows then is what it has been told.
+    /// Runs the guest for this time. Returns its knowledge of acknowledged writes.
     fn work(&mut self, time: Duration) -> VerifyMap {
         let mut load = self.load();
         load.reconnect = Some(HANG);
@@ -80,7 +80,7 @@ impl<'form> Trouble<'form> {
             }
             guest.join().unwrap()
         });
-        // It reports the syncs that have failed by its exit status, too.
+        // It reports failed syncs by its exit status, too.
         daemon.terminate(HANG).unwrap();
         map.unwrap_or_else(|error| panic!("{self}: {error}")).1
     }
@@ -93,13 +93,13 @@ impl<'form> Trouble<'form> {
         }
     }
 
-    /// What the files have that the fake host shows: what is right there and wrong here is the
-    /// doing of the kernel, which keeps pages of them.
+    /// Checks the files behind the fake host: data that is right there and wrong in front of it was
+    /// corrupted by the kernel, which caches pages of them.
     fn behind(&self) -> std::process::Output {
         self.place.run(&["check", "--data", &self.image.replacen("at/", "behind/", 1)])
     }
 
-    /// All that the guest knows is there, to one that starts anew on a host that is well.
+    /// Checks with a new client on a healthy host that everything the guest knows is there.
     fn check(&self, map: VerifyMap) -> u64 {
         let known = map.known();
         let mut sweep = self.load();
@@ -127,7 +127,7 @@ impl std::fmt::Display for Trouble<'_> {
     }
 }
 
-/// Returns how many blocks were checked; `None` where no host can be had.
+/// Returns the number of blocks checked; `None` if there is no fake host.
 fn nothing_is_lost(format: &str, form: &[&str], seed: u64, time: Duration) -> Option<u64> {
     let mut trouble = Trouble::new(format, form, seed)?;
     println!("{trouble}");

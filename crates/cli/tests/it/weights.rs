@@ -1,4 +1,4 @@
-//! Disks that contend for a device of the host.
+//! Disks that contend for a host device.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,8 +8,8 @@ use flowstone_testkit::{Client, ClientOptions, Daemon, Status, wait_until};
 use crate::fixture::{Over, Place, stop};
 use crate::many_disks::{config, serve};
 
-/// Two images of a format on the file system of the build; the engine is one of those that devices
-/// have.
+/// Serves two images of a format on the file system of the build; the engine is one used on
+/// devices.
 fn serve_two(place: &Place, suffix: &str) -> Daemon {
     let line = |name: &str| {
         let image = format!("{name}.{suffix}");
@@ -33,8 +33,8 @@ fn checked(report: flowstone_testkit::Result<LoadReport>) -> LoadReport {
     report
 }
 
-/// What waits is the one that asks for more than its part. (What each gets is measured by
-/// `flowstone-bench qos`.)
+/// The disk that wants more than its part waits. (The shares are measured by `flowstone-bench
+/// qos`.)
 #[test]
 fn a_hog_waits_and_its_neighbour_does_not_and_alone_nobody_does() {
     let place = Place::new();
@@ -45,7 +45,7 @@ fn a_hog_waits_and_its_neighbour_does_not_and_alone_nobody_does() {
         checked(run(&load(&place, "hog", "randwrite", 64).ops(5000)));
         place.disk_stats("hog")["held_back"] == before
     });
-    // Both go on until the one has waited often.
+    // Both run until the one has waited often.
     let waits = || place.disk_stats("hog")["held_back"].as_u64().unwrap() > 100;
     let is_enough = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -72,7 +72,7 @@ fn a_hog_waits_and_its_neighbour_does_not_and_alone_nobody_does() {
     stop(daemon);
 }
 
-/// Both clients are this process; the configuration says whose disks these are.
+/// Both clients are this process; the configuration assigns their VMs.
 #[test]
 fn devices_hear_of_the_vms_that_use_their_disks() {
     let place = Place::new();
@@ -94,7 +94,7 @@ fn devices_hear_of_the_vms_that_use_their_disks() {
         assert_eq!(client.flush().unwrap(), Status::Ok);
         client
     });
-    // Told by the resource monitor, within a second.
+    // Reported by the resource monitor, within a second.
     wait_until("the devices know", || {
         let vms = place.stats()["vms"].clone();
         let weight = |name: &str| {

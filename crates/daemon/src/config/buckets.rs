@@ -1,4 +1,4 @@
-//! How finely durations are told.
+//! Resolution of the histograms in `GET /metrics`.
 
 use clap::ValueEnum;
 

@@ -1,4 +1,4 @@
-//! Configuration files: one, or all of a folder, in the order of their names.
+//! Configuration files: one file, or all files of a folder in the order of their names.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,7 +10,7 @@ use toml::{Spanned, Table};
 
 use super::{Config, DiskConfig, Refusal, table};
 
-/// A file: the disks are read one by one, so that a mistake in one costs no other.
+/// The tables of a file. Disks are parsed one by one, so that an error in one affects no other.
 #[derive(Deserialize)]
 struct File {
     #[serde(rename = "group", default)]
@@ -22,9 +22,9 @@ struct File {
     daemon: Table,
 }
 
-/// A file and where it is.
+/// A parsed file with its text.
 struct Read {
-    /// For messages.
+    /// Name of the file in messages.
     name: String,
     text: String,
     file: File,
@@ -32,8 +32,8 @@ struct Read {
 
 impl Config {
     /// Reads a configuration file, or all `*.toml` of a folder as if they were one; `typed` are
-    /// options of [`DaemonConfig`](super::DaemonConfig) that win over its keys. A disk that is not
-    /// valid is among the refused; if none is valid, that is an error.
+    /// options of [`DaemonConfig`](super::DaemonConfig) that override its keys. Invalid disks are
+    /// collected in `refused`; it is an error if no disk is valid.
     pub fn read(path: &Path, typed: &[OsString]) -> Result<Self> {
         let name = format!("configuration {}", path.display());
         let files: Vec<Read> =
@@ -52,7 +52,7 @@ impl Config {
             read.add_groups(&mut config)?;
         }
         files.iter().for_each(|read| read.add_disks(&mut config, &defaults));
-        // With a folder of state others are to be added, or are there from before.
+        // With a state directory, disks may be added later, or exist from before.
         if !config.disks.is_empty() || config.daemon.state_dir.is_some() {
             return Ok(config);
         }
@@ -61,7 +61,7 @@ impl Config {
     }
 }
 
-/// The files that a path means.
+/// Returns the configuration files at a path.
 fn files_of(path: &Path, name: &str) -> Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -75,7 +75,7 @@ fn files_of(path: &Path, name: &str) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Adds the keys of another file, which may not have one again.
+/// Adds the keys of another file. A repeated key is an error.
 fn merge(all: &mut Table, more: &Table) -> std::result::Result<(), Refusal> {
     let before: Vec<String> = all.keys().cloned().collect();
     for (key, value) in more {
@@ -92,7 +92,7 @@ fn is_same(one: &str, other: &str) -> bool {
     one.replace('_', "-") == other.replace('_', "-")
 }
 
-/// A table with the defaults that it does not say itself.
+/// Returns a table with missing keys taken from `defaults`.
 fn with_defaults(table: &Table, defaults: &Table) -> Table {
     let mut all = table.clone();
     for (key, value) in defaults {
@@ -143,7 +143,7 @@ impl Read {
     }
 }
 
-/// The parser draws a picture of the file; an error is one line.
+/// Cuts the parser's drawing of the file, so that the error is one line.
 fn one_line(text: &str) -> String {
     let is_drawn = |line: &str| {
         let in_margin = |letter: char| letter == ' ' || letter.is_ascii_digit();

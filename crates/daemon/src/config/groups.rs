@@ -7,12 +7,12 @@ use toml::Table;
 use super::label::check_label;
 use super::{NAME_BYTES_MAX, Refusal, table};
 
-/// The groups of a file; each has a name of its own, and a limit.
+/// The groups of a file; names are unique, and each group has a limit.
 #[derive(Debug, Default)]
 pub struct Groups(Vec<GroupArgs>);
 
 impl Groups {
-    /// One more.
+    /// Adds a group.
     pub(super) fn add(&mut self, table: &Table) -> std::result::Result<(), Refusal> {
         let (group, _) = read(table)?;
         if self.has(&group.name) {
@@ -23,12 +23,12 @@ impl Groups {
         Ok(())
     }
 
-    /// Whether there is one of that name.
+    /// Returns whether there is a group of this name.
     pub fn has(&self, name: &str) -> bool {
         self.0.iter().any(|group| group.name == name)
     }
 
-    /// All of them.
+    /// Returns all groups.
     pub fn all(&self) -> &[GroupArgs] {
         &self.0
     }
@@ -44,7 +44,7 @@ fn read(table: &Table) -> std::result::Result<(GroupArgs, Limit), Refusal> {
     Ok((group, limit))
 }
 
-/// The limit of the group called `name` that the keys of a `[[group]]` describe.
+/// Reads the limit of the group called `name` from the keys of a `[[group]]`.
 pub fn limit_of_group(name: &str, mut table: Table) -> Result<Limit> {
     let read = table::call(&mut table, name, "group").and_then(|()| read(&table));
     read.map(|(_, limit)| limit).map_err(|refusal| refusal.of(&format!("group {name}")))

@@ -1,6 +1,6 @@
-//! What disks and groups can be called.
+//! Checks names and serial numbers of disks and groups.
 
-/// A guest would read a longer serial as another one, and threads cannot be called just anything.
+/// Checks a label. A longer serial would be cut in the guest, and thread names have limits.
 pub fn check_label(what: &str, of: &str, text: &str, bytes_max: usize) -> Result<(), String> {
     match text {
         "" => Err(format!("the {what} of a {of} is empty")),

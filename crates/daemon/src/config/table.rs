@@ -1,5 +1,5 @@
-//! Tables of a configuration file, read as the arguments that their keys are on the command line:
-//! an option stands once, and is checked once.
+//! Parses tables of a configuration file as command-line arguments: an option is declared once and
+//! checked once.
 
 use std::any::TypeId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,10 +15,10 @@ use toml::{Table, Value};
 use super::{DaemonConfig, DiskTable, Refusal};
 use crate::SocketMode;
 
-/// As much of a value as an error shows.
+/// Bytes of a value shown in an error.
 const SHOWN: usize = 60;
 
-/// What the keys of a table are the options of.
+/// Returns the command whose options are the keys of a table.
 pub fn keys_of<T: Args>() -> Command {
     let command = Command::new("table").no_binary_name(true).disable_help_flag(true);
     let mut command = T::augment_args(command).args_override_self(true);
@@ -26,18 +26,18 @@ pub fn keys_of<T: Args>() -> Command {
     command
 }
 
-/// The key of an option: as the option is spelt, in the plural where it may be repeated.
+/// Returns the key of an option: its long name, in the plural if it may be repeated.
 pub fn key_of(option: &Arg) -> String {
     let plural = option.get_all_aliases().and_then(|aliases| aliases.first().copied());
     let spelt = plural.or(option.get_long()).unwrap_or(option.get_id().as_str());
     spelt.to_owned()
 }
 
-/// Keys of a table with hyphens, and the arguments that their values are: two tables that say the
-/// same are equal, however it is written.
+/// Keys of a table, spelt with hyphens, with their values as arguments: tables that mean the same
+/// are equal, however they are written.
 pub type Keys = BTreeMap<String, Vec<String>>;
 
-/// The keys of a table that can be read.
+/// Returns the known keys of a table.
 pub fn keys<T: Args>(table: &Table) -> Result<Keys, Refusal> {
     let command = keys_of::<T>();
     let mut keys = Keys::new();
@@ -48,7 +48,7 @@ pub fn keys<T: Args>(table: &Table) -> Result<Keys, Refusal> {
             let values =
                 values.into_iter().map(|it| if is_flag(option) { "true".into() } else { it });
             let values: Vec<String> = values.collect();
-            // A flag that is not set is as if it were not there.
+            // A flag that is false equals an absent one.
             if !(values.is_empty() && is_flag(option)) {
                 keys.insert(key, values);
             }
@@ -57,8 +57,8 @@ pub fn keys<T: Args>(table: &Table) -> Result<Keys, Refusal> {
     Ok(keys)
 }
 
-/// The table of a `[[disk]]` that has been typed as options, as [`DiskTable`] has them. Paths start
-/// at the root: who reads it may be in another folder.
+/// Returns the table of a `[[disk]]` whose keys were typed as options, as in [`DiskTable`]. Paths
+/// become absolute: the reader may have another working directory.
 pub fn typed_disk(matches: &ArgMatches) -> Table {
     let mut table = Table::new();
     for option in keys_of::<DiskTable>().get_arguments() {
@@ -82,7 +82,7 @@ pub fn typed_disk(matches: &ArgMatches) -> Table {
     table
 }
 
-/// A table that is read as these keys.
+/// Returns a table that parses as these keys.
 pub fn table_of<T: Args>(keys: &Keys) -> Table {
     let command = keys_of::<T>();
     let value = |key: &String, values: &Vec<String>| {
@@ -96,7 +96,7 @@ pub fn table_of<T: Args>(keys: &Keys) -> Table {
     keys.iter().map(|(key, values)| (key.clone(), value(key, values))).collect()
 }
 
-/// Paths are to be whole where it is not known in which folder they were typed.
+/// Refuses relative paths, where the working directory of their author is unknown.
 pub fn refuse_relative<T: Args>(keys: &Keys) -> Result<(), Refusal> {
     let command = keys_of::<T>();
     for option in command.get_arguments().filter(|option| is_path(option)) {
@@ -110,7 +110,7 @@ pub fn refuse_relative<T: Args>(keys: &Keys) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A table is about what is called `name`; it may say so itself.
+/// Sets the table's `name`; refuses a table with another one.
 pub fn call(table: &mut Table, name: &str, what: &str) -> Result<(), Refusal> {
     let called = table.entry("name").or_insert_with(|| name.into());
     if called.as_str() == Some(name) {
@@ -120,12 +120,12 @@ pub fn call(table: &mut Table, name: &str, what: &str) -> Result<(), Refusal> {
     Err(Refusal::new(format!("its `name` is {called}"), advice))
 }
 
-/// Whether the values of an option are paths.
+/// Returns whether the values of an option are paths.
 pub fn is_path(option: &Arg) -> bool {
     option.get_value_parser().type_id() == TypeId::of::<PathBuf>()
 }
 
-/// Reads a table; `typed` are arguments that come after its own, and win.
+/// Parses a table; `typed` are arguments that follow its own and override them.
 pub fn read<T: Args>(table: &Table, typed: &[OsString]) -> Result<T, Refusal> {
     let mut command = keys_of::<T>();
     let (mut words, mut positional) = (Vec::new(), Vec::new());
@@ -156,7 +156,7 @@ pub fn read<T: Args>(table: &Table, typed: &[OsString]) -> Result<T, Refusal> {
     read.map_err(|error| explain(&command, &error))
 }
 
-/// The arguments of `value`, each as its text; of a flag, the empty one if it is set.
+/// Returns the arguments of `value` as texts; for a flag, an empty one if it is set.
 fn values(key: &str, option: &Arg, value: &Value) -> Result<Vec<String>, Refusal> {
     let mut shown = value.to_string();
     shown.truncate(shown.floor_char_boundary(SHOWN));
@@ -184,8 +184,8 @@ fn is_flag(option: &Arg) -> bool {
     matches!(option.get_action(), ArgAction::SetTrue)
 }
 
-/// Whether a number is not what is meant. (TOML's octal numbers are not those of chmod: 0660 is
-/// none, and 660 is decimal. A list of CPUs is no count of them.)
+/// Returns whether a number is refused, because it would be misread. (TOML's octal numbers differ
+/// from chmod's: 0660 is invalid, and 660 is decimal. A list of CPUs is not a count.)
 fn is_text(option: &Arg) -> bool {
     let texts = [
         TypeId::of::<String>(),
@@ -196,7 +196,7 @@ fn is_text(option: &Arg) -> bool {
     texts.iter().any(|text| option.get_value_parser().type_id() == *text)
 }
 
-/// There is no such key: perhaps another one is meant.
+/// Returns the refusal of an unknown key, with a suggestion.
 fn unknown(command: &mut Command, spelt: &str, key: &str) -> Refusal {
     let why = format!("unknown key `{spelt}`");
     let has = |command: &Command| command.get_arguments().any(|option| key_of(option) == key);
@@ -218,7 +218,7 @@ fn unknown(command: &mut Command, spelt: &str, key: &str) -> Refusal {
     }
 }
 
-/// What the parser of arguments says, as of a key.
+/// Converts an error of the argument parser to one about a key.
 fn explain(command: &Command, error: &ClapError) -> Refusal {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.clone(),

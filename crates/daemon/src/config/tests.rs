@@ -17,7 +17,7 @@ fn read(text: &str) -> Result<Config> {
     Config::read(&path, &[])
 }
 
-/// Why the file, or one of its disks, is refused.
+/// Returns the error with which the file, or one of its disks, is refused.
 fn refusal(text: &str) -> String {
     let refused = match read(text) {
         Ok(config) => config.refused.into_iter().next().expect("a refusal"),
@@ -199,7 +199,7 @@ fn what_no_disk_can_be_is_refused() {
     assert!(read(disk).is_ok());
 }
 
-/// Its pollers are per-queue, and poller-cpus stand beside.
+/// Its pollers are per-queue although it has `poller-cpus`.
 #[test]
 fn the_file_of_the_manual_is_served() {
     let manual = include_str!("../../../../docs/operating.md");
@@ -224,7 +224,7 @@ fn what_is_typed_wins_over_the_keys_of_a_file() {
     assert_eq!(cache.cache_policy, Some(PolicyKind::MultiCache));
 }
 
-/// A misspelt key of one disk kept the guests of all others without theirs.
+/// Regression: a misspelt key of one disk left the guests of all others without their disks.
 #[test]
 fn a_mistake_in_one_disk_costs_no_other() {
     let disk = |name: &str, more: &str| {
@@ -250,7 +250,7 @@ fn a_mistake_in_one_disk_costs_no_other() {
     assert!(read("[[disk]]\n[[dsik]]\n").is_err(), "a mistake that may be any disk's");
 }
 
-/// A name with a NUL made the daemon panic, and a long one was cut silently.
+/// Regression: a name with a NUL made the daemon panic, and a long one was cut silently.
 #[test]
 fn names_that_a_guest_or_a_thread_cannot_have_are_refused() {
     let longest = "x".repeat(128);
@@ -297,7 +297,7 @@ fn a_serial_is_the_name_or_as_much_of_it_as_a_guest_reads() {
     }
 }
 
-/// `backing_dirs` stood beside `detect-zeroes`, and each was refused in the other's spelling.
+/// Regression: `backing_dirs` and `detect-zeroes` were each refused in the other's spelling.
 #[test]
 fn every_key_may_be_spelt_with_hyphens_or_underscores() {
     let disk = "[[disk]]\nname = 'a'\nbackend = 'mem:1M'\nsocket = 's'\n";
@@ -387,7 +387,7 @@ fn a_folder_is_read_as_one_file_in_the_order_of_names() {
     let config = Config::read(dir.path(), &[]).unwrap();
     assert_eq!(config.disks.iter().map(DiskConfig::name).collect::<Vec<_>>(), ["a", "b"]);
     assert_eq!(config.daemon.control, Some("/c.sock".into()));
-    // Each mistake with its file and line.
+    // Each error with its file and line.
     write("50-twice.toml", &format!("\n{}", disk("a")));
     let config = Config::read(dir.path(), &[]).unwrap();
     let line = config.refused[0].to_string();

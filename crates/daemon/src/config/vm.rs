@@ -1,23 +1,23 @@
-//! The VM of a disk, as far as the configuration says it.
+//! The configured VM of a disk.
 
 use std::str::FromStr;
 
 use flowstone_block::parse_size;
 
-/// As of a disk.
+/// The same as for a disk.
 const NAME_BYTES_MAX: usize = 128;
 const USE: &str = "name=NAME,cpus=N,memory=SIZE,weight=N";
 
-/// Which VM a disk belongs to, and what that has of the host, where it is not to be found out.
+/// The VM of a disk and its resources, where they are not to be detected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VmSpec {
-    /// Disks with the same one belong to one VM.
+    /// Name of the VM; disks with the same name belong to one VM.
     pub name: Option<String>,
-    /// vCPUs.
+    /// Number of vCPUs.
     pub cpus: Option<u32>,
-    /// Memory.
+    /// Memory in bytes.
     pub memory_bytes: Option<u64>,
-    /// What it gets of the devices that its disks are on, where that is not to follow from these.
+    /// Weight on the devices of its disks, if not derived from vCPUs and memory.
     pub weight: Option<u32>,
 }
 

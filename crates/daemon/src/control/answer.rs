@@ -1,4 +1,4 @@
-//! What a command comes to.
+//! Answers to commands.
 
 use serde_json::Value;
 
@@ -9,17 +9,17 @@ use crate::events::Listener;
 /// Carries out a command.
 pub type Handler = dyn Fn(Command) -> Result<Answer, Refused> + Send + Sync;
 
-/// What a command comes to.
+/// The answer to a command.
 pub enum Answer {
-    /// A document.
+    /// A JSON document.
     Document(Value),
-    /// A document about what has begun.
+    /// A JSON document about an operation that has been started.
     Begun(Value),
-    /// A text of this type.
+    /// A text with its content type.
     Text(&'static str, String),
-    /// What happens from now on, until the client goes.
+    /// Events from now on, until the client disconnects.
     Events(Listener),
-    /// Lines of text, sent as they come about, until they or the client end.
+    /// Lines of text, sent as they are produced, until the source or the client ends.
     Lines(Box<dyn FnOnce(Sink, Enough) + Send>),
 }
 

@@ -1,4 +1,4 @@
-//! The other end, for the command line tools.
+//! The client's side, for the command line tools.
 
 use std::error::Error as _;
 use std::future::Future;
@@ -24,7 +24,7 @@ use super::paths::Asked;
 use super::stream::Stream;
 use super::{Command, PATIENCE};
 
-/// How long a host may take to flush a disk.
+/// Time limit for a removal or reload: a host may need that long to flush a disk.
 const PATIENCE_OF_A_REMOVAL: Duration = Duration::from_secs(3600);
 
 /// A connection to a daemon.
@@ -55,7 +55,7 @@ impl Client {
         Ok(Self { runtime, requests, name })
     }
 
-    /// Sends a command and waits for its answer; an error is the daemon's own.
+    /// Sends a command and waits for its answer; an error may be the daemon's own.
     pub fn run(&mut self, command: &Command) -> Result<Value> {
         let Asked { method, target, body } = command.request();
         let body = body.map(|body| body.to_string()).unwrap_or_default();
@@ -88,7 +88,7 @@ impl Client {
         self.receive(command, Either::Right(body), Some(until))
     }
 
-    /// Hears what happens to disks from now on.
+    /// Starts to stream events of disks.
     pub fn events(self) -> Result<Received> {
         self.receive(&Command::Events, Either::Left(Full::default()), None)
     }
@@ -121,7 +121,7 @@ impl Client {
     }
 }
 
-/// An answer that goes on.
+/// A streamed answer.
 pub struct Received {
     runtime: Runtime,
     body: Incoming,
@@ -129,21 +129,20 @@ pub struct Received {
 }
 
 impl Received {
-    /// What the daemon has sent; nothing of it if that takes longer than a moment; nothing at all
-    /// at the end.
+    /// Returns the next part; empty if none arrives within `moment`, `None` at the end.
     pub fn next(&mut self, moment: Duration) -> io::Result<Option<Bytes>> {
         let Self { runtime, body, .. } = self;
         let part = runtime.block_on(async { timeout(moment, body.frame()).await });
         part.map_or(Ok(Some(Bytes::new())), part_of)
     }
 
-    /// The same, however long it takes.
+    /// Waits for the next part; `None` at the end.
     pub fn wait(&mut self) -> io::Result<Option<Bytes>> {
         let Self { runtime, body, .. } = self;
         part_of(runtime.block_on(body.frame()))
     }
 
-    /// Tells the daemon that this is enough: it sends the rest.
+    /// Tells the daemon to end the recording: it sends the rest.
     pub fn end(&mut self) {
         self.until = None;
     }
@@ -154,7 +153,7 @@ fn part_of(frame: Option<hyper::Result<Frame<Bytes>>>) -> io::Result<Option<Byte
     Ok(frame.map(|frame| frame.into_data().unwrap_or_default()))
 }
 
-/// The daemon may not keep us waiting for ever.
+/// Applies a time limit to the daemon's answer.
 async fn in_time<T>(
     patience: Duration,
     answer: impl Future<Output = hyper::Result<T>>,

@@ -1,4 +1,4 @@
-//! Errors as they are sent: the parts of an [`Error`], and a status of HTTP that fits.
+//! Errors as sent to clients: the parts of an [`Error`], and a matching HTTP status.
 
 use std::error::Error as _;
 
@@ -6,22 +6,22 @@ use flowstone_block::{Error, ErrorKind};
 use hyper::StatusCode;
 use serde::{Deserialize, Serialize};
 
-/// Why a command is not carried out.
+/// Why a command was not carried out.
 #[derive(Debug)]
 pub struct Refused {
-    /// What the client is told.
+    /// The error for the client.
     pub error: Error,
-    /// Whether what it names is not there.
+    /// Whether the disk, group or request that it names does not exist.
     pub is_unknown: bool,
 }
 
 impl Refused {
-    /// What the client names is not there.
+    /// Makes the refusal of an unknown name.
     pub fn unknown(error: Error) -> Self {
         Self { error, is_unknown: true }
     }
 
-    /// The status of its answer.
+    /// Returns the HTTP status.
     pub fn status(&self) -> StatusCode {
         if self.is_unknown { StatusCode::NOT_FOUND } else { status_of(self.error.kind()) }
     }
@@ -33,7 +33,7 @@ impl From<Error> for Refused {
     }
 }
 
-/// As in the table of docs/operating.md.
+/// See the table of docs/operating.md.
 fn status_of(kind: ErrorKind) -> StatusCode {
     match kind {
         ErrorKind::Busy => StatusCode::CONFLICT,
@@ -44,13 +44,13 @@ fn status_of(kind: ErrorKind) -> StatusCode {
     }
 }
 
-/// An answer that is an error.
+/// The body of an error answer.
 #[derive(Deserialize, Serialize)]
 pub struct Body {
     error: Failure,
 }
 
-/// The parts of an [`Error`], so that the other end can show the same line.
+/// The parts of an [`Error`], so that the client can print the same line.
 #[derive(Deserialize, Serialize)]
 struct Failure {
     kind: String,
@@ -73,7 +73,7 @@ impl From<&Error> for Body {
 }
 
 impl Body {
-    /// The daemon's error, as it was there.
+    /// Rebuilds the daemon's error.
     pub fn into_error(self) -> Error {
         let Failure { kind, what, why, advice } = self.error;
         let kind = ErrorKind::from_name(&kind).unwrap_or(ErrorKind::Host);

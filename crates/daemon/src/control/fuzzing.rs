@@ -1,4 +1,4 @@
-//! What clients may send, as tests and the fuzzer make it up.
+//! Entry point for tests and the fuzzer: parses arbitrary requests.
 
 use hyper::Uri;
 
@@ -6,9 +6,9 @@ use super::Command;
 use super::paths::Asked;
 use crate::config::{DaemonConfig, limit_of_group};
 
-/// Reads a request as the control socket does: it is refused as the client's mistake, or is a
-/// command that is the same when it is asked for again. Returns which; nothing if HTTP does not
-/// take the request for one.
+/// Parses a request as the control socket does and checks: it is either refused as the client's
+/// error, or a command that survives a round trip through its own request. Returns whether it was a
+/// command; `None` if HTTP refuses the request.
 pub fn request(method: &str, target: &[u8], body: &[u8]) -> Option<bool> {
     let (method, uri) = (method.parse().ok()?, Uri::try_from(target.to_vec()).ok()?);
     let command = match Command::of(&method, &uri, body) {

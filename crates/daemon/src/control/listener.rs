@@ -1,4 +1,4 @@
-//! Where clients come in.
+//! Sockets on which the server listens.
 
 use std::fmt;
 use std::io;
@@ -10,7 +10,7 @@ use std::str::FromStr;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 
-/// Where metrics are read.
+/// Address on which metrics are served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// An address and a port.
@@ -42,19 +42,19 @@ impl fmt::Display for Address {
     }
 }
 
-/// A connection.
+/// A byte stream to a client.
 pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Connection for S {}
 
-/// A socket that listens.
+/// A listening socket.
 pub enum Listener {
     Tcp(TcpListener),
     Unix(UnixListener),
 }
 
 impl Listener {
-    /// On the runtime of this thread.
+    /// Registers the listener with the runtime of this thread.
     pub fn unix(listener: StdUnixListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         UnixListener::from_std(listener).map(Self::Unix)

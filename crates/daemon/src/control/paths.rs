@@ -1,4 +1,4 @@
-//! Which request is which command.
+//! Mapping between HTTP requests and commands.
 
 use std::path::PathBuf;
 
@@ -10,10 +10,10 @@ use toml::Table;
 
 use super::{Command, DiskChange, DiskWord, Refused};
 
-/// Everything that a name may have and a path may not.
+/// Characters of a name that are percent-encoded in a path.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
-/// A request of HTTP.
+/// An HTTP request.
 #[derive(Debug, PartialEq)]
 pub struct Asked {
     pub method: Method,
@@ -23,7 +23,7 @@ pub struct Asked {
 }
 
 impl Command {
-    /// The request that asks for this.
+    /// Returns the request for this command.
     pub(super) fn request(&self) -> Asked {
         let get = |target: &str| (Method::GET, target.to_owned(), None);
         let (method, target, body) = match self {
@@ -59,7 +59,7 @@ impl Command {
         Asked { method, target, body }
     }
 
-    /// What a request asks for; `body` is what came with it.
+    /// Parses a request; `body` is its body.
     pub(super) fn of(method: &Method, uri: &Uri, body: &[u8]) -> Result<Self, Refused> {
         let mut query = Query::of(uri)?;
         let path: Vec<&str> = uri.path().trim_start_matches('/').split('/').collect();
@@ -162,7 +162,7 @@ impl DiskChange {
     }
 }
 
-/// The part of a request behind the `?`.
+/// The query of a request.
 struct Query(Vec<(String, String)>);
 
 impl Query {
@@ -187,7 +187,7 @@ impl Query {
         }
     }
 
-    /// The disk that is called so, as the query says where the client is.
+    /// Returns the disk of this name, with the client's path from the query.
     fn disk(&mut self, name: &str) -> Result<DiskWord, Refused> {
         let path = self.take("path").map(PathBuf::from);
         if path.as_ref().is_some_and(|path| path.is_relative()) {
@@ -226,7 +226,7 @@ fn decoded(name: &str) -> Result<String, Refused> {
     Ok(text.map_err(|_| refuse("the name is not UTF-8", "encode it as UTF-8"))?.into_owned())
 }
 
-/// A body that is a table of the configuration.
+/// Parses a body that is a table of the configuration.
 fn keys_of(table: &str, body: &[u8]) -> Result<Table, Refused> {
     serde_json::from_slice(body).map_err(|error| {
         let what = format!("request for a {table}");
@@ -235,7 +235,7 @@ fn keys_of(table: &str, body: &[u8]) -> Result<Table, Refused> {
     })
 }
 
-/// A body that is an object of JSON.
+/// Parses a body that is a JSON object.
 fn object(body: &[u8]) -> Result<Map<String, Value>, Refused> {
     serde_json::from_slice(body)
         .map_err(|error| refuse(error.to_string(), "send an object of JSON as the body"))

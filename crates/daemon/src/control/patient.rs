@@ -1,5 +1,5 @@
-//! A connection whose other end may keep us waiting for room for an answer only so long.
-//! (The library bounds the time in which a head arrives, and nothing else.)
+//! A connection with a time limit for writes that wait for room. (The library limits only the time
+//! in which a head arrives.)
 
 use std::future::Future;
 use std::io;
@@ -12,11 +12,11 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Sleep, sleep};
 
-/// See the module.
+/// A stream that fails a write blocked for longer than `patience`.
 pub struct Patient<S> {
     stream: TokioIo<S>,
     patience: Duration,
-    /// Runs while there is no room.
+    /// Deadline of the blocked write.
     end: Option<Pin<Box<Sleep>>>,
 }
 
@@ -25,7 +25,7 @@ impl<S> Patient<S> {
         Self { stream: TokioIo::new(stream), patience, end: None }
     }
 
-    /// What has become of an attempt to write, or that it has lasted too long.
+    /// Returns the result of an attempt to write, or a timeout if it has been blocked for too long.
     fn judge<T>(
         &mut self,
         context: &mut Context<'_>,

@@ -1,4 +1,4 @@
-//! The daemon's end of the control socket.
+//! The server side of the control socket.
 
 use std::convert::Infallible;
 use std::io;
@@ -30,22 +30,22 @@ use super::patient::Patient;
 use super::stream::{self, Stream};
 use super::{Answer, CLIENTS_MAX, Command, Handler, PATIENCE, REQUEST_BYTES_MAX, Refused};
 
-/// A new connection has room for an answer as soon as it is looked at.
+/// Time limit for sending a refusal: a new connection has room for it at once.
 const REFUSAL_TIME: Duration = Duration::from_millis(10);
-/// How long to wait after a failed accept: what it lacks (descriptors) takes time to come back.
+/// Pause after a failed accept: missing resources (descriptors) take time to be freed.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// How long a thread that may wait is kept for the next request.
+/// Time for which an idle blocking thread is kept.
 const IDLE_THREAD: Duration = Duration::from_secs(1);
 
 type Sent = Response<Either<Full<Bytes>, Stream>>;
 
-/// A listening control socket, or one where only metrics are read. Dropping it removes the socket.
+/// A listening control socket, or a socket for metrics only. Dropping it removes the socket.
 pub struct ControlServer {
     _socket: Option<BoundSocket>,
 }
 
 impl ControlServer {
-    /// Listens at `path`, for those whom `access` allows.
+    /// Listens at `path`, for peers allowed by `access`.
     pub fn start(path: &Path, access: SocketAccess, handler: Arc<Handler>) -> Result<Self> {
         let socket = bind_socket("control socket", path, access)?;
         let name = || format!("control socket {}", path.display());
@@ -56,7 +56,7 @@ impl ControlServer {
         Ok(Self { _socket: Some(socket) })
     }
 
-    /// Listens at `address` for those who read metrics, and can do nothing else there.
+    /// Listens at `address` for `GET /metrics` only.
     pub fn start_metrics(
         address: &Address,
         access: SocketAccess,
@@ -89,7 +89,7 @@ impl ControlServer {
     }
 }
 
-/// Serves clients on a thread of its own; `listener` is made on that.
+/// Serves clients on a new thread; `listener` is called on that thread.
 fn serve(
     name: &str,
     listener: impl FnOnce() -> io::Result<Listener> + Send + 'static,
@@ -109,7 +109,8 @@ fn serve(
     Ok(())
 }
 
-/// All connections on the thread that runs it; beside that as many threads as clients.
+/// Makes a runtime: all connections on the thread that runs it, and up to one blocking thread per
+/// client.
 fn runtime(name: &str) -> io::Result<Runtime> {
     Builder::new_current_thread()
         .enable_all()
@@ -142,9 +143,9 @@ async fn accept(listener: Listener, handler: Arc<Handler>, patience: Duration) {
     }
 }
 
-/// An answer says why. The request is taken in, too, for a moment and of so many clients as
-/// `leaving` has room for: one whose request meets a closed socket reports that, and not the
-/// answer.
+/// Refuses a client with the reason. Its request is read, too, for a limited time and for as many
+/// clients as `leaving` permits: a client whose request meets a closed socket reports that instead
+/// of the answer.
 async fn send_away(mut stream: Box<dyn Connection>, leaving: Arc<Semaphore>, patience: Duration) {
     let why = format!("{CLIENTS_MAX} clients are being served");
     let refusal = Error::busy("control socket", why, "try again later");
@@ -177,12 +178,12 @@ fn json(value: &impl Serialize) -> Vec<u8> {
     text
 }
 
-/// A connection.
+/// A client's connection.
 #[derive(Clone)]
 struct Client {
     handler: Arc<Handler>,
-    /// Held until what it has asked for is done, even if it has gone: so there are no more threads
-    /// that work than clients.
+    /// Held until its request is done, even if the client has disconnected: so there are never more
+    /// working threads than permitted clients.
     place: Arc<OwnedSemaphorePermit>,
 }
 
@@ -192,7 +193,7 @@ impl Client {
             let client = self.clone();
             async move { Ok::<_, Infallible>(client.answer(request, patience).await) }
         });
-        // An error is the client's: it has gone, was too slow, or does not speak HTTP.
+        // Errors are the client's: it disconnected, was too slow, or does not speak HTTP.
         let _ = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(patience)
@@ -203,7 +204,7 @@ impl Client {
 
     async fn answer(self, request: Request<Incoming>, patience: Duration) -> Sent {
         let (head, body) = request.into_parts();
-        // The body of a recording is the time until it ends.
+        // The body of a recording stays open until it ends.
         let streams = head.method == hyper::Method::POST;
         let (body, rest) = if streams {
             (Bytes::new(), Some(body))
@@ -219,7 +220,7 @@ impl Client {
         }
     }
 
-    /// On a thread that may wait.
+    /// Runs the command on a blocking thread.
     async fn carry_out(self, command: Command, rest: Option<Incoming>, patience: Duration) -> Sent {
         let (handler, place) = (self.handler, Arc::clone(&self.place));
         let work = move || {
@@ -254,12 +255,12 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const JSON_LINES: HeaderValue = HeaderValue::from_static("application/x-ndjson");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 
-/// What has been asked for has panicked.
+/// The error of a request whose thread has panicked.
 fn died() -> Error {
     Error::host("request", "its thread has panicked", "report this as a defect")
 }
 
-/// A body that is not too long and does not take too long.
+/// Reads a body with limits on length and time.
 async fn whole(body: Incoming, patience: Duration) -> std::result::Result<Bytes, Sent> {
     let refuse = |status, why: &str, advice: &'static str| {
         let error = Error::invalid("request", why.to_owned(), advice);

@@ -1,4 +1,4 @@
-//! An answer that goes on: its sender is a thread that may wait, its receiver the connection.
+//! Streamed answers: sent by a blocking thread, received by the connection.
 
 use std::convert::Infallible;
 use std::io::{self, Write};
@@ -15,37 +15,37 @@ use tokio::time::timeout;
 
 use crate::events::Listener;
 
-/// Parts of an answer that are on their way to a client, beside the one in the making.
+/// Parts queued for a client, beside the one being made.
 const PARTS_MAX: usize = 2;
 
-/// Where the text of an answer goes. A client that has not read the part before for the patience of
-/// the server is an error.
+/// Writer of an answer's text. It fails if the client has not read the previous part within the
+/// server's patience.
 pub struct Sink {
     parts: mpsc::Sender<Bytes>,
     runtime: Handle,
     patience: Duration,
 }
 
-/// Disconnected when the client has enough, or has gone.
+/// End signal: disconnected when the client ends the recording or disconnects.
 pub struct Enough(blocking::Receiver<Infallible>);
 
-/// What a connection sends.
+/// Body of a streamed answer.
 pub struct Stream {
     source: Source,
-    /// Of a request without a body: the client has enough when it goes.
+    /// For a request without a body: dropped with the connection, which ends the recording.
     _enough: Option<blocking::Sender<Infallible>>,
 }
 
-/// Where the text comes from.
+/// Source of a stream's text.
 enum Source {
     /// Parts, until their sender is dropped.
     Parts(mpsc::Receiver<Bytes>),
-    /// What happens, until the client goes.
+    /// Events, until the client disconnects.
     Events(Listener),
 }
 
-/// The two ends of an answer to a request with this body. A client that sends one has enough when
-/// that ends; another one says so by hanging up.
+/// Makes the ends of the answer to a request with this body. A client that sends a body ends the
+/// recording with the end of that body; another one by disconnecting.
 pub fn answer(request: Incoming, patience: Duration) -> (Sink, Enough, Stream) {
     let (sender, parts) = mpsc::channel(PARTS_MAX);
     let (until, enough) = blocking::channel();
@@ -60,14 +60,15 @@ pub fn answer(request: Incoming, patience: Duration) -> (Sink, Enough, Stream) {
     (sink, Enough(enough), Stream { source: Source::Parts(parts), _enough: until })
 }
 
-/// Reads a body to its end, and then lets go of `until`.
+/// Reads a body to its end, then drops `until`.
 async fn drain(mut body: Incoming, until: blocking::Sender<Infallible>) {
     while let Some(Ok(_)) = body.frame().await {}
     drop(until);
 }
 
 impl Enough {
-    /// Waits for the client to say that it has enough, or to go, for a moment.
+    /// Waits up to `moment` for the client to end the recording or disconnect. Returns whether it
+    /// has.
     pub fn is_said(&self, moment: Duration) -> bool {
         let end = self.0.recv_timeout(moment);
         matches!(end, Err(blocking::RecvTimeoutError::Disconnected))
@@ -91,7 +92,7 @@ impl Write for Sink {
 }
 
 impl Stream {
-    /// One that nothing is sent on. It ends when the sender is dropped.
+    /// Makes a body on which nothing is sent. It ends when the sender is dropped.
     pub fn silent() -> (mpsc::Sender<Bytes>, Self) {
         let (sender, parts) = mpsc::channel(1);
         (sender, Self { source: Source::Parts(parts), _enough: None })

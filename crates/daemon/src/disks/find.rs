@@ -1,4 +1,4 @@
-//! Which disk an operator means.
+//! Lookup of the disk that an operator names.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -12,8 +12,8 @@ use crate::disk::Disk;
 use crate::real_path::real_path;
 
 impl Disks {
-    /// The one disk that an operator means: by its name, or by the path of its image. A word that
-    /// fits two is refused: a disk that grew by mistake cannot be shrunk again.
+    /// Returns the disk of this name, or with this image path. An ambiguous word is refused: a disk
+    /// grown by mistake cannot be shrunk again.
     pub fn find(&self, what: &str, disk: &DiskWord) -> Result<Arc<Disk>, Refused> {
         let what = format!("{what} {}", disk.name);
         let name = &*disk.name;
@@ -23,8 +23,8 @@ impl Disks {
             let is_opening = table.opening().any(|opening| opening == name);
             (table.serving().cloned().collect::<Vec<_>>(), is_opening)
         };
-        // Those that are known by it, before any file system is asked: the disk may be well, and
-        // another one not.
+        // Known names and paths first, before a file system is accessed: that of another disk may
+        // hang.
         let called = |path: &Path| {
             let mut called = served.iter().filter(|disk| disk.is_called(name, path));
             (called.next().map(Arc::clone), called.next())

@@ -1,4 +1,4 @@
-//! What operators see of all disks, whatever has become of them.
+//! Listing of all disks, in any state, for operators.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::{Disks, Entry, Failed, State};
 use crate::config::Keys;
 use crate::origin::Origin;
 
-/// One of `disk list`.
+/// One row of `disk list`.
 #[derive(Debug, Serialize)]
 pub struct Listed {
     name: Option<String>,
@@ -20,12 +20,12 @@ pub struct Listed {
     socket: Option<String>,
     image: Option<String>,
     connected: bool,
-    /// While it is opened, of an image that is being recovered.
+    /// Recovery progress of the image while it is being opened.
     progress: Option<Recovery>,
     error: Option<Failed>,
 }
 
-/// How far the recovery of an image has come.
+/// Recovery progress of an image.
 #[derive(Debug, Serialize)]
 struct Recovery {
     segments_read: u64,
@@ -61,7 +61,7 @@ impl Listed {
         }
     }
 
-    /// What was asked for and cannot be a disk.
+    /// Makes the row of a requested disk that cannot exist.
     fn refused(refusal: Refusal) -> Self {
         Self {
             name: refusal.failed.name.clone(),
@@ -77,15 +77,15 @@ impl Listed {
 }
 
 impl Disks {
-    /// All of them.
+    /// Returns the rows of all disks.
     pub fn list(&self) -> Vec<Listed> {
         let table = self.table();
         let refused = table.refused().map(Listed::refused);
         refused.chain(table.visible().map(|(_, entry)| Listed::of(entry))).collect()
     }
 
-    /// The keys of those that are of the configuration or were added, by name, and whose each is.
-    /// Those that have failed are not among them.
+    /// Returns the origin and keys of each disk that was configured or added, by name, without
+    /// failed ones.
     pub fn written(&self) -> BTreeMap<String, (Origin, Keys)> {
         let table = self.table();
         let lasts = table.visible().filter(|(_, entry)| entry.failed().is_none());
@@ -93,7 +93,7 @@ impl Disks {
         lasts.map(|(_, entry)| (entry.name.clone(), written(entry))).collect()
     }
 
-    /// The keys of a disk are these from now on.
+    /// Replaces the keys of a disk.
     pub fn rewrite(&self, name: &str, keys: &Keys) {
         let mut table = self.table();
         if let Some(entry) = table.known.values_mut().find(|entry| entry.name == name) {
@@ -101,7 +101,7 @@ impl Disks {
         }
     }
 
-    /// The names of those that are in a group, or are to be, if they are tried again.
+    /// Returns the names of the disks in a group, including failed ones that may be tried again.
     pub fn of_group(&self, group: &str) -> Vec<String> {
         let table = self.table();
         let all = table.visible().map(|(_, entry)| entry);
@@ -109,14 +109,14 @@ impl Disks {
         those.map(|entry| entry.name.clone()).collect()
     }
 
-    /// Their names, and whether each is served.
+    /// Returns the name of each disk, and whether it is served.
     pub fn names(&self) -> Vec<(String, bool)> {
         let table = self.table();
         let name = |entry: &Entry| (entry.name.clone(), matches!(entry.state, State::Serving(_)));
         table.visible().map(|(_, entry)| name(entry)).collect()
     }
 
-    /// One of them, with its keys and where each comes from.
+    /// Returns a disk with its keys and their origin.
     pub fn show(&self, name: &str) -> Option<Value> {
         let table = self.table();
         let Some((_, entry)) = table.visible().find(|(_, entry)| entry.name == name) else {

@@ -1,4 +1,4 @@
-//! What was asked for before the daemon began, and cannot be a disk.
+//! Disks requested before the daemon started that cannot exist.
 
 use flowstone_block::Error;
 
@@ -6,20 +6,20 @@ use super::{Disks, Failed, Table};
 use crate::origin::Origin;
 use crate::state::Subject;
 
-/// See the module.
+/// A requested disk that cannot exist.
 pub struct Refusal {
-    /// It has a name where a disk of that name is known of, and not how it is to be.
+    /// Named if a disk of that name is known but its settings are not.
     pub failed: Failed,
     pub origin: Origin,
 }
 
 impl Disks {
-    /// Something is asked for that cannot be a disk.
+    /// Records a requested disk that cannot exist.
     pub fn refuse(&self, error: &Error, origin: Origin) {
         self.table().refused.push(Refusal { failed: Failed::of(None, error), origin });
     }
 
-    /// How a disk or a group was added is not known.
+    /// Records a disk or group that was added but whose settings cannot be read.
     pub fn dispute(&self, subject: &Subject, error: &Error) {
         let name = match subject {
             Subject::Disk(name) => Some(name.clone()),
@@ -31,7 +31,7 @@ impl Disks {
 }
 
 impl Table {
-    /// What cannot be a disk, with a name if no disk has that.
+    /// Returns the refusals; a name that an existing disk has is left out.
     pub(super) fn refused(&self) -> impl Iterator<Item = Refusal> {
         self.refused.iter().map(|refusal| {
             let mut failed = refusal.failed.clone();

@@ -1,4 +1,4 @@
-//! A disk leaves: nothing of it stays.
+//! Removal of a disk with everything that belongs to it.
 
 use std::sync::{Arc, PoisonError};
 use std::thread::sleep;
@@ -11,25 +11,25 @@ use crate::control::Refused;
 use crate::disk::Disk;
 use crate::events::Event;
 
-/// Time between two looks whether others have let go of a disk, at first and at most.
+/// Time between two checks whether others still use a disk: initially, and at most.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 const LOOK_AGAIN_MAX: Duration = Duration::from_millis(100);
 
-/// Disks that have been removed and are still being opened: each has a thread, and its image open,
-/// for as long as that is locked, or its host hangs.
+/// Disks removed while being opened: each has a thread and an open image until its lock is free or
+/// its host answers.
 pub(super) const CANCELLED_MAX: usize = 32;
 
-/// What is to be done to remove a disk.
+/// The remaining work of a removal.
 pub enum Removal {
-    /// Nothing: it is gone.
+    /// None: the disk is gone.
     Done,
-    /// To stop it, and to [let it go](Disks::let_go) under its number.
+    /// The caller stops the disk and [releases](Disks::let_go) it.
     Stop(u32, Arc<Disk>),
-    /// To [wait](Disks::wait_until_gone) for the thread that stops it.
+    /// The caller [waits](Disks::wait_until_gone) for the thread that stops it.
     Wait(Leaving),
 }
 
-/// A disk that another thread stops.
+/// A disk that another thread is stopping.
 #[derive(Clone, Copy)]
 pub struct Leaving {
     number: u32,
@@ -37,13 +37,13 @@ pub struct Leaving {
 }
 
 impl Disks {
-    /// Whether [`begin_removal`](Self::begin_removal) would refuse.
+    /// Checks whether [`begin_removal`](Self::begin_removal) would be refused.
     pub fn check_removal(&self, name: &str, force: bool) -> Result<(), Refused> {
         self.table().removable(name, force).map(drop)
     }
 
-    /// The disk of this name is to be removed. One that a monitor is connected to is refused,
-    /// unless that is what is meant by `force`.
+    /// Begins the removal of the disk of this name. It is refused while a monitor is connected,
+    /// unless `force` is set.
     pub fn begin_removal(&self, name: &str, force: bool) -> Result<Removal, Refused> {
         let mut table = self.table();
         let number = table.removable(name, force)?;
@@ -67,10 +67,10 @@ impl Disks {
         Ok(removal)
     }
 
-    /// Waits until all others have let go of a disk that has been stopped, and then does so, too:
-    /// its image is free, and its number may be used again.
+    /// Waits until nothing else uses a stopped disk, then drops it: its image is closed, and its
+    /// number may be reused.
     pub fn let_go(&self, number: u32, mut disk: Arc<Disk>) {
-        // A report, the resource monitor or a resize may have it for a moment.
+        // A report, the resource monitor or a resize may use it for a moment.
         let mut pause = LOOK_AGAIN;
         loop {
             disk = match Arc::try_unwrap(disk) {
@@ -85,7 +85,7 @@ impl Disks {
         }
     }
 
-    /// Waits until a disk that leaves has gone.
+    /// Waits until a disk that is being stopped is gone.
     pub fn wait_until_gone(&self, leaving: Leaving) {
         let mut table = self.table();
         let is_there = |table: &Table| {
@@ -98,7 +98,7 @@ impl Disks {
 }
 
 impl Table {
-    /// The number of the disk of this name, if it may be removed.
+    /// Returns the number of the disk of this name, if it may be removed.
     fn removable(&self, name: &str, force: bool) -> Result<u32, Refused> {
         let what = || format!("disk remove {name}");
         let mut visible = self.visible();

@@ -10,7 +10,7 @@ fn begin(disks: &Disks, name: &str) -> u32 {
     }
 }
 
-/// It listened until the process ended, and what a guest wrote was not flushed.
+/// Regression: it listened until the process ended, and the guest's writes were not flushed.
 #[test]
 fn a_disk_that_comes_too_late_does_not_start() {
     let disks = Disks::default();
@@ -23,7 +23,7 @@ fn a_disk_that_comes_too_late_does_not_start() {
     assert!(disks.opening().is_empty() && disks.serving().is_empty());
 }
 
-/// What is about to be said is not said when the daemon stops.
+/// A daemon that stops does not report readiness.
 #[test]
 fn who_waits_for_disks_does_not_wait_for_one_that_failed_nor_when_the_daemon_stops() {
     let disks = Disks::default();
@@ -57,7 +57,7 @@ fn a_disk_whose_opening_panics_is_not_waited_for() {
     disks.wait_for_late_ones(Instant::now() + Duration::from_secs(3600));
 }
 
-/// Its socket may lie on a file system that hangs: no lock is held meanwhile.
+/// Its socket may lie on a file system that hangs, so no lock is held meanwhile.
 #[test]
 fn a_disk_that_starts_is_waited_for_at_the_end_and_for_a_while_only() {
     let disks = Disks::default();
@@ -72,7 +72,7 @@ fn a_disk_that_starts_is_waited_for_at_the_end_and_for_a_while_only() {
     });
 }
 
-/// It was nowhere in `stats`, and its line in the log did not name it.
+/// Regression: it was missing in `stats`, and its log line did not name it.
 #[test]
 fn a_disk_that_cannot_be_opened_is_known_by_its_name_and_the_reason() {
     let disks = Disks::default();
@@ -85,7 +85,7 @@ fn a_disk_that_cannot_be_opened_is_known_by_its_name_and_the_reason() {
     assert_eq!([&failed.what, &failed.why], ["/images/vm2.raw", "no such file"]);
 }
 
-/// The failure of the only disk was not told when a signal came just then.
+/// Regression: the failure of the only disk was not reported when a signal came just then.
 #[test]
 fn a_daemon_ends_because_of_a_signal_or_because_nothing_can_be_served() {
     let [stopped, failed] = [(); 2].map(|()| Disks::default());
@@ -93,8 +93,8 @@ fn a_daemon_ends_because_of_a_signal_or_because_nothing_can_be_served() {
     assert!(failed.end_if_empty() && failed.stop().is_none() && failed.end_if_empty());
 }
 
-/// Clients that add a disk and remove it again had a thread more in the daemon each time, for as
-/// long as its image was locked.
+/// Regression: each add and remove of a disk left a thread in the daemon for as long as the disk's
+/// image was locked.
 #[test]
 fn so_many_disks_are_removed_while_they_are_opened_and_no_more() {
     let disks = Disks::default();
@@ -113,10 +113,10 @@ fn so_many_disks_are_removed_while_they_are_opened_and_no_more() {
     let why = "disk remove d32: 32 removed disks are still being opened; see the log";
     assert!(said.starts_with(why), "{said}");
     assert_eq!(disks.opening(), [&*last]);
-    // Others are removed, and the names of those that are gone are free.
+    // Other disks can be removed, and the names of removed ones are free.
     assert!(is_done("failed"));
     assert!(begin(&disks, "d0") > numbers[removal::CANCELLED_MAX]);
-    // One of them comes to its end.
+    // One of them finishes.
     disks.open(numbers[5], "d5", || Ok(())).unwrap();
     assert!(is_done(&last) && remove("d0").is_err());
 }

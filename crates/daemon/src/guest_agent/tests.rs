@@ -5,7 +5,7 @@ use flowstone_testkit::{HANG, wait_until};
 
 use super::*;
 
-/// A listener, and the folder that its socket is in.
+/// Makes a listener, and the folder of its socket.
 fn agents() -> (GuestAgents, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agents.sock");
@@ -35,7 +35,7 @@ fn a_guest_says_what_it_has_and_hears_what_it_may_have() {
     wait_until("its report", || used(&agents) == Some(7));
     let peer = peer_called(std::process::id());
     agents.grant(peer, 5, "memory is short");
-    // It holds still.
+    // The grant still holds.
     agents.grant(peer, 5, "memory is short");
     agents.grant(peer, 6, "there is more");
     assert_eq!(agents.heard()[0].grant, Some(6));
@@ -47,7 +47,7 @@ fn a_guest_says_what_it_has_and_hears_what_it_may_have() {
     wait_until("it to be forgotten", || agents.heard().is_empty());
 }
 
-/// QEMU connects again when its end broke, and the host may not have noticed yet.
+/// QEMU reconnects when its end broke, which the host may not have noticed yet.
 #[test]
 fn a_guest_that_connects_again_is_one_guest() {
     let (agents, folder) = agents();
@@ -59,11 +59,12 @@ fn a_guest_that_connects_again_is_one_guest() {
     }
 }
 
-/// Two ports of one VM hung up on each other each second, and their caches had a grant in turn.
+/// Regression: two ports of one VM disconnected each other each second, and their caches had a
+/// grant in turn.
 #[test]
 fn of_two_ports_of_a_vm_the_first_that_speaks_is_heard_until_it_goes() {
     let (agents, folder) = agents();
-    // A port that no cache has opened is in nobody's way.
+    // A port that no cache has opened does not matter.
     let _silent = connect(&folder);
     let mut first = connect(&folder);
     first.write_all(&report(1)).unwrap();
@@ -85,7 +86,7 @@ fn of_two_ports_of_a_vm_the_first_that_speaks_is_heard_until_it_goes() {
     assert_eq!(agents.heard()[0].grant, None);
 }
 
-/// A cache that has ended leaves its port open.
+/// A file cache that has ended leaves its port open.
 #[test]
 fn a_port_that_is_silent_for_a_lease_leaves_its_place_to_another_one() {
     let (agents, folder) = agents();
@@ -119,7 +120,7 @@ fn a_guest_that_sends_what_none_of_ours_would_is_hung_up_on() {
         let (agents, folder) = agents();
         let mut guest = connect(&folder);
         guest.write_all(sent).unwrap();
-        // What it sent may not have been read to its end.
+        // Its last message may not have been read to its end.
         assert!(!matches!(guest.read(&mut [0; 1]), Ok(1..)), "it was answered");
         wait_until("it to be forgotten", || agents.guests.lock().is_empty());
     }
@@ -160,8 +161,8 @@ fn a_guest_that_reads_nothing_is_not_waited_for_and_reads_whole_lines_later() {
     }
 }
 
-/// A process that floods and connects again had a thread and a descriptor for each time, for as
-/// long as its lines were to be heard.
+/// Regression: a process that floods and reconnects had a thread and a descriptor for each
+/// connection, until all its lines were processed.
 #[test]
 fn a_guest_that_floods_and_goes_is_forgotten_at_once() {
     let (agents, folder) = agents();
@@ -173,7 +174,7 @@ fn a_guest_that_floods_and_goes_is_forgotten_at_once() {
         // As much as there is room for.
         let _ = guest.write_all(&flood);
         wait_until("it is heard", || used(&agents) == Some(0));
-        // Of those before none is left but the one that this one has replaced, on its way.
+        // At most the connection that this one has replaced is left, about to end.
         wait_until("the earlier ones are gone", || threads() <= 1);
     }
     wait_until("the last one to be forgotten", || agents.heard().is_empty() && threads() == 0);

@@ -1,4 +1,4 @@
-//! Figures of disks.
+//! Metrics of disks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,10 +15,10 @@ use crate::disk::Disk;
 use crate::disks::Disks;
 use crate::image_probe::Told;
 
-/// Which of a queue's histograms.
+/// Selects one of a queue's histograms.
 type Choice<'a> = dyn Fn(&QueueCounters) -> &Histogram + 'a;
 
-/// How old what a host has told may be before it is asked again.
+/// Age of the host's answers after which they are queried again.
 const TOLD_AGE: Duration = Duration::from_secs(60);
 
 pub fn collect(disks: &Disks, families: &mut Families) {
@@ -40,7 +40,7 @@ pub fn collect(disks: &Disks, families: &mut Families) {
     }
 }
 
-/// Those of one disk.
+/// Collects the metrics of one disk.
 struct Figures<'all> {
     name: &'all str,
     families: &'all mut Families,
@@ -157,7 +157,7 @@ impl Figures<'_> {
         }
     }
 
-    /// What only the image's host knows, or is counted under a lock of its.
+    /// Adds figures known only to the image's host, or counted under a lock of the image.
     fn told(&mut self, told: Told) {
         if let Some(space) = told.space {
             self.add(&of::ALLOCATED, space.allocated_bytes as f64);

@@ -1,14 +1,14 @@
-//! All names that a scrape has. docs/metrics.md has the same list.
+//! All metric families of a scrape. docs/metrics.md has the same list.
 
 use prometheus::proto::MetricType;
 
-/// Metrics of one name.
+/// The metrics of one name.
 #[derive(Debug)]
 pub struct Family {
     pub name: &'static str,
     pub kind: MetricType,
     pub help: &'static str,
-    /// The names of its labels.
+    /// Names of its labels.
     #[cfg_attr(not(test), expect(dead_code, reason = "for the page"))]
     pub labels: &'static str,
 }
@@ -262,7 +262,7 @@ pub const DAMAGE: Family = Family {
     labels: "disk",
 };
 
-/// In this order.
+/// All families, in the order of a scrape.
 pub const ALL: [&Family; 43] = [
     &BUILD_INFO,
     &START,

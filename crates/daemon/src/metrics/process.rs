@@ -1,4 +1,4 @@
-//! Figures of the process itself, from /proc.
+//! Metrics of the process itself, from /proc.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use rustix::process::{Resource, getrlimit};
 use super::Families;
 use super::families::{CPU, DESCRIPTORS, DESCRIPTORS_MAX, RESIDENT, START, THREADS};
 
-/// Of a second, in which the kernel counts (`USER_HZ`; the same on all that we run on).
+/// Kernel ticks per second (`USER_HZ`; the same on all supported hosts).
 const TICKS: f64 = 100.0;
 
 pub fn collect(families: &mut Families) {
@@ -26,7 +26,7 @@ pub fn collect(families: &mut Families) {
         families.add(&DESCRIPTORS_MAX, &[], limit as f64);
     }
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // Behind the name, which may have any character: the third field and those after it.
+    // Fields from the third on, after the name, which may contain any character.
     let fields: Vec<&str> =
         stat.rsplit_once(')').map_or(&*stat, |(_, rest)| rest).split_whitespace().collect();
     let ticks = |field: usize| fields.get(field - 3).and_then(|it| it.parse::<f64>().ok());

@@ -1,6 +1,6 @@
-//! Policy and sizer together, on a clock that the test holds: a cache of 256 MiB, a VM with a
-//! working set of three fifths of it that accesses 200 blocks a second, and one of the same weight
-//! that scans at random.
+//! Policy and sizer together, in simulated time: a cache of 256 MiB, a VM with a working set of
+//! three fifths of it that accesses 200 blocks a second, and one of the same weight that scans at
+//! random.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use flowstone_memory::sizer::{Limits, Reading, Sizer};
 const MIB: u64 = 1 << 20;
 const HOST: u64 = 4096 * MIB;
 const LIMITS: Limits = Limits { min: 32 * MIB, max: 256 * MIB };
-/// Plentiful, and neither plentiful nor short: others take what the cache gives back.
+/// Available memory: plentiful, and neither plentiful nor short (others take what the cache frees).
 const PLENTY: u64 = HOST / 4;
 const TIGHT: u64 = HOST * 3 / 32;
 const SET: u64 = LIMITS.max / 4096 * 3 / 5;
@@ -24,19 +24,19 @@ struct Host {
     now: Duration,
     policy: Box<dyn Policy>,
     sizer: Sizer,
-    /// What the cache may take.
+    /// Target size of the cache.
     bytes: u64,
     random: fastrand::Rng,
     evicted: Vec<flowstone_cache::Kept>,
 }
 
-/// What is left of so many bytes for the policy.
+/// Number of blocks that fit into `bytes`, less the overhead.
 fn blocks_of(bytes: u64) -> usize {
     (bytes / 4096 * 61 / 64) as usize
 }
 
 impl Host {
-    /// The first VM's working set is held, and nothing else.
+    /// Makes a host whose cache holds only the first VM's working set.
     fn new() -> Self {
         let mut policy = PolicyKind::Adaptive.build(blocks_of(LIMITS.max), FREQ_THRESHOLD, 1);
         policy.set_vms(&Arc::new(Vms::new(&[VmSize { cpus: 1, memory: 1 }; 2], [(0, 0), (1, 1)])));
@@ -58,7 +58,7 @@ impl Host {
         matches!(self.policy.access(block, &mut self.evicted), Outcome::Hit(_))
     }
 
-    /// Returns the first VM's hit ratio, beside so many blocks of a scan a second.
+    /// Runs the first VM beside a scan of `scan` blocks a second. Returns the first VM's hit ratio.
     fn run(&mut self, seconds: u64, scan: u64, available: u64) -> f64 {
         let mut hits = 0;
         for _ in 0..2 * seconds {
@@ -89,9 +89,9 @@ impl Host {
     }
 }
 
-/// .50 to .56 beside 20,000/s and .01 to .04 beside 200,000/s; and with memory neither short nor
-/// plentiful the cache went from 256 to 80 MiB in two minutes, since a hundredth of all accesses
-/// was all that it could answer.
+/// Regression: the hit ratio was .50 to .56 beside 20,000/s and .01 to .04 beside 200,000/s; and
+/// with memory neither short nor plentiful the cache shrank from 256 to 80 MiB in two minutes,
+/// since it could answer only a hundredth of all accesses.
 #[test]
 fn beside_a_scan_a_vm_has_its_hits_and_the_cache_its_size() {
     for scan in [20_000, 200_000] {
@@ -106,7 +106,8 @@ fn beside_a_scan_a_vm_has_its_hits_and_the_cache_its_size() {
     }
 }
 
-/// The cache is at its least when memory has been short. It took none when there was some again.
+/// The cache is at its minimum after memory was short. Regression: it did not grow when memory was
+/// available again.
 #[test]
 fn a_cache_that_has_been_small_grows_beside_a_scan() {
     let mut host = Host::new();

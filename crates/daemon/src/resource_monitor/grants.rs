@@ -1,32 +1,31 @@
-//! What each cache may have of a number of bytes: pure.
+//! Shares a number of bytes out between caches. Pure functions.
 //!
-//! Each has its floor: its minimum, and half of what its weight would give it, however much the
-//! others claim. The rest goes, step by step, where the next bytes bring most: part of the accesses
-//! answered, times the weight. So what a guest can win by a false curve is bounded by the weights
-//! of the others, and it can take the half of theirs at most.
+//! Each cache has a floor: its minimum, and half of the share that its weight gives it, whatever
+//! the others claim. The rest goes, in steps, to the cache with the greatest gain: the slope of its
+//! hit ratio times its weight. So the gain of a guest with a false curve is bounded by the others'
+//! weights: it can take at most half of their shares.
 
 use flowstone_memory::message::CURVE_POINTS_MAX;
 
-/// The rest is given away in so many steps.
+/// Steps in which the rest is given out.
 const STEPS: u64 = 256;
-/// No smaller ones.
+/// Least size of a step.
 const STEP_MIN: u64 = 1 << 20;
 
-/// A cache.
+/// A cache that takes part.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Member {
-    /// Of a number that all weights are parts of.
+    /// Its weight, relative to those of the other members.
     pub weight: f64,
-    /// It never gets less.
+    /// Minimum size.
     pub min: u64,
-    /// It cannot use more.
+    /// Largest useful size.
     pub max: u64,
-    /// What part of its accesses it would answer, at sizes in equal steps up to `max`; empty while
-    /// that is not known.
+    /// Hit ratios at sizes in equal steps up to `max`; empty if unknown.
     pub curve: Vec<f64>,
 }
 
-/// Shares `bytes` out. The sum is no more than that, unless the minimums are.
+/// Shares `bytes` out. The sum exceeds `bytes` only if the minimums do.
 pub fn share_out(bytes: u64, members: &[Member]) -> Vec<u64> {
     let weights: f64 = members.iter().map(|member| member.weight).sum();
     let mut parts: Vec<u64> =
@@ -49,7 +48,7 @@ pub fn share_out(bytes: u64, members: &[Member]) -> Vec<u64> {
     parts
 }
 
-/// Takes so many bytes from what is above the minimums, from all in the same proportion.
+/// Takes `excess` bytes from the parts above the minimums, in proportion.
 fn take_above_minimums(parts: &mut [u64], members: &[Member], excess: u64) {
     let above = |part: u64, member: &Member| part - member.min.min(part);
     let sum: u64 = parts.iter().zip(members).map(|(part, member)| above(*part, member)).sum();
@@ -69,25 +68,25 @@ impl Member {
     }
 }
 
-/// A claimed curve, as far as it can be true: it never falls, and stays between nothing and all.
+/// A claimed curve made plausible: monotonic and within 0..=1.
 pub struct Curve {
     points: Vec<f64>,
     step: u64,
 }
 
 impl Curve {
-    /// That of a cache, if it is known.
+    /// Returns the curve of a member, if it is known.
     pub fn known(member: &Member) -> Option<Self> {
         (!member.curve.is_empty()).then(|| Self::of(member))
     }
 
     fn of(member: &Member) -> Self {
         let claimed = &member.curve[..member.curve.len().min(CURVE_POINTS_MAX)];
-        // Not known: each byte is worth the same.
+        // Unknown: each byte has the same value.
         let claimed = if claimed.is_empty() { &[1.0] } else { claimed };
         let mut most = 0.0_f64;
         let rising = claimed.iter().map(|ratio| {
-            // The least of a number and of what is none is the number.
+            // `min` of a number and NaN is the number.
             most = most.max(ratio.min(1.0));
             most
         });
@@ -96,8 +95,8 @@ impl Curve {
         Self { points, step }
     }
 
-    /// The part of the accesses that each byte more brings from `bytes` on, if one goes on as far
-    /// as is best: a step that brings nothing may lead to one that does.
+    /// Returns the hit ratio gained per byte beyond `bytes`, for the best following point: a step
+    /// without gain may lead to one with gain.
     fn slope(&self, bytes: u64) -> f64 {
         let now = self.at(bytes);
         let next = (bytes / self.step + 1) as usize;
@@ -107,7 +106,7 @@ impl Curve {
         self.points.iter().enumerate().skip(next).map(to_point).fold(0.0, f64::max)
     }
 
-    /// What part of the accesses so many bytes answer.
+    /// Returns the hit ratio at a size of `bytes`.
     pub fn at(&self, bytes: u64) -> f64 {
         let (at, part) = ((bytes / self.step) as usize, (bytes % self.step) as f64);
         let last = self.points.len() - 1;
@@ -159,8 +158,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is claimed: no byte is given twice, none is kept back that one could use, and
-        /// each has its minimum and half of what its weight gives it.
+        /// For any claims: no byte is given twice, none is withheld that a member could use, and
+        /// each member gets its minimum and half of its weighted share.
         #[test]
         fn no_claim_takes_a_floor_away(members in members(), bytes in 0u64..2048) {
             let bytes = bytes * MIB;

@@ -1,5 +1,5 @@
-//! All caches that share the host's memory: the sector cache and the file caches of guests. One
-//! [`Sizer`] decides what they may have together, [`grants`](super::grants) what each has of that.
+//! All caches that share the host's memory: the sector cache and guests' file caches. One [`Sizer`]
+//! decides their total size, [`grants`](super::grants) the part of each.
 
 use std::time::Duration;
 
@@ -10,30 +10,30 @@ use flowstone_memory::sizer::{Change, Limits, Reading, Reason, Sizer};
 use super::grants::{Curve, Member, share_out};
 use crate::guest_agent::Heard;
 
-/// A guest's cache keeps this part of what it wants, however short memory is.
+/// Divisor of a guest cache's wanted size that gives its minimum, however short memory is.
 const MIN_OF: u64 = 16;
-/// Curves change: what each has is looked at again after so long.
+/// Interval at which parts are recomputed, since curves change.
 const REVIEW: Duration = Duration::from_secs(60);
 /// Points of the sector cache's curve.
 const POINTS: u64 = 16;
 
-/// The file cache of a guest, as the host sees it.
+/// The file cache of a guest, as seen by the host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GuestCache {
-    /// What it says.
+    /// Its last report.
     pub heard: Heard,
-    /// Its VM's part of the host, of 1.
+    /// The VM's fraction of the total weight, at most 1.
     pub weight: f64,
-    /// Its VM's memory: more it cannot have.
+    /// The VM's memory, the upper limit of its cache.
     pub memory_bytes: u64,
 }
 
-/// See the module.
+/// The sizes of all caches.
 pub struct Pool {
     sizer: Sizer,
-    /// Of the sector cache; nothing and nothing without one.
+    /// Limits of the sector cache; zero without one.
     cache: Limits,
-    /// The guests that parts were given to.
+    /// Guests that have parts.
     guests: Vec<Peer>,
     parts: Vec<u64>,
     shared_at: Duration,
@@ -41,7 +41,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Of a sector cache within these limits, and no guests.
+    /// Makes a pool with a sector cache of these limits, and no guests.
     pub fn new(cache: Limits) -> Self {
         let reason = "memory suffices".to_owned();
         let parts = vec![cache.max];
@@ -55,7 +55,7 @@ impl Pool {
         }
     }
 
-    /// What is to be done at the time `now`. Returns what was decided about all of them, if it was.
+    /// Decides at the time `now`. Returns the change of the total size, if there is one.
     pub fn decide(
         &mut self,
         now: Duration,
@@ -67,7 +67,7 @@ impl Pool {
         let sum = |of: fn(&Member) -> u64| members.iter().map(of).sum();
         self.sizer
             .set_limits(Limits { min: sum(|member| member.min), max: sum(|member| member.max) });
-        // What it says, as far as it can be true.
+        // The claimed use, as far as it is plausible.
         let used = guests.iter().map(|it| it.heard.report.used_bytes.min(it.memory_bytes));
         let held = cache.map_or(0, Cache::resident_bytes) + used.sum::<u64>();
         let hit_ratio = |bytes| match cache {
@@ -87,14 +87,14 @@ impl Pool {
         change
     }
 
-    /// The sector cache first, if there is one.
+    /// Returns the members, the sector cache first if there is one.
     fn members(&self, cache: Option<&Cache>, guests: &[GuestCache]) -> Vec<Member> {
         let Limits { min, max } = self.cache;
         let curve = |cache: &Cache| {
             let point = |at| cache.weighed_hit_ratio_of(max * at / POINTS);
             (1..=POINTS).map(point).collect::<Option<Vec<f64>>>().unwrap_or_default()
         };
-        // It is there for all VMs.
+        // The sector cache serves all VMs.
         let of_cache = cache.map(|cache| Member {
             weight: 1.0,
             min,
@@ -109,24 +109,24 @@ impl Pool {
         of_cache.into_iter().chain(guests.iter().map(of_guest)).collect()
     }
 
-    /// What the sector cache may have, if there is one.
+    /// Returns the target of the sector cache, if there is one.
     pub fn of_cache(&self) -> u64 {
         self.parts[0]
     }
 
-    /// What each guest may have, by the process that runs it.
+    /// Returns the grant of each guest, by the process that runs it.
     pub fn grants(&self) -> impl Iterator<Item = (Peer, u64)> {
         let first = self.parts.len() - self.guests.len();
         self.guests.iter().copied().zip(self.parts[first..].iter().copied())
     }
 
-    /// Why they have no more together.
+    /// Returns why the total is not larger.
     pub fn reason(&self) -> &str {
         &self.reason
     }
 }
 
-/// What part of all accesses the caches answer if they share so many bytes, each by its weight.
+/// Returns the weighted hit ratio of all caches if they share `bytes`.
 fn hit_ratio(bytes: u64, members: &[Member]) -> Option<f64> {
     let parts = share_out(bytes, members);
     let mut sum = 0.0;
@@ -136,7 +136,7 @@ fn hit_ratio(bytes: u64, members: &[Member]) -> Option<f64> {
     Some(sum / members.iter().map(|member| member.weight).sum::<f64>())
 }
 
-/// Why the size changes, for people.
+/// Describes the reason of a change.
 pub fn in_words(change: &Change) -> String {
     match change.reason {
         Reason::Short(Reading { available, total, waiting }) => format!(
@@ -167,7 +167,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const HOST: u64 = 4096 * MIB;
 
-    /// A host that others use so much of, and guests that take what they are granted.
+    /// A host with a given use by others, and guests that use what they are granted.
     struct Host {
         pool: Pool,
         now: Duration,
@@ -193,7 +193,7 @@ mod tests {
             Self { pool: Pool::new(none), now: Duration::ZERO, guests }
         }
 
-        /// Returns how many decisions there were.
+        /// Runs for some seconds. Returns the number of decisions.
         fn run(&mut self, seconds: u64, others: u64) -> usize {
             let mut changes = 0;
             for _ in 0..2 * seconds {
@@ -228,15 +228,15 @@ mod tests {
         let short = host.granted();
         assert!(short[0] < short[1] && short[0] >= 16, "{short:?}");
         host.run(600, 2048);
-        // All that brings hits.
+        // All sizes that bring hits.
         let later = host.granted();
         assert!(later[0] >= 240 && later[1] >= 240, "{later:?}");
         let settled = host.run(3600, 2048);
         assert_eq!(settled, 0, "it swings");
     }
 
-    /// A VM that comes with a cache takes nothing from one that is there while memory suffices, and
-    /// what others lack stays lacking.
+    /// A VM whose cache comes up takes nothing from an existing one while memory suffices, and a
+    /// shortage is not undone by it.
     #[test]
     fn a_guest_that_comes_shares_what_there_is() {
         let mut first = guest(1, 1.0, &[]);
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(host.granted().len(), 1);
     }
 
-    /// More than its VM has, and hits that no cache has.
+    /// The guest claims more than its VM's memory, and an impossible hit ratio.
     #[test]
     fn a_guest_that_claims_too_much_gets_no_more_than_its_vm_has() {
         let mut claims = guest(1, 0.5, &[f64::INFINITY]);
@@ -272,7 +272,7 @@ mod tests {
         assert!(short[0] < 1024 && short[1] * 4 >= short[0] + short[1], "{short:?}");
     }
 
-    /// The sum overflowed.
+    /// Regression: the sum overflowed.
     #[test]
     fn guests_that_say_that_they_use_more_than_there_is_are_not_believed() {
         let mut host = Host::new(vec![guest(1, 0.5, &[]), guest(2, 0.5, &[])]);
@@ -284,7 +284,8 @@ mod tests {
         assert!(host.granted().iter().all(|part| (16..256).contains(part)), "{:?}", host.granted());
     }
 
-    /// All that was lacking was taken from those who stayed, and given to all when it came back.
+    /// Regression: all of a shortage was taken from the remaining guests, and given to all when it
+    /// ended.
     #[test]
     fn a_guest_that_comes_and_goes_and_wants_more_and_less_takes_nothing_from_others() {
         let mut host = Host::new(vec![guest(1, 0.5, &[]), guest(2, 0.5, &[])]);
@@ -297,7 +298,7 @@ mod tests {
             assert!((before[1] - 1..=before[1]).contains(&now[1]), "{now:?} after {before:?}");
         };
         for _ in 0..20 {
-            // It is silent, or hung up on. What it has it goes on having.
+            // It is silent, or disconnected; it keeps its memory.
             let other = host.guests.remove(1);
             host.run(1, 3400 + before[1]);
             assert!(host.granted()[0] >= before[0], "{:?} after {before:?}", host.granted());

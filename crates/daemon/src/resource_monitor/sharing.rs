@@ -1,4 +1,4 @@
-//! Which VMs share the cache and the devices.
+//! Tracks the VMs that share the cache and the devices.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use crate::disk::Disk;
 use crate::guest_agent::Heard;
 use crate::vms::{self, Attached, Vm};
 
-/// A VM's vCPUs are counted again after so many looks even if no disk has come or gone.
+/// Looks after which vCPUs are counted again, even if no disk has changed.
 const LOOKS: u32 = 20;
 
-/// Notices when VMs come, go and change.
+/// Detects VMs that come, go and change.
 #[derive(Default)]
 pub struct Sharing {
     attached: Vec<Attached>,
@@ -26,7 +26,7 @@ pub struct Sharing {
 }
 
 impl Sharing {
-    /// The VMs that use `disks`, if these are not the same as before.
+    /// Returns the VMs that use `disks`, if they have changed.
     pub fn look(&mut self, disks: &[Arc<Disk>]) -> Option<Vms> {
         let attached = vms::attached(disks);
         self.looks += 1;
@@ -42,7 +42,7 @@ impl Sharing {
         let before = std::mem::replace(&mut self.vms, vms);
         let shared = vms::share_out(&self.vms);
         for (number, vm) in self.vms.iter().enumerate().filter(|(_, vm)| !before.contains(vm)) {
-            // A monitor that connects again and again is not to fill the log.
+            // Rate-limited: a monitor may connect again and again.
             let Some(unsaid) = self.log.spend() else { continue };
             let percent = 100.0 * shared.weight(number);
             info!(
@@ -60,8 +60,8 @@ impl Sharing {
         Some(shared)
     }
 
-    /// The file caches of these VMs, of those that were heard while a lease lasts: one that has
-    /// ended in its VM leaves its port open.
+    /// Returns the file caches of these VMs that have reported within a lease: a file cache that
+    /// has ended in its VM leaves its port open.
     pub fn guest_caches(&self, heard: Vec<Heard>) -> Vec<GuestCache> {
         let of_vm = |heard: Heard| {
             if heard.age >= LEASE {
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
     use flowstone_block::Peer;
 
-    /// What had been its part stayed so for as long as its VM ran.
+    /// Regression: a silent guest kept its part for as long as its VM ran.
     #[test]
     fn a_guest_that_is_silent_for_a_lease_has_no_part() {
         let vm = |pid| Vm {
@@ -100,7 +100,7 @@ mod tests {
         let heard_of = |peer, age| Heard { peer, report: Report::default(), age, grant: Some(7) };
         let heard = |pid, age| heard_of(Peer { pid, start: Some(5) }, age);
         let second = Duration::from_secs(1);
-        // Its process has ended, and the number is that of the second VM's.
+        // Its process has ended, and its PID was reused by the second VM's.
         let another = heard_of(Peer { pid: 2, start: Some(4) }, second);
         let heard = vec![heard(1, LEASE - second), heard(2, LEASE), heard(3, second), another];
         let parts = sharing.guest_caches(heard);

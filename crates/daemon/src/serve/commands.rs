@@ -1,4 +1,4 @@
-//! What clients of the control socket ask for. No lock is held across work.
+//! Runs the commands of control clients. No lock is held across work.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -69,7 +69,7 @@ impl Daemon {
             Err(refused)
         })?;
         let before = disk.shared.capacity();
-        // It may take for ever, and nothing but that disk may wait for it.
+        // It may never return, and only this disk may wait for it.
         let changed = disk.change(change, |share| self.keep_share(&disk, *share));
         let capacity = disk.shared.capacity();
         if capacity != before {
@@ -100,8 +100,8 @@ impl Daemon {
         Ok(shown)
     }
 
-    /// Serves one more disk. Its name and socket are taken when this returns; its image is opened
-    /// beside.
+    /// Adds a disk. Its name and socket are reserved when this returns; its image is opened on
+    /// another thread.
     fn add(self: &Arc<Self>, name: &str, table: Table) -> Result<Answer, Refused> {
         let config = self.config.disk(name, table)?;
         let added = table_of::<DiskTable>(&config.keys);
@@ -134,7 +134,7 @@ impl Daemon {
         }
     }
 
-    /// Opens a disk beside, whose name and socket are its own by now.
+    /// Opens a disk, whose name and socket are reserved, on another thread.
     pub(super) fn open_added(
         self: &Arc<Self>,
         name: &str,
@@ -143,7 +143,7 @@ impl Daemon {
     ) -> flowstone_block::Result<()> {
         let Err(error) = self.open_on_a_thread(number, config, true) else { return Ok(()) };
         let error = Error::host(format!("disk {name}"), error, "free resources");
-        // It has failed.
+        // Marks the disk as failed.
         self.disks.open(number, name, || Err(error))
     }
 
@@ -151,12 +151,12 @@ impl Daemon {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Refuses what several files of the folder of state are about.
+    /// Refuses a subject with several files in the state directory.
     pub(super) fn check_kept(&self, subject: &Subject) -> flowstone_block::Result<()> {
         self.state.as_ref().map_or(Ok(()), |state| state.check(subject))
     }
 
-    /// Keeps something over the end of the daemon, if there is a folder for it.
+    /// Persists a change, if there is a state directory.
     pub(super) fn keep(
         &self,
         subject: Subject,
@@ -165,8 +165,8 @@ impl Daemon {
         self.state.as_ref().map_or(Ok(()), |state| state.change(subject, change))
     }
 
-    /// Keeps what is set of a disk that is still there. Others that change anything wait until what
-    /// is returned is dropped.
+    /// Persists the share set for a disk that still exists. Other changes wait until the returned
+    /// guard is dropped.
     fn keep_share(
         &self,
         disk: &Arc<Disk>,
@@ -192,17 +192,17 @@ impl Daemon {
         Ok(in_order)
     }
 
-    /// Serves a disk no longer. When this returns its socket is gone and its image is free.
+    /// Removes a disk. When this returns its socket is gone and its image is closed.
     pub(super) fn remove(&self, name: &str, force: bool) -> Result<Answer, Refused> {
         let in_order = self.lock_changes();
         let subject = Subject::Disk(name.to_owned());
         self.check_kept(&subject)?;
         self.disks.check_removal(name, force)?;
-        // First: what cannot be forgotten would be there again after a restart.
+        // First: a record that cannot be removed would bring the disk back after a restart.
         let before = self.state.as_ref().and_then(|state| state.get(&subject));
         self.keep(subject.clone(), |record| *record = Record::of(&record.subject()))?;
         let removal = self.disks.begin_removal(name, force).inspect_err(|_| {
-            // A guest has come meanwhile.
+            // A guest has connected meanwhile.
             let Some(before) = before else { return };
             let kept = self.keep(subject, |record| *record = before);
             kept.unwrap_or_else(|error| error!("{error}"));

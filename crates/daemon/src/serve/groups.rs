@@ -1,4 +1,4 @@
-//! Groups come, change and go while disks are served.
+//! Adding, changing and removing groups while disks are served.
 
 use flowstone_block::Error;
 use flowstone_qos::{Group, Limit};
@@ -17,7 +17,7 @@ use crate::origin::Origin;
 use crate::stack::Shared;
 use crate::state::{Record, State, Subject};
 
-/// One of `group list`.
+/// One row of `group list`.
 #[derive(Serialize)]
 struct Listed {
     #[serde(flatten)]
@@ -41,7 +41,7 @@ impl Daemon {
         all.find(|group| group["name"] == name).cloned().unwrap_or_default()
     }
 
-    /// One more group, by the keys of a `[[group]]`.
+    /// Adds a group with the keys of a `[[group]]`.
     pub(super) fn add_group(&self, name: &str, table: Table) -> Result<Answer, Refused> {
         let limit = limit_of_group(name, table)?;
         let _in_order = self.lock_changes();
@@ -59,7 +59,7 @@ impl Daemon {
             }
             info!(group = name, "added");
         } else if let Some(group) = self.shared.groups.get(name) {
-            // What was set of it since is over.
+            // Replaces a limit set since.
             if group.limit() != limit {
                 self.set_limit(name, &group, limit)?;
             }
@@ -67,7 +67,7 @@ impl Daemon {
         Ok(self.group(name).into())
     }
 
-    /// A group goes that no disk is in.
+    /// Removes a group that has no disks.
     pub(super) fn remove_group(&self, name: &str) -> Result<Answer, Refused> {
         let what = || format!("group remove {name}");
         let _in_order = self.lock_changes();
@@ -90,7 +90,7 @@ impl Daemon {
         Ok(json!({ "name": name, "removed": true }).into())
     }
 
-    /// Changes what the disks of a group may use together.
+    /// Changes the limit of a group.
     pub(super) fn set_group(&self, name: &str, limit: &str) -> Result<Answer, Refused> {
         let what = || format!("group set {name}");
         let refuse = |why: String| Error::invalid(what(), why, "see `flowstone help group set`");
@@ -102,11 +102,11 @@ impl Daemon {
         Ok(self.group(name).into())
     }
 
-    /// Keeps a limit, and then sets it. The caller sees to it that no other one does so meanwhile.
+    /// Persists a limit, then sets it. The caller holds the lock of changes.
     fn set_limit(&self, name: &str, group: &Group, limit: Limit) -> flowstone_block::Result<()> {
         let written = self.shared.groups.written().remove(name);
         let was = written.filter(|(origin, _)| *origin == Origin::File);
-        // First: what cannot be kept is not set.
+        // First: a limit that cannot be persisted is not set.
         self.keep(Subject::Group(name.to_owned()), |record| {
             record.set("limit", limit.to_string(), was.map(|(_, limit)| limit.to_string()));
         })?;
@@ -114,13 +114,13 @@ impl Daemon {
         Ok(())
     }
 
-    /// New groups of the configuration, and those that have another limit there.
+    /// Adds new groups of the configuration, and sets limits that it has changed.
     pub(super) fn reload_groups(&self, config: &Config, done: &mut Reloaded) {
         let _in_order = self.lock_changes();
         let before = self.shared.groups.written();
         for group in config.groups.all() {
             let (name, title) = (&group.name, format!("group {}", group.name));
-            // It has been checked.
+            // It has been validated.
             let Ok(limit) = group.together.limit() else { continue };
             match before.get(name) {
                 None => match self.shared.groups.add(name, limit, Origin::File) {
@@ -138,7 +138,7 @@ impl Daemon {
         }
     }
 
-    /// Groups that are not in the configuration any more, when its disks have gone.
+    /// Removes groups that are no longer in the configuration, after its disks.
     pub(super) fn reload_gone_groups(&self, config: &Config, done: &mut Reloaded) {
         for (name, (origin, _)) in self.shared.groups.written() {
             if origin == Origin::File && !config.groups.has(&name) {
@@ -157,8 +157,8 @@ fn unknown(what: String) -> Refused {
 }
 
 impl Plan {
-    /// A group that was added before, or of which something was set; of two of the same name, the
-    /// configuration's wins.
+    /// Restores a group that was added, or the limit set for one; of two groups with the same name,
+    /// that of the configuration wins.
     pub(super) fn take_group(
         &mut self,
         (config, state, shared): (&Config, &State, &Shared),

@@ -1,4 +1,4 @@
-//! Which disks a daemon begins with: those of its configuration, and those that were added before.
+//! The disks that a daemon starts with: those of its configuration, and those added earlier.
 
 use flowstone_block::Error;
 use tracing::warn;
@@ -8,17 +8,17 @@ use crate::origin::Origin;
 use crate::stack::Shared;
 use crate::state::{State, Subject};
 
-/// See the module.
+/// The disks to start with.
 pub struct Plan {
     pub disks: Vec<(DiskConfig, Origin)>,
-    /// Why some are not among them, and who has asked for those.
+    /// Errors of the disks left out, with their origin.
     pub refused: Vec<(Error, Origin)>,
-    /// Disks and groups that were added, and of which it is not known how.
+    /// Added disks and groups whose records conflict.
     pub disputed: Vec<(Subject, Error)>,
 }
 
 impl Plan {
-    /// Makes groups that were added before, and sets what was set of groups, too.
+    /// Makes the plan. Also restores added groups and the limits set for groups.
     pub fn of(config: &Config, state: Option<&State>, shared: &Shared) -> Self {
         let of_file = config.disks.iter().map(|disk| (disk.clone(), Origin::File));
         let disks = of_file.collect();
@@ -47,7 +47,7 @@ impl Plan {
         plan
     }
 
-    /// A disk that was added before; if the configuration has one of its name, that wins.
+    /// Restores an added disk; a disk of the configuration with the same name wins.
     fn add(&mut self, config: &Config, name: &str, keys: toml::Table) {
         if self.disks.iter().any(|(disk, _)| disk.name() == name) {
             return warn!(disk = name, "it was added before, and the configuration's wins");
@@ -65,7 +65,7 @@ fn copy_of(error: &Error) -> Error {
     Error::new(error.kind(), error.what().to_owned(), why, error.advice().to_owned())
 }
 
-/// What was set of a disk is as if it had been written.
+/// Applies the settings made for a disk as if they were configured.
 fn set_disk(state: &State, disk: &mut DiskConfig) -> Result<(), Error> {
     let subject = Subject::Disk(disk.name());
     let written = |key: &str| disk.keys.get(key).map(|values| values.join(","));

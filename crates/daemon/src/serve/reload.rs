@@ -1,4 +1,4 @@
-//! The configuration is read again: what can be done while guests run is done, the rest is listed.
+//! Reload of the configuration: applies what can change while guests run, and lists the rest.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, TryLockError};
@@ -17,27 +17,27 @@ use crate::state::Subject;
 
 /// Keys that can change while a guest runs.
 const LIVE: [&str; 2] = ["limit", "weight"];
-/// So can these, to something that is said.
+/// Keys that can change if the new value is given explicitly.
 const ACCESS: [&str; 2] = ["socket-group", "socket-mode"];
-/// Why something is left as it is.
+/// Reason for leaving a disk or group unchanged.
 pub(super) const ADDED: &str = "it was added on the control socket";
 
-/// What has become of it.
+/// Result of a reload.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Reloaded {
     pub added: Vec<String>,
     pub removed: Vec<String>,
     pub changed: Vec<String>,
-    /// Disks with the keys that have changed and are as before until the disk is served anew.
+    /// Disks with changed keys that take effect when the disk is served again.
     needs_restart: Vec<String>,
-    /// Disks and groups that are not in the configuration any more, and why they are there.
+    /// Disks and groups that are no longer configured, with the reason why they still exist.
     pub kept: Vec<String>,
-    /// Disks and groups of the configuration that cannot be.
+    /// Configured disks and groups that cannot exist.
     pub refused: Vec<String>,
 }
 
 impl Daemon {
-    /// All or nothing for a configuration that cannot be read.
+    /// Reloads the configuration; changes nothing if it cannot be read.
     pub(super) fn reload(self: &Arc<Self>) -> Result<Value> {
         let Some((path, typed)) = &self.source else {
             let why = "the daemon was started without --config";
@@ -58,7 +58,7 @@ impl Daemon {
         let before = self.disks.written();
         let names: BTreeSet<String> = config.disks.iter().map(DiskConfig::name).collect();
         for (name, (origin, keys)) in &before {
-            // What is written with a mistake is not gone.
+            // A disk configured with an error is not a removed one.
             let is_there = names.contains(name) || config.refuses(name, keys);
             if *origin == Origin::File && !is_there {
                 match self.remove(name, false) {
@@ -99,7 +99,7 @@ impl Daemon {
         let keys: BTreeSet<&String> = before.keys().chain(disk.keys.keys()).collect();
         let differ = keys.into_iter().filter(|key| before.get(*key) != disk.keys.get(*key));
         let access = disk.beside.access;
-        // What the system gave the socket at first is not known any more.
+        // The access that the system gave the socket at first is not known any more.
         let is_said =
             access.group.is_some() || (access.mode.is_some() && !before.contains_key(ACCESS[0]));
         let is_live = |key: &str| LIVE.contains(&key) || (is_said && ACCESS.contains(&key));
@@ -143,7 +143,7 @@ impl Daemon {
         }
     }
 
-    /// What was set of a key is over.
+    /// Drops the persisted setting of a key.
     pub(super) fn forget(&self, subject: Subject, key: &str) {
         let forgotten = self.keep(subject, |record| record.forget(key));
         forgotten.unwrap_or_else(|error| error!("{error}"));

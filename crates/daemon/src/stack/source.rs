@@ -1,4 +1,4 @@
-//! Where a disk's data is, and how it is opened.
+//! The source of a disk's data, and how it is opened.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -30,12 +30,12 @@ pub enum Pdc {
     Off,
 }
 
-/// What stands in for an image.
+/// A stand-in for an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
-    /// Does nothing, at once.
+    /// Completes requests at once, without data; of this size.
     Null(u64),
-    /// Keeps data in the daemon's memory.
+    /// Keeps data in the daemon's memory; of this size.
     Mem(u64),
 }
 
@@ -51,19 +51,19 @@ impl FromStr for Backend {
     }
 }
 
-/// Where a disk's data is.
+/// The storage of a disk's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source<'config> {
-    /// Nowhere.
+    /// Nowhere; a disk of this size.
     Null(u64),
-    /// In the daemon's memory.
+    /// In the daemon's memory; a disk of this size.
     Mem(u64),
     /// In the image at this path.
     Image(&'config Path, Format),
 }
 
 impl StackArgs {
-    /// Where the data of the disk called `name` is; says what is missing or too much.
+    /// Returns the source of the disk called `name`; an error if it has none or two.
     pub fn source(&self, name: &str) -> Result<Source<'_>> {
         let refuse = |why| {
             let advice = "give an image, or a backend such as null:8G or mem:1G";
@@ -78,7 +78,7 @@ impl StackArgs {
         }
     }
 
-    /// How its image is opened, by `opener`.
+    /// Returns the options for opening its image with `opener`.
     pub fn image_options(&self, opener: FileOpener) -> ImageOptions {
         let access = if self.readonly { Access::Read } else { Access::Write };
         let file = OpenOptions {

@@ -1,4 +1,4 @@
-//! Whole stacks over a host that does not answer.
+//! Whole stacks on a host that does not answer.
 
 use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
@@ -18,10 +18,10 @@ use crate::config::DiskConfig;
 
 const BLOCK_SECTORS: u64 = 8;
 const BLOCK_BYTES: usize = 4096;
-/// Enough of them, one after the other, to be read ahead of.
+/// Sequential reads, enough to start read-ahead.
 const READS: usize = 48;
 
-/// With every layer there is, the cache if it is asked for.
+/// Builds a stack with every layer, and optionally the cache.
 fn build(args: &mut StackArgs, has_cache: bool) -> Stack {
     args.layers.layers = ["stats", "verify", "delay=0ms", "error=write:eio:1000000"]
         .map(|spec| spec.parse().unwrap())
@@ -34,13 +34,13 @@ fn build(args: &mut StackArgs, has_cache: bool) -> Stack {
     Stack::build(&shared, 0, "served", None, args, Progress::default()).unwrap()
 }
 
-/// What a queue is told, and tells.
+/// The channels to and from a queue's thread.
 struct Turns<'host> {
     host: &'host FuseHost,
     retires: Sender<bool>,
 }
 
-/// A queue that has flushes and reads on its way when its host stops, and is to end then.
+/// Runs a queue with flushes and reads in flight when its host stops, and retires it then.
 fn end_a_queue(stack: &Stack, turns: &Turns<'_>) {
     let context = QueueContext::alone(QueueDepth(64)).unwrap();
     let context =
@@ -78,7 +78,7 @@ fn end_a_queue(stack: &Stack, turns: &Turns<'_>) {
     turns.retires.send(true).unwrap();
 }
 
-/// The drop of a channel waited for the host in the middle of its thread's other disks.
+/// Regression: dropping a channel waited for the host and blocked the other disks of its thread.
 #[test]
 fn no_layer_retires_before_the_host_has_given_everything_back() {
     let dir = tempfile::tempdir().unwrap();
@@ -87,7 +87,7 @@ fn no_layer_retires_before_the_host_has_given_everything_back() {
     std::fs::create_dir(&behind).unwrap();
     let Some(host) = FuseHost::mount_or_skip(&at, &behind) else { return };
     for name in ["a.raw", "b.qcow2", "c.flow"] {
-        // What the cache has on its way must not hide what the image has.
+        // The cache's own I/O must not hide that of the image.
         for has_cache in [true, false] {
             ends_in_time(&host, &at, name, has_cache);
             std::fs::remove_file(at.join(name)).unwrap();
@@ -106,7 +106,7 @@ fn ends_in_time(host: &FuseHost, at: &Path, name: &str, has_cache: bool) {
         .unwrap()
         .write(Sector::new(0), &mut vec![7; READS * BLOCK_BYTES]);
     assert_eq!(filled, Ok(()));
-    // What it has read must not come from memory.
+    // Its reads must not be answered from memory.
     let stack = {
         drop(stack);
         build(&mut config, has_cache)

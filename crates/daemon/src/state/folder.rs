@@ -1,4 +1,4 @@
-//! The folder that records are kept in, and when what is done there is durable.
+//! The state directory, with explicit durability of its operations.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -9,51 +9,52 @@ use flowstone_block::mutant;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-/// What a folder of the host does, and what tests put in its place.
+/// Operations on the directory; tests substitute them.
 pub trait Folder: Send + Sync {
-    /// Names of what is in it.
+    /// Returns the names of its entries.
     fn names(&self) -> io::Result<Vec<String>>;
 
-    /// The whole of a file.
+    /// Reads a whole file.
     fn read(&self, name: &str) -> io::Result<String>;
 
-    /// Writes a file anew. It is durable after [`sync_file`](Self::sync_file), its name after
+    /// Writes a file anew. Its data is durable after [`sync_file`](Self::sync_file), its name after
     /// [`sync`](Self::sync).
     fn write(&self, name: &str, text: &str) -> io::Result<()>;
 
-    /// What is in a file is durable when this returns.
+    /// Makes a file's data durable.
     fn sync_file(&self, name: &str) -> io::Result<()>;
 
-    /// A file has another name, in place of one that has it.
+    /// Renames a file, replacing one of that name.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
 
-    /// A file goes.
+    /// Removes a file.
     fn remove(&self, name: &str) -> io::Result<()>;
 
-    /// The names of files are durable when this returns.
+    /// Makes the names of files durable.
     fn sync(&self) -> io::Result<()>;
 }
 
-/// A folder of the host.
+/// A directory of the host.
 pub struct HostFolder {
     path: PathBuf,
-    /// The folder itself, which is locked: nothing can be removed from it to get around that.
+    /// The directory itself, which is locked: no file in it could be removed to bypass the lock.
     folder: File,
 }
 
 impl HostFolder {
-    /// The folder at `path`, which is made if its parent is there.
+    /// Opens the directory at `path`, which is created if its parent exists.
     pub fn open(path: &Path) -> io::Result<Self> {
         match fs::create_dir(path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             Err(_) => {}
-            // What is kept in it is worth nothing without its name.
+            // The directory's own name must be durable, too.
             Ok(()) => sync(&File::open(path.join(".."))?)?,
         }
         Ok(Self { path: path.to_owned(), folder: File::open(path)? })
     }
 
-    /// Locks the folder until this is dropped. Returns `false` if another process has done so.
+    /// Locks the directory until this is dropped. Returns `false` if another process holds the
+    /// lock.
     pub fn lock(&self) -> io::Result<bool> {
         match flock(&self.folder, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(true),
@@ -62,7 +63,8 @@ impl HostFolder {
         }
     }
 
-    /// Another folder that has the name by now may be another daemon's.
+    /// Checks that the path still names this directory: another one may be in use by another
+    /// daemon.
     fn is_there(&self) -> io::Result<()> {
         let number = |file: &File| file.metadata().map(|it| (it.dev(), it.ino()));
         let named = match File::open(&self.path) {
@@ -82,7 +84,7 @@ impl HostFolder {
 impl Folder for HostFolder {
     fn names(&self) -> io::Result<Vec<String>> {
         let name = |entry: io::Result<fs::DirEntry>| {
-            // Of a name that is not UTF-8, something that is no name of ours.
+            // A name that is not UTF-8 becomes one that is not ours.
             Ok(entry?.file_name().to_string_lossy().into_owned())
         };
         fs::read_dir(&self.path)?.map(name).collect()
@@ -115,7 +117,7 @@ impl Folder for HostFolder {
     }
 }
 
-/// For its owner alone: names of tenants are in it.
+/// Creates a file for its owner alone: it contains names of tenants.
 fn create(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
 }

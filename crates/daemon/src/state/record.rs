@@ -1,4 +1,4 @@
-//! What is kept about one disk or group.
+//! The record of a disk or group.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use toml::Table;
 
-/// What a record is about.
+/// The subject of a record.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
     Disk(String),
@@ -22,29 +22,29 @@ impl fmt::Display for Subject {
     }
 }
 
-/// See the module.
+/// The persistent changes of a subject.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// The disk that it is about; or
+    /// The disk, or
     #[serde(skip_serializing_if = "Option::is_none")]
     disk: Option<String>,
     /// the group.
     #[serde(skip_serializing_if = "Option::is_none")]
     group: Option<String>,
-    /// The keys of a disk that was added.
+    /// Keys of an added disk or group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub added: Option<Table>,
-    /// What was set of it.
+    /// Settings made, by key.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub set: BTreeMap<String, String>,
-    /// What the configuration said then of what was set.
+    /// Configured values of these keys when they were set.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub was: BTreeMap<String, String>,
 }
 
 impl Record {
-    /// One that says nothing yet.
+    /// Makes an empty record.
     pub fn of(subject: &Subject) -> Self {
         match subject {
             Subject::Disk(name) => Self { disk: Some(name.clone()), ..Self::default() },
@@ -52,7 +52,7 @@ impl Record {
         }
     }
 
-    /// Reads the text of a file.
+    /// Parses the text of a file.
     pub fn read(text: &str) -> Result<Self, String> {
         let record: Self = toml::from_str(text).map_err(|error| error.message().to_owned())?;
         match (&record.disk, &record.group) {
@@ -61,12 +61,12 @@ impl Record {
         }
     }
 
-    /// The text of a file.
+    /// Returns the text of a file.
     pub fn text(&self) -> String {
         toml::to_string(self).expect("a record is plain values")
     }
 
-    /// What it is about.
+    /// Returns the subject.
     pub fn subject(&self) -> Subject {
         match (&self.disk, &self.group) {
             (Some(name), _) => Subject::Disk(name.clone()),
@@ -74,19 +74,19 @@ impl Record {
         }
     }
 
-    /// Whether there is nothing to be kept.
+    /// Returns whether the record is empty.
     pub fn says_nothing(&self) -> bool {
         self.added.is_none() && self.set.is_empty()
     }
 
-    /// A key was set, of which the configuration says `was`.
+    /// Sets a key whose value in the configuration is `was`.
     pub fn set(&mut self, key: &str, value: String, was: Option<String>) {
         self.forget(key);
         self.set.insert(key.to_owned(), value);
         was.and_then(|was| self.was.insert(key.to_owned(), was));
     }
 
-    /// Nothing is set of a key any more.
+    /// Drops the setting of a key.
     pub fn forget(&mut self, key: &str) {
         self.set.remove(key);
         self.was.remove(key);

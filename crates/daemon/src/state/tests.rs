@@ -1,4 +1,4 @@
-//! Records on folders of the host, and on one whose power is cut.
+//! Records in directories of the host, and in a simulated one whose power is cut.
 
 mod power;
 
@@ -33,7 +33,7 @@ fn records_are_there_again_whatever_their_disks_are_called() {
     assert_eq!(before.len(), subjects.len());
     assert!(State::open(&path).is_err_and(|it| it.to_string().contains("another daemon is using")));
     drop(state);
-    // A process that another test starts has the lock, too, until it runs its program.
+    // A process that another test starts holds the lock, too, until it executes its program.
     let state = wait_for("the folder is free", || State::open(&path));
     assert_eq!(state.all(), before);
     assert!(names(&state).contains(&group) && !names(&state).contains(&disk("a/b")));
@@ -53,7 +53,7 @@ fn a_file_that_cannot_be_read_is_kept_and_named() {
     assert!(folder.path().join("1.toml").exists() && !half.exists());
 }
 
-/// The last one won, and one of them was removed with its disk.
+/// Regression: the last file won, and one of them was removed with its disk.
 #[test]
 fn of_several_files_about_the_same_none_is_used_or_changed() {
     let folder = tempfile::tempdir().unwrap();
@@ -83,7 +83,7 @@ fn of_several_files_about_the_same_none_is_used_or_changed() {
     assert!(file(2).exists());
 }
 
-/// Another daemon that made a folder of that name had what it keeps replaced.
+/// Regression: the records of another daemon that created a directory of that name were replaced.
 #[test]
 fn a_folder_that_has_taken_the_name_is_left_alone() {
     let place = tempfile::tempdir().unwrap();
@@ -110,7 +110,8 @@ fn a_folder_that_has_taken_the_name_is_left_alone() {
     set(&state, "3").unwrap();
 }
 
-/// The file wins from the moment that its text changes, and what was set does not come back.
+/// The configuration wins from the moment that its text changes, and the setting does not come
+/// back.
 #[test]
 fn what_was_set_holds_until_the_configuration_changes() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What the kernel says of a process that runs a VM.
+//! Properties of a VM's process, from /proc.
 
 use std::path::{Path, PathBuf};
 
@@ -6,20 +6,21 @@ use flowstone_block::Peer;
 use flowstone_block::mutant;
 use flowstone_host::peer_called;
 
-/// What is kept of a VM's name: it is as long as the monitor likes.
+/// Characters of a VM's name that are kept: the monitor may use any length.
 const NAME_CHARS_MAX: usize = 64;
 
 /// A process that runs a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Process {
-    /// vCPUs, if they can be counted.
+    /// Number of vCPUs, if they can be counted.
     pub cpus: Option<u32>,
-    /// What its command line calls the VM.
+    /// Name of the VM on the command line.
     pub name: Option<String>,
 }
 
 impl Process {
-    /// Nothing if it is hidden or has ended, though its number may be another one's by now.
+    /// Reads a process. Returns `None` if it is hidden or has ended, also if its PID has been
+    /// reused.
     pub fn look(peer: Peer) -> Option<Self> {
         peer.start?;
         let now = peer_called(peer.pid);
@@ -39,7 +40,8 @@ impl Process {
     }
 }
 
-/// KVM gives the process a descriptor for each vCPU. To see them takes the process's user, or root.
+/// Counts vCPUs: KVM gives the process a descriptor for each. Reading them requires the process's
+/// user, or root.
 fn kvm_vcpus(proc: &Path) -> Option<u32> {
     let open = std::fs::read_dir(proc.join("fd")).ok()?;
     let links = open.flatten().filter_map(|file| std::fs::read_link(file.path()).ok());
@@ -47,12 +49,12 @@ fn kvm_vcpus(proc: &Path) -> Option<u32> {
     u32::try_from(count).ok().filter(|count| *count > 0)
 }
 
-/// Others are those of their statistics (`anon_inode:kvm-vcpu-stats:0`).
+/// Returns whether a link is that of a vCPU, not of its statistics (`anon_inode:kvm-vcpu-stats:0`).
 fn is_vcpu(target: &str) -> bool {
     target.starts_with("anon_inode:kvm-vcpu:")
 }
 
-/// vCPUs of QEMU's option `-smp`: `4`, `cpus=4,maxcpus=8`, or a topology.
+/// Parses the vCPUs of QEMU's option `-smp`: `4`, `cpus=4,maxcpus=8`, or a topology.
 fn smp(value: &str) -> Option<u32> {
     if let Some(cpus) = part(value, "cpus") {
         return cpus.parse().ok();
@@ -62,8 +64,8 @@ fn smp(value: &str) -> Option<u32> {
     counts.reduce(u32::saturating_mul).or_else(|| part(value, "maxcpus")?.parse().ok())
 }
 
-/// The value of a key in a list such as `guest=web,debug-threads=on`. The first word may do without
-/// its key; none of those that are asked for may be any other one.
+/// Returns the value of a key in a list such as `guest=web,debug-threads=on`. The first word may
+/// lack its key, but only for the keys `cpus` and `guest`.
 fn part<'list>(list: &'list str, key: &str) -> Option<&'list str> {
     let first = list.split(',').next().filter(|word| !word.contains('='));
     let named = list.split(',').filter_map(|word| word.split_once('='));
@@ -82,8 +84,8 @@ mod tests {
         assert_eq!(Process::look(peer_called(u32::MAX)), None);
     }
 
-    /// The process that connected has ended, and its number is this one's: its disks were taken for
-    /// those of this one's VM.
+    /// Regression: the process that connected had ended and its PID was reused by this one, so its
+    /// disks were attributed to this one's VM.
     #[test]
     fn a_process_that_has_the_number_of_one_that_ended_is_another_one() {
         let now = peer_called(std::process::id());

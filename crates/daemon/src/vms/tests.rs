@@ -38,7 +38,7 @@ fn a_process_that_is_hidden_or_gone_is_as_many_vms_as_it_has_disks() {
     assert_eq!(seen(&disks), expected);
 }
 
-/// A connection may outlive its process, in the hands of a child.
+/// A connection may outlive its process, if a child holds it.
 #[test]
 fn processes_that_had_one_number_after_each_other_are_two_vms() {
     let earlier = Some(Peer { pid: 7, start: Some(4) });
@@ -58,8 +58,8 @@ fn the_configuration_has_the_last_word() {
     assert_eq!(seen(&disks), expected);
 }
 
-/// docs/operating.md: what is not said is found out. What is said of one disk of a VM is not used
-/// if another one has been handed more.
+/// docs/operating.md: unconfigured properties are detected. The memory configured for one disk of a
+/// VM wins over a larger amount shared for another one.
 #[test]
 fn memory_that_is_configured_of_one_disk_is_that_of_the_vm() {
     let process = |_| Some(Process { cpus: Some(2), name: None });
@@ -77,7 +77,7 @@ impl Drop for Killed {
     }
 }
 
-/// `stats` with 200 disks of one process took 7.4 s.
+/// Regression: `stats` with 200 disks of one process took 7.4 s.
 #[test]
 fn a_process_is_looked_at_once_for_all_of_its_disks() {
     let looks = std::cell::Cell::new(0);
@@ -91,8 +91,8 @@ fn a_process_is_looked_at_once_for_all_of_its_disks() {
     assert_eq!(guest_bytes(&[disk(1, None, ""), disk(2, None, "")]), 2 << 30);
 }
 
-/// The kernel cuts a process's name after 15 bytes, which may be in the middle of a letter: then
-/// the process is taken for none, and each of its disks for a VM of one vCPU with all of its
+/// Regression: the kernel cuts a process's name after 15 bytes, which may split a character; then
+/// the process was not found, and each of its disks counted as a VM of one vCPU with all of its
 /// memory.
 #[test]
 fn a_process_whose_name_is_no_utf8_is_found() {
@@ -101,7 +101,7 @@ fn a_process_whose_name_is_no_utf8_is_found() {
     let path = folder.path().join(name);
     std::fs::copy("/bin/sleep", &path).unwrap();
     let child = Killed(Command::new(&path).arg("30").spawn().unwrap());
-    // Until then it has our name.
+    // Until then it has this process's name.
     wait_for("its name", || {
         let comm = std::fs::read(format!("/proc/{}/comm", child.0.id())).unwrap();
         if std::str::from_utf8(&comm).is_err() { Ok(()) } else { Err(comm) }
@@ -109,15 +109,15 @@ fn a_process_whose_name_is_no_utf8_is_found() {
     assert!(Process::look(peer_called(child.0.id())).is_some());
 }
 
-/// docs/operating.md bounds what a monitor makes the daemon hold and write; a name is as long as
-/// the monitor likes, is kept, and is written to the log for each change of any VM.
+/// docs/operating.md bounds what a monitor can make the daemon store and write; a name has any
+/// length, is stored, and is logged at each change of any VM.
 #[test]
 fn a_name_is_not_longer_than_that_of_a_disk() {
     let name = "x".repeat(100_000);
     let mut command = Command::new("sh");
     command.args(["-c", "read line", "-name", &name]).stdin(std::process::Stdio::piped());
     let child = Killed(command.spawn().unwrap());
-    // Until then it has our name.
+    // Until then it has this process's name.
     let vms = wait_for("its name", || {
         let peer = Some(peer_called(child.0.id()));
         let vms = look(&[Attached { peer, ..disk(0, None, "") }]);
@@ -126,7 +126,7 @@ fn a_name_is_not_longer_than_that_of_a_disk() {
     assert!(vms[0].name.len() <= 128, "{} bytes", vms[0].name.len());
 }
 
-/// A vCPU with a GiB makes 100; what is configured of any of its disks counts instead.
+/// A vCPU with 1 GiB has weight 100; a weight configured for any of its disks wins.
 #[test]
 fn a_vm_weighs_its_vcpus_times_its_memory_at_a_device() {
     let weights = |disks: &[Attached]| {

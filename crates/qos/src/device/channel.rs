@@ -1,10 +1,10 @@
-//! One queue's way into a file of a device that disks may contend for.
+//! The channel of one queue to a file on a device that disks may contend for.
 //!
-//! While they do not, requests pass: a flag is read for each, and a clock for each batch. While
-//! they do, requests wait here until the scheduler lets them go, in two lanes: what others of the
-//! VM wait for, the commits of its journals and all syncs, and the rest. Requests that are on their
-//! way together have no order, so one lane may overtake the other; a sync makes durable what has
-//! completed.
+//! While they do not contend, requests pass: a flag is read for each, and a clock for each batch.
+//! While they do, requests wait here for a grant of the scheduler, in two lanes: requests that
+//! others in the VM wait for (journal commits and all syncs), and the rest. Requests in flight
+//! together are unordered, so one lane may overtake the other; a sync makes durable what has
+//! completed before.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,36 +18,36 @@ use super::scheduler::{Pending, Scheduler};
 use crate::QueueKey;
 use crate::fair_queue::Rank;
 
-/// A queue at work says so once in this time.
+/// Interval at which an active queue reports its activity.
 const TOUCH_NS: u64 = 10_000_000;
 
-/// See the module.
+/// A file channel whose requests pass through the device's scheduler.
 pub struct SharedChannel {
     base: Box<dyn FileChannel>,
     member: Arc<Member>,
     gate: Arc<DeviceGate>,
     lanes: [Lane; 2],
-    /// Requests below, and how many of them the scheduler knows.
+    /// Requests in flight below, and how many of them the scheduler counts.
     on_their_way: usize,
     counted: usize,
-    /// Tags of syncs below, which have no slots: they may take long.
+    /// Tags of syncs in flight, which have no slots: they may take long.
     syncs: Vec<usize>,
     touched_at: Option<u64>,
-    /// When to look although nothing has come back, on the scheduler's clock.
+    /// Time at which to look although nothing has completed, on the scheduler's clock.
     look_at: Option<u64>,
 }
 
-/// What waits of a rank.
+/// The waiting requests of one rank.
 struct Lane {
     queue: QueueKey,
     waiting: VecDeque<Waiting>,
-    /// How many of the last ones the scheduler does not know yet.
+    /// Number of the last ones that the scheduler does not know yet.
     new: usize,
 }
 
 struct Waiting {
     request: FileRequest,
-    /// The first look at the scheduler, on its clock.
+    /// Time of the first look at the scheduler, on its clock.
     since: u64,
 }
 
@@ -61,7 +61,7 @@ impl Lane {
         self.new += 1;
     }
 
-    /// Tells the scheduler of what is new. Returns whether anything is.
+    /// Reports new requests to the scheduler. Returns whether there are any.
     fn announce(&mut self, scheduler: &mut Scheduler, now: u64) -> bool {
         let known = self.waiting.len() - self.new;
         for waiting in self.waiting.range_mut(known..) {
@@ -72,7 +72,7 @@ impl Lane {
     }
 }
 
-/// What a request is to the scheduler.
+/// Returns a request's entry for the scheduler.
 const fn pending(op: FileOp) -> Pending {
     match op {
         FileOp::Datasync => Pending::SYNC,
@@ -80,7 +80,7 @@ const fn pending(op: FileOp) -> Pending {
     }
 }
 
-/// Which lane a request takes.
+/// Returns the lane of a request.
 fn rank(request: &FileRequest) -> Rank {
     let is_first = request.is_first || request.op == FileOp::Datasync;
     if is_first && !mutant("qos.channel.commits-wait-with-the-rest") {
@@ -90,7 +90,7 @@ fn rank(request: &FileRequest) -> Rank {
     }
 }
 
-/// The bytes that a request moves. Changes of a file's map move none.
+/// Returns the bytes that a request moves. Changes of a file's map move none.
 const fn bytes(op: FileOp) -> u64 {
     match op {
         FileOp::Read { bytes, .. } | FileOp::Write { bytes, .. } => bytes,
@@ -144,23 +144,22 @@ impl SharedChannel {
         self.lanes.each_ref().map(|lane| lane.queue)
     }
 
-    /// Whether the scheduler has to hear of this queue, or this queue of it.
+    /// Returns whether this queue has news for the scheduler, or the other way round.
     fn has_news(&self) -> bool {
         self.has_new() || self.gate.is_granted() || self.uncounted()
     }
 
-    /// Whether what is on its way is not what the scheduler counts.
+    /// Returns whether the scheduler's count of requests in flight is outdated.
     fn uncounted(&self) -> bool {
         self.counted != self.to_count()
     }
 
-    /// While disks do not contend, nothing is counted.
+    /// Returns the number to count; 0 while disks do not contend.
     fn to_count(&self) -> usize {
         if self.member.device.is_contended() { self.on_their_way } else { 0 }
     }
 
-    /// Tells the scheduler what has happened, and hands down what may go. Returns whether anything
-    /// has.
+    /// Updates the scheduler and sends granted requests below. Returns whether there are any.
     fn look(&mut self, now: u64, asks: bool) -> bool {
         let Member { device, key, .. } = &*self.member;
         let queues = self.queues();
@@ -224,7 +223,7 @@ impl SharedChannel {
         self.on_their_way -= counted;
     }
 
-    /// Before a batch goes down.
+    /// Called before a batch is sent below.
     fn announce(&mut self) {
         let now = self.member.device.time.now();
         let is_at_work = self.on_their_way > 0 || !self.syncs.is_empty();
@@ -281,7 +280,7 @@ impl FileChannel for SharedChannel {
 }
 
 impl Drop for SharedChannel {
-    /// Everything that waits goes down, where the drop of the channel below waits for it.
+    /// Sends all waiting requests below, where dropping the channel waits for them.
     fn drop(&mut self) {
         for lane in &self.lanes {
             lane.waiting.iter().for_each(|waiting| self.base.submit(waiting.request));
@@ -290,7 +289,7 @@ impl Drop for SharedChannel {
         let Member { device, key, .. } = &*self.member;
         let (now, queues) = (device.time.now(), self.queues());
         let mut state = device.lock();
-        // What has been let go meanwhile has slots, without its syncs.
+        // Requests granted meanwhile have slots, except syncs.
         let slots = |lane: &Lane| {
             let granted = state.scheduler.take_granted(lane.queue);
             let has_slot = |it: &&Waiting| it.request.op != FileOp::Datasync;
@@ -298,7 +297,7 @@ impl Drop for SharedChannel {
         };
         let granted: usize = self.lanes.iter().map(slots).sum();
         state.scheduler.came_back(*key, self.counted + granted, now);
-        // Its turns are those of others.
+        // Its turns go to others.
         queues.iter().for_each(|queue| state.remove_queue(*queue));
         let others = state.advance(now, queues);
         drop(state);

@@ -1,12 +1,12 @@
-//! How much a disk wants to have at a device at once: what it usually has there, or waiting.
+//! The queue depth that a disk wants at a device: the mean of its requests in flight and waiting.
 
-/// What was wanted so long ago is not wanted any more.
+/// Age after which a demand is forgotten.
 const FORGOTTEN_NS: u64 = 200_000_000;
 /// Levels are kept in 256ths of a request.
 const SCALE: u64 = 256;
 
-/// See the module. Means, in which the newest value has a weight of 1/8; of a level that falls,
-/// 1/4: a disk that has become modest is to be known as such soon.
+/// Moving averages, with weight 1/8 for the newest value, 1/4 for a level that falls: a disk that
+/// has become modest must be recognised soon.
 #[derive(Default)]
 pub struct Demand {
     noted_at: u64,
@@ -15,7 +15,7 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// A request of this cost has come.
+    /// Records the cost of a new request.
     pub fn note_cost(&mut self, cost: u64) {
         self.cost = match self.cost {
             0 => cost,
@@ -23,7 +23,7 @@ impl Demand {
         };
     }
 
-    /// After a batch has come: so many requests are at the device or wait.
+    /// Records the number of requests in flight and waiting, after a batch has arrived.
     pub fn note_level(&mut self, requests: usize, now: u64) {
         let level = requests as u64 * SCALE;
         let is_known = self.level > 0 && now.saturating_sub(self.noted_at) < FORGOTTEN_NS;
@@ -35,12 +35,12 @@ impl Demand {
         };
     }
 
-    /// How many requests it wants there.
+    /// Returns the number of requests wanted at the device.
     pub fn requests(&self) -> f64 {
         self.level as f64 / SCALE as f64
     }
 
-    /// Mean cost of one.
+    /// Returns the mean cost of a request.
     pub fn cost(&self) -> f64 {
         self.cost as f64
     }

@@ -10,7 +10,7 @@ use flowstone_fileio::{Engine, FileChannel, FileIo, FileOffset, Punched};
 use super::channel::SharedChannel;
 use super::member::Member;
 
-/// See the module.
+/// A file whose requests are charged to a disk's share of the device.
 pub struct SharedFile {
     file: Box<dyn FileIo>,
     member: Arc<Member>,

@@ -1,13 +1,13 @@
-//! What the thread of a file channel and others share of it.
+//! State of a file channel shared by its thread and others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use flowstone_block::Waker;
 
-/// See the module.
+/// Tells a file channel about grants made by other threads.
 pub struct DeviceGate {
-    /// Whether another thread has let something of it go.
+    /// Whether another thread has made a grant to the channel.
     granted: AtomicBool,
     waker: Arc<Waker>,
 }
@@ -17,7 +17,7 @@ impl DeviceGate {
         Arc::new(Self { granted: AtomicBool::new(false), waker })
     }
 
-    /// Something of it may go. Its thread is to be [woken](Self::wake).
+    /// Records a grant. The caller also [wakes](Self::wake) the channel's thread.
     pub fn grant(&self) {
         self.granted.store(true, Ordering::Release);
     }
@@ -30,7 +30,7 @@ impl DeviceGate {
         self.granted.load(Ordering::Acquire)
     }
 
-    /// Before the scheduler is asked what has been granted.
+    /// Called before the grants are read from the scheduler.
     pub fn clear(&self) {
         self.granted.store(false, Ordering::Release);
     }

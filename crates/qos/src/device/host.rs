@@ -1,4 +1,4 @@
-//! A host device, and the scheduler that the threads of its disks share.
+//! A host device, with the scheduler shared by the threads of its disks.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,16 +10,16 @@ use crate::fair_queue::Rank;
 use crate::nanoseconds::Nanoseconds;
 use crate::{DeviceVm, DiskKey, QueueKey, Weight};
 
-/// See the module.
+/// A host device.
 pub struct Device {
-    /// The scheduler's.
+    /// The scheduler's clock.
     pub time: Nanoseconds,
     state: Mutex<State>,
     /// Whether two disks are active. Read for each request.
     contended: AtomicBool,
 }
 
-/// What the lock protects. It is taken for each batch while disks contend, and else every few
+/// State under the lock, which is taken for each batch while disks contend, otherwise every few
 /// milliseconds. It is never held across I/O.
 #[derive(Default)]
 pub struct State {
@@ -39,7 +39,7 @@ impl State {
         self.gates.remove(&queue);
     }
 
-    /// Lets go what may go. Returns what is to be woken when the lock is released: other threads
+    /// Makes grants. Returns the gates to wake after the lock is released: those of other threads
     /// than that of the `own` queues.
     pub fn advance(&mut self, now: u64, own: [QueueKey; 2]) -> Vec<Arc<DeviceGate>> {
         let Self { scheduler, gates } = self;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::host::Device;
 use crate::DiskKey;
 
-/// See the module. It is one of the device's for as long as it lives.
+/// A disk at one device, registered there while this exists.
 pub struct Member {
     pub device: Arc<Device>,
     pub key: DiskKey,
@@ -20,7 +20,7 @@ impl Drop for Member {
     }
 }
 
-/// Requests of a disk that had to wait for their turn, and its syncs, at any device.
+/// Counts of a disk's requests that waited for their turn, and of its syncs, at all devices.
 #[derive(Default)]
 pub struct HeldBack {
     requests: AtomicU64,
@@ -42,7 +42,7 @@ impl HeldBack {
         self.syncs.load(Ordering::Relaxed)
     }
 
-    /// How many, and how long all of them together.
+    /// Returns the number of requests that waited, and their total waiting time.
     pub fn read(&self) -> (u64, Duration) {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         (get(&self.requests), Duration::from_nanos(get(&self.ns)))

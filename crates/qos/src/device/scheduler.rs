@@ -1,25 +1,25 @@
-//! Whose request a contended device gets next, as pure state on a clock in nanoseconds.
+//! The scheduler of a contended device, as pure state on a clock in nanoseconds.
 //!
 //! Start-time fair queueing with a bounded depth, SFQ(D) (Jin, Chase, Kaur 2004): up to D requests
-//! are on their way, so that the device has something to choose from; of those that wait,
-//! [`FairQueue`] says which goes when one has come back: VMs share the device by their weights, and
-//! the disks of a VM share its part by theirs. Rules besides:
+//! are in flight, so that the device can reorder; when one completes, [`FairQueue`] selects the
+//! next of those that wait: VMs share the device by their weights, and the disks of a VM share its
+//! part by theirs. Further rules:
 //!
-//! * A disk with nothing on its way sends at once, without a slot, unless it has had [`LEAD`] more
-//!   than its part: a tag moves when a request is sent, so those with all slots are ahead by as
-//!   much.
-//! * A disk of which nothing has come back for [`STALLED_NS`] holds no slots, and sends nothing
-//!   more until something has: what hangs below one file does not keep others of the same device
-//!   from sending.
-//! * What others of a VM wait for (the commits of its journals and all syncs) goes ahead of its
-//!   turn, unless that VM, or its disk among those of its VM, has had [`LEAD`] more than its part.
-//!   It is charged like anything else: who calls everything a commit gets no more in the end.
-//! * A sync waits for its turn and is charged as a request without bytes, and has no slot while it
-//!   is on its way: it may take long.
+//! * A disk with nothing in flight sends at once, without a slot, unless it is more than [`LEAD`]
+//!   ahead of its part: a tag moves when a request is sent, so the disks with all slots are ahead
+//!   by as much.
+//! * A disk without a completion for [`STALLED_NS`] holds no slots, and sends nothing more until it
+//!   has one: a hang below one file does not block other files on the same device.
+//! * Requests that others in a VM wait for (journal commits and all syncs) are granted ahead of
+//!   their turn, unless the VM, or the disk among those of its VM, is more than [`LEAD`] ahead of
+//!   its part. They are charged like all others: a guest that declares everything a commit gains
+//!   nothing in the end.
+//! * A sync waits for its turn and is charged as a request without bytes, but has no slot while in
+//!   flight: it may take long.
 //!
-//! Nothing is held back unless two disks are active.
+//! No request is held back unless two disks are active.
 //!
-//! How large D is: [`depth`].
+//! For the value of D see [`depth`].
 
 mod depth;
 mod state;
@@ -35,50 +35,49 @@ use self::state::{DiskState, EXPECTED_NS};
 use crate::fair_queue::{Kind, Rank, VmKey};
 use crate::{DeviceVm, DiskKey, FairQueue, QueueKey, Weight};
 
-/// What a request costs besides its bytes: a device takes about as long for it as for so many
-/// bytes.
+/// Cost of a request besides its bytes: a device takes about as long for it as for this many bytes.
 const REQUEST_BYTES: u64 = 16 << 10;
-/// See the module.
+/// Cost by which a disk or VM may be ahead of its part.
 const LEAD: u64 = depth::DEPTH_LEAST as u64 * REQUEST_BYTES;
-/// How old a [`Census`] may be: what it counts changes a thousand times more slowly.
+/// Greatest age of a [`Census`]: what it counts changes a thousand times more slowly.
 const CENSUS_NS: u64 = 200_000;
 
-/// See the module.
+/// The scheduler of one device.
 #[derive(Default)]
 pub struct Scheduler {
     fair: FairQueue<Pending>,
     disks: Slab<DiskState>,
     vms: BTreeMap<u32, Vm>,
     census: Census,
-    /// What disks that do not stall have on their way.
+    /// Requests in flight of disks that have not stalled.
     slots: usize,
-    /// What VMs have on their way, by their places.
+    /// Requests in flight of each VM, by its place.
     vm_slots: Vec<usize>,
-    /// What VMs have had for their weights, see [`depth`].
+    /// Cost granted to each VM divided by its weight, see [`depth`].
     had: Vec<f64>,
 }
 
-/// A VM that has disks at the device.
+/// A VM with disks at the device.
 struct Vm {
     key: VmKey,
     disks: usize,
 }
 
-/// What is counted over all disks, now and then: so that a grant costs no more where they are many.
+/// Counts over all disks, refreshed at intervals, so that a grant costs no more with many disks.
 #[derive(Default)]
 struct Census {
     at: u64,
-    /// How many disks are active.
+    /// Active disks.
     active: usize,
-    /// How many requests may be on their way while disks contend.
+    /// Limits of requests in flight while disks contend.
     depth: Depth,
-    /// No disk stalls before.
+    /// Earliest time at which a disk may stall.
     stalls_at: u64,
-    /// Disks have come, gone, become active, or changed their weights since.
+    /// Whether disks have come, gone, become active, or changed their weights since.
     is_outdated: bool,
 }
 
-/// A request that waits.
+/// A waiting request.
 #[derive(Clone, Copy)]
 pub struct Pending {
     cost: u64,
@@ -86,7 +85,7 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// It moves so many bytes.
+    /// Makes the entry of a request that moves this many bytes.
     pub const fn of_bytes(bytes: u64) -> Self {
         Self { cost: REQUEST_BYTES.saturating_add(bytes), is_sync: false }
     }
@@ -99,14 +98,14 @@ impl Scheduler {
         let vm = self.join(vm);
         let key = self.fair.add_disk(vm, weight);
         let at = self.disks.insert(DiskState::default());
-        // Both slabs are filled and emptied together, so they give the same places.
+        // Both slabs are filled and emptied in step, so they return equal keys.
         assert!(at == key.0, "a disk has one key");
         self.fair.set_apart(key, true);
         self.census.is_outdated = true;
         key
     }
 
-    /// A disk whose queues are gone.
+    /// Removes a disk without queues.
     pub fn remove_disk(&mut self, disk: DiskKey) {
         let removed = self.disks.remove(disk.0);
         if !removed.is_stalled {
@@ -118,7 +117,7 @@ impl Scheduler {
         self.census.is_outdated = true;
     }
 
-    /// A disk more is in a VM, which may be new.
+    /// Adds a disk to a VM, which may be new.
     fn join(&mut self, vm: DeviceVm) -> VmKey {
         let Self { fair, vms, .. } = self;
         let is_one = mutant("qos.scheduler.all-disks-are-one-vms");
@@ -131,7 +130,7 @@ impl Scheduler {
         key
     }
 
-    /// A disk has left a VM, which may be gone now.
+    /// Removes a disk from a VM; removes the VM with its last disk.
     fn leave(&mut self, vm: VmKey) {
         self.vms.retain(|_, known| {
             known.disks -= usize::from(known.key == vm);
@@ -142,7 +141,7 @@ impl Scheduler {
         }
     }
 
-    /// Says whose disk it is, and what that VM gets from now on.
+    /// Sets the VM of a disk, and the weight of the VM.
     pub fn set_vm(&mut self, disk: DiskKey, vm: DeviceVm) {
         let (before, now) = (self.fair.vm_of(disk), self.join(vm));
         if now != before {
@@ -152,7 +151,7 @@ impl Scheduler {
         self.census.is_outdated = true;
     }
 
-    /// Places of VMs are below this.
+    /// Returns the upper bound of the VMs' places.
     fn vm_places(&self) -> usize {
         self.vms.values().map(|vm| vm.key.place() + 1).max().unwrap_or(0)
     }
@@ -162,7 +161,7 @@ impl Scheduler {
         self.census.is_outdated = true;
     }
 
-    /// Queues that go first come before all others of their disk.
+    /// Adds a queue of a disk; queues of rank `First` precede all others of their disk.
     pub fn add_queue(&mut self, disk: DiskKey, rank: Rank) -> QueueKey {
         self.fair.add_queue(disk, rank)
     }
@@ -172,7 +171,7 @@ impl Scheduler {
         self.fair.remove_queue(queue);
     }
 
-    /// A disk asks for something. Returns whether disks contend.
+    /// Records activity of a disk. Returns whether disks contend.
     pub fn touch(&mut self, disk: DiskKey, now: u64) -> bool {
         let disk = &mut self.disks[disk.0];
         disk.asked(now);
@@ -185,7 +184,7 @@ impl Scheduler {
         self.census.active > 1
     }
 
-    /// Counts again, if that is due.
+    /// Refreshes the census if it is outdated.
     fn count(&mut self, now: u64) {
         if self.census.is_outdated || now.saturating_sub(self.census.at) >= CENSUS_NS {
             self.count_now(now);
@@ -214,7 +213,7 @@ impl Scheduler {
         }
     }
 
-    /// A request waits.
+    /// Adds a waiting request.
     pub fn push(&mut self, queue: QueueKey, request: Pending) {
         self.fair.push(queue, request);
         let disk = &mut self.disks[self.fair.disk_of(queue).0];
@@ -224,13 +223,13 @@ impl Scheduler {
         }
     }
 
-    /// A batch of a disk's requests has been pushed.
+    /// Updates a disk's demand after a batch has been pushed.
     pub fn pushed(&mut self, disk: DiskKey, now: u64) {
         let disk = &mut self.disks[disk.0];
         disk.demand.note_level(disk.waiting + disk.on_their_way, now);
     }
 
-    /// Requests have gone to the device without waiting.
+    /// Counts requests as in flight, also those sent without waiting.
     pub fn sent(&mut self, disk: DiskKey, requests: usize, now: u64) {
         let state = &mut self.disks[disk.0];
         state.sent(requests, now);
@@ -245,7 +244,7 @@ impl Scheduler {
         }
     }
 
-    /// Requests have come back.
+    /// Counts completions.
     pub fn came_back(&mut self, disk: DiskKey, requests: usize, now: u64) {
         let state = &mut self.disks[disk.0];
         if !std::mem::replace(&mut state.is_stalled, false) {
@@ -256,12 +255,13 @@ impl Scheduler {
         let is_apart = state.on_their_way == 0;
         self.fair.set_apart(disk, is_apart);
         if let Some(slots) = self.vm_slots.get_mut(self.fair.vm_of(disk).place()) {
-            // Disks that have changed their VM since are counted again before the next one goes.
+            // Requests of disks that have changed their VM since are counted again before the next
+            // grant.
             *slots = slots.saturating_sub(requests);
         }
     }
 
-    /// Lets everything go that may, and names the queue of each.
+    /// Makes all possible grants, and calls `granted` with the queue of each.
     pub fn advance(&mut self, now: u64, mut granted: impl FnMut(QueueKey)) {
         self.count(now);
         while let Some(disk) = self.next() {
@@ -275,7 +275,7 @@ impl Scheduler {
         }
     }
 
-    /// Whose request may go.
+    /// Returns the disk whose request is granted next.
     fn next(&self) -> Option<DiskKey> {
         let Self { fair, disks, .. } = self;
         if !self.is_contended() {
@@ -294,21 +294,22 @@ impl Scheduler {
                 return Some(disk);
             }
         }
-        // What has nothing on its way needs no slot.
+        // A disk with nothing in flight needs no slot.
         fair.next(Kind::Apart, |disk| is_in_time(disk) && self.is_level(disk))
     }
 
-    /// How many requests of a queue have been let go since the last call.
+    /// Returns the number of a queue's requests granted since the last call.
     pub fn take_granted(&mut self, queue: QueueKey) -> usize {
         self.fair.take_granted(queue)
     }
 
-    /// When something may go although nothing has come back, if anything of the queue waits.
+    /// Returns when a grant may become possible without a completion, if the queue has waiting
+    /// requests.
     pub fn next_look(&mut self, queue: QueueKey, now: u64) -> Option<u64> {
         self.fair.first(queue)?;
         self.census.is_outdated |= self.census.stalls_at <= now;
         self.count(now);
-        // A VM that is ahead waits for another one, which may not come.
+        // A VM that is ahead waits for another one, which may not send anything.
         let expected_until = if self.vms.len() > 1 { now + EXPECTED_NS } else { u64::MAX };
         Some(self.census.stalls_at.min(expected_until)).filter(|at| *at < u64::MAX)
     }

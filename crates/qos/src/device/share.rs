@@ -1,4 +1,4 @@
-//! A disk's share of the devices that its files are on.
+//! A disk's share of the devices that hold its files.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -13,7 +13,7 @@ use super::vm::DeviceVm;
 use crate::Weight;
 use crate::nanoseconds::Nanoseconds;
 
-/// The devices of all disks, by their numbers.
+/// The devices of all disks, by number.
 #[derive(Default)]
 pub struct Devices {
     known: Mutex<BTreeMap<u64, Weak<Device>>>,
@@ -38,7 +38,7 @@ impl Devices {
     }
 }
 
-/// A disk's weight and VM, wherever its files are.
+/// Weight and VM of a disk, at all devices that hold its files.
 pub struct DiskShare {
     devices: Arc<Devices>,
     state: Mutex<State>,
@@ -52,8 +52,8 @@ struct State {
 }
 
 impl DiskShare {
-    /// Of a new disk, which is alone in its VM until another one is [known](Self::set_vm). No other
-    /// disk has its `number`.
+    /// Makes the share of a new disk, which is alone in its VM until its VM is [set](Self::set_vm).
+    /// `number` is unique among disks.
     pub fn new(devices: Arc<Devices>, number: u32, weight: Weight) -> Arc<Self> {
         let vm = DeviceVm { id: number, weight: DeviceVm::UNKNOWN };
         let state = Mutex::new(State { vm, weight, members: BTreeMap::new() });
@@ -64,8 +64,8 @@ impl DiskShare {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Charges what is done with a file to this disk. A file in memory is on no device, and is left
-    /// as it is.
+    /// Charges a file's requests to this disk. A file in memory is on no device, and is returned as
+    /// it is.
     pub fn charge(&self, file: Box<dyn FileIo>) -> Box<dyn FileIo> {
         let Some(number) = file.device() else { return file };
         let mut state = self.lock();
@@ -82,7 +82,7 @@ impl DiskShare {
         Box::new(SharedFile::new(file, member))
     }
 
-    /// Says whose disk it is, and what that VM gets of a contended device.
+    /// Sets the VM of the disk, and the VM's weight on a contended device.
     pub fn set_vm(&self, vm: DeviceVm) {
         let mut state = self.lock();
         if state.vm == vm {
@@ -94,17 +94,17 @@ impl DiskShare {
         }
     }
 
-    /// Whose disk it is, as far as has been said.
+    /// Returns the VM of the disk, as set last.
     pub fn vm(&self) -> DeviceVm {
         self.lock().vm
     }
 
-    /// What the disk gets of its VM's part.
+    /// Returns the disk's weight among those of its VM.
     pub fn weight(&self) -> Weight {
         self.lock().weight
     }
 
-    /// Changes what the disk gets of its VM's part of a contended device.
+    /// Sets the disk's weight among those of its VM.
     pub fn set_weight(&self, weight: Weight) {
         let mut state = self.lock();
         state.weight = weight;
@@ -113,13 +113,13 @@ impl DiskShare {
         }
     }
 
-    /// How many requests to its files had to wait for their turn, and how long all of them
-    /// together.
+    /// Returns the number of requests to its files that waited for their turn, and their total
+    /// waiting time.
     pub fn held_back(&self) -> (u64, Duration) {
         self.held_back.read()
     }
 
-    /// How many syncs its files have been asked for.
+    /// Returns the number of syncs of its files.
     pub fn syncs(&self) -> u64 {
         self.held_back.syncs()
     }

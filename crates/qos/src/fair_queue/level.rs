@@ -2,24 +2,24 @@
 
 use std::collections::BTreeSet;
 
-/// Virtual time that a cost of 1 takes at weight 1. Much more than the largest weight: what a
-/// request costs of that is not to be rounded away.
+/// Virtual time of a cost of 1 at weight 1. Much more than the largest weight, so that a cost
+/// divided by a weight is not rounded away.
 const SCALE: u128 = 1 << 40;
 
-/// Which members are looked for.
+/// Selects members of a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// All that wait.
+    /// All with waiting requests or debts.
     Waiting,
-    /// Those that stand apart.
+    /// Of these, those that stand apart.
     Apart,
-    /// Those of which something waits that goes first.
+    /// Of these, those with waiting requests of rank `First`.
     First,
 }
 
 const KINDS: [Kind; 3] = [Kind::Waiting, Kind::Apart, Kind::First];
 
-/// What a member is, one bit for each kind; none while it does not wait.
+/// The kinds of a member as a bit set; empty while it has nothing waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kinds(u8);
 
@@ -61,34 +61,34 @@ impl Share {
         self.tag = self.tag.saturating_sub(self.tags_of(cost));
     }
 
-    /// How much more than its part it has had beside another one, as a cost.
+    /// Returns the cost by which it is ahead of another one.
     pub fn lead(self, other: Self) -> u64 {
         let lead = self.tag.saturating_sub(other.tag) / SCALE;
         let weight = u128::from(self.weight);
-        // Whole costs first: the product of a long lead and a large weight has no room.
+        // Whole costs first: the product of a long lead and a large weight would overflow.
         let rest = self.tag.saturating_sub(other.tag) % SCALE * weight / SCALE;
         u64::try_from(lead.saturating_mul(weight).saturating_add(rest)).unwrap_or(u64::MAX)
     }
 }
 
-/// Where a member is in its level.
+/// Position of a member in its level.
 pub type Place = (Share, Kinds);
 
-/// A tag, and whose it is: of equal ones, that with the smaller key comes first.
+/// A tag and the member's key; of equal tags, the smaller key is first.
 type Turn = (u128, usize);
 
-/// See the module.
+/// The members of one level, ordered by tag.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Level {
-    /// The tag of what has gone last; never goes back.
+    /// Tag of the last grant; never decreases.
     pub virtual_time: u128,
     turns: [BTreeSet<Turn>; KINDS.len()],
-    /// The weights of those that wait.
+    /// Sum of the weights of waiting members.
     weights: u64,
 }
 
 impl Level {
-    /// A member is in another place now.
+    /// Moves a member to another place.
     pub fn moved(&mut self, key: usize, before: Place, after: Place) {
         if before == after {
             return;
@@ -107,13 +107,13 @@ impl Level {
         *weights = *weights - counted(before) + counted(after);
     }
 
-    /// What the level is as a member of the one above it.
+    /// Returns the kinds of this level as a member of the level above.
     pub fn kinds(&self) -> Kinds {
         let has = |kind: Kind| !self.turns[kind as usize].is_empty();
         KINDS.iter().fold(Kinds::default(), |kinds, kind| kinds.with(*kind, has(*kind)))
     }
 
-    /// Members of a kind, the next one first.
+    /// Iterates over the members of a kind, the next one first.
     pub fn turns(&self, kind: Kind) -> impl Iterator<Item = usize> {
         self.turns[kind as usize].iter().map(|(_, key)| *key)
     }
@@ -122,7 +122,7 @@ impl Level {
         self.weights
     }
 
-    /// Something of a member has gone whose tag was this.
+    /// Advances virtual time to the tag of a grant.
     pub fn gone(&mut self, tag: u128) {
         self.virtual_time = self.virtual_time.max(tag);
     }

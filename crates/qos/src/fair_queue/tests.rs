@@ -5,7 +5,7 @@ fn weight(weight: u32) -> Weight {
     Weight::new(weight).unwrap()
 }
 
-/// Disks of these weights with a queue each, all of one VM.
+/// Makes disks of these weights with a queue each, all in one VM.
 fn disks(weights: &[u32]) -> (FairQueue<u64>, Vec<(DiskKey, QueueKey)>) {
     let mut fair = FairQueue::default();
     let vm = fair.add_vm(7);
@@ -30,7 +30,7 @@ fn pop(fair: &mut FairQueue<u64>) -> Option<(DiskKey, QueueKey, u64)> {
     Some((disk, queue, cost))
 }
 
-/// What is kept of those that wait is what there is.
+/// Checks the levels against the state of disks and queues.
 fn audit(fair: &FairQueue<u64>) {
     let nowhere = (Share::new(1), Kinds::default());
     let mut top = Level::default();
@@ -82,7 +82,7 @@ fn those_that_wait_are_known_whatever_happens() {
     audit(&fair);
 }
 
-/// Each grant looked at all disks, and at all of them for each of them.
+/// Regression: each grant visited all disks, and all of them for each of them.
 #[test]
 fn the_disk_whose_turn_it_is_is_found_without_a_look_at_the_others() {
     let (mut fair, keys) = disks(&[100; 1000]);
@@ -154,7 +154,7 @@ fn queues_of_a_disk_take_turns_and_keep_their_order() {
     assert_eq!(queues.map(|queue| fair.take_granted(queue)), [0; 3]);
 }
 
-/// With disks that come and go, that may not go at times, and whose weights change.
+/// With disks that come and go, that are blocked at times, and whose weights change.
 #[test]
 fn virtual_time_never_goes_back_and_nothing_waits_for_ever() {
     let mut random = fastrand::Rng::with_seed(3);
@@ -191,7 +191,7 @@ fn virtual_time_never_goes_back_and_nothing_waits_for_ever() {
     assert!(fair.next(Kind::Waiting, |_| true).is_none());
 }
 
-/// Disks of VMs of these weights with a queue each, in pairs of a VM and a weight.
+/// Makes disks with a queue each, as pairs of a VM and a weight, in VMs of these weights.
 fn in_vms(vms: &[u32], disks: &[(usize, u32)]) -> (FairQueue<u64>, Vec<(DiskKey, QueueKey)>) {
     let mut fair = FairQueue::default();
     let vms: Vec<VmKey> = vms.iter().map(|weight| fair.add_vm(*weight)).collect();
@@ -203,7 +203,7 @@ fn in_vms(vms: &[u32], disks: &[(usize, u32)]) -> (FairQueue<u64>, Vec<(DiskKey,
     (fair, keys)
 }
 
-/// What each disk gets of 100,000 requests while all of them wait.
+/// Returns each disk's part of 100,000 grants while all of them wait.
 fn parts(fair: &mut FairQueue<u64>, keys: &[(DiskKey, QueueKey)]) -> Vec<f64> {
     keys.iter().for_each(|(_, queue)| fair.push(*queue, 10));
     let mut got = vec![0.0; keys.len()];
@@ -215,7 +215,7 @@ fn parts(fair: &mut FairQueue<u64>, keys: &[(DiskKey, QueueKey)]) -> Vec<f64> {
     got
 }
 
-/// A VM with four disks got four times what one of the same weight with one disk got.
+/// Regression: a VM with four disks got four times as much as one of the same weight with one disk.
 #[test]
 fn vms_share_by_weight_however_many_disks_they_have() {
     let disks = [(0, 100), (1, 100), (1, 100), (1, 300), (1, 500)];
@@ -228,7 +228,7 @@ fn vms_share_by_weight_however_many_disks_they_have() {
     }
 }
 
-/// What one of its disks leaves is for the others of the VM, not for all.
+/// The unused part of a disk goes to the others of its VM, not to all.
 #[test]
 fn a_vm_has_what_its_disks_leave() {
     let (mut fair, keys) = in_vms(&[1, 1], &[(0, 100), (1, 100), (1, 9900)]);

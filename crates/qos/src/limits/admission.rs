@@ -1,6 +1,6 @@
-//! What a queue of a limited disk may take from its ring. What it may not take yet stays there, so
-//! a queue that is stopped has nothing that waits for its limit, whoever stops it and however
-//! often.
+//! Admission of requests of a limited disk from a queue's ring. Requests over the limit stay in the
+//! ring, so a stopped queue never holds requests that wait for its limit, whoever stops it and
+//! however often.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -13,27 +13,28 @@ use super::disk::DiskLimits;
 use super::gate::QueueGate;
 use super::line::Lease;
 
-/// Of one queue, on its thread. While nothing is limited, a batch costs one look at a flag.
+/// The admission of one queue, on its thread. While nothing is limited, a batch costs one read of a
+/// flag.
 pub struct Admission {
     disk: Arc<DiskLimits>,
     gate: Arc<QueueGate>,
     zeroes_are_written: bool,
-    /// Of the batch that is being taken; none if it is not limited.
+    /// Lease of the current batch; `None` if it is not limited.
     lease: Option<Lease>,
-    /// What the batch has taken so far.
+    /// Chains and cost taken by the current batch.
     chains: Cell<usize>,
     spent: Cell<Cost>,
-    /// Chains that wait, by when they were seen first, on the clock of the line.
+    /// Waiting chains, by the time when they were first seen, on the clock of the line.
     waiting: VecDeque<(u64, usize)>,
-    /// When the lease was given, on that clock.
+    /// Time of the lease, on that clock.
     leased_at: u64,
-    /// When there may be more, on that clock; nothing is taken before.
+    /// Time before which nothing may be taken, on that clock.
     look_at: Option<u64>,
-    /// The changes of limits that have been seen.
+    /// Number of the limit changes seen.
     seen: u64,
 }
 
-/// What a request takes of a limit; a flush takes nothing. Zeroes take bytes if they have to be
+/// Returns a request's cost to a limit; a flush costs nothing. Zeroes cost bytes if they have to be
 /// written.
 fn cost(op: Op, zeroes_are_written: bool) -> Cost {
     match op {
@@ -52,7 +53,7 @@ impl Admission {
         let now = group.now();
         self.note_waiting(available, now);
         let group = &self.disk.group;
-        // Before the line is asked: what changes later is looked at again.
+        // Read before the line is asked: later changes are seen at the next look.
         self.seen = group.changes();
         let mut state = group.lock();
         let lease = state.line.look(self.gate.queue, available, now);
@@ -172,7 +173,7 @@ impl Intake for Admission {
         }
         let group = &self.disk.group;
         group.lock().line.settle(self.gate.queue, lease, chains, spent, group.now());
-        // What was left of the lease is to be asked for again.
+        // The rest of the lease has to be requested again.
         self.look_at = None;
     }
 

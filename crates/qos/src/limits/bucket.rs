@@ -1,29 +1,28 @@
 //! A token bucket, as pure arithmetic on a clock in nanoseconds.
 //!
-//! The bucket is kept as the time at which it is (or was) exactly empty. Tokens come at a rate, so
-//! a time says how many there are: later than now, so many are owed; earlier, so many are there, up
-//! to the burst. Who takes tokens needs to find the bucket out of debt and may then owe any number,
-//! so that a request that is larger than the burst passes.
+//! The bucket is stored as the time at which it is (or was) exactly empty. Tokens come at a rate,
+//! so a later time than now means a debt, an earlier one a credit, up to the burst. Taking tokens
+//! requires that the bucket is not in debt, but may then create any debt, so that a request larger
+//! than the burst passes.
 
 use std::time::Duration;
 
 const SECOND: u128 = 1_000_000_000;
 
-/// See the module.
+/// A token bucket.
 #[derive(Clone, Debug, Default)]
 pub struct Bucket {
-    /// Tokens per second; without it the bucket never runs out.
+    /// Tokens per second; `None`: the bucket never runs out.
     rate: Option<u64>,
     burst_ns: u64,
-    /// When it holds nothing and owes nothing.
+    /// Time at which it has neither tokens nor a debt.
     empty_at: u64,
-    /// Of a nanosecond, in parts of `rate`: what `empty_at` leaves out.
+    /// Fraction of a nanosecond omitted in `empty_at`, in units of 1/`rate`.
     fraction: u64,
 }
 
 impl Bucket {
-    /// Sets the rate and the burst. With another rate, what is owed is owed on as so many tokens,
-    /// and credit ends.
+    /// Sets the rate and the burst. With another rate, a debt is kept in tokens, and credit ends.
     pub fn set(&mut self, rate: Option<u64>, burst: Duration, now: u64) {
         self.burst_ns = u64::try_from(burst.as_nanos()).unwrap_or(u64::MAX);
         if rate == self.rate {
@@ -35,12 +34,12 @@ impl Bucket {
         self.take(u64::try_from(owed).unwrap_or(u64::MAX), now);
     }
 
-    /// When it is out of debt; this may have been long ago.
+    /// Returns the time at which it is out of debt, which may be long ago.
     pub const fn ready_at(&self) -> u64 {
         if self.rate.is_some() { self.empty_at } else { 0 }
     }
 
-    /// Takes tokens, whether they are there or not.
+    /// Takes tokens, whether they are available or not.
     pub fn take(&mut self, tokens: u64, now: u64) {
         let Some(rate) = self.rate else { return };
         let earliest = now.saturating_sub(self.burst_ns);
@@ -53,7 +52,7 @@ impl Bucket {
         self.fraction = (parts % u128::from(rate)) as u64;
     }
 
-    /// Gives back tokens that have been taken and were not needed.
+    /// Returns tokens that were taken and not needed.
     pub fn give(&mut self, tokens: u64) {
         let Some(rate) = self.rate else { return };
         let parts = u128::from(tokens) * SECOND;
@@ -65,18 +64,18 @@ impl Bucket {
         self.empty_at = self.empty_at.saturating_sub(ns).saturating_sub(u64::from(borrows));
     }
 
-    /// Whether it counts anything.
+    /// Returns whether it has a rate.
     pub const fn is_limited(&self) -> bool {
         self.rate.is_some()
     }
 
-    /// How many tokens come in a time, at least one; without a rate any number.
+    /// Returns how many tokens come in a time, at least one; without a rate the greatest number.
     pub fn tokens_in(&self, ns: u64) -> u64 {
         let tokens = |rate: u64| u128::from(rate) * u128::from(ns) / SECOND;
         self.rate.map_or(u64::MAX, |rate| u64::try_from(tokens(rate)).unwrap_or(u64::MAX).max(1))
     }
 
-    /// How long so many tokens take to come.
+    /// Returns the time in which this many tokens come.
     pub fn time_of(&self, tokens: u64) -> u64 {
         let ns = |rate: u64| u128::from(tokens) * SECOND / u128::from(rate);
         self.rate.map_or(0, |rate| u64::try_from(ns(rate)).unwrap_or(u64::MAX))
@@ -97,7 +96,7 @@ mod tests {
         bucket
     }
 
-    /// Takes as much as it can at each of `looks`; returns how much that was.
+    /// Takes as much as possible at each of `looks`. Returns how much that was.
     fn drain(bucket: &mut Bucket, looks: impl Iterator<Item = u64>) -> u64 {
         let mut taken = 0;
         for now in looks {
@@ -159,7 +158,7 @@ mod tests {
         assert_eq!(drain(&mut saved, std::iter::once(50 * SECOND)), 1);
     }
 
-    /// Sizes are assumed before requests are read, and corrected after.
+    /// Sizes are assumed before requests are read, and corrected afterwards.
     #[test]
     fn what_is_given_back_was_never_taken() {
         let mut random = fastrand::Rng::with_seed(5);

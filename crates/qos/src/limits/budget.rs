@@ -1,14 +1,13 @@
-//! What a disk or a group may spend: a bucket of requests and one of bytes.
+//! The budget of a disk or a group: a bucket of requests and one of bytes.
 
 use super::bucket::Bucket;
 use crate::Limit;
 
-/// What requests take of a budget, or owe it.
+/// The cost of requests to a budget, or a debt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     pub requests: u64,
-    /// Bytes that they move: those of reads and writes. A discard or write-zeroes is one request
-    /// without bytes.
+    /// Bytes moved by reads and writes. A discard or write-zeroes is one request without bytes.
     pub bytes: u64,
 }
 
@@ -21,7 +20,7 @@ impl Cost {
         self.each(other, u64::saturating_add)
     }
 
-    /// What it is more than the other one.
+    /// Returns the excess of this cost over another one.
     pub fn beyond(self, other: Self) -> Self {
         self.each(other, u64::saturating_sub)
     }
@@ -32,7 +31,7 @@ impl Cost {
     }
 }
 
-/// See the module.
+/// A bucket of requests and one of bytes.
 #[derive(Clone, Debug)]
 pub struct Budget {
     limit: Limit,
@@ -55,39 +54,39 @@ impl Budget {
         self.bytes.set(limit.bytes_per_s, limit.burst, now);
     }
 
-    /// The limit.
+    /// Returns the limit.
     pub const fn limit(&self) -> Limit {
         self.limit
     }
 
-    /// When the next request may go.
+    /// Returns the time from which the next request may be taken.
     pub fn ready_at(&self) -> u64 {
         self.requests.ready_at().max(self.bytes.ready_at())
     }
 
-    /// Spends what requests cost, which may be more than there is.
+    /// Takes the cost of requests, which may exceed what is available.
     pub fn take(&mut self, cost: Cost, now: u64) {
         self.requests.take(cost.requests, now);
         self.bytes.take(cost.bytes, now);
     }
 
-    /// Gets back what has been taken and was not spent.
+    /// Returns a cost that was taken and not spent.
     pub fn give(&mut self, cost: Cost) {
         self.requests.give(cost.requests);
         self.bytes.give(cost.bytes);
     }
 
-    /// How long that takes to come in, in nanoseconds; 0 without a limit.
+    /// Returns the time in which a cost comes in, in nanoseconds; 0 without a limit.
     pub fn time_of(&self, cost: Cost) -> u64 {
         self.requests.time_of(cost.requests).max(self.bytes.time_of(cost.bytes))
     }
 
-    /// What comes in within a time; at least one request and one byte.
+    /// Returns the cost that comes in within a time; at least one request and one byte.
     pub fn in_time(&self, ns: u64) -> Cost {
         Cost { requests: self.requests.tokens_in(ns), bytes: self.bytes.tokens_in(ns) }
     }
 
-    /// As much of a cost as is limited here.
+    /// Returns the part of a cost that is limited here.
     pub fn counted(&self, cost: Cost) -> Cost {
         let count = |bucket: &Bucket, tokens| if bucket.is_limited() { tokens } else { 0 };
         let requests = count(&self.requests, cost.requests);

@@ -1,4 +1,4 @@
-//! A disk's limit, as operators and its queues see it.
+//! A disk's limit, for operators and its queues.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use super::gate::QueueGate;
 use super::group::Group;
 use crate::{DiskKey, Limit, Weight};
 
-/// What a disk may use, in its group.
+/// The limits of a disk, its own and its group's.
 pub struct DiskLimits {
     pub(super) group: Arc<Group>,
     key: DiskKey,
@@ -20,7 +20,7 @@ pub struct DiskLimits {
 }
 
 impl DiskLimits {
-    /// Of a new disk of the group.
+    /// Adds a new disk to the group.
     pub fn new(group: Arc<Group>, limit: Limit, weight: Weight) -> Arc<Self> {
         let now = group.now();
         let key = {
@@ -33,32 +33,32 @@ impl DiskLimits {
         Arc::new(Self { group, key, throttled, throttled_ns })
     }
 
-    /// The name of the disk's group, if it is in one.
+    /// Returns the name of the disk's group, if it is in a named one.
     pub fn group(&self) -> Option<&str> {
         self.group.name()
     }
 
-    /// What the disk may use.
+    /// Returns the disk's limit.
     pub fn limit(&self) -> Limit {
         self.group.lock().line.limit(self.key)
     }
 
-    /// Changes that, for requests that wait already, too.
+    /// Sets the disk's limit; applies to waiting requests, too.
     pub fn set_limit(&self, limit: Limit) {
         self.group.change(|line, now| line.set_limit(self.key, limit, now));
     }
 
-    /// How much it gets of what its group may use.
+    /// Returns the disk's weight in its group.
     pub fn weight(&self) -> u32 {
         self.group.lock().line.weight(self.key)
     }
 
-    /// Changes that.
+    /// Sets the disk's weight in its group.
     pub fn set_weight(&self, weight: Weight) {
         self.group.change(|line, _| line.set_weight(self.key, weight));
     }
 
-    /// How many requests had to wait, and how long all of them together.
+    /// Returns the number of requests that had to wait, and their total waiting time.
     pub fn throttled(&self) -> (u64, Duration) {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         (get(&self.throttled), Duration::from_nanos(get(&self.throttled_ns)))
@@ -69,8 +69,9 @@ impl DiskLimits {
         self.throttled_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
-    /// The daemon has read so many bytes of the disk for itself. Returns how long it rests then, to
-    /// be no faster than the guest may be. If it is the guest's doing, the guest pays for it.
+    /// Accounts for a read of the disk by the daemon itself. Returns how long it has to rest
+    /// afterwards, to be no faster than the guest may be. If the guest caused the read, the guest
+    /// is charged.
     pub fn own_read(&self, bytes: u64, is_charged: bool) -> Duration {
         let (cost, now) = (Cost { requests: 1, bytes }, self.group.now());
         let line = &mut self.group.lock().line;
@@ -80,7 +81,7 @@ impl DiskLimits {
         Duration::from_nanos(line.time_of(self.key, cost))
     }
 
-    /// A queue begins, on the thread of this reactor.
+    /// Registers a queue, on the thread of this reactor.
     pub(super) fn open_gate(&self, reactor: &Reactor) -> Arc<QueueGate> {
         let mut state = self.group.lock();
         let queue = state.line.add_queue(self.key);
@@ -91,14 +92,14 @@ impl DiskLimits {
         gate
     }
 
-    /// It ends.
+    /// Removes a queue.
     pub(super) fn close_gate(&self, gate: &QueueGate) {
         self.group.lock().line.remove_queue(gate.queue);
     }
 }
 
 impl Drop for DiskLimits {
-    /// Its queues are gone: each holds it.
+    /// Its queues are gone: each holds a reference.
     fn drop(&mut self) {
         self.group.lock().line.remove_disk(self.key);
     }

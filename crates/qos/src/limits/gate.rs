@@ -1,4 +1,4 @@
-//! What the thread of a queue and others share of it.
+//! State of a queue shared by its thread and others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +7,7 @@ use flowstone_block::Waker;
 
 use crate::{DiskKey, QueueKey};
 
-/// See the module.
+/// Tells a queue whether it is limited, and wakes it.
 pub struct QueueGate {
     pub disk: DiskKey,
     pub queue: QueueKey,

@@ -1,4 +1,4 @@
-//! Disks that share a limit, and the line that their threads share.
+//! A group of disks that share a limit, with the line shared by their threads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -9,33 +9,33 @@ use super::line::Line;
 use crate::Limit;
 use crate::nanoseconds::Nanoseconds;
 
-/// Disks that share a limit. A disk of its own is in a group without a name and without a limit.
+/// Disks that share a limit. A disk without a group is in an unnamed one without a limit.
 pub struct Group {
     name: Option<String>,
     time: Nanoseconds,
     state: Mutex<State>,
-    /// Moves with each change of what a waiting queue waits for.
+    /// Number of changes to anything that a waiting queue waits for.
     changes: AtomicU64,
 }
 
-/// What the lock protects. It is taken for each batch of a limited queue, and never held across
+/// State under the lock, which is taken for each batch of a limited queue, and never held across
 /// I/O.
 #[derive(Default)]
 pub struct State {
     pub line: Line,
-    /// Of all disks of the group.
+    /// Gates of all disks of the group.
     pub gates: Vec<Weak<QueueGate>>,
 }
 
 impl Group {
-    /// A group with a name and a limit.
+    /// Makes a group with a name and a limit.
     pub fn new(name: String, limit: Limit) -> Arc<Self> {
         let group = Self::make(Some(name));
         group.change(|line, now| line.set_group_limit(limit, now));
         group
     }
 
-    /// For a disk that is in no group.
+    /// Makes the group of a disk that is in no group.
     pub fn unnamed() -> Arc<Self> {
         Self::make(None)
     }
@@ -45,17 +45,17 @@ impl Group {
         Arc::new(Self { name, time, state, changes })
     }
 
-    /// Its name, if it was given one.
+    /// Returns its name, if it has one.
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// What its disks may use together.
+    /// Returns the limit.
     pub fn limit(&self) -> Limit {
         self.lock().line.group_limit()
     }
 
-    /// Changes that, for requests that wait already, too.
+    /// Sets the limit; applies to waiting requests, too.
     pub fn set_limit(&self, limit: Limit) {
         self.change(|line, now| line.set_group_limit(limit, now));
     }
@@ -64,17 +64,17 @@ impl Group {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nanoseconds on the clock of the line.
+    /// Returns the time on the clock of the line.
     pub(super) fn now(&self) -> u64 {
         self.time.now()
     }
 
-    /// When the clock of the line will show this.
+    /// Converts a time on the clock of the line.
     pub(super) fn instant(&self, ns: u64) -> Instant {
         self.time.instant(ns)
     }
 
-    /// Changes something that queues may be waiting for, and wakes all of them.
+    /// Changes something that queues may wait for, and wakes all of them.
     pub(super) fn change(&self, change: impl FnOnce(&mut Line, u64)) {
         let now = self.now();
         let mut state = self.lock();
@@ -90,7 +90,7 @@ impl Group {
         gates.iter().for_each(|gate| gate.wake());
     }
 
-    /// Moves with each change.
+    /// Returns the number of changes.
     pub(super) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }

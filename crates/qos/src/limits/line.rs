@@ -1,14 +1,14 @@
 //! The line in which the disks of a group wait for tokens, as pure state on a clock in nanoseconds.
 //!
-//! Chains wait in their rings; the line knows how many. One may be taken when the group and its
+//! Chains wait in their rings; the line knows their number. One may be taken when the group and its
 //! disk are out of debt and it is its turn among the disks of the group and the queues of its disk
-//! ([`FairQueue`]). What it costs is known when it has been taken: until then as much is assumed as
-//! the last ones of its queue cost.
+//! ([`FairQueue`]). Its cost is known only after it has been taken: until then the recent mean of
+//! its queue is assumed.
 //!
-//! What a request costs beyond that is its disk's own debt, to the disk's budget and to the group.
-//! The group gets it in pieces, each in a turn of the disk, whose requests wait meanwhile: those of
-//! other disks do not wait for more than a piece. Debts stay with the disk when its queues go. A
-//! disk without a group is alone in a line.
+//! The excess of the real cost is a debt of its disk, to the disk's budget and to the group. It is
+//! paid to the group in pieces, each in a turn of the disk, whose requests wait meanwhile: requests
+//! of other disks wait for one piece at most. Debts stay with the disk when its queues go. A disk
+//! without a group is alone in a line.
 
 use flowstone_block::mutant;
 use slab::Slab;
@@ -17,25 +17,25 @@ use super::budget::{Budget, Cost};
 use crate::fair_queue::{Kind, Rank, VmKey};
 use crate::{DiskKey, FairQueue, Limit, QueueKey, Weight};
 
-/// Requests are let go in steps of so long, where their queue has more than one waiting: each step
-/// wakes a thread.
+/// Interval at which requests are granted to a queue with more than one waiting: each step wakes a
+/// thread.
 const STEP_NS: u64 = 1_000_000;
-/// No look is later than this after tokens have come: what was expected of others may not happen.
+/// Greatest delay of a look after tokens have come: expected requests of others may not come.
 const LATE_MAX_NS: u64 = 10_000_000;
-/// What a group lends or is paid at once, in time at its rate: the credit that every limit has.
+/// Piece in which a group's debt is paid, in time at its rate: the credit that every limit has.
 const PIECE_NS: u64 = 10_000_000;
-/// A disk that owes so much has no grants left.
+/// Debt above which a disk loses its grants, in time.
 const LONG_NS: u64 = 10 * LATE_MAX_NS;
-/// Chains of a queue that are known at a time, whatever waits in its ring: each is kept, and gone
-/// through under the lock of the group, on the thread of any of its disks.
+/// Chains of a queue known at a time, however many wait in its ring: each is stored, and visited
+/// under the lock of the group, on the thread of any of its disks.
 const KNOWN_MAX: usize = 1024;
-/// What the first request of a queue is assumed to move.
+/// Assumed size of a queue's first request.
 const FIRST_BYTES: u64 = 4096;
 
-/// See the module.
+/// The disks of a group, waiting for tokens.
 pub struct Line {
     group: Budget,
-    /// All disks are those of one VM here: the group is shared by their own weights.
+    /// All disks are in one VM here: they share the group by their own weights.
     vm: VmKey,
     disks: Slab<Disk>,
     queues: Slab<Queue>,
@@ -45,22 +45,22 @@ pub struct Line {
 #[derive(Default)]
 struct Disk {
     budget: Budget,
-    /// To the group. Nothing more of the disk goes before it is paid.
+    /// Debt to the group. Nothing more is granted to the disk before it is paid.
     owed: Cost,
 }
 
 struct Queue {
-    /// Of a chain, as far as is known.
+    /// Recent mean per chain.
     mean_bytes: u64,
-    /// What has been assumed of the chains that it may take.
+    /// Assumed cost of the chains granted and not taken.
     granted: Cost,
 }
 
-/// What a queue may take now.
+/// Chains that a queue may take now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lease {
     pub chains: usize,
-    /// What they are assumed to cost, and is taken already.
+    /// Their assumed cost, which has been charged.
     pub cost: Cost,
     /// Whether bytes are limited.
     pub counts_bytes: bool,
@@ -78,12 +78,12 @@ impl Line {
     pub fn add_disk(&mut self, weight: Weight) -> DiskKey {
         let key = self.fair.add_disk(self.vm, weight);
         let at = self.disks.insert(Disk::default());
-        // Both slabs are filled and emptied together, so they give the same places.
+        // Both slabs are filled and emptied in step, so they return equal keys.
         assert!(at == key.0, "a disk has one key");
         key
     }
 
-    /// A disk whose queues are gone.
+    /// Removes a disk without queues.
     pub fn remove_disk(&mut self, disk: DiskKey) {
         self.disks.remove(disk.0);
         self.fair.remove_disk(disk);
@@ -96,7 +96,7 @@ impl Line {
         key
     }
 
-    /// What it has not used of its grants is there for others.
+    /// Removes a queue; its unused grants are returned.
     pub fn remove_queue(&mut self, queue: QueueKey) {
         self.revoke(queue);
         self.queues.remove(queue.0);
@@ -115,7 +115,7 @@ impl Line {
         self.disks[disk.0].budget.set(limit, now);
     }
 
-    /// What is not limited any more is not owed.
+    /// Sets the group's limit; debts to what is no longer limited are dropped.
     pub fn set_group_limit(&mut self, limit: Limit, now: u64) {
         self.group.set(limit, now);
         for (at, disk) in &mut self.disks {
@@ -132,12 +132,12 @@ impl Line {
         self.group.limit()
     }
 
-    /// Whether the disk has to wait for anything, ever.
+    /// Returns whether the disk ever has to wait for tokens.
     pub fn is_limited(&self, disk: DiskKey) -> bool {
         !self.limit(disk).is_none() || !self.group_limit().is_none()
     }
 
-    /// So many chains of a queue wait in its ring. Returns how many it may take.
+    /// Updates the number of chains that wait in a queue's ring. Returns how many it may take.
     pub fn look(&mut self, queue: QueueKey, available: usize, now: u64) -> Lease {
         self.announce(queue, available);
         self.advance(now);
@@ -161,7 +161,7 @@ impl Line {
         (self.fair.known(queue)..available).for_each(|_| self.fair.push(queue, assumed));
     }
 
-    /// Lets everything go that may.
+    /// Makes all possible grants.
     fn advance(&mut self, now: u64) {
         let Self { group, disks, queues, fair, vm: _ } = self;
         loop {
@@ -169,11 +169,12 @@ impl Line {
             let may_go = |disk: &Disk| !disk.owed.is_zero() || disk.budget.ready_at() <= now;
             let next = fair.next(Kind::Waiting, |disk| may_go(&disks[disk.0]));
             let Some(key) = next.filter(|_| at <= now) else { return };
-            // Tokens that nobody has used are no credit while something is owed.
+            // Unused tokens are no credit while there is a debt.
             let owes = disks.iter().any(|(_, disk)| !disk.owed.is_zero());
             let Disk { budget, owed } = &mut disks[key.0];
             if owed.is_zero() {
-                // Without a limit on the group, turns do not matter: a request is a request.
+                // Without a limit on the group, the cost does not matter for turns: each request
+                // counts 1.
                 let (queue, cost) = fair.grant(key, |cost| group.time_of(*cost).max(1));
                 group.take(cost, if owes { at } else { now });
                 budget.take(cost, now);
@@ -181,7 +182,7 @@ impl Line {
                 *granted = granted.plus(cost);
                 continue;
             }
-            // Tokens that came since the last look, before anything waited, are paid in few steps.
+            // For tokens that came since the last look, before anything waited, few steps are used.
             let left = owed.beyond(group.in_time(PIECE_NS.max((now - at) / 8)));
             let piece = owed.beyond(left);
             fair.pay(key, group.time_of(piece).max(1));
@@ -191,7 +192,7 @@ impl Line {
         }
     }
 
-    /// A queue has taken chains with a lease: what they have cost, which ends the lease.
+    /// Ends a lease: `chains` chains were taken, at a cost of `spent`.
     pub fn settle(&mut self, queue: QueueKey, lease: Lease, chains: usize, spent: Cost, now: u64) {
         let key = self.fair.disk_of(queue);
         let of_queue = &mut self.queues[queue.0];
@@ -202,7 +203,7 @@ impl Line {
         self.owe(key, spent.beyond(lease.cost), now);
     }
 
-    /// A disk has had something that nothing was granted for.
+    /// Charges a disk for an excess over what was granted.
     pub fn owe(&mut self, key: DiskKey, excess: Cost, now: u64) {
         let disk = &mut self.disks[key.0];
         if !mutant("qos.line.forgets-what-was-not-assumed") {
@@ -215,19 +216,19 @@ impl Line {
         self.fair.set_owes(key, !disk.owed.is_zero());
         let owes_ns = disk.budget.ready_at().saturating_sub(now).max(self.group.time_of(disk.owed));
         if owes_ns > LONG_NS && !mutant("qos.line.grants-outlive-a-debt") {
-            // Its other queues may have as much to take that is not expected. They look before it
-            // is paid.
+            // Its other queues may have as large requests, which is not assumed. They look again
+            // before the debt is paid.
             let queues: Vec<QueueKey> = self.fair.queues_of(key).collect();
             queues.into_iter().for_each(|queue| self.revoke(queue));
         }
     }
 
-    /// How long that takes to come in for a disk, in nanoseconds.
+    /// Returns the time in which a cost comes in for a disk, in nanoseconds.
     pub fn time_of(&self, disk: DiskKey, cost: Cost) -> u64 {
         self.disks[disk.0].budget.time_of(cost).max(self.group.time_of(cost))
     }
 
-    /// What has been granted to a queue, and is not with it yet, is not granted.
+    /// Withdraws a queue's grants that it has not taken.
     fn revoke(&mut self, queue: QueueKey) {
         self.fair.take_granted(queue);
         let granted = std::mem::take(&mut self.queues[queue.0].granted);
@@ -240,8 +241,8 @@ impl Line {
         self.fair.refund(disk, self.group.time_of(cost));
     }
 
-    /// When the thread of a queue has to look again, if anything of it waits: when its first
-    /// request will have had its turn, or later, so that several go in a step.
+    /// Returns when the thread of a queue has to look again, if it has chains waiting: at the
+    /// expected turn of its first request, or later, so that several are granted in a step.
     pub fn next_look(&self, queue: QueueKey, now: u64) -> Option<u64> {
         let first = *self.fair.first(queue)?;
         let disk = self.fair.disk_of(queue);
@@ -249,7 +250,7 @@ impl Line {
         let ready = self.group.ready_at().max(budget.ready_at()).max(now);
         let queues = self.fair.waiting_queues(disk) as u64;
         let others = queues * self.fair.round(disk);
-        // How long one request takes of each queue before ours, and of each including ours.
+        // Time of one request of each queue before this one, and of each including this one.
         let of_disk = budget.time_of(first).saturating_mul(queues);
         let of_group = self.group.time_of(first.plus(*owed)).saturating_mul(others);
         let turn = of_disk.max(of_group);
@@ -261,7 +262,7 @@ impl Line {
     }
 }
 
-/// A mean of which the newest value is a quarter; exact when values are all the same.
+/// Returns a moving average with weight 1/4 for the newest value; exact when values are all equal.
 const fn nearer(mean: u64, value: u64) -> u64 {
     if value > mean { mean + (value - mean).div_ceil(4) } else { mean - (mean - value).div_ceil(4) }
 }

@@ -1,4 +1,4 @@
-//! What the images hold in the end.
+//! Contents of images after a replay.
 
 use flowstone_block::{BlockingDisk, Sector};
 use flowstone_fileio::FileIo as _;
@@ -31,7 +31,7 @@ fn contents(format: Format, trace: &Trace) -> Vec<u8> {
     let options = ReplayOptions {
         size: Some(DISK),
         ssd: "op=28%,block=128K".parse().unwrap(),
-        // Requests that overlap have no order if they are on their way together.
+        // Overlapping requests are unordered if they are in flight together.
         iodepth: 1,
         ..ReplayOptions::new(Load::Trace(trace.clone()), format)
     };
@@ -93,7 +93,7 @@ fn writes_before_the_measured_part_are_counted_as_requests_are_made() {
     assert_eq!(requests_to(&once, 2, 7).unwrap(), 8, "a pass, and one part of the next");
 }
 
-/// A queue that is dropped waits for its discards, which no turn would have carried out any more.
+/// A dropped queue waits for its discards, which no step would have executed any more.
 #[test]
 fn a_request_that_fails_ends_the_replay_when_the_others_are_back() {
     let ssd = Ssd::new(2 * DISK, "op=28%,block=128K".parse().unwrap()).unwrap();
@@ -101,7 +101,7 @@ fn a_request_that_fails_ends_the_replay_when_the_others_are_back() {
     create_in(NAME, &file, Format::Raw, DISK, &CreateOptions::default()).unwrap();
     let options = ReplayOptions::new(Load::Trace(Trace::default()), Format::Raw);
     let mut model = Model::open(&options, ssd, file.clone(), DISK, 8).unwrap();
-    // The file has been cut: what lies behind its end cannot be read.
+    // The file has been truncated: reads beyond its end fail.
     file.set_size(DISK / 2).unwrap();
     let event = |kind, offset| Event::new(kind, offset, 4096);
     let reads = (0..1000).map(move |_| event(Kind::Read, DISK - 4096));

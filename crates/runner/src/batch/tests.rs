@@ -1,4 +1,4 @@
-//! A disk that takes its time over each submission, and what its driver has seen by then.
+//! Batches on a disk whose submissions take time: which completions the driver sees during a batch.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -23,7 +23,7 @@ mod corked;
 /// Sixteen of these are longer than a stretch.
 const SUBMISSION: Duration = Duration::from_micros(1);
 
-/// What the driver has seen come back, at each submission.
+/// The used index seen by the driver, at each submission.
 type Seen = Arc<Mutex<Vec<u16>>>;
 
 struct Slow {
@@ -65,8 +65,8 @@ impl Channel for SlowChannel {
     }
 }
 
-/// All chains of a guest, on one thread or with both halves on this one: what it has seen at each
-/// submission.
+/// Runs all chains of a guest, fused or with both halves on this thread. Returns the used index
+/// that the guest sees at each submission.
 fn seen_of_all_chains(is_split: bool) -> Vec<u16> {
     let (mut guest, queue) = FakeGuest::new(Asks::Flush);
     (0..CHAINS).for_each(|chain| guest.offer(chain));
@@ -83,7 +83,7 @@ fn seen_of_all_chains(is_split: bool) -> Vec<u16> {
     } else {
         vec![Box::new(QueueTask::new(queue, channel, &context))]
     };
-    // The half that takes requests hands over all of them first.
+    // The front half hands over all chains first.
     for task in &mut run {
         while task.turn(u64::MAX).is_some() {}
     }
@@ -95,7 +95,7 @@ fn seen_of_all_chains(is_split: bool) -> Vec<u16> {
 fn what_has_completed_is_shown_while_a_long_batch_is_still_being_issued() {
     for is_split in [false, true] {
         let seen = seen_of_all_chains(is_split);
-        // Turns of 4, 8, 16 and 32; the last of them in two stretches.
+        // Turns of 4, 8, 16 and 32 chains; the last of them in two stretches.
         assert_eq!([seen[4], seen[12], seen[28]], [4, 12, 28]);
         assert_eq!([seen[28 + 15], seen[28 + 16]], [28, 28 + 16]);
     }
@@ -106,7 +106,7 @@ fn chains_that_come_while_a_batch_is_issued_are_the_next_turns() {
     let mut batch = Batch::new(1000, u64::MAX);
     batch.end_stretch(16, 10);
     assert_eq!(batch.chains(), 10);
-    // Others have come.
+    // More chains have arrived meanwhile.
     batch.end_stretch(10, 500);
     assert!(batch.is_over());
 }
@@ -125,7 +125,8 @@ fn a_batch_ends_with_its_bytes_with_its_chains_and_when_nothing_can_be_taken() {
     assert!(batch.is_over());
 }
 
-/// Rings full of chains that no disk is asked for: a neighbour's median went from 15 us to 4.4 ms.
+/// Regression: with rings full of chains that need no disk, a neighbour's median went from 15 us to
+/// 4.4 ms.
 #[test]
 fn a_turn_of_chains_that_are_answered_at_once_has_an_end() {
     for (bytes, chains) in [(1 << 20, 512), (u64::MAX, 10_000)] {

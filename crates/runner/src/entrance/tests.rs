@@ -1,4 +1,4 @@
-//! Queues of a disk that owes an hour of its limit, stopped again and again.
+//! Queues of a disk that owes an hour of its limit, stopped repeatedly.
 
 use flowstone_block::sync::atomic::{AtomicBool, Ordering};
 use flowstone_block::{Layer, Reactor};
@@ -13,7 +13,7 @@ use crate::held_disk::Held;
 use crate::queue_run::{Part, QueueRun};
 use crate::spin::FOR_DRIVER;
 
-/// A request a second, and so many that are to be paid for first.
+/// A limit of one request a second, with a debt of `requests` requests.
 fn owing(reactor: &Reactor, requests: usize) -> Arc<DiskLimits> {
     let group = flowstone_qos::Group::unnamed();
     let limits = DiskLimits::new(group, "iops=1".parse().unwrap(), Default::default());
@@ -25,7 +25,7 @@ fn owing(reactor: &Reactor, requests: usize) -> Arc<DiskLimits> {
 
 struct Run {
     task: Box<dyn QueueRun>,
-    /// The other half, where there are two.
+    /// The back half of a split queue.
     back: Option<Part>,
     leave: Arc<AtomicBool>,
 }
@@ -46,7 +46,7 @@ fn run(queue: VirtQueue, limits: &Arc<DiskLimits>, reactor: &Reactor, is_split: 
     Run { task, back, leave }
 }
 
-/// As a monitor stops it, for GET_VRING_BASE or to change the cache mode.
+/// Stops a queue as a monitor does, for GET_VRING_BASE or to change the cache mode.
 fn stop(run: Run) -> u16 {
     let Run { mut task, back, leave } = run;
     leave.store(true, Ordering::Release);
@@ -56,8 +56,8 @@ fn stop(run: Run) -> u16 {
     whole::<VirtQueue, DiskLimits>(part).unwrap().queue.next_avail()
 }
 
-/// Each stop let go of all that waited for the throttle: 85,579 reads/s under `iops=100`. A monitor
-/// waited for nothing, and so it is still: what waits has never been taken.
+/// Regression: each stop released all chains held by the throttle: 85,579 reads/s under `iops=100`.
+/// A stop still does not wait for them: held chains have never been taken.
 #[test]
 fn a_guest_that_toggles_its_cache_mode_takes_nothing_from_its_ring_that_it_cannot_pay() {
     for is_split in [false, true] {
@@ -79,7 +79,7 @@ fn a_guest_that_toggles_its_cache_mode_takes_nothing_from_its_ring_that_it_canno
     }
 }
 
-/// An operator that raises a limit, while a thread is about to sleep.
+/// The operator raises a limit while the thread is about to sleep.
 #[test]
 fn a_queue_that_is_held_sees_another_limit() {
     for is_split in [false, true] {

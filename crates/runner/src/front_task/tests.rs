@@ -1,5 +1,4 @@
-//! The half that takes requests, step by step: what the other one does falls between any two of its
-//! steps.
+//! The front half, step by step: steps of the back half fall between any two of its steps.
 
 use flowstone_block::sync::atomic::{AtomicBool, Ordering};
 use flowstone_block::{BackHalf, Reactor};
@@ -12,7 +11,7 @@ use crate::halves::split;
 use crate::held_disk::Held;
 use crate::spin::FOR_DRIVER;
 
-/// A driver whose chains need no disk, and the other half, by hand.
+/// A driver whose chains need no disk, and a back half driven by the test.
 struct Bench {
     guest: FakeGuest,
     front: FrontTask<VirtQueue, Unlimited>,
@@ -32,7 +31,7 @@ impl Bench {
         Self { guest, front, leave, back }
     }
 
-    /// The other half answers one chain and gives it back.
+    /// The back half answers one chain and returns it.
     fn finish(&mut self) {
         let start = self.back.starts.pop().unwrap();
         let head = self.back.back.begin(start, |_| panic!("no disk is asked")).unwrap();
@@ -40,13 +39,13 @@ impl Bench {
         assert!(self.back.returns.push(Return { head, request: None, done }).is_ok());
     }
 
-    /// ... shows it to the driver, and clears its mark.
+    /// The back half publishes completions and clears their marks.
     fn publish(&mut self) {
         self.back.back.publish();
         self.tell();
     }
 
-    /// ... and says so.
+    /// The back half reports the cleared marks.
     fn tell(&mut self) {
         let link = &self.back.link.0;
         link.set_cleared(self.back.back.done());
@@ -66,7 +65,7 @@ impl Bench {
     }
 }
 
-/// The waker is not heard by a thread that is about to sleep: a stop hung.
+/// Regression: a wake-up is lost on a thread that is about to sleep; a stop hung.
 #[test]
 fn a_chain_that_comes_back_just_before_the_sleep_is_seen() {
     let mut bench = Bench::new();
@@ -83,7 +82,7 @@ fn a_chain_that_comes_back_just_before_the_sleep_is_seen() {
     assert!(bench.front.is_over());
 }
 
-/// It did not wait for chains when it was parked, so the other half would not have woken it.
+/// The front did not wait for chains when it was parked, so the back half would not have woken it.
 #[test]
 fn an_order_to_leave_that_comes_just_before_the_sleep_is_seen() {
     let mut bench = Bench::new();
@@ -100,8 +99,8 @@ fn an_order_to_leave_that_comes_just_before_the_sleep_is_seen() {
     assert!(bench.must_not_sleep());
 }
 
-/// Its mark would be cleared with those of its last use, and a daemon that is killed would forget
-/// it.
+/// Otherwise its mark would be cleared with those of its last use, and a killed daemon would lose
+/// the request.
 #[test]
 fn a_chain_is_taken_again_when_its_mark_is_cleared() {
     let mut bench = Bench::new();
@@ -135,7 +134,7 @@ fn a_chain_that_is_in_flight_is_not_taken_twice() {
     assert!(bench.front.turn(u64::MAX).is_none() && !bench.front.park() && !bench.must_not_sleep());
 }
 
-/// It looked for ever for a mark that its other half, which had panicked, could not clear.
+/// Regression: it polled for ever for a mark that the back half, having panicked, could not clear.
 #[test]
 fn a_front_whose_other_half_has_panicked_sleeps_until_it_is_to_leave() {
     for offered_again in [false, true] {
@@ -146,7 +145,7 @@ fn a_front_whose_other_half_has_panicked_sleeps_until_it_is_to_leave() {
         if offered_again {
             bench.guest.offer(0);
         }
-        // Without having published what it gave back.
+        // The back half returned the chain but did not publish it.
         let Bench { mut front, leave, back, .. } = bench;
         drop(back);
         front.turn(u64::MAX);

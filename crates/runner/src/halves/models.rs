@@ -1,13 +1,13 @@
-//! When the front takes a head again, in each order of the two threads. A mark of the in-flight log
-//! is a cell here, of which loom says when two threads use it at once. (The log itself is in memory
-//! that the monitor maps, too, where loom sees nothing.)
+//! Models of when the front may take a head again, in every interleaving of the two threads. A mark
+//! of the in-flight log is a cell here, so loom reports two threads that use it at once. (The log
+//! itself is in memory that the monitor maps, too, where loom sees nothing.)
 
 use flowstone_block::model::{UnsafeCell, check, spawn};
 use flowstone_block::sync::thread::yield_now;
 
 use super::*;
 
-/// The mark of the head that goes round.
+/// The in-flight mark of the only head.
 struct Mark(UnsafeCell<bool>);
 
 // SAFETY: loom checks that no two threads use it at once.
@@ -31,7 +31,7 @@ fn a_head_is_taken_again_when_its_mark_is_cleared() {
         let (mut to_front, mut returns) = RingBuffer::new(1);
         let (back_link, cleared) = (Arc::clone(&link), Arc::clone(&mark));
         let back = spawn(move || {
-            // It comes back first.
+            // The head is returned first.
             assert!(to_front.push(Return { head: 0, request: None, done: 1 }).is_ok());
             cleared.set(false);
             back_link.set_cleared(1);

@@ -1,13 +1,12 @@
-//! Whether any poller has had something to do lately: tells the threads that watch the load, which
-//! sleep while no poller has.
+//! Tells the threads that watch the load when a poller wakes up; they sleep while no poller has.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{Thread, current, park_timeout};
 use std::time::Duration;
 
-/// A wake-up that comes just before the sleep is missed if its poller then never sleeps; so the
-/// sleep ends at times.
+/// Longest sleep. A wake-up just before the sleep is missed if its poller then never sleeps, so the
+/// sleep has a timeout.
 const SLEEP_MAX: Duration = Duration::from_secs(10);
 
 /// Shared by all pollers and the threads that watch their load.
@@ -23,8 +22,8 @@ impl Activity {
         self.sleepers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sleeps until a poller has woken up, or this thread is unparked. Returns whether a poller
-    /// has.
+    /// Sleeps until a poller wakes up, this thread is unparked, or [`SLEEP_MAX`] has passed.
+    /// Returns whether a poller woke up.
     pub fn wait(&self) -> bool {
         {
             let mut sleepers = self.sleepers();
@@ -35,12 +34,12 @@ impl Activity {
         let this = current().id();
         let mut sleepers = self.sleepers();
         let before = sleepers.len();
-        // Who wakes it takes it off the list.
+        // `woke` removes the threads that it unparks from the list.
         sleepers.retain(|thread| thread.id() != this);
         sleepers.len() == before
     }
 
-    /// A poller has woken up. Costs a load while all other threads are awake.
+    /// Called when a poller wakes up. Costs one load while no thread sleeps here.
     pub(crate) fn woke(&self) {
         if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel) {
             self.sleepers().drain(..).for_each(|thread| thread.unpark());
@@ -50,7 +49,7 @@ impl Activity {
 
 #[cfg(test)]
 impl Activity {
-    /// Whether a thread sleeps, or is about to.
+    /// Returns whether a thread sleeps, or is about to.
     pub fn has_sleepers(&self) -> bool {
         self.asleep.load(Ordering::Acquire)
     }

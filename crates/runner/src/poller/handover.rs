@@ -1,8 +1,8 @@
-//! How a queue comes to a poller's thread, and leaves it: for another poller, or to stop.
+//! Arrival of a queue at a poller's thread, and its departure: to another poller, or to stop.
 //!
 //! Both departures begin in the same way: the queue takes nothing more until nothing is in flight.
-//! Only then does its poller ask what is next, so an order to stop that comes later still holds,
-//! wherever the queue is.
+//! Only then does its poller read the order, so a later order to stop still takes effect, wherever
+//! the queue is.
 
 use std::io;
 use std::sync::{Arc, PoisonError};
@@ -27,9 +27,9 @@ pub(super) struct Arrival {
 
 /// A queue that could not be started.
 pub struct NotRun<T> {
-    /// Why.
+    /// The reason.
     pub error: io::Error,
-    /// The queue, unless the thread that was to run it has died with it.
+    /// The queue, unless it was lost when the thread that was to run it died.
     pub queue: Option<T>,
 }
 
@@ -40,19 +40,19 @@ impl<T> std::fmt::Debug for NotRun<T> {
     }
 }
 
-/// Why a queue comes.
+/// Reason of an arrival.
 pub(super) enum Cause {
-    /// It is to begin to run; the thread that starts it waits to hear whether it does, and has it
-    /// back if not.
+    /// The queue is started; the thread that starts it waits for the result, and gets it back on
+    /// failure.
     Start(SyncSender<Result<(), NotRun<Part>>>),
-    /// It has run on another poller until this moment.
+    /// The queue was moved from another poller, where it was drained at `drained`.
     Move { from: Arc<Inbox>, drained: Instant },
-    /// It could not run where it was moved to, and comes back.
+    /// The queue could not run where it was moved to, and returns.
     Return,
 }
 
 impl Cause {
-    /// The queue runs.
+    /// Reports that the queue runs.
     pub fn succeed(self, counters: &PollerCounters) {
         match self {
             Self::Start(started) => drop(started.send(Ok(()))),
@@ -62,23 +62,23 @@ impl Cause {
     }
 }
 
-/// One poller, as other threads see it.
+/// The side of a poller that other threads see.
 pub struct Inbox {
-    /// Which poller it is, among those of its daemon.
+    /// Index of the poller in the daemon.
     pub index: usize,
-    /// What the poller counts.
+    /// Counters of the poller.
     pub counters: PollerCounters,
     waker: Arc<Waker>,
-    /// Whether the thread is to look at what the lock protects. Raised after a change of that, and
-    /// lowered before it looks: so a change that it has not seen raises the flag again.
+    /// Whether the thread has to look at `state`. Set after each change of `state`, cleared before
+    /// the thread reads it: a change that it misses sets the flag again.
     full: AtomicBool,
     state: Mutex<InboxState>,
 }
 
 struct InboxState {
-    /// What has arrived; nothing if the thread has ended.
+    /// Queues that have arrived; `None` once the thread has ended.
     arrivals: Option<Vec<Arrival>>,
-    /// Whether its owner is gone, so that nothing is to be started any more.
+    /// Whether the owner is gone: nothing more is started.
     closed: bool,
 }
 
@@ -97,12 +97,12 @@ impl Inbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes the thread: an order has been given to one of its queues.
+    /// Wakes the thread after an order to one of its queues.
     pub(super) fn wake(&self) {
         self.waker.wake();
     }
 
-    /// Hands a queue over. It comes back if the thread has ended.
+    /// Hands a queue over. Returns it if the thread has ended.
     pub(super) fn post(&self, arrival: Arrival) -> Result<(), Box<Arrival>> {
         match &mut self.state().arrivals {
             Some(arrivals) => arrivals.push(arrival),
@@ -112,7 +112,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// Nothing is to be started here any more: the thread ends with its last queue.
+    /// Closes the inbox: nothing more is started, and the thread ends with its last queue.
     pub(super) fn close(&self) {
         self.state().closed = true;
         self.ring();
@@ -129,12 +129,12 @@ impl Inbox {
         }
     }
 
-    /// Whether the thread is to look at it.
+    /// Returns whether the thread has to look at the inbox.
     pub(super) fn is_full(&self) -> bool {
         self.full.load(Ordering::Acquire)
     }
 
-    /// Takes what has arrived.
+    /// Takes the queues that have arrived.
     pub(super) fn empty(&self) -> Vec<Arrival> {
         let late = mutant("runner.inbox.lowers-its-flag-after-the-list");
         // Before the list is read: what comes later raises it again.
@@ -148,7 +148,7 @@ impl Inbox {
         arrivals
     }
 
-    /// Ends it if it is closed and nothing has arrived. Returns whether the thread may end.
+    /// Ends the inbox if it is closed and empty. Returns whether the thread may end.
     pub(super) fn end_if_closed(&self) -> bool {
         let mut state = self.state();
         let none = state.arrivals.as_ref().is_none_or(Vec::is_empty)
@@ -161,32 +161,31 @@ impl Inbox {
     }
 }
 
-/// Ends an inbox with its thread, however that ends: a monitor must not wait for a thread that has
-/// died.
+/// Ends an inbox with its thread, also on a panic: a monitor must not wait for a dead thread.
 pub(super) struct EndsInbox(pub Arc<Inbox>);
 
 impl Drop for EndsInbox {
     fn drop(&mut self) {
         let left = self.0.state().arrivals.take();
-        // Outside the lock: the monitors that wait for these hear of it.
+        // Outside the lock: dropping these notifies the monitors that wait for them.
         drop(left);
     }
 }
 
 /// The orders of one queue.
 pub struct Orders {
-    /// Whether the queue is to take nothing more; its thread looks at each turn.
+    /// Whether the queue is to take nothing more; read by its task in each turn.
     leave: Arc<AtomicBool>,
     state: Mutex<State>,
 }
 
 struct State {
-    /// The poller that runs it, or that it is on its way to.
+    /// The poller that runs it, or that it is moving to.
     at: Arc<Inbox>,
     next: Next,
 }
 
-/// What a queue does when nothing is in flight.
+/// The order that takes effect when nothing is in flight.
 enum Next {
     Run,
     MoveTo(Arc<Inbox>),
@@ -203,7 +202,7 @@ impl Orders {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the queue's task looks at.
+    /// Returns the flag that the queue's task reads.
     pub(super) fn leave_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.leave)
     }
@@ -215,8 +214,8 @@ impl Orders {
         self.tell(&state);
     }
 
-    /// Tells the queue to move; does not wait. Returns `false` if it has another order, or is
-    /// there.
+    /// Tells the queue to move; does not wait. Returns `false` if it has another order or is there
+    /// already.
     pub fn move_to(&self, poller: &Arc<Inbox>) -> bool {
         let mut state = self.state();
         let may = matches!(state.next, Next::Run) && !Arc::ptr_eq(&state.at, poller);
@@ -234,18 +233,18 @@ impl Orders {
             return;
         }
         self.leave.store(true, Ordering::Release);
-        // Under the lock: a queue that moves meanwhile is woken where it is then.
+        // Under the lock: a queue that moves meanwhile is woken at its new poller.
         state.at.wake();
     }
 
-    /// Which poller it is on, and whether it has no order.
+    /// Returns the index of its poller, and whether it has no order.
     pub fn place(&self) -> (usize, bool) {
         let state = self.state();
         (state.at.index, matches!(state.next, Next::Run))
     }
 
-    /// Asked by its poller when nothing is in flight: where to, if not back to its monitor? From
-    /// now on a queue that moves is at its destination.
+    /// Called by its poller when nothing is in flight: returns the destination of a move, `None`
+    /// for a stop. From then on a moving queue counts as being at its destination.
     pub(super) fn depart(&self) -> Option<Arc<Inbox>> {
         let mut state = self.state();
         let next = std::mem::replace(&mut state.next, Next::Stop);
@@ -254,8 +253,8 @@ impl Orders {
         Some(to)
     }
 
-    /// It comes to this poller though it has not been told to: its destination cannot run it. An
-    /// order to stop that has come meanwhile stays.
+    /// Redirects the queue to `to` because its destination cannot run it. An order to stop given
+    /// meanwhile stays.
     pub(super) fn divert(&self, to: &Arc<Inbox>) {
         let mut state = self.state();
         if matches!(state.next, Next::Stop) && !mutant("runner.orders.return-forgets-a-stop") {
@@ -274,14 +273,14 @@ impl Orders {
     }
 }
 
-/// A queue that runs on a poller. Dropped without [`stop`](Self::stop), it stops by itself.
+/// A queue running on a poller. Dropped without [`stop`](Self::stop), it stops asynchronously.
 pub struct RunningQueue {
     pub(super) orders: Arc<Orders>,
     pub(super) ended: Receiver<Part>,
 }
 
 impl RunningQueue {
-    /// Its orders, for who moves it.
+    /// Returns its orders, for moving it.
     pub fn orders(&self) -> &Arc<Orders> {
         &self.orders
     }
@@ -291,7 +290,7 @@ impl RunningQueue {
         self.orders.stop();
     }
 
-    /// Waits until nothing is in flight, and gives the queue back; `None` if it has panicked.
+    /// Waits until nothing is in flight and returns the queue; `None` if it has panicked.
     pub fn stop(self) -> Option<Part> {
         self.begin_stop();
         self.ended.recv().ok()
@@ -300,7 +299,7 @@ impl RunningQueue {
 
 impl Drop for RunningQueue {
     fn drop(&mut self) {
-        // Its thread, which may be waited for next, ends with its queues.
+        // Its thread, which may be joined next, ends with its queues.
         self.begin_stop();
     }
 }

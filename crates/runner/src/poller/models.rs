@@ -1,9 +1,9 @@
-//! Queues on pollers, in each order of the threads: real pollers, tasks, orders and channels, with
-//! a disk that answers at once.
+//! Models of queues on pollers, in every interleaving of the threads: real pollers, tasks, orders
+//! and channels, and a disk that completes at once.
 //!
-//! Nothing looks for work (`PollMode::Never`): a thread that is not woken sleeps for ever, and loom
-//! says so. The ring that the guest shares and its notifications are outside: what the driver
-//! offers is there before a model begins.
+//! Nothing polls (`PollMode::Never`): a thread that is not woken sleeps for ever, and loom reports
+//! that. The shared ring and its notifications are outside the model: chains are offered before a
+//! model begins.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -37,14 +37,14 @@ fn poller(index: usize) -> PollerThread {
     PollerThread::spawn(format!("poller{index}"), options).unwrap()
 }
 
-/// A queue on the first of them, of whose chains one is offered.
+/// Makes a queue with one chain available.
 fn queue() -> Part {
     let (mut guest, queue) = FakeGuest::new(Asks::Flush);
     guest.offer(0);
     Box::new(queue)
 }
 
-/// The load is balanced, and the queue stopped, by two threads.
+/// One thread moves the queue while another stops it.
 #[test]
 fn an_order_to_stop_holds_beside_one_to_move() {
     check("poller, move beside stop", 2, || {
@@ -57,7 +57,7 @@ fn an_order_to_stop_holds_beside_one_to_move() {
     });
 }
 
-/// A disk that has no second channel: a queue that moves goes back.
+/// A disk that refuses its second channel: a queue that moves there returns.
 #[derive(Default)]
 struct Choosy(AtomicU32);
 
@@ -82,9 +82,8 @@ fn an_order_to_stop_holds_while_a_queue_comes_back() {
     });
 }
 
-/// A queue is posted while its poller is told to end: it runs, or it comes back. In both cases the
-/// poller ends: one that lowered its flag and had not seen yet that it was closed could sleep for
-/// ever.
+/// A queue is posted while its poller is told to end: it runs, or it is returned. In both cases the
+/// poller ends: one that cleared its flag before it saw that it was closed could sleep for ever.
 #[test]
 fn what_is_posted_runs_or_comes_back() {
     check("poller, post and end", 2, || {
@@ -106,7 +105,7 @@ fn what_is_posted_runs_or_comes_back() {
     });
 }
 
-/// Its next poller ends before it is there. Its monitor hears of that, and waits no longer.
+/// The destination poller ends before the queue arrives. The monitor is told, and waits no longer.
 #[test]
 fn a_queue_that_moves_to_a_poller_that_ends_is_not_waited_for() {
     check("poller, move and end", 1, || {
@@ -119,8 +118,7 @@ fn a_queue_that_moves_to_a_poller_that_ends_is_not_waited_for() {
     });
 }
 
-/// A queue on two threads, of whose chains one is offered. Returns its halves when they have
-/// stopped.
+/// Runs a split queue with one chain available. Returns its halves when they have stopped.
 fn run_split(layer: Arc<dyn Layer>) -> [Option<Part>; 2] {
     let (mut guest, queue) = FakeGuest::new(Asks::Flush);
     guest.offer(0);
@@ -142,7 +140,7 @@ fn halves_that_sleep_wake_each_other_and_stop() {
     });
 }
 
-/// A disk whose channel panics, without a word.
+/// A disk whose channel panics, silently.
 struct Broken;
 
 impl Layer for Broken {

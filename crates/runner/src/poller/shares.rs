@@ -1,6 +1,6 @@
-//! What the disks of a thread have had of a pass. Turns go from queue to queue, and a disk may have
-//! as many as it likes: so they take new requests only until their disk has had its time.
-//! Completions are shown in any case.
+//! The time of each disk in a pass of its thread. Turns go from queue to queue, and a disk may have
+//! many queues; queues take new requests only until their disk has used its time. Completions are
+//! published in any case.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use flowstone_block::mutant;
 
 use crate::batch::TURN;
 
-/// What a queue that shares its thread may take from its ring in one turn. Where a submission is a
-/// copy (files in memory), that is about a tenth of a millisecond.
+/// Bytes that a queue on a shared thread may take from its ring in one turn. Where a submission is
+/// a copy (files in memory), that is about a tenth of a millisecond.
 pub(super) const TURN_BYTES: u64 = 1 << 20;
 
-/// See the module.
+/// Time used by each disk in the current pass.
 #[derive(Default)]
 pub(super) struct Shares {
     disks: Vec<Share>,
@@ -21,13 +21,13 @@ pub(super) struct Shares {
 
 struct Share {
     disk: u32,
-    /// In which pass it had something last, and how much.
+    /// The last pass in which the disk used time, and how much.
     pass: u32,
     used: Duration,
 }
 
 impl Shares {
-    /// Of these disks; which place each of them has. A disk that is named again has the same one.
+    /// Starts over with these disks. Returns the index of each; queues of one disk share one.
     pub fn reset(&mut self, disks: impl IntoIterator<Item = u32>) -> Vec<usize> {
         self.disks.clear();
         disks.into_iter().map(|disk| self.place(disk)).collect()
@@ -40,19 +40,19 @@ impl Shares {
         })
     }
 
-    /// The next pass begins.
+    /// Begins a pass.
     pub fn begin(&mut self, pass: u32) {
         self.pass = pass;
     }
 
-    /// How many bytes a queue of a disk may take in its turn.
+    /// Returns how many bytes a queue of this disk may take in its turn.
     pub fn bytes_left(&self, place: usize) -> u64 {
         let share = &self.disks[place];
         let has_left = share.pass != self.pass || share.used < TURN || self.disks.len() == 1;
         if has_left || mutant("runner.shares.go-by-queue") { TURN_BYTES } else { 0 }
     }
 
-    /// A disk has had so much.
+    /// Charges `time` to a disk.
     pub fn charge(&mut self, place: usize, time: Duration) {
         let share = &mut self.disks[place];
         if share.pass != self.pass {

@@ -1,4 +1,4 @@
-//! A queue on the thread of its poller: whether it gets a turn, and what becomes of a panic in one.
+//! A queue on its poller's thread: when it gets a turn, and how a panic in it is contained.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -11,56 +11,55 @@ use tracing::error;
 use super::handover::Orders;
 use crate::queue_run::{Part, QueueRun, QueueSpec, Work};
 
-/// Turns for nothing after which a queue is cold: others come first. On a thread with many idle
-/// queues, looking at all of them takes longer than a busy one's work.
+/// Turns without work after which a queue is cold and gets fewer turns. On a thread with many idle
+/// queues, visiting all of them takes longer than a busy queue's work.
 const COLD_AFTER: u32 = 256;
 
-/// For so long after a rest nothing looks for work: the budget is needed for work itself.
+/// Time after a rest in which nothing polls: the budget is needed for work itself.
 pub(super) const THRIFT: Duration = Duration::from_millis(50);
 
-/// What a wake-up costs, and the sleep after it. It is in no turn, so it is charged where there is
-/// nothing to do.
+/// CPU time charged for a spurious wake-up and the sleep after it, which are part of no turn.
 const WAKE: Duration = Duration::from_micros(10);
-/// Wake-ups for nothing, one after the other, that a queue may cause. An honest driver's
-/// notification may come when its request has been taken already; then the next one brings
-/// something.
+/// Consecutive spurious wake-ups that a queue may cause. An honest driver's notification may come
+/// after its request was taken; its next one brings work.
 const FOR_NOTHING_MAX: u32 = 16;
-/// After the first one more it takes nothing and is not heard for so long, then for twice as long,
-/// and so on. What its disk completes is shown meanwhile.
+/// Time for which a queue is deaf after one spurious wake-up more: it takes nothing, and its
+/// notifications are ignored; doubled with each further one. Its completions are published
+/// meanwhile.
 const DEAF_MIN: Duration = Duration::from_millis(1);
 const DEAF_DOUBLINGS_MAX: u32 = 6;
-/// Time between two looks at what the disk still has of a queue that has panicked. Its own word on
-/// when to look may be what has panicked.
+/// Time between two checks for requests in flight of a queue that has panicked. Its own next-look
+/// time is not used: computing it may be what panicked.
 const DEAD_LOOK: Duration = Duration::from_millis(10);
 
-/// A queue on the thread of its poller.
+/// A queue on its poller's thread.
 pub(super) struct Task {
     pub queue: Box<dyn QueueRun>,
     pub spec: QueueSpec,
     pub orders: Arc<Orders>,
     pub ended: SyncSender<Part>,
-    /// Turns in which it found nothing since it last found something.
+    /// Consecutive turns without work.
     empty_turns: u32,
-    /// Until when it gets no turns: its disk has used its CPU budget.
+    /// End of its rest: its disk has used its CPU budget.
     pub rests: Option<Instant>,
-    /// Until when it takes nothing: it has been woken for nothing too often.
+    /// End of its deafness: it has caused too many spurious wake-ups.
     pub deaf: Option<Instant>,
-    /// Until when nothing is looked for on its behalf.
+    /// Time until which the thread does not poll on its behalf.
     thrift: Instant,
-    /// Whether a notification has ended a sleep, and nothing has been found since.
+    /// Whether a notification has ended a sleep and no work was found since.
     is_notified: bool,
-    /// How often that was so since something was found.
+    /// Consecutive spurious wake-ups.
     for_nothing: u32,
-    /// Whether it has panicked. It gets no more turns.
+    /// Whether it has panicked. A dead task gets no more turns.
     pub dead: bool,
-    /// Where its disk's share of a pass is counted.
+    /// Index of its disk in [`Shares`](super::shares::Shares).
     pub share: usize,
-    /// Whether it has panicked while it was to give back what its disk has of it.
+    /// Whether it has panicked while retiring its channel.
     pub lost: bool,
 }
 
 impl Task {
-    /// Has done nothing yet.
+    /// Makes a task that has done nothing yet.
     pub fn new(
         queue: Box<dyn QueueRun>,
         spec: QueueSpec,
@@ -86,7 +85,7 @@ impl Task {
         }
     }
 
-    /// The number of its disk.
+    /// Returns the number of its disk.
     pub fn disk(&self) -> u32 {
         match self.spec.origin {
             Origin::Queue { disk, .. } => disk,
@@ -103,8 +102,8 @@ impl Task {
         called.ok()
     }
 
-    /// Whether nothing is left to do for it here: its end waits for nothing, so that others of the
-    /// thread need not.
+    /// Returns whether the task can be ended without waiting, so that other tasks of the thread are
+    /// not held up.
     pub fn is_over(&mut self) -> bool {
         if !self.dead {
             return self.guard(|queue| queue.is_over()).unwrap_or(false);
@@ -117,18 +116,18 @@ impl Task {
         retired.unwrap_or(true)
     }
 
-    /// Whether it has been without work for so long that others come first.
+    /// Returns whether it has been without work for so long that it gets fewer turns.
     pub fn is_cold(&self) -> bool {
         self.empty_turns > COLD_AFTER
     }
 
-    /// Whether it gets turns at all.
+    /// Returns whether it gets turns now.
     pub fn has_turns(&mut self) -> bool {
         (!self.dead || mutant("runner.poller.panicked-queue-gets-turns"))
             && (self.rests.is_none() || !self.is_resting())
     }
 
-    /// Whether its disk has used its CPU budget. A queue that is to leave does not rest.
+    /// Returns whether its disk has used its CPU budget. A queue that is to leave does not rest.
     pub fn is_resting(&mut self) -> bool {
         let waits = |until| Instant::now() < until && self.queue.may_rest();
         let rests = self.rests.is_some_and(waits);
@@ -138,7 +137,8 @@ impl Task {
         rests
     }
 
-    /// Whether it has been woken for nothing too often. A queue that is to leave is heard.
+    /// Returns whether it has caused too many spurious wake-ups. A queue that is to leave is never
+    /// deaf.
     fn is_deaf(&mut self) -> bool {
         let is_deaf = |until| Instant::now() < until && self.queue.may_rest();
         if !self.deaf.is_some_and(is_deaf) {
@@ -147,7 +147,7 @@ impl Task {
         self.deaf.is_some()
     }
 
-    /// A turn; see [`QueueRun::turn`].
+    /// Gives the queue a turn; see [`QueueRun::turn`].
     pub fn turn(&mut self, bytes_max: u64) -> Option<Work> {
         let is_deaf = self.deaf.is_some() && self.is_deaf();
         if is_deaf && mutant("runner.task.completes-nothing-while-deaf") {
@@ -160,8 +160,8 @@ impl Task {
                 (self.empty_turns, self.is_notified, self.for_nothing) = (0, false, 0);
                 self.charge(time, found + time);
             }
-            // It was not asked, so it is not known to be cold: it comes in each pass, and is first
-            // in one of them.
+            // It could take nothing, so it is not known to be idle: it stays in every pass, and is
+            // first in one of them.
             None if bytes_max == 0 && !mutant("runner.task.grows-cold-unasked") => {
                 self.empty_turns = 0;
             }
@@ -170,7 +170,7 @@ impl Task {
         work
     }
 
-    /// So much CPU time has been used for it.
+    /// Charges CPU time to its disk's budget.
     pub fn charge(&mut self, time: Duration, now: Instant) {
         let Some(budget) = &self.spec.budget else { return };
         if let Some(until) = budget.charge(time, now) {
@@ -178,7 +178,7 @@ impl Task {
         }
     }
 
-    /// How long it is worth looking for work on its behalf.
+    /// Returns how long to poll on its behalf.
     pub fn begin_idle(&mut self, now: Instant) -> Duration {
         if self.dead {
             return Duration::ZERO;
@@ -187,7 +187,7 @@ impl Task {
         if now < self.thrift { Duration::ZERO } else { budget }
     }
 
-    /// Asks the driver for notifications. Returns whether there is something to do already.
+    /// Asks the driver for notifications. Returns whether there is already something to do.
     pub fn park(&mut self, now: Instant) -> bool {
         if std::mem::take(&mut self.is_notified) {
             self.woken_for_nothing(now);
@@ -197,7 +197,7 @@ impl Task {
         is_heard && self.guard(|queue| queue.park()).unwrap_or(true)
     }
 
-    /// A guest may notify as often as it likes, and a descriptor may be readable for ever.
+    /// A guest may notify as often as it likes, and a descriptor may stay readable for ever.
     fn woken_for_nothing(&mut self, now: Instant) {
         if mutant("runner.task.wakes-for-nothing-are-free") {
             return;
@@ -209,13 +209,13 @@ impl Task {
         }
     }
 
-    /// When it has to be looked at again, as the last look before a sleep.
+    /// Returns when it has to be visited again; part of the last look before a sleep.
     pub fn next_look(&mut self) -> NextLook {
         if self.dead {
             return NextLook::At(Instant::now() + DEAD_LOOK);
         }
         let look = self.guard(|queue| queue.next_look()).unwrap_or(NextLook::Now);
-        // If a rest has ended meanwhile: it was not parked.
+        // Now if a rest has ended meanwhile: the task was not parked.
         match (self.rests, self.deaf) {
             (None, None) => look,
             (Some(until), _) if self.is_resting() => NextLook::At(until),
@@ -227,8 +227,8 @@ impl Task {
         }
     }
 
-    /// Its thread is awake. A notification that comes while it rests is not taken: no other one
-    /// ends a sleep before.
+    /// Called when its thread is awake. The notification of a task that rests is not consumed: no
+    /// other one ends a sleep before.
     pub fn unpark(&mut self) {
         if !self.dead && self.rests.is_none() && self.deaf.is_none() && self.queue.unpark() {
             (self.empty_turns, self.is_notified) = (0, true);
@@ -238,7 +238,7 @@ impl Task {
 
 #[cfg(test)]
 impl Task {
-    /// As if it had found nothing in so many turns.
+    /// Sets the number of consecutive turns without work.
     pub fn empty_turns_for_test(&mut self, turns: u32) {
         self.empty_turns = turns;
     }

@@ -24,7 +24,7 @@ use crate::served_disk::{DiskConfig, QUEUES, Served, disk, layer_of, load, on_di
 
 mod fairness;
 
-/// The queues that run, by disk and number, on pollers that all disks share.
+/// Running queues by disk and number, on pollers that all disks share.
 struct Shared {
     pollers: Vec<PollerThread>,
     running: Mutex<HashMap<(u32, usize), RunningQueue>>,
@@ -39,7 +39,7 @@ impl Shared {
         Arc::new(Self { pollers: (0..pollers).map(poller).collect(), running: Mutex::default() })
     }
 
-    /// Tells a queue to move to the next poller. Returns whether it will.
+    /// Orders a queue to move to the next poller. Returns whether it will.
     fn move_one(&self, at: (u32, usize)) -> bool {
         let running = self.running.lock().unwrap();
         let Some(queue) = running.get(&at) else { return false };
@@ -53,11 +53,11 @@ impl Shared {
     }
 }
 
-/// One disk's queues among those of others.
+/// Runs one disk's queues on the shared pollers.
 struct Runner {
     disk: u32,
     layer: Arc<dyn Layer>,
-    /// Of all its queues.
+    /// Shared by all its queues.
     counters: Arc<QueueCounters>,
     shared: Arc<Shared>,
 }
@@ -89,7 +89,7 @@ impl QueueRunner<VirtQueue> for Runner {
     }
 }
 
-/// A disk that listens.
+/// A disk that is being served.
 struct Disk {
     served: Served,
     counters: Arc<QueueCounters>,
@@ -100,7 +100,7 @@ impl Disk {
         Self::over(disk, config, layer_of(config), shared)
     }
 
-    /// A disk with any layer.
+    /// Serves `layer` as a disk.
     fn over(disk: u32, config: &DiskConfig, layer: Arc<dyn Layer>, shared: &Arc<Shared>) -> Self {
         let (counters, shared) = (Arc::<QueueCounters>::default(), Arc::clone(shared));
         let (above, counted) = (Arc::clone(&layer), Arc::clone(&counters));
@@ -113,8 +113,8 @@ impl Disk {
     }
 }
 
-/// Raw, qcow2 and log images, every engine, direct and through the page cache: what one of them
-/// waits for, another one's completion must not be missed.
+/// Raw, qcow2 and log images, every engine, direct and through the page cache: no completion may be
+/// missed while another queue waits.
 #[test]
 fn eight_queues_of_four_disks_share_one_thread() {
     use {DirectChoice as D, EngineChoice as E};
@@ -139,7 +139,7 @@ fn eight_queues_of_four_disks_share_one_thread() {
     });
 }
 
-/// A runner that is dropped with queues running waits for their thread: they have to end.
+/// Dropping a runner with running queues joins their thread, so the queues have to end.
 #[test]
 fn a_queue_that_nobody_holds_any_more_ends() {
     let dir = on_disk();
@@ -158,7 +158,7 @@ fn a_queue_that_nobody_holds_any_more_ends() {
     drop(Arc::into_inner(shared).expect("its disks are gone"));
 }
 
-/// A queue goes to and fro between threads while its guest writes, reads and flushes.
+/// A queue moves between threads while its guest writes, reads and flushes.
 #[test]
 fn a_queue_moves_a_thousand_times_under_load() {
     const MOVES: u64 = 1000;
@@ -190,7 +190,7 @@ fn a_queue_moves_a_thousand_times_under_load() {
     });
 }
 
-/// An order to stop that came while a queue was on its way was told to the poller that it had left.
+/// Regression: an order to stop a moving queue was sent to the poller that the queue had left.
 #[test]
 fn a_queue_that_is_stopped_while_it_moves_stops() {
     let dir = on_disk();
@@ -211,7 +211,7 @@ fn a_queue_that_is_stopped_while_it_moves_stops() {
     assert!(shared.moves() > 0 && shared.running.lock().unwrap().is_empty());
 }
 
-/// Where a layer has a mistake.
+/// The call in which a layer panics.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mistake {
     Made,
@@ -220,11 +220,11 @@ enum Mistake {
     Dropped,
 }
 
-/// A layer that panics: its channel when one sector is asked for, or by the time this is reached.
+/// A layer whose channel panics when one sector is requested, or when `mistake` is reached.
 struct Panics {
     base: Arc<dyn Layer>,
     mistake: Mistake,
-    /// Calls of a channel that has panicked.
+    /// Calls to a channel after its panic.
     later: Arc<AtomicU32>,
 }
 
@@ -291,7 +291,7 @@ impl Drop for PanicsHere {
     }
 }
 
-/// A panic ended the thread, and with it the queues of all disks on it.
+/// Regression: a panic ended the thread, and with it the queues of all disks on it.
 #[test]
 fn a_queue_that_panics_takes_no_other_one_with_it() {
     for mistake in [Mistake::Made, Mistake::Submit, Mistake::NextLook, Mistake::Dropped] {
@@ -324,7 +324,7 @@ fn a_queue_that_panics_takes_no_other_one_with_it() {
             }
             load.join().unwrap();
         });
-        // They stop, and the thread is there.
+        // The queues stop, and the thread still runs.
         drop((broken, neighbour));
         let last = Disk::new(2, &configs[1], &shared);
         load(last.socket(), 200, 2);
@@ -332,7 +332,7 @@ fn a_queue_that_panics_takes_no_other_one_with_it() {
     }
 }
 
-/// Where a submission is a copy, a queue that takes all that its ring has makes others wait.
+/// If a submission is a copy, a queue that takes its whole ring delays the other queues.
 #[test]
 fn a_queue_that_shares_its_thread_takes_large_requests_one_by_one() {
     let memory = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -347,7 +347,7 @@ fn a_queue_that_shares_its_thread_takes_large_requests_one_by_one() {
     assert!(batches >= 500, "{batches} batches for 500 requests of {} bytes", shares::TURN_BYTES);
 }
 
-/// Its waker is not heard by a thread that is about to sleep.
+/// A wake-up is lost on a thread that is about to sleep.
 #[test]
 fn what_arrives_just_before_the_sleep_is_seen() {
     let sleeper = thread::spawn(|| {
@@ -374,7 +374,7 @@ fn an_order_to_stop_stays_with_a_queue_that_comes_back() {
     assert!(orders.depart().is_none());
 }
 
-/// The threads that watch the load slept on.
+/// Regression: the threads that watch the load slept on.
 #[test]
 fn a_poller_that_wakes_up_says_so() {
     let activity = Arc::<Activity>::default();

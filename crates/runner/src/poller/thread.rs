@@ -1,4 +1,4 @@
-//! A poller's thread, as others see it.
+//! A poller's thread, as other threads see it.
 
 use std::io;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -16,28 +16,28 @@ use crate::cpu_budget::ProcessBudget;
 use crate::cpus::pin_this_thread;
 use crate::queue_run::{Part, QueueSpec};
 
-/// Pollers recurse nowhere and keep nothing large on the stack.
+/// Pollers do not recurse and keep nothing large on the stack.
 const STACK_BYTES: usize = 256 << 10;
 
-/// For what each thread that is started may have to say.
+/// Shared log budget for warnings at the start of threads.
 static LOG: LazyLock<Mutex<LogBudget>> = LazyLock::new(Mutex::default);
 
-/// What a poller's thread is told when it starts.
+/// Settings of a poller's thread.
 #[derive(Clone, Default)]
 pub struct PollerOptions {
-    /// Which one it is, among those of the daemon.
+    /// Index of the poller in the daemon.
     pub index: usize,
-    /// The CPUs that it stays on; it runs anywhere if there are none.
+    /// CPUs that it is pinned to; empty for none.
     pub cpus: CpuList,
-    /// What the whole process may use, if that is limited.
+    /// CPU budget of the process, if limited.
     pub budget: Option<Arc<ProcessBudget>>,
-    /// Whether queues share it: it saves CPU time, then.
+    /// Whether queues share the thread: then it polls less, to save CPU time.
     pub is_shared: bool,
-    /// What hears that it has woken up.
+    /// Told when the poller wakes up.
     pub activity: Arc<Activity>,
 }
 
-/// A poller's thread, seen from others. Dropping it ends the thread when its queues have ended.
+/// Owner of a poller's thread. Dropping it ends the thread once its queues have ended.
 pub struct PollerThread {
     inbox: Arc<Inbox>,
     thread: Option<JoinHandle<()>>,
@@ -48,15 +48,15 @@ impl PollerThread {
     pub fn spawn(name: String, options: PollerOptions) -> io::Result<Self> {
         let (report, made) = sync_channel(1);
         let run = move || {
-            // First: what it makes lies on the node where it runs.
+            // First: memory that the thread allocates lies on its node.
             if let Err(error) = pin_this_thread(&options.cpus) {
-                // A guest starts threads as often as it likes.
+                // A guest can cause threads to start as often as it likes.
                 if let Some(unsaid) = LOG.lock().unwrap_or_else(PoisonError::into_inner).spend() {
                     let cpus = &options.cpus;
                     warn!(%cpus, %error, unsaid, "cannot pin a poller to its CPUs; it runs anywhere");
                 }
             }
-            // Here: a reactor stays on its thread.
+            // Here, since a reactor stays on its thread.
             match Poller::new(options) {
                 Ok(poller) => {
                     let _ends = EndsInbox(Arc::clone(&poller.inbox));
@@ -71,7 +71,7 @@ impl PollerThread {
         Ok(Self { inbox, thread: Some(thread) })
     }
 
-    /// Where queues are handed over to it.
+    /// Returns its inbox, where queues are handed over.
     pub fn inbox(&self) -> &Arc<Inbox> {
         &self.inbox
     }
@@ -94,20 +94,20 @@ impl PollerThread {
     }
 }
 
-/// A queue on its way to a thread.
+/// A queue that has been handed over to a thread and may not run yet.
 pub struct StartingQueue {
     running: RunningQueue,
     has_started: Receiver<Result<(), NotRun<Part>>>,
 }
 
 impl StartingQueue {
-    /// Its orders, for who moves it.
+    /// Returns its orders, for moving it.
     pub fn orders(&self) -> &Arc<Orders> {
         self.running.orders()
     }
 
-    /// Waits until it runs, or cannot: for as long as its thread and its disk take. So no lock is
-    /// held that others need.
+    /// Waits until it runs or has failed, for as long as its thread and its disk take. The caller
+    /// must hold no lock that others need.
     pub fn wait(self) -> Result<RunningQueue, NotRun<Part>> {
         let died = |_| Err(NotRun { error: died(), queue: None });
         self.has_started.recv().unwrap_or_else(died)?;
@@ -116,7 +116,7 @@ impl StartingQueue {
 }
 
 impl Drop for PollerThread {
-    /// Waits for the thread. One that has panicked has said so.
+    /// Joins the thread. A panic in it has been logged.
     fn drop(&mut self) {
         self.inbox.close();
         if let Some(thread) = self.thread.take() {

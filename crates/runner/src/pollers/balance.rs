@@ -1,67 +1,67 @@
-//! Which queue should run on another poller. Pure: loads in, a move out.
+//! Decides which queue should move to another poller. A pure function from loads to a move.
 //!
-//! One move at a time, and the loads are measured again before the next: a queue's load changes
-//! with its neighbours.
+//! One move at a time; loads are measured again before the next: a queue's load changes with its
+//! neighbours.
 
-/// A poller has too much to do above this, in CPUs: queues wait for each other.
+/// Load above which a poller is overloaded, in CPUs: queues wait for each other.
 const BUSY: f64 = 0.8;
-/// Pollers are given up when the others would have no more than this to do without them. Far below
-/// [`BUSY`], or a poller would come and go.
+/// Load up to which the remaining pollers may be filled when one is given up. Far below [`BUSY`],
+/// or a poller would be given up and woken again and again.
 const ROOMY: f64 = 0.5;
-/// A difference between two pollers that is worth a move.
+/// Difference in load between two pollers that is worth a move.
 const UNEVEN: f64 = 0.25;
-/// What a move must take from the busier of two pollers to be worth it.
+/// Least reduction of the busier poller's load that makes a move worth it.
 const GAIN: f64 = 0.05;
-/// A queue with less to do does not keep a poller busy.
+/// Load below which a queue is not moved to relieve a poller.
 const LIGHT: f64 = 0.02;
 
-/// A queue, and what it has done lately.
+/// The recent load of a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueLoad {
     /// The poller that runs it.
     pub poller: usize,
-    /// Time in turns that found work, as a part of the time that went by.
+    /// Fraction of the time spent in turns that found work.
     pub load: f64,
     /// Whether it may be moved now.
     pub movable: bool,
-    /// The NUMA node of its guest's memory, if that matters.
+    /// NUMA node of its guest's memory, if that matters.
     pub home: Option<u32>,
 }
 
-/// How many pollers are used.
+/// Number of pollers that are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spread {
     /// All of them, always.
     All,
-    /// As many as the load asks for.
+    /// As many as the load requires.
     AsNeeded,
 }
 
-/// A queue that should run elsewhere.
+/// A queue that should run on another poller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// Its index among the loads.
+    /// Index of the queue among the loads.
     pub queue: usize,
-    /// The poller to run it.
+    /// The new poller.
     pub to: usize,
 }
 
-/// Decides on the next move between pollers on these nodes, where that matters.
+/// Returns the next move between pollers on these nodes (where nodes matter), if any.
 pub fn plan(queues: &[QueueLoad], nodes: &[Option<u32>], spread: Spread) -> Option<Move> {
     let all = Pollers::of(queues, nodes);
     all.bring_home(queues).or_else(|| all.level(queues, spread))
 }
 
-/// A move for tests that want moves and have no load for them: of any queue with something to do,
-/// to the next poller.
+/// Returns a move for tests that need moves without load: of any queue with work, to the next
+/// poller.
 pub fn restless(queues: &[QueueLoad], pollers: usize) -> Option<Move> {
     let queue = queues.iter().position(|queue| queue.movable && queue.load > 0.0)?;
     (pollers > 1).then(|| Move { queue, to: (queues[queue].poller + 1) % pollers })
 }
 
-/// Where a new queue runs: near its guest's memory, where there is the least to do, and of those
-/// where there are the fewest queues. With [`Spread::AsNeeded`] no poller is woken for it, unless
-/// none is near.
+/// Returns the poller for a new queue: near its guest's memory, with the least load, then with the
+/// fewest queues. With [`Spread::AsNeeded`] no unused poller is woken for it, unless no used one is
+/// near.
 pub fn place(
     home: Option<u32>,
     queues: &[QueueLoad],
@@ -71,12 +71,12 @@ pub fn place(
     let all = Pollers::of(queues, nodes);
     let near = || (0..nodes.len()).filter(|at| all.may_run(home, *at));
     let wanted = |at: &usize| spread == Spread::All || all.counts[*at] > 0;
-    // Loads that hardly differ are the same.
+    // Loads that hardly differ compare equal.
     let rank = |at: &usize| ((all.loads[*at] / UNEVEN) as u64, all.counts[*at]);
     near().filter(wanted).min_by_key(rank).or_else(|| near().next()).unwrap_or(0)
 }
 
-/// The pollers, with what their queues do.
+/// The pollers, with the sums over their queues.
 struct Pollers<'a> {
     nodes: &'a [Option<u32>],
     loads: Vec<f64>,
@@ -94,7 +94,7 @@ impl<'a> Pollers<'a> {
         all
     }
 
-    /// Whether a queue of this home may run there: on its node, if any poller is.
+    /// Returns whether a queue with this home may run at `at`: on its node, if any poller is there.
     fn may_run(&self, home: Option<u32>, at: usize) -> bool {
         home.is_none() || self.nodes[at] == home || !self.nodes.contains(&home)
     }
@@ -109,7 +109,7 @@ impl<'a> Pollers<'a> {
         }
     }
 
-    /// A queue with work to do goes where its guest's memory is.
+    /// Moves a queue with load to the node of its guest's memory.
     fn bring_home(&self, queues: &[QueueLoad]) -> Option<Move> {
         let is_abroad =
             |it: &QueueLoad| it.movable && it.load > LIGHT && !self.may_run(it.home, it.poller);
@@ -127,11 +127,11 @@ impl<'a> Pollers<'a> {
         self.used().max_by(|one, other| self.loads[*one].total_cmp(&self.loads[*other]))
     }
 
-    /// A queue of an overloaded poller wakes an unused one.
+    /// Moves a queue of an overloaded poller to an unused one.
     fn grow(&self, queues: &[QueueLoad]) -> Option<Move> {
         let from = self.busiest().filter(|at| self.loads[*at] > BUSY)?;
         let to = (0..self.loads.len()).find(|at| self.counts[*at] == 0)?;
-        // Another used poller with room comes first.
+        // Other used pollers with room come first.
         let has_room = |at: usize| self.loads[at] + GAIN < ROOMY;
         if self.used().any(has_room) {
             return None;
@@ -150,7 +150,8 @@ impl<'a> Pollers<'a> {
         (waits && uneven).then(|| self.best(queues, from, to))?
     }
 
-    /// The queue whose move leaves the busier of the two with the least, if that is worth a move.
+    /// Returns the queue whose move minimizes the load of the busier of the two, if that is worth
+    /// it.
     fn best(&self, queues: &[QueueLoad], from: usize, to: usize) -> Option<Move> {
         let after = |load: f64| (self.loads[from] - load).max(self.loads[to] + load);
         let candidates = queues.iter().enumerate().filter(|(_, it)| {
@@ -162,12 +163,12 @@ impl<'a> Pollers<'a> {
         (after(load) + GAIN < self.loads[from]).then_some(Move { queue, to })
     }
 
-    /// A queue of the lightest poller goes to another one, if the others can do all of its work.
+    /// Moves a queue off the lightest poller if the others have room for all of its queues.
     fn give_one_up(&self, queues: &[QueueLoad]) -> Option<Move> {
         let lightest = |one: &usize, other: &usize| self.loads[*one].total_cmp(&self.loads[*other]);
         let from = self.used().min_by(lightest)?;
         let mut room: Vec<f64> = self.loads.iter().map(|load| ROOMY - load).collect();
-        // All of them must fit before the first one moves, the largest first.
+        // All of them must fit before the first one moves; the largest goes first.
         let mut leaving: Vec<usize> =
             (0..queues.len()).filter(|q| queues[*q].poller == from).collect();
         leaving.sort_by(|one, other| queues[*other].load.total_cmp(&queues[*one].load));
@@ -198,7 +199,7 @@ mod tests {
     /// Pollers where nodes do not matter.
     const ANYWHERE: [Option<u32>; 6] = [None; 6];
 
-    /// Makes all moves there are; says how many.
+    /// Makes moves until there are none. Returns how many.
     fn settle(queues: &mut [QueueLoad], nodes: &[Option<u32>], spread: Spread) -> usize {
         for moves in 0..100 {
             let Some(Move { queue, to }) = plan(queues, nodes, spread) else { return moves };

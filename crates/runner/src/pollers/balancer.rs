@@ -17,12 +17,12 @@ use crate::numa::Topology;
 use crate::poller::{Activity, NotRun, Orders, PollerOptions, PollerThread, RunningQueue};
 use crate::queue_run::{Part, QueueSpec};
 
-/// Looks for which a queue that has moved stays: its load has to be learnt anew.
+/// Looks for which a queue that has moved stays: its load has to be measured anew.
 const STAY_LOOKS: u32 = 5;
-/// Less than that, in CPUs, is no load.
+/// Load below which a queue counts as idle, in CPUs.
 const IDLE: f64 = 0.001;
 
-/// With this in the environment of a build for tests, a queue moves at every look.
+/// Environment variable that makes every look move a queue, in builds with debug assertions.
 const RESTLESS: &str = "FLOWSTONE_RESTLESS_QUEUES";
 
 /// Pollers that all queues share.
@@ -34,14 +34,14 @@ pub struct Balancer {
 struct Shared {
     spread: Spread,
     topology: Topology,
-    /// Of each poller: the CPUs that it stays on.
+    /// CPUs of each poller.
     cpus: Vec<CpuList>,
-    /// Of each poller: its node, where that matters.
+    /// NUMA node of each poller, if that matters.
     nodes: Vec<Option<u32>>,
     budget: Option<Arc<ProcessBudget>>,
     activity: Arc<Activity>,
     is_restless: bool,
-    /// Started when they are needed, without the lock: that waits for a thread.
+    /// Started on demand, outside the lock: that waits for a thread.
     pollers: Vec<OnceLock<PollerThread>>,
     state: Mutex<State>,
 }
@@ -50,26 +50,26 @@ struct Shared {
 #[derive(Default)]
 struct State(Vec<Known>);
 
-/// A queue that runs, as far as its load is known.
+/// A running queue and its measured load.
 struct Known {
     orders: Weak<Orders>,
     counters: Arc<QueueCounters>,
-    /// What it has done, in nanoseconds.
+    /// Reads its time in turns with work from its counters, in nanoseconds.
     work_ns: fn(&QueueCounters) -> u64,
-    /// ... at the last look.
+    /// That time at the last look.
     done_ns: u64,
     /// Whether it may run elsewhere at all.
     is_movable: bool,
-    /// The node of its guest's memory, where that matters.
+    /// NUMA node of its guest's memory, if that matters.
     home: Option<u32>,
-    /// Smoothed, in CPUs.
+    /// Smoothed load, in CPUs.
     load: f64,
-    /// Looks for which it stays where it is.
+    /// Remaining looks for which it stays where it is.
     stays: u32,
 }
 
 impl Balancer {
-    /// For at most so many pollers.
+    /// Starts the balancer's thread, for at most `pollers` pollers.
     pub fn start(
         pollers: usize,
         spread: Spread,
@@ -104,16 +104,16 @@ impl Balancer {
         Ok(Self { shared, _watch: watch })
     }
 
-    /// The CPUs of which one could run the second half of a queue: of all pollers, if there are
-    /// several. An empty list is all that the process may use.
+    /// Returns the CPUs that the second half of a queue could use: those of all pollers, if there
+    /// are several. An empty list stands for all that the process may use.
     pub fn cpus_of_second(&self) -> Option<CpuList> {
         let cpus = &self.shared.cpus;
         (cpus.len() > 1).then(|| cpus.iter().flat_map(CpuList::iter).collect())
     }
 
-    /// Runs a queue, or a half of one, on one of them; `home` is the node of its guest's memory,
-    /// where that matters. A half stays where it is, if possible on another poller than its other
-    /// half, which `beside` is.
+    /// Runs a queue, or a half of one, on a poller; `home` is the NUMA node of its guest's memory,
+    /// if that matters. A half is never moved, and is placed beside its other half, `beside`, only
+    /// if no other poller is suitable.
     pub fn run(
         &self,
         part: Part,
@@ -138,7 +138,7 @@ impl Balancer {
         running
     }
 
-    /// What each has done.
+    /// Returns the counters of each started poller.
     pub fn report(&self) -> Vec<PollerReport> {
         let Shared { cpus, topology, pollers, .. } = &*self.shared;
         let report = |(poller, cpus): (&OnceLock<PollerThread>, _)| {
@@ -153,8 +153,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where a new queue runs: on a poller that has been started. The lock is kept, so that the
-    /// next queue finds this one there.
+    /// Returns a started poller for a new queue, with the lock, so that placing the next queue
+    /// counts this one.
     fn place(
         &self,
         home: Option<u32>,
@@ -165,7 +165,7 @@ impl Shared {
             state.forget_ended();
             let (mut loads, mut spread) = (state.loads(), self.spread);
             if let Some(beside) = beside {
-                // Two pollers are what this form is for.
+                // The split form is for using two pollers.
                 spread = Spread::All;
                 let (other, _) = beside.place();
                 loads.iter_mut().filter(|it| it.poller == other).for_each(|it| it.load += 1.0);
@@ -179,7 +179,7 @@ impl Shared {
         }
     }
 
-    /// Starts the poller with this index, unless another thread does.
+    /// Starts the poller with this index, unless another thread has.
     fn start(&self, index: usize) -> io::Result<()> {
         let (cpus, budget) = (self.cpus[index].clone(), self.budget.clone());
         let activity = Arc::clone(&self.activity);
@@ -188,7 +188,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns whether there was any load, or a move.
+    /// Measures loads and moves a queue if needed. Returns whether there was load or a move.
     fn look(&self, look: Look) -> bool {
         let mut state = self.state();
         let load = state.measure(look.time);
@@ -196,7 +196,7 @@ impl Shared {
         load >= IDLE || moved
     }
 
-    /// Moves a queue if one should be elsewhere. Returns whether that is so.
+    /// Moves a queue if one should run elsewhere. Returns whether that is so.
     fn balance(&self, mut state: MutexGuard<'_, State>) -> bool {
         let loads = state.loads();
         let next = match self.is_restless {
@@ -227,7 +227,7 @@ impl State {
         self.0.retain(|queue| queue.orders.strong_count() > 0);
     }
 
-    /// Learns what queues have done in the time that has gone by. Returns the sum of it, in CPUs.
+    /// Updates each queue's load from its work in `time`. Returns the total, in CPUs.
     fn measure(&mut self, time: Duration) -> f64 {
         self.forget_ended();
         let mut sum = 0.0;
@@ -242,8 +242,8 @@ impl State {
         sum
     }
 
-    /// The queues in their order here. Those that end meanwhile count as being nowhere in
-    /// particular, and do nothing.
+    /// Returns the load of each queue, in the order of this list. Queues that end meanwhile are
+    /// reported on poller 0 and not movable.
     fn loads(&self) -> Vec<QueueLoad> {
         let load = |queue: &Known| {
             let (poller, has_no_order) = queue.orders.upgrade().map_or((0, false), |it| it.place());

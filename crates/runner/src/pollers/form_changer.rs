@@ -1,4 +1,4 @@
-//! The thread that changes the form of queues with `--pipeline auto`.
+//! The thread that changes the form of queues, with `--pipeline auto`.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -14,32 +14,32 @@ use crate::counters::QueueCounters;
 use crate::idle_cpus::IdleCpus;
 use crate::poller::Activity;
 
-/// Less than that, in CPUs, is no load.
+/// Load below which all queues count as idle, in CPUs.
 const IDLE: f64 = 0.001;
-/// Of a thread that changes a form: it starts and stops others.
+/// Stack size of a thread that changes a form: it starts and stops others.
 const STACK_BYTES: usize = 128 << 10;
 
-/// In builds with debug assertions, the environment of a test makes queues change their form at
-/// every look.
+/// Environment variable that makes queues change their form at every look, in builds with debug
+/// assertions.
 const RESTLESS: &str = "FLOWSTONE_RESTLESS_FORMS";
 
-/// The thread. It is started with its first queue.
+/// Owner of the thread, which starts with the first queue.
 #[derive(Default)]
 pub(super) struct FormChanger {
     queues: Arc<Mutex<Vec<Watched>>>,
     watch: Mutex<Option<LoadWatch>>,
 }
 
-/// A queue whose form is chosen.
+/// A queue whose form is chosen by load.
 pub(super) struct Watched {
     queue: Weak<Changeable>,
     choice: FormChoice,
     before: Done,
-    /// On its way to this form.
+    /// The form change in progress: its target and its thread.
     change: Option<(Form, JoinHandle<bool>)>,
 }
 
-/// What a queue has done since it began.
+/// Cumulative counters of a queue.
 #[derive(Clone, Copy)]
 struct Done {
     work_ns: u64,
@@ -55,7 +55,7 @@ impl Done {
 }
 
 impl FormChanger {
-    /// Chooses the form of a queue from now on, which runs fused.
+    /// Adds a queue, which runs fused, to those whose form is chosen.
     pub fn add(&self, queue: &Arc<Changeable>, activity: &Arc<Activity>) -> io::Result<()> {
         lock(&self.queues).push(Watched::new(queue));
         let mut watch = lock(&self.watch);
@@ -63,7 +63,7 @@ impl FormChanger {
             let queues = Arc::clone(&self.queues);
             let mut idle = IdleCpus::default();
             let look = move |look| {
-                // Costly on large hosts, and of interest when a queue is about to be tried only.
+                // Reading idle times is costly on large hosts, and needed only before a trial.
                 if lock(&queues).iter().any(|watched| watched.choice.wants_spare()) {
                     idle.look();
                 }
@@ -111,7 +111,7 @@ impl Watched {
         Self { queue: Arc::downgrade(queue), choice, before, change: None }
     }
 
-    /// Whether its form is being changed. A change that has come to nothing is remembered.
+    /// Returns whether its form is being changed. Records a change that has failed.
     fn is_changing(&mut self) -> bool {
         if let Some((form, change)) = self.change.take_if(|(_, change)| change.is_finished())
             && !change.join().unwrap_or(false)
@@ -121,11 +121,11 @@ impl Watched {
         self.change.is_some()
     }
 
-    /// On a thread of its own: it waits until the queue has nothing in flight, and no other queue
-    /// is to wait for a disk that hangs.
+    /// Starts the change on a thread of its own: it waits until the queue has nothing in flight,
+    /// and no other queue must wait for a disk that hangs.
     fn begin_change(&mut self, form: Form) {
         debug!(?form, "a queue changes its form");
-        // Not held before it begins: a disk that is removed meanwhile is let go.
+        // A weak reference until it begins: a disk that is removed meanwhile is released.
         let queue = Weak::clone(&self.queue);
         let change = move || queue.upgrade().is_some_and(|queue| queue.change(form));
         match Builder::new().name("form".into()).stack_size(STACK_BYTES).spawn(change) {

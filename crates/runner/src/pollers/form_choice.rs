@@ -1,66 +1,67 @@
-//! Which form a queue should run in (`--pipeline auto`). Pure: loads and rates in, a change out.
+//! Decides which form a queue should run in (`--pipeline auto`). A pure function from loads and
+//! rates to a change.
 //!
-//! A load tells what is worth trying, and only the rate of requests decides: a queue that fills its
-//! thread is tried on two while a CPU idles, and stays on them if they do more. The verdict is
-//! looked at again at times, less and less often while it stays the same, because guests change
-//! what they do.
+//! The load only selects what to try; the rate of requests decides. A queue that fills its thread
+//! is tried on two while a CPU idles, and stays there if the rate is higher. The verdict is
+//! re-examined at intervals that grow while it stays the same, because guests change their
+//! behaviour.
 
 use super::placed::Form;
 
-/// A thread with this load, in CPUs, has no time left.
+/// Load above which a thread is full, in CPUs.
 const FULL: f64 = 0.8;
-/// So much of a CPU must idle before a second thread is tried.
+/// Idle CPU time required before a second thread is tried, in CPUs.
 const SPARE: f64 = 0.7;
-/// What both threads of a queue do fits on one, with room.
+/// Load of both threads together that one thread can carry with room, in CPUs.
 const LIGHT: f64 = 0.6;
-/// Two threads must do this much more than one: they take more CPU time.
+/// Factor by which two threads must exceed the rate of one: they use more CPU time.
 const GAIN: f64 = 1.05;
-/// Looks that make a measurement.
+/// Looks per measurement.
 const LOOKS: u32 = 5;
-/// Looks after a change that are not counted.
+/// Looks ignored after a change.
 const SETTLING: u32 = 1;
-/// Looks between two trials: at first, and at most.
+/// Looks between two trials: initially, and at most.
 const PAUSE_FIRST: u32 = 100;
 const PAUSE_MAX: u32 = 6400;
-/// ... and at least, of a queue whose load comes and goes.
+/// Looks between two trials of a queue whose load comes and goes.
 const PAUSE_LIGHT: u32 = 10;
 
-/// What a queue has done since the last look.
+/// Measurements of a queue since the last look.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueLook {
-    /// Of the thread that completes requests, or of the only one, in CPUs.
+    /// Load of the thread that completes requests, or of the only one, in CPUs.
     pub load: f64,
-    /// Of the thread that takes requests, if that is another one.
+    /// Load of the thread that takes requests, if that is another one, in CPUs.
     pub front_load: f64,
     /// Completed requests per second.
     pub rate: f64,
-    /// How much CPU idles where a second thread could run, in CPUs.
+    /// Idle CPU time where a second thread could run, in CPUs.
     pub spare: f64,
 }
 
-/// What is known of one queue.
+/// The state of the choice for one queue.
 #[derive(Debug)]
 pub struct FormChoice {
     form: Form,
-    /// What the other form did, while this one is tried.
+    /// Rate of the other form, while this one is tried.
     tried_against: Option<f64>,
-    /// Looks to go until the next trial.
+    /// Looks until the next trial.
     pause: u32,
-    /// ... after the next verdict that is the same.
+    /// Looks until the next trial after another verdict that is the same.
     next_pause: u32,
-    /// ... after a trial that a pause of the driver cuts short.
+    /// Looks until the next trial after one that an idle driver cuts short.
     cut_pause: u32,
-    /// Looks for which nothing is asked for, since a change could not be made.
+    /// Looks for which no change is requested, since one has failed.
     stuck: u32,
-    /// Whether it filled its thread at the last look.
+    /// Whether the queue filled its thread at the last look.
     was_full: bool,
-    /// Looks that the queue has been light for.
+    /// Consecutive looks at which the queue was light.
     light: u32,
     rates: Rates,
     is_restless: bool,
 }
 
-/// Rates of looks in a row.
+/// Mean request rate of consecutive looks.
 #[derive(Debug, Default)]
 struct Rates {
     skip: u32,
@@ -78,7 +79,7 @@ impl Rates {
             self.skip -= 1;
             return;
         }
-        // The newest ones count.
+        // The newest looks have the weight.
         if self.count >= LOOKS {
             self.sum -= self.sum / f64::from(self.count);
             self.count -= 1;
@@ -93,7 +94,7 @@ impl Rates {
 }
 
 impl FormChoice {
-    /// Of a queue that runs in this form.
+    /// Makes the choice of a queue that runs in this form.
     pub fn new(form: Form) -> Self {
         let rates = Rates::default();
         let (next_pause, cut_pause) = (PAUSE_FIRST, PAUSE_LIGHT);
@@ -111,24 +112,23 @@ impl FormChoice {
         }
     }
 
-    /// Of a queue that has the other form after each look, whatever it does. No user wants one.
+    /// Makes a choice that changes the form at each look, whatever the load; for tests.
     pub fn restless(form: Form) -> Self {
         Self { is_restless: true, ..Self::new(form) }
     }
 
-    /// The change could not be made: it still runs in this form.
+    /// Records that a change has failed: the queue still runs in this form.
     pub fn stays(&mut self, form: Form) {
         let is_restless = self.is_restless;
         *self = Self { stuck: PAUSE_MAX, is_restless, ..Self::new(form) };
     }
 
-    /// Whether the next look needs to know how much CPU idles.
+    /// Returns whether the next look needs the idle CPU time.
     pub fn wants_spare(&self) -> bool {
         self.form == Form::Fused && self.tried_against.is_none() && self.pause == 0 && self.was_full
     }
 
-    /// Looks at the queue. Returns the form that it should have from now on, if that is another
-    /// one.
+    /// Processes one look. Returns the form to change to, if any.
     pub fn look(&mut self, look: QueueLook) -> Option<Form> {
         self.was_full = look.load > FULL && self.stuck == 0;
         if self.stuck > 0 {
@@ -142,8 +142,8 @@ impl FormChoice {
         let is_light = look.load + look.front_load < LIGHT;
         self.light = if is_light { self.light + 1 } else { 0 };
         if self.form == Form::Split && self.light >= LOOKS {
-            // No verdict: what it would do with more is not known. A driver that never lets a trial
-            // end is tried less and less often.
+            // No verdict: the rate under more load is unknown. The interval grows for a driver that
+            // never lets a trial end.
             let is_cut = self.tried_against.take().is_some();
             self.pause = if is_cut { self.cut_pause } else { PAUSE_LIGHT };
             self.cut_pause = if is_cut { (2 * self.cut_pause).min(PAUSE_MAX) } else { PAUSE_LIGHT };
@@ -158,7 +158,7 @@ impl FormChoice {
             }
         }
         if is_light {
-            // The driver pauses: that is no measurement of the form.
+            // An idle driver says nothing about the form.
             return None;
         }
         self.rates.add(look.rate);
@@ -173,7 +173,7 @@ impl FormChoice {
         }
     }
 
-    /// A trial is over.
+    /// Ends a trial: returns the form to change to, if the tried one is not the better one.
     fn judge(&mut self, rate: f64, other: f64) -> Option<Form> {
         self.tried_against = None;
         let (fused, split) = match self.form {
@@ -181,7 +181,7 @@ impl FormChoice {
             Form::Split => (other, rate),
         };
         let best = if split > fused * GAIN { Form::Split } else { Form::Fused };
-        // The one that was tried is the one that it did not have.
+        // The form that was tried is the current one.
         let is_news = best == self.form;
         self.pause = if is_news { PAUSE_FIRST } else { self.next_pause };
         self.next_pause = (2 * self.pause).min(PAUSE_MAX);
@@ -204,15 +204,15 @@ impl FormChoice {
 mod tests {
     use super::*;
 
-    /// A queue whose driver asks for `wanted` requests per second, and that does so many in each
-    /// form.
+    /// A simulated queue whose driver issues `wanted` requests per second, with a maximum rate in
+    /// each form.
     struct Queue {
         choice: FormChoice,
         wanted: f64,
         fused: f64,
         split: f64,
         spare: f64,
-        /// Looks in each form, and changes.
+        /// Looks in each form, and the number of changes.
         looks: [u32; 2],
         changes: u32,
     }
@@ -362,7 +362,7 @@ mod tests {
         assert!(asked <= 2, "{asked} times in a minute");
     }
 
-    /// What the change itself costs says nothing of the form.
+    /// The cost of the change itself says nothing of the form.
     #[test]
     fn the_first_look_after_a_change_is_not_counted() {
         let mut queue = Queue::new(1e6, 1.2e6);

@@ -1,4 +1,4 @@
-//! A thread that looks at loads ten times a second while there are any, and sleeps while there are
+//! A thread that calls a function ten times a second while there is load, and sleeps while there is
 //! none.
 
 use std::io;
@@ -9,28 +9,28 @@ use std::time::{Duration, Instant};
 
 use crate::poller::Activity;
 
-/// Time between two looks at the loads while there is any.
+/// Time between two looks while there is load.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Looks without load after which the thread sleeps until a poller has woken.
+/// Looks without load after which the thread sleeps until a poller has woken up.
 const QUIET_LOOKS: u32 = 20;
 
 /// One look at the loads.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
-    /// Since the look before.
+    /// Time since the last look.
     pub time: Duration,
-    /// The thread has slept: what has been done meanwhile is not the load of now.
+    /// Whether the thread has slept, so that work done meanwhile is not the current load.
     pub is_stale: bool,
 }
 
-/// The thread. Dropping it ends it.
+/// Owner of the thread. Dropping it ends the thread.
 pub struct LoadWatch {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl LoadWatch {
-    /// Starts a thread called `name` that calls `look`, which says whether there was any load.
+    /// Starts a thread called `name` that calls `look`, which returns whether there was load.
     pub fn start(
         name: &str,
         activity: Arc<Activity>,
@@ -70,7 +70,7 @@ fn run(activity: &Activity, stop: &AtomicBool, mut look: impl FnMut(Look) -> boo
         }
         last = Instant::now();
         let had_load = look(Look { time, is_stale });
-        // A poller that has just woken has not done anything yet.
+        // A poller that has just woken up has done nothing yet.
         quiet = if had_load || has_woken { 0 } else { quiet + 1 };
     }
 }

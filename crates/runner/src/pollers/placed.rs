@@ -1,21 +1,21 @@
-//! A queue that runs in one form, and the threads that only it uses.
+//! A queue that runs in one form, and the threads of its own.
 
 use flowstone_block::mutant;
 
 use crate::poller::{PollerThread, RunningQueue};
 use crate::queue_run::Part;
 
-/// How many threads a queue runs on.
+/// The form of a queue: one thread or two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// One does everything.
+    /// One thread does everything.
     Fused,
-    /// One takes requests, the other one submits and completes them.
+    /// One thread takes requests, the other one submits and completes them.
     Split,
 }
 
 impl Form {
-    /// The one that this is not.
+    /// Returns the other form.
     pub fn other(self) -> Self {
         match self {
             Self::Fused => Self::Split,
@@ -24,12 +24,12 @@ impl Form {
     }
 }
 
-/// A queue that runs, and the threads that only it uses, if it has any.
+/// A running queue, and the threads of its own, if it has any.
 pub(super) struct Placed {
     // Before the threads: these end when their queues have stopped.
-    /// All of it, or the half that takes requests.
+    /// The whole queue, or its front half.
     pub queue: RunningQueue,
-    /// The half that completes them, if that is another one.
+    /// The back half of a split queue.
     pub back: Option<RunningQueue>,
     pub threads: Vec<PollerThread>,
 }
@@ -37,11 +37,11 @@ pub(super) struct Placed {
 impl Placed {
     /// Asks it to take nothing more; does not wait.
     pub fn begin_stop(&self) {
-        // The other half is needed until all has come back.
+        // Only the front: the back is needed until all chains have been returned.
         self.queue.begin_stop();
     }
 
-    /// Waits until nothing is in flight, and gives the queue back; `None` if it has panicked.
+    /// Waits until nothing is in flight and returns the queue; `None` if it has panicked.
     pub fn stop(self) -> Option<Part> {
         let Self { queue, back, threads: _threads } = self;
         let queue = queue.stop();
@@ -49,7 +49,7 @@ impl Placed {
         if mutant("runner.pollers.stop-leaves-the-other-half") && queue.is_none() {
             return None;
         }
-        // Both, also if one has panicked: what is in flight uses the guest's memory and ring.
+        // Both, even if one has panicked: requests in flight use the guest's memory and ring.
         let back = back.stop();
         queue?.join(back?)
     }

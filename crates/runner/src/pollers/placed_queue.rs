@@ -1,5 +1,5 @@
-//! A queue as the monitor's thread has it: to be stopped. Its form may be changed meanwhile by
-//! another thread.
+//! The handle of a queue that the monitor's thread holds, to stop it. Another thread may change its
+//! form meanwhile.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use crate::counters::QueueCounters;
 use crate::poller::NotRun;
 use crate::queue_run::{Part, QueueSpec};
 
-/// A queue that runs. Dropped without [`stop`](Self::stop), it stops by itself.
+/// A running queue. Dropped without [`stop`](Self::stop), it stops.
 pub struct PlacedQueue(pub(super) Arc<Changeable>);
 
 /// A queue whose form may change.
@@ -23,15 +23,16 @@ pub(super) struct Changeable {
     spec: QueueSpec,
     own: OwnThreads,
     home: Option<u32>,
-    /// Held while its form changes, until nothing is in flight and it runs again.
+    /// Locked while its form changes, until nothing is in flight and it runs again.
     state: Mutex<State>,
-    /// The monitor has asked it to stop: it does not run again, in no form.
+    /// Whether the monitor has asked it to stop: then it is not run again in any form.
     is_to_stop: AtomicBool,
 }
 
 enum State {
     Runs(Placed),
-    /// The queue is here if it can run in neither form for now, unless it has panicked.
+    /// Not running. Holds the queue if it can run in neither form for now; `None` if it has
+    /// panicked or has been stopped.
     Over(Option<Part>),
 }
 
@@ -64,7 +65,7 @@ impl PlacedQueue {
         }
     }
 
-    /// Waits until nothing is in flight, and gives the queue back; `None` if it has panicked.
+    /// Waits until nothing is in flight and returns the queue; `None` if it has panicked.
     pub fn stop(self) -> Option<Part> {
         self.begin_stop();
         let state = std::mem::replace(&mut *self.0.state(), State::Over(None));
@@ -76,7 +77,8 @@ impl PlacedQueue {
 }
 
 impl Drop for PlacedQueue {
-    /// Here, not where its form is looked at last: its threads are waited for.
+    /// Stops the queue here, not when the form changer drops its last reference: this joins
+    /// threads.
     fn drop(&mut self) {
         self.0.is_to_stop.store(true, Ordering::Release);
         let state = std::mem::replace(&mut *self.0.state(), State::Over(None));
@@ -152,8 +154,8 @@ impl Changeable {
         }
     }
 
-    /// Whether it could run in neither form, and still cannot: it is tried once more. Its guest
-    /// waits.
+    /// Tries once more to run a queue that could run in neither form. Returns whether it still
+    /// cannot; its guest waits.
     pub fn is_stranded(&self) -> bool {
         let Ok(mut state) = self.state.try_lock() else { return false };
         if self.is_to_stop() || !matches!(*state, State::Over(Some(_))) {

@@ -1,4 +1,4 @@
-//! Where queues run: on threads of their own, or on pollers that all queues share.
+//! Placement of queues: on threads of their own, or on shared pollers.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -14,36 +14,35 @@ use crate::numa::Topology;
 use crate::poller::{Activity, Inbox, NotRun, Orders, PollerOptions, PollerThread, RunningQueue};
 use crate::queue_run::{Part, QueueSpec};
 
-/// See the module.
+/// The pollers that queues are placed on.
 pub(super) struct Places {
     budget: Option<Arc<ProcessBudget>>,
-    /// Those that queues share; none if each has its own.
+    /// The shared pollers; `None` if each queue has its own.
     shared: Option<Balancer>,
     pub topology: Topology,
     pub activity: Arc<Activity>,
-    /// Every one of a queue of its own that lives, with the CPUs that it stays on.
+    /// The live pollers that belong to one queue each, with their CPUs.
     known: Mutex<Vec<(CpuList, Weak<Inbox>)>>,
 }
 
-/// How to run a queue where each has threads of its own.
+/// Settings for a queue with threads of its own.
 pub struct OwnThreads {
-    /// What the first one is called.
+    /// Name of the first thread.
     pub name: String,
-    /// The CPUs that they stay on, if the configuration names them. Else they are near the guest's
-    /// memory.
+    /// CPUs that they are pinned to, if configured. Otherwise those near the guest's memory.
     pub cpus: [Option<usize>; 2],
 }
 
-/// A queue, and how it is to run.
+/// A queue's settings for being placed.
 pub(super) struct Wanted<'a> {
     pub spec: &'a QueueSpec,
     pub own: &'a OwnThreads,
-    /// The node of its guest's memory, where that matters.
+    /// NUMA node of its guest's memory, if that matters.
     pub home: Option<u32>,
 }
 
 impl Places {
-    /// Starts no poller yet.
+    /// Makes the places; starts no poller thread yet.
     pub fn new(config: &PollersConfig) -> io::Result<Self> {
         let budget = config.budget.map(|share| Arc::new(ProcessBudget::new(share)));
         let (topology, activity) = (Topology::of_host(), Arc::<Activity>::default());
@@ -65,8 +64,8 @@ impl Places {
         Ok(Self { budget, shared, topology, activity, known: Mutex::default() })
     }
 
-    /// Runs a queue: on threads of its own, as it is wanted, or on shared ones. It comes back if
-    /// that fails.
+    /// Runs a queue: on its own threads, as `wanted` says, or on shared ones. Returns it on
+    /// failure.
     pub fn run(
         &self,
         form: Form,
@@ -79,7 +78,7 @@ impl Places {
             return Ok(Placed { queue, back: None, threads });
         }
         let [front, back] = queue.split().expect("a whole queue has halves");
-        // First what the other half hands its work to.
+        // The back first: the front hands its work to it.
         let back = match self.place(back, wanted, None, &mut threads) {
             Ok(back) => back,
             Err(NotRun { error, queue }) => {
@@ -95,7 +94,7 @@ impl Places {
         }
     }
 
-    /// `beside` is the other half, if that runs already.
+    /// Runs a part; `beside` is the other half, if that runs already.
     fn place(
         &self,
         part: Part,
@@ -126,8 +125,8 @@ impl Places {
         home.map(|node| self.topology.cpus_near(node)).unwrap_or_default()
     }
 
-    /// The CPUs of which one could run a second thread of the queue, and none if that would be the
-    /// first one's: an empty list is all that the process may use.
+    /// Returns the CPUs that a second thread of the queue could use, `None` if that is only the
+    /// first one's: an empty list stands for all that the process may use.
     pub fn cpus_of_second(&self, wanted: &Wanted<'_>) -> Option<CpuList> {
         if let Some(shared) = &self.shared {
             return shared.cpus_of_second();
@@ -145,7 +144,7 @@ impl Places {
         known.push((cpus, Arc::downgrade(inbox)));
     }
 
-    /// What every poller that lives has done.
+    /// Returns the counters of every live poller.
     pub fn report(&self) -> Vec<PollerReport> {
         if let Some(shared) = &self.shared {
             return shared.report();

@@ -1,4 +1,4 @@
-//! What `stats --json` says of a poller.
+//! The report of a poller in `stats --json`.
 
 use std::sync::atomic::Ordering;
 
@@ -11,9 +11,9 @@ use crate::poller::PollerCounters;
 /// One poller; see docs/operating.md.
 #[derive(Serialize)]
 pub struct PollerReport {
-    /// The CPU that it stays on; `null` if there is more than one.
+    /// The CPU that it is pinned to; `null` if there is not exactly one.
     cpu: Option<usize>,
-    /// The NUMA node that it stays on; `null` if there is more than one.
+    /// The NUMA node of all its CPUs; `null` if there is none.
     node: Option<u32>,
     queues: u64,
     turns: u64,
@@ -21,11 +21,11 @@ pub struct PollerReport {
     busy_s: f64,
     looking_s: f64,
     resting_s: f64,
-    /// Queues that have come from other pollers.
+    /// Queues moved here from other pollers.
     moves: u64,
-    /// The mean time in which such a queue ran nowhere, in microseconds.
+    /// Mean time for which a moving queue ran nowhere, in microseconds.
     move_us_mean: f64,
-    /// The longest time in which such a queue ran nowhere, in microseconds.
+    /// Longest time for which a moving queue ran nowhere, in microseconds.
     move_us_max: f64,
 }
 

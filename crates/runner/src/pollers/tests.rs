@@ -1,4 +1,4 @@
-//! Queues of two halves, whose disk answers when it is told to.
+//! Split queues of a disk that completes when the test tells it to.
 
 use flowstone_block::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -33,14 +33,14 @@ fn wait_until(holds: impl Fn() -> bool) {
     flowstone_testkit::wait_until("something happens", holds);
 }
 
-/// Its other half went on, on a thread that other queues share: the guest had its memory and its
-/// ring back, and the disk wrote to them.
+/// Regression: the back half continued on a shared thread while the guest already had its memory
+/// and ring back, and the disk wrote to them.
 #[test]
 fn a_queue_whose_front_has_panicked_stops_when_nothing_is_in_flight() {
     let disk = Held::default();
     let (mut guest, queue) = FakeGuest::new(Asks::Flush);
     let (mut front, back) = split(queue);
-    // Room for one chain, so that it fails of two.
+    // Room for one chain only, so that the second one makes it panic.
     let (to_back, mut between) = RingBuffer::new(1);
     let mut starts = std::mem::replace(&mut front.starts, to_back);
     let link = Arc::clone(&front.link);
@@ -57,7 +57,7 @@ fn a_queue_whose_front_has_panicked_stops_when_nothing_is_in_flight() {
     wait_until(|| disk.has_one.load(Ordering::Acquire));
     guest.offer(1);
     guest.offer(2);
-    // Its task has gone, and we and the placed queue are left.
+    // Its task is gone; the test and the placed queue hold the rest.
     wait_until(|| Arc::strong_count(&orders) == 2);
     let stop = thread::spawn(move || placed.stop().is_none());
     thread::sleep(Duration::from_millis(100));
@@ -66,7 +66,7 @@ fn a_queue_whose_front_has_panicked_stops_when_nothing_is_in_flight() {
     assert!(stop.join().unwrap() && !too_soon, "one was in flight");
 }
 
-/// A disk with a budget of 1 % rested for a tenth of a second at each step of a stop.
+/// Regression: a disk with a budget of 1 % rested for 100 ms at each step of a stop.
 #[test]
 fn a_half_that_others_wait_for_does_not_rest() {
     let (spec, reactor) = (spec(&Held::default()), Reactor::new().unwrap());
@@ -84,7 +84,7 @@ fn a_half_that_others_wait_for_does_not_rest() {
     assert!(!front.may_rest() && !back.may_rest());
 }
 
-/// Each half sleeps when the other one has something for it, and no other thread wakes it.
+/// Each half sleeps while the other has work for it, and no other thread wakes it.
 #[test]
 fn halves_that_sleep_wake_each_other() {
     let disk = Held::default();

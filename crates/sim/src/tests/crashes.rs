@@ -1,4 +1,4 @@
-//! What power cuts and killed processes leave.
+//! Effects of power cuts and killed processes.
 
 use std::collections::BTreeSet;
 
@@ -11,12 +11,12 @@ fn worst(disk: &SimDisk) -> SimDisk {
     disk.crash_at(disk.now(), &mut Fate::nothing_more())
 }
 
-/// Everything that seeded crashes at a moment make of a disk.
+/// Returns the results of seeded crashes of a disk at a moment.
 fn outcomes(disk: &SimDisk, at: Moment) -> BTreeSet<Vec<u8>> {
     (0..SEEDS).map(|seed| disk.crash_at(at, &mut Fate::seeded(seed)).to_bytes()).collect()
 }
 
-/// The first byte of the disk in each of the crashes at a moment.
+/// Returns the first byte of the disk in each of the crashes at a moment.
 fn first_bytes(disk: &SimDisk, at: Moment, fate: fn(u64) -> Fate) -> BTreeSet<u8> {
     (0..SEEDS).map(|seed| look(&disk.crash_at(at, &mut fate(seed)), 0)).collect()
 }
@@ -51,7 +51,7 @@ fn a_datasync_covers_what_had_completed_when_it_was_submitted() {
     let crashed = worst(&disk);
     assert_eq!((look(&crashed, 0), look(&crashed, 4096)), (1, 0));
     assert_eq!(disk.undecided_at(disk.now()), 1);
-    // Until it is done it promises nothing.
+    // Until it is done it guarantees nothing.
     assert_eq!(look(&disk.crash_at(syncing, &mut Fate::nothing_more()), 0), 0);
     sync(&disk);
     assert_eq!(look(&worst(&disk), 4096), 2);
@@ -229,7 +229,7 @@ fn the_same_seed_makes_the_same_disk_and_another_one_another() {
 
 #[test]
 fn seeded_crashes_leave_out_one_let_one_alone_through_or_stop_after_the_first_ones() {
-    // So many that even odds, or one in twenty, never come to this.
+    // So many that even odds, or one in twenty, never lead to this.
     let disk = SimDisk::new(512 * 400);
     for n in 0..400 {
         put(&disk, n * 512, 512, 1);
@@ -277,7 +277,7 @@ fn a_killed_process_loses_only_what_was_in_flight_in_any_part() {
     assert_eq!(look(&disk.kill_at(disk.now(), &mut Fate::nothing_more()), 4096), 2);
 }
 
-/// What the killed process had written in part is as little durable as the rest.
+/// Partial writes of a killed process are as little durable as the rest.
 #[test]
 fn pieces_that_a_killed_process_left_may_be_lost_in_a_power_cut() {
     let disk = SimDisk::new(16384);

@@ -1,4 +1,4 @@
-//! Faults strike what they were made for, as often as they should.
+//! Faults strike the intended calls, as often as they should.
 
 use std::io;
 
@@ -157,7 +157,7 @@ fn a_datasync_that_lies_makes_nothing_durable_but_the_next_one_does() {
     assert_eq!(look(&disk.crash_at(disk.now(), &mut Fate::nothing_more()), 0), 1);
 }
 
-/// What a failed call has left could only be nothing, or the first half of a write.
+/// Regression: a failed call could only have done nothing, or the first half of a write.
 #[test]
 fn what_fails_may_have_landed_wholly_or_in_part() {
     for (landed, halves) in

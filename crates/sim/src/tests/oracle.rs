@@ -1,4 +1,4 @@
-//! Random histories against a second opinion, written sector by sector from the rules alone.
+//! Random histories against an independent oracle, written sector by sector from the rules alone.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::{Fate, Moment, Schedule};
 const SECTORS: u64 = 32;
 const BYTES: u64 = SECTORS * 512;
 
-/// An operation as the submitter of it knows it.
+/// An operation as its submitter knows it.
 struct Known {
     op: FileOp,
     fill: u8,
@@ -19,7 +19,7 @@ struct Known {
 }
 
 impl Known {
-    /// Whether it had completed at a moment.
+    /// Returns whether it had completed at a moment.
     fn ended(&self, at: Moment) -> bool {
         self.end.is_some_and(|end| end <= at)
     }
@@ -43,7 +43,7 @@ impl Known {
     }
 }
 
-/// Runs random operations on three queues, and notes what their user sees of them.
+/// Runs random operations on three queues. Returns what their user sees of them.
 fn history(disk: &SimDisk, random: &mut Rng) -> Vec<Known> {
     let mut known: Vec<Known> = Vec::new();
     let mut queues: Vec<(Queue, Vec<usize>)> =
@@ -76,7 +76,7 @@ fn history(disk: &SimDisk, random: &mut Rng) -> Vec<Known> {
     known
 }
 
-/// What a sector may hold after a power cut.
+/// Returns the possible values of a sector after a power cut.
 fn allowed(sector: u64, at: Moment, all: &[Known]) -> BTreeSet<u8> {
     let begun = || all.iter().filter(|op| op.covers(sector) && op.begin < at);
     let durable: Vec<&Known> = begun().filter(|op| op.durable(at, all)).collect();
@@ -118,7 +118,7 @@ fn no_crash_shows_what_cannot_be_and_every_crash_that_can_be_shows() {
             met += seen.iter().map(BTreeSet::len).sum::<usize>();
         }
     }
-    // Some can only be met where operations that ended in the same reap are told apart.
+    // Some occur only if operations that ended in the same reap are distinguished.
     assert!(met * 10 > open * 8, "only {met} of {open} possibilities were met");
 }
 

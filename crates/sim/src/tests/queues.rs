@@ -17,7 +17,7 @@ fn tags(done: &[FileCompletion]) -> Vec<usize> {
     done.iter().map(|completion| completion.tag).collect()
 }
 
-/// The order in which forty writes complete.
+/// Returns the order in which forty writes complete.
 fn order(disk: &SimDisk) -> Vec<usize> {
     let mut queue = Queue::new(disk);
     for n in 0..40 {

@@ -1,4 +1,5 @@
-//! The seam of a volatile file: each request is carried out at once, on the queue's own thread.
+//! The file interface of a volatile file: each request is executed at once, on the queue's own
+//! thread.
 
 use std::io;
 use std::ops::Range;
@@ -18,7 +19,7 @@ pub fn open_volatile(path: &Path, options: OpenOptions) -> Result<Box<dyn FileIo
     Ok(Box::new(VolatileFile::open(path, options)?))
 }
 
-/// A host file behind a write cache in this process, which a sync empties and a kill takes away.
+/// A host file behind a write cache in this process, which a sync empties and a kill discards.
 pub struct VolatileFile {
     cache: Arc<Cache>,
 }
@@ -31,7 +32,7 @@ impl VolatileFile {
         Ok(Self { cache: Arc::new(Cache::new(file, options.access, is_regular)) })
     }
 
-    /// Holds nothing back while the answer lives.
+    /// Writes the cache back. Nothing is held while the returned guard lives.
     fn settled(&self) -> io::Result<MutexGuard<'_, State>> {
         self.cache.write_back()
     }
@@ -106,7 +107,7 @@ impl FileIo for VolatileFile {
     }
 }
 
-/// A queue's way into a volatile file.
+/// The channel of a queue to a volatile file.
 struct VolatileChannel {
     file: BlockingFile,
     cache: Arc<Cache>,

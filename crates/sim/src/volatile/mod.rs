@@ -1,18 +1,18 @@
-//! A file behind a drive's write cache, to test what a power cut leaves.
+//! A file behind a simulated write cache of a drive, to test the effects of a power cut.
 //!
-//! Of what is written, a part stays in this process until the next sync, a part goes to the file
-//! at once, and some of it does so in torn pieces; all by a seed that is new in each process. A
-//! `kill -9` of the daemon is then what a power cut is to a drive: everything that was synced is
-//! in the file, and of the rest any subset.
+//! Of the data written, a part stays in this process until the next sync, a part goes to the file
+//! at once, and some of it in torn pieces; all determined by a seed that is new in each process. A
+//! `kill -9` of the daemon then corresponds to a power cut of a drive: everything synced is in the
+//! file, and of the rest any subset.
 //!
-//! For every byte the newest content is in one place: held here, or in the file. A change that
-//! goes to the file makes what was held for its range forgotten; a change that is held covers
-//! what the file has. So a later write never ends below an earlier one, and the order in which
-//! held changes leave does not matter. Where it would (space is asked for below a held punch, or
-//! the other way round) the earlier change leaves first, which an undisturbed drive may do at any
-//! time.
+//! For every byte the newest content is in one place: held here, or in the file. A change that goes
+//! to the file drops the held content of its range; a held change overrides the content of the
+//! file. So a later write never ends up below an earlier one, and the order in which held changes
+//! are written out does not matter. Where it would (space is allocated below a held punch, or the
+//! other way round) the earlier change is written out first, which an undisturbed drive may do at
+//! any time.
 //!
-//! All queues share one lock, also while the host works: a tool for tests, not for speed.
+//! All queues share one lock, even during I/O of the host: a tool for tests, not for speed.
 
 mod file;
 mod pieces;
@@ -30,43 +30,43 @@ use self::pieces::{Content, Pieces};
 
 pub use self::file::{VolatileFile, open_volatile};
 
-/// With more than this held, a drive would have to begin writing: all of it goes to the file.
+/// Held bytes above which everything is written out, as a drive would have to.
 const HELD_BYTES_MAX: u64 = 256 << 20;
-/// Held data leaves in writes of at most this size.
+/// Longest write of held data.
 const WRITE_BYTES_MAX: usize = 1 << 20;
-/// More requests for space than this are not put off.
+/// Most deferred allocations.
 const ALLOCATIONS_MAX: usize = 64;
-/// The unit that most drives write inside, whatever they say.
+/// Write unit inside most drives, whatever they report.
 const PAGE_BYTES: u64 = 4096;
-/// A torn write falls into about so many pieces.
+/// Approximate number of pieces of a torn write.
 const TORN_PIECES: u64 = 8;
-/// Share of writes that are torn, in percent.
+/// Percentage of writes that are torn.
 const TORN_PERCENT: u8 = 15;
-/// Share of changes that go to the file at once, in percent; one of them for each process. Half is
-/// the rule. With nearly none or nearly all, the one change that is missing or there shows
-/// mistakes that even odds hardly ever do.
+/// Percentages of changes that go to the file at once; one is chosen per process. Half is the usual
+/// one. With nearly none or nearly all, a single change that is missing or present exposes bugs
+/// that even odds hardly ever do.
 const AT_ONCE_PERCENT: [u8; 4] = [50, 50, 10, 90];
 
 /// The write cache of one file.
 struct Cache {
     file: Box<dyn FileIo>,
     writable: bool,
-    /// Whether the file gets space when it is written: a device has the space that it has.
+    /// Whether the file allocates space on writes: a device has a fixed size.
     is_regular: bool,
     state: Mutex<State>,
 }
 
 struct State {
     pieces: Pieces,
-    /// Space that was asked for and has not been yet of the host.
+    /// Allocations deferred by the cache.
     allocations: Vec<Range<u64>>,
     random: Rng,
     at_once_percent: u8,
-    /// A write is torn at multiples of this.
+    /// Granularity at which writes are torn.
     tear_bytes: u64,
 }
 
-/// What is to become of a change before the next sync.
+/// The treatment of a change before the next sync.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Held,
@@ -94,11 +94,11 @@ impl Cache {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // What panics under the lock leaves every piece either held or in the file.
+        // A panic under the lock leaves every piece either held or in the file.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves all that is held to the file, and keeps others out while the answer lives.
+    /// Writes everything held to the file, and keeps the lock while the returned guard lives.
     fn write_back(&self) -> io::Result<MutexGuard<'_, State>> {
         let mut file = BlockingFile::new(&*self.file)?;
         let mut state = self.state();
@@ -106,7 +106,7 @@ impl Cache {
         Ok(state)
     }
 
-    /// Carries out a request of the queue that owns `file`.
+    /// Executes a request of the queue that owns `file`.
     fn execute(&self, file: &mut BlockingFile, request: FileRequest) -> Outcome {
         match request.op {
             FileOp::Read { offset, .. } => self.read(file, request, offset.get()),
@@ -121,7 +121,7 @@ impl Cache {
             FileOp::Punch { offset, bytes } | FileOp::Discard { offset, bytes } => {
                 self.zero(file, request, offset.get()..offset.get() + bytes, Content::Punch)
             }
-            // What is held may be data by the time it gets to the file.
+            // The range may hold cached data that reaches the file first.
             FileOp::Clear { offset, bytes } | FileOp::Zero { offset, bytes } => {
                 self.zero(file, request, offset.get()..offset.get() + bytes, Content::Zero)
             }
@@ -211,7 +211,7 @@ impl Cache {
         for (range, content) in state.pieces.zeroes_in(&range) {
             state.zero_now(file, range, &content)?;
         }
-        // A device has the space that it has, and says at once what it has not.
+        // A device has a fixed size, and fails at once.
         if self.is_regular
             && state.fate() != Fate::AtOnce
             && state.allocations.len() < ALLOCATIONS_MAX
@@ -224,7 +224,7 @@ impl Cache {
 }
 
 impl Drop for Cache {
-    /// A file that is closed keeps what was written: only being killed is a power cut.
+    /// Writes the cache back: closing a file keeps its data; only a kill is a power cut.
     fn drop(&mut self) {
         if let Err(error) = self.write_back() {
             warn!("what a volatile file held is lost: {error}");
@@ -248,7 +248,7 @@ impl State {
         }
     }
 
-    /// Moves everything held to the file. What fails stays held.
+    /// Writes everything held to the file. Content whose write fails stays held.
     fn write_out(&mut self, file: &mut BlockingFile) -> Outcome {
         self.allocate_now(file, &(0..u64::MAX))?;
         while let Some((range, content)) = self.pieces.first(WRITE_BYTES_MAX) {
@@ -264,7 +264,7 @@ impl State {
         Ok(())
     }
 
-    /// Asks the host for the space that is wanted anywhere in `range`.
+    /// Performs deferred allocations that overlap `range`.
     fn allocate_now(&mut self, file: &mut BlockingFile, range: &Range<u64>) -> Outcome {
         let meets = |it: &Range<u64>| it.start < range.end && range.start < it.end;
         while let Some(index) = self.allocations.iter().position(meets) {
@@ -305,7 +305,7 @@ impl State {
         Ok(())
     }
 
-    /// Some pieces of the write go to the file, and those between them are held.
+    /// Writes some pieces of the data to the file, and holds those between them.
     fn write_torn(&mut self, file: &mut BlockingFile, at: u64, mut data: &mut [u8]) -> Outcome {
         let tear_bytes = self.tear_bytes;
         let unit = if self.random.bool() { tear_bytes } else { tear_bytes.max(PAGE_BYTES) };

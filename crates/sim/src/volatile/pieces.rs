@@ -1,33 +1,33 @@
-//! What a volatile cache holds back: for every byte of the file, at most one newest content that
+//! Contents held by a volatile cache: for every byte of the file, at most one newest content that
 //! is not in the file yet.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Held data is kept in parts of at most so many bytes, so that cutting one copies little.
+/// Largest part in which held data is kept, so that splitting one copies little.
 const PART_BYTES_MAX: usize = 64 << 10;
 
-/// What a range holds, newer than the file.
+/// Held content of a range, newer than the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// These bytes, one for each of the range.
+    /// These bytes, one for each byte of the range.
     Data(Box<[u8]>),
-    /// Zeroes; the space is to be given back.
+    /// Zeroes; the space is to be freed.
     Punch,
     /// Zeroes; the space is kept.
     Zero,
 }
 
-/// Ranges that do not overlap, each with its content.
+/// Disjoint ranges with their contents.
 #[derive(Debug, Default)]
 pub struct Pieces {
-    /// By start: the end, and what is in between.
+    /// By start: end and content.
     held: BTreeMap<u64, (u64, Content)>,
     data_bytes: u64,
 }
 
 impl Pieces {
-    /// Bytes of data held.
+    /// Returns the bytes of data held.
     pub fn data_bytes(&self) -> u64 {
         self.data_bytes
     }
@@ -40,7 +40,7 @@ impl Pieces {
         }
     }
 
-    /// Holds zeroes of one kind or the other for a range.
+    /// Holds zeroes of one kind for a range.
     pub fn put_zeroes(&mut self, range: Range<u64>, content: Content) {
         self.forget(range.clone());
         if !range.is_empty() {
@@ -48,7 +48,7 @@ impl Pieces {
         }
     }
 
-    /// What is held for the range is out of date, or in the file.
+    /// Drops the held content of a range, which is outdated or in the file.
     pub fn forget(&mut self, range: Range<u64>) {
         for (start, end) in self.overlapping(&range) {
             let (_, content) = self.held.remove(&start).expect("was just found");
@@ -63,7 +63,7 @@ impl Pieces {
         }
     }
 
-    /// Puts what is held over `target`, which begins at byte `at` of the file.
+    /// Overlays held content on `target`, which begins at byte `at` of the file.
     pub fn read(&self, at: u64, target: &mut [u8]) {
         let range = at..at + target.len() as u64;
         for (start, end) in self.overlapping(&range) {
@@ -76,18 +76,18 @@ impl Pieces {
         }
     }
 
-    /// Whether anything is held for the range.
+    /// Returns whether anything is held for the range.
     pub fn touch(&self, range: &Range<u64>) -> bool {
         !self.overlapping(range).is_empty()
     }
 
-    /// Where the last data held ends.
+    /// Returns the end of the last data held.
     pub fn data_end(&self) -> u64 {
         let is_data = |content: &Content| matches!(content, Content::Data(_));
         self.held.values().rev().find(|(_, it)| is_data(it)).map_or(0, |(end, _)| *end)
     }
 
-    /// The zeroes held for parts of the range.
+    /// Returns the zeroes held for parts of the range.
     pub fn zeroes_in(&self, range: &Range<u64>) -> Vec<(Range<u64>, Content)> {
         let found = self.overlapping(range).into_iter();
         found
@@ -96,7 +96,7 @@ impl Pieces {
             .collect()
     }
 
-    /// The first content held; data that follows data without a gap as one, up to `bytes_max`.
+    /// Returns the first content held; contiguous data is joined, up to `bytes_max`.
     pub fn first(&self, bytes_max: usize) -> Option<(Range<u64>, Content)> {
         let (&start, (end, content)) = self.held.first_key_value()?;
         if !matches!(content, Content::Data(_)) {
@@ -139,7 +139,7 @@ impl Pieces {
 }
 
 impl Content {
-    /// The content of `part` of a range that begins at `start`.
+    /// Returns the content of `part` of a range that begins at `start`.
     fn part(&self, start: u64, part: Range<u64>) -> Self {
         match self {
             Self::Data(data) => {
@@ -155,7 +155,7 @@ impl Content {
 mod tests {
     use super::*;
 
-    /// The file is sevens; what is held shows through.
+    /// Reads over a file of sevens.
     fn view(pieces: &Pieces) -> Vec<u8> {
         let mut bytes = vec![7; 16];
         pieces.read(100, &mut bytes);
@@ -186,8 +186,8 @@ mod tests {
             let range = start as u64..end as u64;
             match random.u8(0..4) {
                 0 => {
-                    // In the file now, with what it held before: the view does not change, so
-                    // the model keeps only what the file has.
+                    // In the file now, with its previous content: the view does not change, so the
+                    // model keeps only what the file has.
                     pieces.forget(range);
                     model[start..end].fill(7);
                 }

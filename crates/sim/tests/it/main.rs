@@ -1,4 +1,4 @@
-//! What a volatile file promises besides being a file: a kill is a power cut.
+//! Guarantees of a volatile file besides those of a file: a kill is a power cut.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -46,7 +46,7 @@ fn what_was_synced_is_in_the_file_and_of_the_rest_any_part() {
     assert!(std::fs::read(&path).unwrap().iter().all(|byte| *byte == 1), "a sync promises");
 
     write_all(&mut queue, 2);
-    // What a kill would leave now.
+    // The contents that a kill would leave now.
     let left = blocks(&path);
     assert!(left.iter().flatten().all(|byte| [1, 2].contains(byte)));
     let all = |value: u8| left.iter().filter(|it| it.iter().all(|byte| *byte == value)).count();
@@ -72,8 +72,8 @@ fn a_durable_write_waits_for_no_flush() {
     let mut channel = file.channel(&context).unwrap();
     write_all(&mut BlockingFile::new(&*file).unwrap(), 1);
     let mut block = vec![3; BLOCK_BYTES as usize];
-    // SAFETY: block and list outlive the requests, which complete in submit: such a file does its
-    // work on the thread that asks.
+    // SAFETY: block and list outlive the requests, which complete in submit: such a file works on
+    // the calling thread.
     let list = [unsafe { flowstone_block::IoVec::of(&mut block) }];
     for index in 0..BLOCKS {
         let offset = FileOffset::new(index * BLOCK_BYTES);
@@ -114,7 +114,7 @@ fn queues_that_do_everything_at_once_read_what_they_wrote() {
     }
 }
 
-/// Random operations on one queue's blocks; returns the value of each.
+/// Executes random operations on one queue's blocks. Returns the value of each.
 fn play(file: &dyn FileIo, queue: u64, queues: u64, seed: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut channel = BlockingFile::new(file).unwrap();

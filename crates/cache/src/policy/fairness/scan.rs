@@ -1,5 +1,5 @@
 //! A VM with a working set beside one that scans at random: a cache of 256 MiB, at the rates at
-//! which it was seen.
+//! which the problem was observed.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use super::{equal_vms, hit};
 use crate::policy::Policy as _;
 use crate::policy::adaptive::Adaptive;
 
-/// What is left of 256 MiB for the policy.
+/// Blocks of 256 MiB less the overhead.
 const CAPACITY: u64 = 62_464;
-/// Three fifths of the cache: all of it is held before the scan, and .72 of it fit into what the
-/// weight allows.
+/// Three fifths of the cache: all of it is held before the scan, and .72 of it fits into the VM's
+/// part.
 const SET: u64 = 39_322;
-/// Blocks that the scan comes by.
+/// Number of blocks that the scan covers.
 const VAST: u64 = 16 << 20;
 
 struct Scanned {
@@ -21,7 +21,7 @@ struct Scanned {
 }
 
 impl Scanned {
-    /// The first VM has the cache, and does nothing but hits.
+    /// Makes a cache that the first VM fills, with hits only.
     fn new() -> Self {
         let mut it = Self { policy: equal_vms(CAPACITY), random: fastrand::Rng::with_seed(5) };
         for _ in 0..2 {
@@ -31,7 +31,7 @@ impl Scanned {
         it
     }
 
-    /// Returns the hit ratio of the first VM, which accesses `rate` blocks a second.
+    /// Runs the first VM at `rate` blocks a second. Returns its hit ratio.
     fn run(&mut self, seconds: u64, rate: u64, scan: u64) -> f64 {
         let mut hits = 0;
         for at in 0..seconds * rate {
@@ -47,8 +47,9 @@ impl Scanned {
     }
 }
 
-/// Every time constant was one of all accesses: at 200 accesses a second, .50 to .56 beside
-/// 20,000/s of a scan and .01 to .04 beside 200,000/s were left of its hits within half a minute.
+/// Regression: every time constant was counted in accesses of all VMs: at 200 accesses a second,
+/// .50 to .56 beside a scan of 20,000/s and .01 to .04 beside 200,000/s were left of its hits
+/// within half a minute.
 #[test]
 fn a_scan_leaves_a_vm_the_hits_that_its_weight_promises_however_fast_it_is() {
     for (rate, scan) in [(200, 20_000), (200, 200_000), (2000, 200_000)] {

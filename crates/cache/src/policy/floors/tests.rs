@@ -1,10 +1,10 @@
-//! Floors by themselves, and the curves that they rest on.
+//! Floors by themselves, and the curves that they are based on.
 
 use super::*;
 
 const FLOORS_CAPACITY: usize = 1000;
 
-/// Two VMs that are alike: each is allowed 450 blocks. The first one holds `held`.
+/// Two equal VMs, each with a part of 450 blocks. The first one holds `held`.
 fn floors(held: u64) -> Floors {
     let mut floors = Floors::default();
     floors.set(&Vms::of_sizes(&[1, 1]), FLOORS_CAPACITY, FLOORS_CAPACITY);
@@ -12,23 +12,23 @@ fn floors(held: u64) -> Floors {
     floors
 }
 
-/// The first VM uses `set` blocks so often.
+/// The first VM makes `accesses` accesses to `set` blocks.
 fn use_blocks(floors: &mut Floors, set: u64, accesses: u64, is_hit: bool) {
     let mut random = fastrand::Rng::with_seed(set);
     (0..accesses).for_each(|_| _ = floors.access(BlockId(random.u64(0..set)), is_hit));
 }
 
-/// The second VM uses `blocks` once.
+/// The second VM accesses `blocks` blocks once.
 fn scan(floors: &mut Floors, blocks: u64) {
     (0..blocks).for_each(|at| _ = floors.access(BlockId::of_disk(1, at), false));
 }
 
-/// Whether the first VM loses nothing for the second one.
+/// Returns whether the first VM loses nothing to the second one.
 fn loses_none(floors: &Floors) -> bool {
     floors.keeps(0, usize::MAX, Some(1))
 }
 
-/// Whether so many blocks of the first VM may be protected.
+/// Returns whether this many blocks of the first VM may be protected.
 fn protects(floors: &Floors, protected: usize) -> bool {
     floors.keeps(0, protected, Some(0))
 }
@@ -70,7 +70,7 @@ fn a_vm_loses_nothing_to_others_while_it_holds_no_more_than_its_weight_allows() 
     }
 }
 
-/// It has more hits than promised, and no floor, until another VM begins to scan.
+/// The first VM has more hits than promised, and no floor, until another VM begins to scan.
 #[test]
 fn a_vm_that_has_had_many_hits_loses_no_more_than_others_are_allowed() {
     let mut floors = floors(800);
@@ -83,7 +83,7 @@ fn a_vm_that_has_had_many_hits_loses_no_more_than_others_are_allowed() {
     assert_eq!((taken, floors.states[0].floor), (350, 0));
 }
 
-/// It takes in one more block: one of its own goes for that.
+/// It takes in one more block, for which one of its own is evicted.
 #[test]
 fn a_vm_that_holds_its_part_makes_room_for_itself() {
     let mut floors = floors(450);
@@ -92,7 +92,7 @@ fn a_vm_that_holds_its_part_makes_room_for_itself() {
     assert_eq!(keeps, [true, false, true]);
 }
 
-/// A VM that scanned had the others' floors gone in a third of a second.
+/// Regression: a VM that scanned removed the others' floors in a third of a second.
 #[test]
 fn accesses_of_other_vms_change_no_bound() {
     let mut floors = floors(400);
@@ -157,8 +157,8 @@ fn uses_of_a_vm_count_by_how_much_more_than_the_mean_it_has() {
     assert_eq!(floors.access(BlockId(0), false), 16);
 }
 
-/// A VM that scans made a hundred times as many accesses as one with a working set, so no size of
-/// the cache seemed to bring hits.
+/// Regression: a VM that scans made a hundred times as many accesses as one with a working set, so
+/// no size of the cache seemed to bring hits.
 #[test]
 fn hits_of_vms_count_by_weight_and_not_by_rate() {
     let mut floors = floors(450);
@@ -170,7 +170,7 @@ fn hits_of_vms_count_by_weight_and_not_by_rate() {
     assert!(all - less > 0.03, "{less:.3} of {all:.3} with a tenth less");
 }
 
-/// Of a cache that becomes smaller, what a scan holds goes first.
+/// In a shrinking cache, blocks of a scan are evicted first.
 #[test]
 fn a_vm_that_needs_less_than_its_part_loses_nothing_when_a_cache_becomes_smaller() {
     let mut floors = floors(200);

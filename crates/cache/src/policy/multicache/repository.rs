@@ -1,37 +1,37 @@
-//! MultiCache's metadata repository: how often sectors have been read, and how often written, in
-//! tables of their own, of a fixed size.
+//! MultiCache's metadata repository: counts of reads and of writes of sectors, in two tables of a
+//! fixed size.
 //!
 //! A sector's address is a chunk of the disk and a segment in it. The hash of the chunk is the key
 //! of an index; under each key there are [`LAMBDA`] metadata tables against collisions, and an
-//! entry of one of them counts the segments of a chunk. A chunk that finds all of them taken takes
-//! the place of the one that was used longest ago.
+//! entry of one of them counts the accesses to the segments of a chunk. If all are taken, a new
+//! chunk replaces the least recently used one.
 
 use crate::names::{BlockId, spread};
 
-/// λ: chunks whose keys are the same and that are counted side by side.
+/// λ: chunks with equal keys that are counted side by side.
 const LAMBDA: usize = 4;
-/// Segments, blocks of 4 KiB, of a chunk.
+/// Segments (blocks of 4 KiB) per chunk.
 const SEGMENTS: u64 = 8;
-/// No chunk has this address.
+/// The address of no chunk.
 const NONE: u64 = u64::MAX;
 
-/// What is counted of a chunk.
+/// The counts of a chunk.
 #[derive(Clone, Copy, Debug)]
 struct Metadata {
     chunk: u64,
-    /// On the clock of accesses, which goes round.
+    /// Time of the last use, in accesses, wrapping.
     used_at: u32,
     counts: [u16; SEGMENTS as usize],
 }
 
 const UNUSED: Metadata = Metadata { chunk: NONE, used_at: 0, counts: [0; SEGMENTS as usize] };
 
-/// Accesses of one kind.
+/// Counts of one kind of access.
 #[derive(Debug)]
 struct Counted {
-    /// By key, those of the λ tables side by side.
+    /// By key, the entries of the λ tables side by side.
     entries: Vec<[Metadata; LAMBDA]>,
-    /// How many blocks are counted.
+    /// Number of blocks with a count.
     blocks: usize,
 }
 
@@ -45,14 +45,14 @@ impl Counted {
         spread(BlockId(chunk), 0) as usize & (self.entries.len() - 1)
     }
 
-    /// How often the block has been accessed, as far as that is remembered.
+    /// Returns the accesses to the block that are remembered.
     fn count(&self, block: BlockId) -> u32 {
         let (chunk, segment) = address(block);
         let known = self.entries[self.key(chunk)].iter().find(|entry| entry.chunk == chunk);
         known.map_or(0, |entry| entry.counts[segment].into())
     }
 
-    /// It is accessed once more. Returns how often it has been.
+    /// Counts an access. Returns the new count.
     fn add(&mut self, block: BlockId, now: u32) -> u32 {
         let (chunk, segment) = address(block);
         let key = self.key(chunk);
@@ -86,12 +86,12 @@ impl Counted {
     }
 }
 
-/// Chunk and segment.
+/// Returns the chunk and segment of a block.
 const fn address(block: BlockId) -> (u64, usize) {
     (block.0 / SEGMENTS, (block.0 % SEGMENTS) as usize)
 }
 
-/// See the module.
+/// Counts of reads and of writes.
 #[derive(Debug)]
 pub struct Repository {
     reads: Counted,
@@ -100,30 +100,30 @@ pub struct Repository {
 }
 
 impl Repository {
-    /// Counts reads of so many chunks at least, and writes of as many.
+    /// Makes tables for reads and for writes of at least `chunks` chunks each.
     pub fn new(chunks: usize) -> Self {
         Self { reads: Counted::new(chunks), writes: Counted::new(chunks), now: 0 }
     }
 
-    /// A block is read. Returns how often it has been accessed.
+    /// Counts a read. Returns the block's count of all accesses.
     pub fn read(&mut self, block: BlockId) -> u32 {
         self.now = self.now.wrapping_add(1);
         self.reads.add(block, self.now) + self.writes.count(block)
     }
 
-    /// The same of one that is written.
+    /// Counts a write. Returns the block's count of all accesses.
     pub fn write(&mut self, block: BlockId) -> u32 {
         self.now = self.now.wrapping_add(1);
         self.writes.add(block, self.now) + self.reads.count(block)
     }
 
-    /// Its content is gone, and so are its accesses.
+    /// Drops the counts of a block whose content is gone.
     pub fn forget(&mut self, block: BlockId) {
         self.reads.forget(block);
         self.writes.forget(block);
     }
 
-    /// How many blocks are counted; one that is read and written counts twice.
+    /// Returns the number of blocks with counts; a block read and written counts twice.
     pub fn len(&self) -> usize {
         self.reads.blocks + self.writes.blocks
     }
@@ -148,7 +148,7 @@ mod tests {
         assert_eq!((repository.read(block), repository.len()), (1, 3));
     }
 
-    /// Reads do not push out what is known of writes, however many there are.
+    /// Reads do not displace counts of writes.
     #[test]
     fn each_table_replaces_what_it_has_not_used_for_longest() {
         let mut repository = Repository::new(64);
@@ -163,7 +163,7 @@ mod tests {
         }
         assert_eq!((repository.reads.count(chunk(0)), repository.writes.count(chunk(0))), (0, 1));
         assert!(repository.len() <= 64 + 1);
-        // λ of the same key are there side by side, and one that is used stays.
+        // λ chunks of one key coexist, and one that is used stays.
         let mut counted = Counted::new(LAMBDA);
         assert_eq!(counted.entries.len(), 1);
         for now in 1..100 {

@@ -10,7 +10,7 @@ fn sent(command: &Command) -> Command {
     Command::of(&method, &target.parse().unwrap(), body.as_bytes()).unwrap()
 }
 
-/// One of each.
+/// Returns one command of each kind.
 fn commands(name: &str) -> Vec<Command> {
     let disk = DiskWord { name: name.into(), path: Some(PathBuf::from("/a folder/ä+%&")) };
     let size = Some(SizeChange::Grow(512));
@@ -36,7 +36,7 @@ fn commands(name: &str) -> Vec<Command> {
     ]
 }
 
-/// A command that is new has a place in the list above.
+/// Forces a place in the list above for each new command.
 fn place(command: &Command) -> usize {
     match command {
         Command::OpenApi => 0,
@@ -128,7 +128,7 @@ fn what_is_not_understood_is_refused() {
     }
 }
 
-/// Bytes as a client of another version, or a hostile one, may send them.
+/// Changes a request as a client of another version, or a hostile one, may send it.
 fn distort(random: &mut fastrand::Rng, bytes: &mut Vec<u8>) {
     for _ in 0..random.usize(..4) {
         let at = random.usize(..=bytes.len());

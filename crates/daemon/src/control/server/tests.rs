@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::*;
 use crate::control::Client;
 
-/// A server that is so patient, and what becomes of commands there.
+/// A server with a given patience, and the folder of its socket.
 struct Place {
     folder: tempfile::TempDir,
 }
@@ -63,7 +63,7 @@ fn a_client_that_sends_a_byte_now_and_then_is_hung_up_on() {
 fn a_client_that_says_nothing_is_hung_up_on() {
     let place = Place::new(IMPATIENT, |_| Value::Null);
     assert_eq!(place.connect().read(&mut [0; 1]).unwrap(), 0);
-    // ... nor after an answer.
+    // Nor after an answer.
     let mut client = place.connect();
     client.write_all(b"GET /v1/stats HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
     client.read_to_end(&mut Vec::new()).unwrap();
@@ -87,7 +87,7 @@ fn a_request_that_does_not_end_is_answered_at_64_kib() {
     for (beginning, status) in [(head, "431"), (&body, "413")] {
         let mut client = place.connect();
         client.write_all(beginning.as_bytes()).unwrap();
-        // It may be hung up on meanwhile.
+        // The connection may be closed meanwhile.
         let _ = client.write_all(&[b'x'; REQUEST_BYTES_MAX + 4096]);
         let mut answer = [0; 13];
         client.read_exact(&mut answer[..12]).unwrap();
@@ -95,7 +95,7 @@ fn a_request_that_does_not_end_is_answered_at_64_kib() {
     }
 }
 
-/// More of them than there are places for clients.
+/// More panics than places for clients.
 #[test]
 fn a_command_that_panics_ends_its_client_alone() {
     let place = Place::new(HANG, |command| match command {
@@ -114,7 +114,8 @@ fn a_command_that_panics_ends_its_client_alone() {
     wait_until("a client is served", free);
 }
 
-/// A client that goes while its command waits for a host would leave its thread to the next one.
+/// Otherwise a client that disconnects while its command waits for a host would leave its thread to
+/// the next one.
 #[test]
 fn a_client_that_has_gone_keeps_its_place_until_its_command_ends() {
     let gate = Arc::new(std::sync::Mutex::new(()));
@@ -134,7 +135,7 @@ fn a_client_that_has_gone_keeps_its_place_until_its_command_ends() {
         let mut answer = [0; 12];
         client.read_exact(&mut answer).is_ok() && answer.ends_with(b"503")
     });
-    // One that asks late meets no closed socket: it would report that.
+    // A late request must not meet a closed socket, which its client would report.
     let (mut late, mut answer) = (place.connect(), Vec::new());
     late.read_exact(&mut [0; 12]).unwrap();
     late.write_all(request).unwrap();

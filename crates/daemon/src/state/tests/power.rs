@@ -1,26 +1,26 @@
-//! A folder of a host whose power may be cut at any moment.
+//! A simulated directory whose power may be cut at any moment.
 
 use std::sync::Arc;
 
 use super::*;
 
-/// A file: what a process reads, and what is left of it after a power cut.
+/// A file: its current content, and the content after a power cut.
 #[derive(Clone, Default)]
 struct Content {
     now: String,
-    /// Nothing of it is sure before it has been synced.
+    /// `None` until it has been synced.
     durable: Option<String>,
 }
 
 type Names = BTreeMap<String, usize>;
 
-/// What is on the host's disk, and what is not yet.
+/// The state of the simulated disk, durable and not.
 #[derive(Clone, Default)]
 struct Disk {
     files: Vec<Content>,
     names: Names,
     durable: Names,
-    /// How it was after each step.
+    /// The state after each step.
     steps: Vec<(Vec<Content>, [Names; 2])>,
 }
 
@@ -97,14 +97,15 @@ fn open(folder: &Simulated) -> State {
     State::read(Path::new("/simulated"), Box::new(folder.clone())).unwrap()
 }
 
-/// The weight of each disk that is kept.
+/// Returns the weight of each recorded disk.
 fn weights(state: &State) -> BTreeMap<String, String> {
     let weight = |record: Record| (record.subject().to_string(), record.set["weight"].clone());
     state.all().into_iter().map(weight).collect()
 }
 
-/// What is there after a power cut at this step: names as they are on the disk, or as they were to
-/// become, since a host may write them at any time; of a file that was not synced, nothing.
+/// Returns the states that may follow a power cut at this step: with the durable names, and with
+/// the pending ones, since a host may write names at any time; files that were not synced are
+/// empty.
 fn after_a_cut((files, names): &(Vec<Content>, [Names; 2])) -> [Simulated; 2] {
     let mut left = files.clone();
     left.iter_mut().for_each(|file| file.now = file.durable.clone().unwrap_or_default());
@@ -114,8 +115,8 @@ fn after_a_cut((files, names): &(Vec<Content>, [Names; 2])) -> [Simulated; 2] {
     })
 }
 
-/// What was answered is there after a power cut, and what was on its way is there as a whole or not
-/// at all.
+/// After a power cut, answered changes are present, and the one in progress is present as a whole
+/// or not at all.
 #[test]
 fn a_power_cut_at_any_step_loses_nothing_that_was_answered() {
     let seed = fastrand::u64(..);

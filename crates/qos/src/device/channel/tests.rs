@@ -14,7 +14,7 @@ use crate::Weight;
 
 mod first;
 
-/// A file whose requests come back when the test says so, in the order in which they came.
+/// A file whose requests complete in order, when the test says so.
 #[derive(Clone, Default)]
 struct Host(Arc<Mutex<HostState>>);
 
@@ -25,7 +25,7 @@ struct HostState {
 }
 
 impl Host {
-    /// Tags of what is below.
+    /// Tags of requests in flight.
     fn below(&self) -> Vec<usize> {
         self.0.lock().unwrap().below.iter().copied().collect()
     }
@@ -87,7 +87,7 @@ impl FileChannel for Host {
     }
 }
 
-/// A queue of a disk, and the host below it.
+/// A disk's queue, and the host below it.
 struct Queue {
     host: Host,
     share: Arc<DiskShare>,
@@ -96,7 +96,7 @@ struct Queue {
     back: Vec<usize>,
 }
 
-/// A clock that stands still: so many nanoseconds have passed.
+/// A manual clock: nanoseconds passed since a start.
 struct Passed {
     start: Instant,
     ns: Arc<AtomicU64>,
@@ -112,7 +112,7 @@ impl TimeSource for Passed {
     }
 }
 
-/// Devices on a clock that stands still, and what it shows.
+/// Makes devices on a manual clock, and the clock's value.
 fn devices() -> (Arc<Devices>, Arc<AtomicU64>) {
     let ns = Arc::<AtomicU64>::default();
     let passed = Passed { start: Instant::now(), ns: Arc::clone(&ns) };
@@ -141,7 +141,7 @@ impl Queue {
         self.channel.kick();
     }
 
-    /// Completes so many, and takes what has come back.
+    /// Completes this many requests, and reaps them.
     fn complete(&mut self, count: usize) {
         self.host.complete(count);
         let mut done = Vec::new();
@@ -160,7 +160,7 @@ fn a_disk_alone_sends_everything_at_once_and_in_order() {
     assert_eq!(queue.share.held_back().0, 0);
 }
 
-/// The slot that one disk gives back is the turn of another, on another thread that sleeps.
+/// A slot freed by one disk is the turn of another, whose thread sleeps.
 #[test]
 fn what_comes_back_to_one_thread_ends_the_sleep_of_another() {
     let (devices, _) = devices();
@@ -179,7 +179,7 @@ fn what_comes_back_to_one_thread_ends_the_sleep_of_another() {
         ready.send(()).unwrap();
         while queue.host.below().len() < 6 {
             let Queue { reactor, channel, .. } = &mut queue;
-            // Nothing but the waker ends it: no time, which would come to the same in the end.
+            // Only the waker ends the sleep: a timeout would have the same result in the end.
             reactor.clone().sleep(|| match channel.next_look() {
                 NextLook::At(_) => NextLook::OnWake,
                 other => other,
@@ -188,7 +188,7 @@ fn what_comes_back_to_one_thread_ends_the_sleep_of_another() {
         }
     });
     is_ready.recv().unwrap();
-    // All slots but the one that the other has, and far more than that wants.
+    // All slots but the other disk's one, and far more requests than the other wants.
     hog.submit(1..31);
     assert_eq!(hog.host.below().len(), 15);
     step.send(()).unwrap();
@@ -223,13 +223,13 @@ fn a_disk_whose_host_hangs_holds_others_up_for_a_moment_only() {
     let sent = dead.host.below().len();
     assert!(sent <= 16, "{sent}");
     live.complete(1);
-    // One at a time: more would have slots of its own.
+    // One at a time: more would have slots.
     for tag in 1..30 {
         live.submit(tag..tag + 1);
         while live.back.len() <= tag {
             if live.host.below().is_empty() {
-                // It waits for a slot, which no other disk gives back: until the time that it has
-                // named itself.
+                // It waits for a slot, which no other disk frees, until the time that it has named
+                // itself.
                 assert!(matches!(live.channel.next_look(), NextLook::At(_)));
                 clock.fetch_add(10_000_000, Ordering::Relaxed);
             }
@@ -238,14 +238,13 @@ fn a_disk_whose_host_hangs_holds_others_up_for_a_moment_only() {
     }
     assert_eq!(clock.load(Ordering::Relaxed), 100_000_000);
     assert_eq!(dead.host.below().len(), sent, "it sends nothing more");
-    // And goes on when the host does.
+    // It continues when the host does.
     while dead.back.len() < 40 {
         dead.complete(dead.host.below().len());
     }
 }
 
-/// A guest whose reads are answered by the cache kicks the file below without asking it for
-/// anything.
+/// A guest whose reads are answered by the cache kicks the file below without submitting requests.
 #[test]
 fn a_disk_that_asks_the_device_for_nothing_holds_nobody_back() {
     let (devices, clock) = devices();
@@ -260,7 +259,7 @@ fn a_disk_that_asks_the_device_for_nothing_holds_nobody_back() {
     assert_eq!(hog.host.below().len(), 100);
 }
 
-/// What waits of a queue that goes is handed down by itself: the slots are others'.
+/// Waiting requests of a dropped channel are sent below without slots: these go to others.
 #[test]
 fn slots_of_a_channel_that_goes_are_given_to_others() {
     let (devices, _) = devices();
@@ -283,8 +282,7 @@ fn slots_of_a_channel_that_goes_are_given_to_others() {
     assert!(!live.host.below().is_empty(), "it waits for nobody");
 }
 
-/// Disks that come and go, that hang, and whose weights change: what waits has something to wait
-/// for.
+/// Disks come, go and hang, and weights change: every waiting request has something to wait for.
 #[test]
 fn nothing_waits_for_ever() {
     for seed in 0..300 {
@@ -318,7 +316,7 @@ fn nothing_waits_for_ever() {
                     queue.complete([below, random.usize(0..=below)][random.usize(0..2)]);
                 }
                 16 => {
-                    // A stretch that is looked at before its batch is kicked.
+                    // A stretch that is announced before its batch is kicked.
                     for _ in 0..2 {
                         let op = FileOp::Read { offset: FileOffset::new(0), bytes: 4096 };
                         for tag in *sent..*sent + 16 {
@@ -347,8 +345,8 @@ fn nothing_waits_for_ever() {
     }
 }
 
-/// Everything comes back, without more time than it takes to see that a VM does not go on: what
-/// hangs is waited for longer.
+/// Completes everything, with no more time than it takes to see that a VM does not continue: a hang
+/// is waited for longer.
 fn drain(queues: &mut [(Queue, usize)], clock: &AtomicU64, seed: u64) {
     let mut still = 0;
     while queues.iter().any(|(queue, sent)| queue.back.len() < *sent) {

@@ -1,37 +1,37 @@
-//! How many requests may be at a device while disks contend: as many as weights allow.
+//! The number of requests in flight at a contended device, as far as weights allow.
 //!
-//! Shares follow the weights as long as something of each disk waits. So the depth is what the disk
-//! that wants least for its weight wants to have at the device, and of each other one as much for
-//! its own weight, a little less in all. A disk's weight here is its part of all: that of its VM,
-//! of which it has its own weight's part among the active disks of the VM.
+//! Shares follow the weights as long as each disk has requests waiting. So the depth is the demand
+//! of the disk that wants least for its weight, plus as much for each other disk in proportion to
+//! its weight, slightly reduced. A disk's weight here is its fraction of all: that of its VM,
+//! divided among the active disks of the VM by their own weights.
 //!
-//! It is never less than four for the heaviest disk, fewer for the others, as far as they want
-//! that: sixteen disks with some requests each are to have the device, although one hardly asks.
-//! And for one disk that wants them it is [`DEPTH_LEAST`], of which a lighter one than the heaviest
-//! has its weight's part: the next request of a heavy disk stands behind what is on its way.
+//! It is at least four for the heaviest disk, fewer for lighter ones, as far as they want that:
+//! sixteen disks with some requests each must be able to use the device, although one hardly sends
+//! any. And for one disk that wants them it is [`DEPTH_LEAST`], less for a lighter disk than the
+//! heaviest, in proportion: the next request of a heavy disk queues behind those in flight.
 //!
-//! A VM has no more than its part of that while another one is expected to ask again, which has had
-//! something come back just now: completions come in batches, and what a heavy VM's batch leaves
-//! would be a light one's before the heavy one's guest has seen that it may go on. Nor does it get
-//! ahead of such a one by more than a [`LEAD`](super::LEAD) of the lightest, counted from when both
-//! wanted more than there is: tags forget what a VM has not had while nothing of it waited.
+//! A VM has at most its part of that depth while another VM, which has just had completions, is
+//! expected to send again: completions come in batches, and a light VM would otherwise take the
+//! slots that a heavy VM's batch frees, before the heavy one's guest has seen it. Nor may a VM get
+//! ahead of such a VM by more than a [`LEAD`](super::LEAD) of the lightest one, counted from the
+//! time when both wanted more than there is: tags do not record what a VM has missed while it had
+//! nothing waiting.
 
 use flowstone_block::mutant;
 
 use super::{LEAD, Scheduler};
 use crate::DiskKey;
 
-/// So many for one disk, if it is as heavy as any,
+/// Depth for a single disk, if it is as heavy as any.
 pub const DEPTH_LEAST: usize = 16;
-/// ... and for one that weighs nothing beside others: with fewer a device has nothing to choose
-/// from.
+/// Depth for a single disk of negligible weight: with fewer requests a device cannot reorder.
 const DEPTH_LIGHT: f64 = 2.0;
-/// So many for each of the heaviest disks, if it wants them.
+/// Depth for each of the heaviest disks, if they want it.
 const DEPTH_EACH: f64 = 4.0;
-/// Of the depth at which the disk that wants least would have nothing waiting.
+/// Fraction of the depth at which the disk that wants least would have nothing waiting.
 const BACKLOGGED: f64 = 7.0 / 8.0;
 
-/// What an active disk weighs and wants.
+/// Weight and demand of an active disk.
 struct Active {
     vm: usize,
     weight: f64,
@@ -39,19 +39,19 @@ struct Active {
     cost: f64,
 }
 
-/// How many requests may be on their way.
+/// Limits of requests in flight.
 #[derive(Default)]
 pub struct Depth {
-    /// Of all disks.
+    /// For all disks.
     pub all: usize,
-    /// Of each VM, by its place; those for which there is none have no bound of their own.
+    /// For each VM, by its place; VMs without an entry have no limit of their own.
     pub of_vms: Vec<usize>,
-    /// How much more than another one a VM may have had for its weight.
+    /// Greatest difference of cost per weight by which a VM may be ahead of another.
     pub lead: f64,
 }
 
 impl Scheduler {
-    /// See the module.
+    /// Computes the limits.
     pub(super) fn depth(&self, now: u64) -> Depth {
         let active = self.active();
         let heaviest = active.iter().map(|disk| disk.weight).fold(0.0, f64::max);
@@ -65,7 +65,7 @@ impl Scheduler {
             fair += own;
             of_vms[vm] += own;
             each += requests.min(DEPTH_EACH * weight / heaviest);
-            // What nothing is known of may want anything.
+            // A disk without a known demand may want anything.
             let wanted = if requests > 0.0 { requests } else { f64::MAX };
             let part =
                 if mutant("qos.depth.a-floor-for-light-disks") { 1.0 } else { weight / heaviest };
@@ -80,7 +80,7 @@ impl Scheduler {
         Depth { all: floor.max(fair as usize), of_vms, lead: LEAD as f64 / lightest }
     }
 
-    /// The VMs that have something at the device, or will have.
+    /// Returns the VMs that have requests in flight, or are expected to send soon.
     fn expected_vms(&self, now: u64) -> Vec<usize> {
         let expected = self.disks.iter().filter(|(_, disk)| disk.is_expected(now));
         let mut vms: Vec<_> =
@@ -90,8 +90,8 @@ impl Scheduler {
         vms
     }
 
-    /// Counts what VMs have had from that on which has had least for its weight. What one has had
-    /// long ago is forgotten.
+    /// Subtracts the least cost per weight from that of all VMs. VMs that are not expected start
+    /// over.
     pub(super) fn settle_parts(&mut self, now: u64) {
         let expected = self.expected_vms(now);
         self.had.resize(self.vm_places(), 0.0);
@@ -105,7 +105,7 @@ impl Scheduler {
         }
     }
 
-    /// A VM has had something of this cost.
+    /// Counts a grant of this cost for the disk's VM.
     pub(super) fn count_part(&mut self, disk: DiskKey, cost: u64) {
         let vm = self.fair.vm_of(disk);
         if let Some(had) = self.had.get_mut(vm.place()) {
@@ -113,7 +113,7 @@ impl Scheduler {
         }
     }
 
-    /// The active disks.
+    /// Returns the active disks.
     fn active(&self) -> Vec<Active> {
         let counted = || self.disks.iter().filter(|(_, disk)| disk.is_counted);
         let mut of_vms = vec![0.0; self.vm_places()];
@@ -131,14 +131,14 @@ impl Scheduler {
         active.collect()
     }
 
-    /// Whether the VM of a disk has less than its part on its way, and is not ahead.
+    /// Returns whether the VM of a disk has less than its part in flight, and is not ahead.
     pub(super) fn has_room(&self, disk: DiskKey) -> bool {
         let vm = self.fair.vm_of(disk).place();
         let part = self.census.depth.of_vms.get(vm);
         part.is_none_or(|part| self.slots_of(vm) < *part) && self.is_level(disk)
     }
 
-    /// Whether the VM of a disk is not ahead of one that is expected.
+    /// Returns whether the VM of a disk is not too far ahead of the others expected.
     pub(super) fn is_level(&self, disk: DiskKey) -> bool {
         let vm = self.fair.vm_of(disk);
         let is_bounded = vm.place() < self.census.depth.of_vms.len();

@@ -1,38 +1,37 @@
-//! What a disk has at a device, and whether it is active there.
+//! State of a disk at a device, and the definition of an active disk.
 
 use super::super::demand::Demand;
 
-/// A disk that has asked for nothing in so long is not active, unless something of it is at the
-/// device,
+/// Idle time after which a disk with no I/O in flight is inactive.
 pub const ACTIVE_FOR_NS: u64 = 200_000_000;
-/// ... or it asks now and then, at intervals no longer than this: then it is active for twice as
-/// long as its last ones were. Else each of its requests would find all at the device that others
-/// like to have there.
+/// Longest interval of periodic requests; a disk with such intervals stays active for twice its
+/// recent ones. Otherwise each of its requests would find the device filled with the requests of
+/// others.
 const INTERVAL_MAX_NS: u64 = 1_000_000_000;
-/// ... which has lately given something of it back.
+/// Time without a completion after which a disk with I/O in flight is inactive.
 const HUNG_NS: u64 = 1_000_000_000;
-/// See the scheduler.
+/// Time without a completion after which a disk stalls; see the scheduler.
 pub const STALLED_NS: u64 = 100_000_000;
 
-/// Who has had something come back asks for more in so long, if it does: about a slice of a CPU
-/// that its guest, or our thread, may have to wait for.
+/// Time after a completion within which a disk that continues sends its next request: about a time
+/// slice that its guest, or our thread, may have to wait for the CPU.
 pub const EXPECTED_NS: u64 = 4_000_000;
 
-/// What a disk has at the device.
+/// State of a disk at the device.
 #[derive(Default)]
 pub struct DiskState {
     pub on_their_way: usize,
     pub waiting: usize,
-    /// As the last census found it, and nothing has come back since.
+    /// As of the last census, unless something has completed since.
     pub is_stalled: bool,
-    /// As the last census found it.
+    /// Whether the disk is active, as of the last census.
     pub is_counted: bool,
     pub demand: Demand,
-    /// When something came back, or was sent while there was nothing on its way.
+    /// Time of the last completion, or of a send while nothing was in flight.
     moved_at: u64,
-    /// When it asked for something.
+    /// Time of the last activity.
     active_at: Option<u64>,
-    /// For how long it is active then.
+    /// Time for which it stays active after that.
     active_for: u64,
 }
 
@@ -40,8 +39,8 @@ impl DiskState {
     pub fn asked(&mut self, now: u64) {
         let interval = self.active_at.replace(now).map_or(u64::MAX, |at| now.saturating_sub(at));
         self.active_for = match interval {
-            // Looked at every few milliseconds while it is at work: that is no interval, so it ends
-            // slowly.
+            // While a disk works it is touched every few milliseconds, which is no interval, so the
+            // value decays slowly.
             0..=INTERVAL_MAX_NS => (2 * interval).max(self.active_for - self.active_for / 8),
             _ => 0,
         };
@@ -63,7 +62,7 @@ impl DiskState {
         self.moved_at.saturating_add(STALLED_NS)
     }
 
-    /// Whether it has something at the device, or has had something come back just now.
+    /// Returns whether it has I/O in flight, or has just had a completion.
     pub fn is_expected(&self, now: u64) -> bool {
         let is_fresh = self.active_at.is_some() && now.saturating_sub(self.moved_at) < EXPECTED_NS;
         self.on_their_way > 0 || is_fresh

@@ -12,31 +12,31 @@ mod vms;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
 
-/// A VM of which nothing is known.
+/// A VM of unknown weight.
 fn vm(id: u32) -> DeviceVm {
     DeviceVm { id, weight: DeviceVm::UNKNOWN }
 }
 
-/// A disk that keeps so many requests of so many bytes at a device.
+/// A disk that keeps `depth` requests of `bytes` bytes at a device.
 struct Driver {
     disk: DiskKey,
     queue: QueueKey,
     depth: usize,
     bytes: u64,
-    /// When each that waits was pushed.
+    /// Times at which the waiting requests were pushed.
     waiting: std::collections::VecDeque<u64>,
     on_their_way: usize,
     done: u64,
     longest_ns: u64,
 }
 
-/// A device that carries out one request after the other, in the order in which they come.
+/// A device that executes requests one by one, in order of arrival.
 struct Bench {
     scheduler: Scheduler,
     drivers: Vec<Driver>,
     now: u64,
     free_at: u64,
-    /// When, whose, and how long after it was pushed.
+    /// Completion time, driver, and time of the push.
     on_their_way: BinaryHeap<Reverse<(u64, usize, u64)>>,
     most: usize,
 }
@@ -56,7 +56,7 @@ impl Bench {
         Self { scheduler, drivers, now, free_at: 0, on_their_way, most: 0 }
     }
 
-    /// Fills all drivers up, and lets go what may go.
+    /// Refills all drivers, and makes the possible grants.
     fn send(&mut self) {
         let Self { scheduler, drivers, now, .. } = self;
         for driver in drivers.iter_mut() {
@@ -76,7 +76,7 @@ impl Bench {
             for _ in 0..scheduler.take_granted(driver.queue) {
                 let since = driver.waiting.pop_front().unwrap();
                 driver.on_their_way += 1;
-                // 10 us and a nanosecond for a byte.
+                // 10 us per request and 1 ns per byte.
                 self.free_at = self.free_at.max(*now) + 10_000 + driver.bytes;
                 self.on_their_way.push(Reverse((self.free_at, at, since)));
             }
@@ -89,7 +89,7 @@ impl Bench {
         self.send();
         loop {
             let Some(Reverse((at, driver, since))) = self.on_their_way.pop() else {
-                // Nothing will come back: what waits has named a time.
+                // Nothing will complete: the waiting requests have named a time.
                 let mut waiting = self.drivers.iter().filter(|it| !it.waiting.is_empty());
                 let Some(queue) = waiting.next().map(|it| it.queue) else { return };
                 self.now = self.scheduler.next_look(queue, self.now).unwrap();
@@ -125,7 +125,7 @@ fn a_hog_does_not_starve_a_neighbour_and_keeps_what_it_does_not_use() {
     let mut bench = Bench::new(&[(100, 128, 4096), (100, 1, 4096)]);
     bench.run(SECOND);
     let [hog, modest] = &bench.drivers[..] else { unreachable!() };
-    // One of each request in 17 at the device, and the device never waits.
+    // One in 17 requests at the device is the modest disk's, and the device is never idle.
     assert!(
         modest.longest_ns <= (DEPTH_LEAST as u64 + 2) * 14_096 + 128 * 14_096,
         "{}",
@@ -137,14 +137,14 @@ fn a_hog_does_not_starve_a_neighbour_and_keeps_what_it_does_not_use() {
 
 #[test]
 fn deep_disks_share_by_weight_and_by_what_their_requests_cost() {
-    // Of the same weight, one with small requests and one with large ones; and one that is heavier.
+    // Equal weights with small and with large requests; and a heavier disk.
     let mut bench = Bench::new(&[(100, 64, 4096), (100, 64, 1 << 20), (200, 64, 4096)]);
     bench.run(20 * SECOND);
     let cost = |driver: &Driver| (driver.done * (driver.bytes + REQUEST_BYTES)) as f64;
     let costs: Vec<f64> = bench.drivers.iter().map(cost).collect();
     assert!((costs[1] / costs[0] - 1.0).abs() < 0.03, "{costs:?}");
     assert!((costs[2] / costs[0] - 2.0).abs() < 0.03, "{costs:?}");
-    // What the last one wants, and half as much at half of its weight: 64 and 32 small ones or
+    // The demand of the last one, and half as much at half of its weight: 64 and 32 small ones or
     // their cost.
     assert!(bench.most <= 7 * (64 + 32) / 8 + 3, "{}", bench.most);
 }
@@ -161,7 +161,8 @@ fn a_disk_that_has_asked_for_nothing_for_a_while_holds_nobody_back() {
     assert_eq!(bench.most, 128);
 }
 
-/// What hangs in a stopped FUSE server, or below a dead path, kept everybody of the device waiting.
+/// Regression: a hang in a stopped FUSE server, or below a dead path, blocked all disks of the
+/// device.
 #[test]
 fn a_disk_whose_requests_hang_does_not_keep_others_from_sending() {
     let mut scheduler = Scheduler::default();
@@ -175,7 +176,7 @@ fn a_disk_whose_requests_hang_does_not_keep_others_from_sending() {
     scheduler.pushed(dead, SECOND);
     scheduler.advance(SECOND, |_| {});
     assert_eq!(scheduler.take_granted(dead_queue), DEPTH_LEAST);
-    // It goes on without a slot, one at a time, until it has had more than its part.
+    // It continues without a slot, one at a time, until it is ahead of its part.
     let now = SECOND + MS;
     // Usually it has one there.
     scheduler.push(live_queue, Pending::of_bytes(4096));
@@ -205,7 +206,7 @@ fn a_disk_whose_requests_hang_does_not_keep_others_from_sending() {
     scheduler.came_back(live, rest, look);
     let look = look + CENSUS_NS;
     assert!(scheduler.next_look(dead_queue, look).is_none(), "what it waits for is its own");
-    // With the first that comes back it has its slots again.
+    // With the first completion it has its slots again.
     scheduler.came_back(dead, 1, look + MS);
     scheduler.advance(look + MS, |_| {});
     assert_eq!(scheduler.take_granted(dead_queue), 1);

@@ -33,7 +33,7 @@ fn write() -> Op {
     Op::Write(Extent::new(Sector::new(0), SectorCount::new(8)).unwrap())
 }
 
-/// A batch of a ring in which so many chains wait. Returns how many it has taken.
+/// Takes a batch from a ring with `available` chains. Returns how many it has taken.
 fn batch(queue: &mut Admission, available: usize, op: Op) -> usize {
     if !queue.open(available) {
         return 0;
@@ -59,9 +59,9 @@ fn without_a_limit_all_is_taken_and_nothing_is_counted() {
     assert_eq!(fixture.disk.throttled().0, 2);
 }
 
-/// What waits is in the ring, so there is nothing to let go: a stop is the end of a queue and no
-/// more. At the limit of a byte a second a disk that has taken a block has nothing for an hour,
-/// however often its queues begin anew.
+/// Waiting chains are in the ring, so a stop has nothing to release: it only ends the queue. At a
+/// limit of one byte a second a disk that has taken a block gets nothing for an hour, however often
+/// its queues start again.
 #[test]
 fn a_guest_that_toggles_its_cache_mode_pays_what_it_owes() {
     let fixture = Fixture::new("bw=1");
@@ -82,7 +82,7 @@ fn a_flush_costs_nothing_and_an_answer_costs_a_request() {
     assert_eq!(batch(&mut queue, 1, Op::Flush), 0, "it comes after what has been taken");
 }
 
-/// A host without a call for zeroes wrote 842 MiB/s under `bw=1M`.
+/// Regression: a host without a call for zeroes wrote 842 MiB/s under `bw=1M`.
 #[test]
 fn zeroes_that_have_to_be_written_cost_their_bytes() {
     let mut fixture = Fixture::new("bw=1");
@@ -95,8 +95,8 @@ fn zeroes_that_have_to_be_written_cost_their_bytes() {
     assert_eq!(batch(&mut fixture.queue(), 1, zero), 0);
 }
 
-/// What an earlier life left undone is carried out whatever is owed: its log does not outlive a
-/// stop.
+/// Chains that an earlier daemon left undone are executed regardless of debts: the in-flight log
+/// does not survive a stop.
 #[test]
 fn what_is_taken_without_a_lease_is_owed() {
     let fixture = Fixture::new("iops=1");
@@ -108,7 +108,7 @@ fn what_is_taken_without_a_lease_is_owed() {
     assert!(matches!(look, NextLook::At(at) if at > Instant::now() + Duration::from_secs(3000)));
 }
 
-/// Else what it no longer has would go on to take tokens.
+/// Otherwise chains that it no longer has would go on to take tokens.
 #[test]
 fn a_broken_ring_waits_for_nothing() {
     let fixture = Fixture::new("iops=1,burst=3600s");
@@ -121,7 +121,8 @@ fn a_broken_ring_waits_for_nothing() {
     assert_eq!(known, None);
 }
 
-/// A guest that writes its superblock again and again had 64 MiB/s read for it beside `bw=1M`.
+/// Regression: a guest that rewrites its superblock repeatedly caused reads of 64 MiB/s beside
+/// `bw=1M`.
 #[test]
 fn what_the_daemon_reads_because_of_a_guest_is_paced_and_paid_by_it() {
     let fixture = Fixture::new("bw=1M");

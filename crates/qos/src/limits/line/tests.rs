@@ -10,7 +10,8 @@ fn limit(text: &str) -> Limit {
     text.parse().unwrap()
 }
 
-/// A driver that keeps so many requests of `cost` waiting in a queue and looks when it is told to.
+/// A driver that keeps `depth` requests of `cost` waiting in a queue and looks at the times it is
+/// told.
 struct Driver {
     queue: QueueKey,
     depth: usize,
@@ -18,7 +19,7 @@ struct Driver {
     look_at: u64,
     done: u64,
     looks: u64,
-    /// When each of those that wait began to.
+    /// Times at which the waiting ones began to wait.
     since: VecDeque<u64>,
     longest: u64,
 }
@@ -45,7 +46,7 @@ impl Driver {
 
     fn look(&mut self, line: &mut Line, now: u64) {
         self.looks += 1;
-        // What is let go is done at once, and another one comes.
+        // Taken requests complete at once, and new ones follow.
         loop {
             while self.since.len() < self.depth {
                 self.since.push_back(now);
@@ -64,7 +65,7 @@ impl Driver {
     }
 }
 
-/// Runs drivers for some seconds; each wakes up `late` after it wanted to.
+/// Runs drivers for some seconds; each wakes up `late` nanoseconds too late.
 fn run(line: &mut Line, drivers: &mut [Driver], seconds: u64, late: u64) {
     let end = SECOND + seconds * SECOND;
     loop {
@@ -77,7 +78,7 @@ fn run(line: &mut Line, drivers: &mut [Driver], seconds: u64, late: u64) {
     }
 }
 
-/// A line with a disk for each list of queues of these depths.
+/// Makes a line with disks, each with a weight and queues of these depths.
 fn line(disks: &[(u32, &[usize])], cost: Cost) -> (Line, Vec<DiskKey>, Vec<Driver>) {
     let mut line = Line::default();
     let (mut keys, mut drivers) = (Vec::new(), Vec::new());
@@ -102,7 +103,7 @@ fn a_disk_gets_what_its_limit_says_from_any_number_of_queues() {
                 line.set_limit(disks[0], limit(text), SECOND);
                 run(&mut line, &mut drivers, 4, late);
                 let done: u64 = drivers.iter().map(|driver| driver.done).sum();
-                // A queue of one asks for nothing while it sleeps too long.
+                // A queue of one sends nothing while it sleeps too long.
                 let least = if depths == [1] && late > 0 { 4.0 * rate * 0.9 } else { 3.92 * rate };
                 assert!(done as f64 >= least, "{depths:?}, {text}, {late}: {done}");
                 assert!(done as f64 <= 4.05 * rate + 1.0, "{depths:?}, {text}, {late}: {done}");
@@ -189,7 +190,7 @@ fn credit_is_used_at_once() {
     let (mut line, disks, _) = line(&[(100, &[])], BLOCK);
     let queue = line.add_queue(disks[0]);
     line.set_limit(disks[0], limit("iops=1000,burst=2s"), SECOND);
-    // A look knows of 1024 chains at most; the next one comes at once.
+    // The line knows 1024 chains at most; the next look follows at once.
     let mut waits = 5000;
     for granted in [1024, 977, 0] {
         assert_eq!(line.look(queue, waits, 11 * SECOND).chains, granted);

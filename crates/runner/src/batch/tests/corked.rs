@@ -1,4 +1,4 @@
-//! A disk that starts nothing before it is kicked: orders, kills and broken rings within a batch.
+//! A disk that starts requests only when kicked: orders, kills and broken rings within a batch.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,7 +23,7 @@ use crate::spin::FOR_DRIVER;
 type Hook = Box<dyn FnMut(usize, u16)>;
 type KickHook = Box<dyn FnMut(&VecDeque<Box<Request>>)>;
 
-/// What the disk has seen.
+/// The calls that the disk has received.
 #[derive(Default)]
 struct Log {
     submitted: Vec<u16>,
@@ -116,8 +116,8 @@ fn run(queue: VirtQueue, is_split: bool, leave: &Arc<AtomicBool>, channel: Corke
 }
 
 impl Run {
-    /// Turns until all of them find nothing, as a poller gives them. A turn that never ends is a
-    /// failure of the test.
+    /// Gives turns until no task finds work, as a poller does. A turn that never ends fails the
+    /// test.
     fn turns(&mut self) {
         let start = Instant::now();
         loop {
@@ -188,7 +188,8 @@ fn what_was_submitted_is_started_when_the_driver_breaks_its_ring_within_a_batch(
     }
 }
 
-/// It offers a chain again as soon as it has come back; others of the thread wait meanwhile.
+/// The driver offers a chain again as soon as it completes, which delays other queues of the
+/// thread.
 #[test]
 fn a_driver_that_answers_at_once_does_not_keep_the_turn_going() {
     for is_split in [false, true] {
@@ -226,7 +227,7 @@ fn a_driver_that_answers_at_once_does_not_keep_the_turn_going() {
     }
 }
 
-/// A daemon that is killed at the `at`th submission, wherever that is in a stretch.
+/// Kills the daemon at the `at`th submission, at any place in a stretch.
 #[test]
 fn a_kill_within_a_batch_loses_nothing_and_what_is_undone_is_repeated_in_order_one_by_one() {
     for is_split in [false, true] {
@@ -263,8 +264,8 @@ fn a_kill_within_a_batch_loses_nothing_and_what_is_undone_is_repeated_in_order_o
     }
 }
 
-/// docs/durability.md: a request that two lives die of is answered with an error by the third. This
-/// one kills when it is started.
+/// docs/durability.md: a request that has killed two daemons is answered with an error by the
+/// third. This one kills when the disk starts it.
 #[test]
 fn a_request_that_kills_at_the_kick_is_given_up_after_two_lives() {
     for poison in [28 + 20, 28 + 3] {
@@ -292,7 +293,7 @@ fn a_request_that_kills_at_the_kick_is_given_up_after_two_lives() {
     }
 }
 
-/// Not their doing: docs/durability.md, row 2.
+/// See docs/durability.md, row 2.
 #[test]
 fn requests_that_the_disk_has_are_not_blamed_for_kills() {
     for is_split in [false, true] {
@@ -318,8 +319,7 @@ fn requests_that_the_disk_has_are_not_blamed_for_kills() {
     }
 }
 
-/// Each stretch of a batch is no longer than 16 requests on a slow disk: the second one has its own
-/// time.
+/// A stretch of a batch is at most 16 requests on a slow disk: the second one is timed separately.
 #[test]
 fn each_stretch_shows_what_the_one_before_has_completed() {
     for is_split in [false, true] {
@@ -332,7 +332,7 @@ fn each_stretch_shows_what_the_one_before_has_completed() {
             Corked::new(&log, Box::new(move |_, _| sees.lock().unwrap().push(theirs.used())));
         channel.at_once = true;
         let mut run = run(queue, is_split, &leave, channel);
-        // All turns that are needed for a batch of all; the front has handed over all by then.
+        // Enough turns for a batch of all chains; the front has handed over all of them by then.
         while run.tasks.len() > 1 && run.tasks[0].turn(u64::MAX).is_some() {}
         run.turns();
         let seen = seen.lock().unwrap();
@@ -345,7 +345,7 @@ fn each_stretch_shows_what_the_one_before_has_completed() {
     }
 }
 
-/// Others of the thread wait while a submission is a copy (S2.6).
+/// Other queues of the thread wait while a submission is a copy (S2.6).
 #[test]
 fn a_turn_takes_no_more_than_its_bytes_on_one_thread_and_on_two() {
     for is_split in [false, true] {
@@ -366,7 +366,7 @@ fn a_turn_takes_no_more_than_its_bytes_on_one_thread_and_on_two() {
     }
 }
 
-/// It took sixteen chains, whatever its disk had left of the pass.
+/// Regression: it took sixteen chains, whatever its disk had left of the pass.
 #[test]
 fn the_half_that_takes_requests_takes_no_more_than_the_bytes_of_its_turn() {
     let (mut guest, queue) = FakeGuest::new(Asks::Read);

@@ -1,4 +1,4 @@
-//! Queues that have work for ever, beside one that has little, on one thread.
+//! Queues that always have work, beside one that has little, on one thread.
 
 use std::sync::atomic::AtomicU32;
 
@@ -9,7 +9,7 @@ use crate::cpu_budget::CpuBudget;
 use crate::held_disk::Held;
 use crate::queue_run::{Part, QueueRun, QueueSpec, Work};
 
-/// Has something to do in each turn, and says that it took `time`.
+/// A queue with work in each turn, which it reports to have taken `time`.
 struct Busy {
     time: Duration,
     /// Turns in which it took something.
@@ -57,8 +57,8 @@ impl QueueRun for Busy {
     }
 }
 
-/// A task of a queue that is notified whenever it sleeps; with something to do in the turns for
-/// which `finds` says so.
+/// Makes a task whose queue is notified at each sleep, and finds work in the turns that `finds`
+/// selects.
 fn notified(finds: impl Fn(u32) -> bool + 'static, budget: Option<&str>, at: Instant) -> Task {
     let budget = budget.map(|share| Arc::new(CpuBudget::new(share.parse().unwrap())));
     let spec = QueueSpec { budget, ..spec(0) };
@@ -67,7 +67,7 @@ fn notified(finds: impl Fn(u32) -> bool + 'static, budget: Option<&str>, at: Ins
     Task::new(queue, spec, orders, sync_channel(1).0)
 }
 
-/// So many sleeps of its thread; ends when it rests, and says how many there were.
+/// Lets its thread sleep up to `at_most` times, until the task rests. Returns how often it slept.
 fn sleeps(task: &mut Task, at_most: u32, now: Instant) -> u32 {
     let sleep = |_: &u32| {
         task.unpark();
@@ -78,12 +78,13 @@ fn sleeps(task: &mut Task, at_most: u32, now: Instant) -> u32 {
     (0..at_most).take_while(sleep).count() as u32
 }
 
-/// Later than all that reads the clock itself: what rests until then rests.
+/// A time later than all that the code under test reads: a rest until then does not end.
 fn later() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }
 
-/// 17 to 80 % of a CPU for ever, under a budget of 5 %: nothing was charged for it.
+/// Regression: 17 to 80 % of a CPU for ever, under a budget of 5 %: spurious wake-ups were not
+/// charged.
 #[test]
 fn a_queue_that_is_notified_for_nothing_is_heard_less_and_less() {
     let now = later();
@@ -96,7 +97,8 @@ fn a_queue_that_is_notified_for_nothing_is_heard_less_and_less() {
     }
 }
 
-/// A guest notifies for nothing beside its requests: what the disk had done waited for 64 ms.
+/// Regression: a guest that sent spurious notifications beside its requests waited 64 ms for
+/// completions.
 #[test]
 fn what_the_disk_completes_is_shown_while_its_queue_is_not_heard() {
     let now = later();
@@ -107,7 +109,7 @@ fn what_the_disk_completes_is_shown_while_its_queue_is_not_heard() {
     assert_eq!(task.deaf, Some(now + Duration::from_millis(1)));
 }
 
-/// A notification for a request that has been taken already is no fault of the driver.
+/// A notification for a request that was taken already is no driver error.
 #[test]
 fn a_queue_that_finds_something_is_heard() {
     let now = later();
@@ -119,8 +121,8 @@ fn a_queue_that_finds_something_is_heard() {
 fn wake_ups_for_nothing_are_charged_to_the_budget_of_the_disk() {
     let now = later();
     let mut task = notified(|turn| turn.is_multiple_of(4), Some("5%"), now);
-    // Its credit, and the shortest rest that is worth it: half a millisecond of work each, of 10
-    // us.
+    // The credit, and the shortest rest that is taken: half a millisecond of work each, at 10 us a
+    // sleep.
     let counted = sleeps(&mut task, 1000, now);
     assert!((60..=75).contains(&counted), "{counted}");
     assert_eq!(sleeps(&mut notified(|_| true, Some("5%"), now), 1000, now), 1000);
@@ -193,7 +195,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// Queues of these disks.
+    /// A poller with one queue for each of `disks`.
     fn new(disks: &[u32], time: Duration) -> Self {
         let poller = Poller::new(PollerOptions::default()).unwrap();
         let mut fixture = Self { poller, turns: Vec::new(), _ended: Vec::new() };
@@ -219,8 +221,8 @@ impl Fixture {
     }
 }
 
-/// A neighbour's median went from 15 us to 382 ms beside a disk with 64 queues: each of them had a
-/// turn before it.
+/// Regression: a neighbour's median went from 15 us to 382 ms beside a disk with 64 queues: each of
+/// them had a turn before it.
 #[test]
 fn a_disk_with_many_queues_has_as_much_of_a_pass_as_one_with_a_single_queue() {
     let disks: Vec<u32> = [0; 64].into_iter().chain([1]).collect();
@@ -242,9 +244,9 @@ fn queues_of_one_disk_have_all_of_their_thread() {
     assert_eq!(fixture.turns(), [10; 4]);
 }
 
-/// A cold queue had a turn of 16 passes, and the first place went on by one in each: with 4 queues
-/// the two were in step. So a queue that came back to work always came after a busy one of its
-/// disk, and never had a turn that counts.
+/// Regression: a cold queue had one turn in 16 passes, and the first index advanced by one in each
+/// pass, so with 4 queues the two were in step: a queue with new work always came after a busy one
+/// of its disk, and never had a turn with bytes left.
 #[test]
 fn a_queue_that_has_been_idle_has_its_part_beside_a_busy_one_of_its_disk() {
     for cold in [1, 2, 3] {

@@ -1,4 +1,4 @@
-//! Queues whose form changes while they work, are stopped, or cannot run in the other one.
+//! Queues whose form changes while they work, are stopped, or cannot run in the other form.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::panic::AssertUnwindSafe;
@@ -83,8 +83,7 @@ fn serve(config: &DiskConfig, choice: PollerChoice) -> (Served, Running) {
     (Served::new(config, layer, Box::new(runner)), running)
 }
 
-/// Changes the form of every queue that runs until the load ends. Returns how often one has
-/// changed.
+/// Changes the form of every running queue until the load ends. Returns the number of changes.
 fn change_until(running: &Running, over: impl Fn() -> bool) -> u32 {
     let mut changes = 0;
     for round in 0.. {
@@ -129,9 +128,9 @@ fn queues_change_their_form_hundreds_of_times_under_load() {
     }
 }
 
-/// The thread that looks at loads tries two threads for a queue that fills its own, and decides.
-/// The clock of its looks goes on while the queue works, so that the queue fills its thread on a
-/// machine that does other work too.
+/// The form changer tries two threads for a queue that fills its own, and decides. The looks use
+/// simulated time, which advances while the queue works, so that the queue fills its thread on a
+/// busy machine too.
 #[test]
 fn a_queue_that_fills_its_thread_is_tried_on_two() {
     let memory = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -169,7 +168,7 @@ fn a_queue_that_fills_its_thread_is_tried_on_two() {
     });
 }
 
-/// Is true when this is dropped, also by a test that fails.
+/// Sets the flag when dropped, also if the test fails.
 struct Over<'flag>(&'flag AtomicBool);
 
 impl Drop for Over<'_> {
@@ -178,8 +177,8 @@ impl Drop for Over<'_> {
     }
 }
 
-/// One poller is enough for nothing; queues that fill theirs get more, until they have less to do.
-/// What they count is made up, and the thread that looks at it is that of the product.
+/// One poller suffices for idle queues; queues that fill theirs get more, until their load drops.
+/// The counters are set by the test; the balancer's thread is the real one.
 #[test]
 fn pollers_come_and_go_with_the_load() {
     let (choice, cpus) = (PollerChoice::Auto, "0,0,0".parse().unwrap());
@@ -197,7 +196,7 @@ fn pollers_come_and_go_with_the_load() {
             State::Runs(Placed { queue, back: None, .. }) => queue.orders().place(),
             _ => panic!("it runs on one thread"),
         };
-        // A queue on its way is where it comes from.
+        // A moving queue counts at its origin.
         queues.iter().map(|(_, queue)| place(queue).0).collect::<BTreeSet<usize>>().len()
     };
     assert_eq!(in_use(), 1);
@@ -213,7 +212,7 @@ fn pollers_come_and_go_with_the_load() {
     assert!(queues.into_iter().all(|(_, queue)| queue.stop().is_some()));
 }
 
-/// A stop that came while the form changed found nothing to stop, and the queue began to run again.
+/// Regression: a stop during a form change found nothing to stop, and the queue began to run again.
 #[test]
 fn a_queue_that_is_stopped_while_its_form_changes_stops() {
     let dir = on_disk();
@@ -227,7 +226,7 @@ fn a_queue_that_is_stopped_while_its_form_changes_stops() {
     assert!(running.lock().unwrap().iter().all(Option::is_none));
 }
 
-/// It has the queue's lock then, and the queue itself.
+/// The thread holds the queue's lock and the queue itself when it panics.
 #[test]
 fn a_queue_stops_when_the_thread_that_changes_its_form_panics() {
     for takes in [false, true] {
@@ -244,7 +243,7 @@ fn a_queue_stops_when_the_thread_that_changes_its_form_panics() {
     }
 }
 
-/// A disk whose next channels can be made, or cannot.
+/// A disk for which the test decides which of the next channels can be opened.
 struct Makes(Mutex<VecDeque<bool>>);
 
 const NULL: Null = Null::new(SectorCount::new(1 << 12));
@@ -295,7 +294,7 @@ fn a_queue_that_nothing_holds_any_more_ends_and_does_not_come_back_to_life() {
     assert!(!changeable.change(Form::Split));
 }
 
-/// What a queue that fills its thread counts in a look.
+/// Counts a look's worth of work for a queue that fills its thread.
 fn fill(queue: &PlacedQueue) {
     queue.0.counters().submit.record(LOOK.time * 9 / 10);
     queue.0.counters().requests[0].fetch_add(1000, Ordering::Relaxed);
@@ -307,8 +306,8 @@ fn idle_host() -> IdleCpus {
     IdleCpus::made_up(rustix::thread::CpuSet::MAX_CPU)
 }
 
-/// It ran again, took requests, and did so without its disk's limits, which end with the order to
-/// stop.
+/// Regression: it ran again and took requests without its disk's limits, which end with the order
+/// to stop.
 #[test]
 fn a_queue_that_has_been_told_to_stop_does_not_run_again_in_another_form() {
     let makes = Arc::new(Makes(Mutex::new([true, true].into())));
@@ -322,8 +321,8 @@ fn a_queue_that_has_been_told_to_stop_does_not_run_again_in_another_form() {
     assert_eq!(next, Some(0));
 }
 
-/// For want of file descriptors for a moment, in the midst of a change that nobody had asked for, a
-/// guest's queue hung until its next reset.
+/// Regression: a brief lack of file descriptors during a form change hung a guest's queue until its
+/// next reset.
 #[test]
 fn a_queue_that_could_run_in_neither_form_is_tried_again() {
     let makes = Arc::new(Makes(Mutex::new([true, false, false, false, false, true].into())));
@@ -343,7 +342,7 @@ fn a_queue_that_could_run_in_neither_form_is_tried_again() {
         assert!(looks_again || makes.0.lock().unwrap().is_empty());
         queue.0.counters().all_requests() != done
     });
-    // What could not be made is left alone for long: there are no more channels here.
+    // A failed change is not retried soon: there are no more channels here.
     for _ in 0..50 {
         fill(&queue);
         look_at_all(&watched, &idle_host(), LOOK);
@@ -363,9 +362,8 @@ fn run_over(layer: Arc<dyn Layer>) -> (FakeGuest, PlacedQueue) {
     (guest, PlacedQueue::run(places, Form::Fused, Box::new(queue), spec, own()).unwrap())
 }
 
-/// Two disks' queues fill their threads; the first one's disk hangs while its form is about to
-/// change. Returns what the second one's layer is held by, and whether it has changed, after it may
-/// have.
+/// Runs queues of two disks that fill their threads; the first disk hangs while the form of its
+/// queue is about to change. Passes the second disk's queue and the watched queues to `then`.
 fn beside_a_hung_disk(then: impl FnOnce(PlacedQueue, &Mutex<Vec<Watched>>)) {
     let hangs = Held::default();
     let (mut hung_guest, hung) = run_over(Arc::new(hangs.clone()));
@@ -396,8 +394,7 @@ fn beside_a_hung_disk(then: impl FnOnce(PlacedQueue, &Mutex<Vec<Watched>>)) {
     assert!(hung.stop().is_some());
 }
 
-/// Its image stayed open and locked, after the disk had been removed, for as long as another disk
-/// hung.
+/// Regression: the image of a removed disk stayed open and locked for as long as another disk hung.
 #[test]
 fn a_disk_is_let_go_while_the_form_of_another_disks_queue_waits() {
     beside_a_hung_disk(|queue, _| {
@@ -405,13 +402,13 @@ fn a_disk_is_let_go_while_the_form_of_another_disks_queue_waits() {
         let weak = Arc::downgrade(&layer);
         drop(layer);
         assert!(queue.stop().is_some());
-        // The thread that changes forms may be at it right now, but not for as long as the other.
+        // The form changer may hold a reference for a moment, but not while the other disk hangs.
         wait_until("nothing of it holds its disk", || weak.strong_count() == 0);
     });
 }
 
-/// All queues of the daemon kept the form that they had, on two threads without work too, while one
-/// disk hung.
+/// Regression: while one disk hung, all queues of the daemon kept their form, even idle ones on two
+/// threads.
 #[test]
 fn queues_change_their_form_while_another_disk_hangs() {
     beside_a_hung_disk(|queue, _| {
@@ -421,7 +418,7 @@ fn queues_change_their_form_while_another_disk_hangs() {
     });
 }
 
-/// Entries in a folder of this process.
+/// Number of entries in a directory of /proc/self.
 fn entries(what: &str) -> usize {
     std::fs::read_dir(format!("/proc/self/{what}")).unwrap().count()
 }
@@ -462,7 +459,7 @@ fn a_broken_queue_stays_broken_when_its_form_changes() {
     }
 }
 
-/// Whether its thread has come to what is broken.
+/// Returns whether its thread has met the broken descriptor.
 fn stays_broken(form: Form) -> bool {
     let (mut guest, queue) = FakeGuest::new(Asks::Flush);
     let spec = eager(Arc::new(NULL));
@@ -470,7 +467,7 @@ fn stays_broken(form: Form) -> bool {
     let queue = PlacedQueue::run(places, form, Box::new(queue), spec, own()).unwrap();
     guest.offer(0);
     wait_until("it runs", || queue.0.counters().all_requests() == 1);
-    // No such descriptor.
+    // An invalid descriptor.
     guest.offer(1000);
     thread::sleep(Duration::from_millis(50));
     for _ in 0..4 {
@@ -484,8 +481,8 @@ fn stays_broken(form: Form) -> bool {
     queue.front().is_broken()
 }
 
-/// The monitor stops all queues of a device: the others would go on while one of them waits for its
-/// disk.
+/// The monitor stops all queues of a device: otherwise the others would continue while one of them
+/// waits for its disk.
 #[test]
 fn an_order_to_stop_does_not_wait_for_a_form_that_changes_on_a_hung_disk() {
     let hangs = Held::default();
@@ -511,8 +508,8 @@ fn an_order_to_stop_does_not_wait_for_a_form_that_changes_on_a_hung_disk() {
     assert!(queue.stop().is_some());
 }
 
-/// An image that is let go a moment after its disk has been removed cannot be opened at once by who
-/// takes it over.
+/// If the image were closed only some time after its disk was removed, the next owner could not
+/// open it at once.
 #[test]
 fn a_queue_that_has_stopped_holds_its_disk_no_longer() {
     for choice in [PollerChoice::Count(1), PollerChoice::PerQueue] {
@@ -529,7 +526,7 @@ fn a_queue_that_has_stopped_holds_its_disk_no_longer() {
     }
 }
 
-/// How many threads it runs on, as it is, not as it is counted.
+/// Returns the form by the number of its threads, not by the counters.
 fn form_of(queue: &PlacedQueue) -> Option<Form> {
     match &*queue.0.state() {
         State::Runs(placed) if placed.back.is_some() => Some(Form::Split),
@@ -559,11 +556,11 @@ fn a_queue_that_runs_nowhere_is_given_back_also_after_another_change() {
     assert!(queue.stop().is_some());
 }
 
-/// Two pollers are what this form is for.
+/// The split form is for using two pollers.
 #[test]
 fn halves_run_on_two_shared_pollers_after_a_change() {
     let (_guest, queue) = FakeGuest::new(Asks::Flush);
-    // Where one is used for as little load as there is.
+    // A choice with which one poller is used under little load.
     let (choice, cpus) = (PollerChoice::Auto, "0,0".parse().unwrap());
     let config = PollersConfig { choice, cpus: Some(cpus), ..PollersConfig::default() };
     let (spec, places) = (eager(Arc::new(NULL)), Arc::new(Places::new(&config).unwrap()));
@@ -578,7 +575,7 @@ fn halves_run_on_two_shared_pollers_after_a_change() {
     assert!(queue.stop().is_some());
 }
 
-/// What has been done while the thread slept is not the load of now.
+/// Work done while the thread slept is not the current load.
 #[test]
 fn stale_looks_change_nothing_and_queues_that_have_ended_are_forgotten() {
     let (_guest, queue) = run_over(Arc::new(NULL));
@@ -593,7 +590,7 @@ fn stale_looks_change_nothing_and_queues_that_have_ended_are_forgotten() {
     assert!(watched.lock().unwrap().is_empty());
 }
 
-/// A guest that boots would wait for another one's disk.
+/// Otherwise a booting guest would wait for another guest's disk.
 #[test]
 fn queues_are_added_while_a_form_changes_on_a_hung_disk() {
     beside_a_hung_disk(|queue, watched| {

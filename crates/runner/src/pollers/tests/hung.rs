@@ -10,16 +10,16 @@ use flowstone_block::{
 use super::*;
 use crate::pollers::places::Wanted;
 
-/// Until it goes on, its channels have something of their own on their way: a sync that others wait
-/// for, a read-ahead. A drop waits for that.
+/// A disk whose channels have their own I/O in flight until it is released: a sync for others, a
+/// read-ahead. Dropping a channel waits for it.
 #[derive(Clone, Default)]
 struct Hung {
     goes_on: Arc<(Mutex<bool>, Condvar)>,
-    /// Whether a queue waits for it before it begins.
+    /// Whether opening a channel waits for the release.
     opens: bool,
-    /// Whether requests are answered; else they panic.
+    /// Whether requests are answered; otherwise they panic.
     answers: bool,
-    /// How often a channel has been asked to retire.
+    /// Number of `retire` calls.
     retirements: Arc<AtomicU32>,
 }
 
@@ -37,7 +37,7 @@ impl Hung {
     }
 }
 
-/// A test that fails must end.
+/// Releases the disk on drop, so that a failing test ends.
 struct GoesOn<'disk>(&'disk Hung);
 
 impl Drop for GoesOn<'_> {
@@ -87,7 +87,7 @@ impl Drop for HungChannel {
     }
 }
 
-/// Runs a queue of a disk on shared pollers, in its form.
+/// Runs a queue of a disk on shared pollers, in this form.
 fn run(places: &Places, disk: &Hung, form: Form) -> (FakeGuest, Placed) {
     let (guest, queue) = FakeGuest::new(Asks::Flush);
     let spec = QueueSpec { layer: Arc::new(disk.clone()), ..spec(&Held::default()) };
@@ -102,7 +102,8 @@ fn places(pollers: usize) -> Places {
     Places::new(&PollersConfig { choice, ..PollersConfig::default() }).unwrap()
 }
 
-/// The thread stood still in the drop of the queue's channel, and with it all disks that it serves.
+/// Regression: the thread blocked in the drop of the queue's channel, and with it all disks that it
+/// serves.
 fn a_queue_goes(answers: bool) {
     for form in [Form::Fused, Form::Split] {
         let places = places(1);
@@ -140,8 +141,8 @@ fn a_queue_that_has_panicked_is_dropped_when_its_disk_has_nothing_of_it_any_more
     a_queue_goes(false);
 }
 
-/// The start waited with the list of all queues locked: `stats` and the starts of all disks stood
-/// still.
+/// Regression: the start waited with the list of all queues locked, which blocked `stats` and the
+/// starts of all disks.
 #[test]
 fn a_queue_whose_disk_hangs_at_its_start_holds_up_neither_reports_nor_other_starts() {
     let places = places(2);

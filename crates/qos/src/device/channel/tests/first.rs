@@ -1,8 +1,8 @@
-//! What goes first: syncs, and the commits of journals.
+//! Requests of rank `First`: syncs, and journal commits.
 
 use super::*;
 
-/// A sync waits for its turn, and goes before what else of its disk waits.
+/// A sync waits for its turn, and precedes the other waiting requests of its disk.
 #[test]
 fn while_two_contend_requests_and_syncs_wait() {
     let (devices, clock) = devices();
@@ -16,7 +16,7 @@ fn while_two_contend_requests_and_syncs_wait() {
     hog.sync(999);
     assert_eq!(hog.host.below().len(), 100, "what it has there is more than its slots");
     clock.fetch_add(1_000_000, Ordering::Relaxed);
-    // What it has there above its slots has to come back first.
+    // Its requests above its slots have to complete first.
     hog.complete(80);
     assert_eq!(hog.host.below().len(), 20);
     hog.complete(6);
@@ -31,7 +31,7 @@ fn while_two_contend_requests_and_syncs_wait() {
     assert!(hog.share.held_back().0 >= 21 && modest.share.held_back().0 == 0);
 }
 
-/// They may take long: its reads were to go on meanwhile.
+/// Regression: syncs may take long, and the disk's reads did not continue meanwhile.
 #[test]
 fn syncs_that_are_on_their_way_have_no_slots_and_do_not_stall_their_disk() {
     let (devices, clock) = devices();
@@ -49,7 +49,7 @@ fn syncs_that_are_on_their_way_have_no_slots_and_do_not_stall_their_disk() {
     assert!(other.host.below().contains(&1), "{:?}", other.host.below());
 }
 
-/// What commits the guest's journal goes before its other requests, however many of these wait.
+/// The guest's journal commits precede its other requests, however many of these wait.
 #[test]
 fn commits_go_before_what_else_waits() {
     let (devices, _) = devices();

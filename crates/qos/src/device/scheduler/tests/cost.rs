@@ -1,15 +1,15 @@
-//! What a grant costs where many disks contend:
-//! `cargo test --release -p flowstone-qos --lib cost -- --ignored --nocapture`.
+//! Benchmark of a grant with many contending disks: `cargo test --release -p flowstone-qos --lib
+//! cost -- --ignored --nocapture`.
 
 use std::time::Instant;
 
 use super::*;
 
 const GRANTS: usize = 200_000;
-/// Requests of each disk that wait or are on their way.
+/// Requests of each disk, waiting or in flight.
 const WANTED: usize = 8;
 
-/// Nanoseconds for a request that comes back, one that comes, and one that goes.
+/// Returns the nanoseconds per completion, new request and grant.
 fn cost(disks: usize) -> f64 {
     let mut scheduler = Scheduler::default();
     let add = |id| {

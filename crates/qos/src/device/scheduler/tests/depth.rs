@@ -1,8 +1,8 @@
-//! How deep a device is while disks contend: as deep as their weights allow.
+//! Depth of a contended device: as large as weights allow.
 
 use super::*;
 
-/// What the second disk has done, for each request of the first.
+/// Returns the requests done by the second disk per request of the first.
 fn share(bench: &Bench) -> f64 {
     bench.drivers[1].done as f64 / bench.drivers[0].done as f64
 }
@@ -14,8 +14,8 @@ fn assert_share(disks: [(u32, usize, u64); 2], expected: f64) {
     assert!((share / expected - 1.0).abs() < 0.05, "{disks:?}: {share}, not {expected}");
 }
 
-/// Sixteen guests with four requests each had a quarter of the device's depth, and half of its
-/// rate.
+/// Regression: sixteen guests with four requests each got a quarter of the device's depth, and half
+/// of its rate.
 #[test]
 fn disks_that_want_alike_have_nearly_what_they_want() {
     for (disks, depth) in [(16, 4), (4, 32), (2, 128)] {
@@ -31,7 +31,7 @@ fn disks_that_want_alike_have_nearly_what_they_want() {
     }
 }
 
-/// While disks alike were not bounded at all, twice the weight was nothing.
+/// Regression: while equal disks had no limit, twice the weight had no effect.
 #[test]
 fn shares_follow_weights_however_much_disks_want() {
     for depths in [(64, 64), (128, 96), (96, 128), (50, 50)] {
@@ -48,13 +48,12 @@ fn shares_follow_weights_however_much_disks_want() {
     }
     // The heavier one wants less.
     assert_share([(100, 128, 4096), (140, 64, 4096)], 1.4);
-    // Of the same weight, one that wants twice as much; and one whose requests cost four times as
-    // much.
+    // Equal weights: one wants twice as much; and one has requests of four times the cost.
     assert_share([(100, 64, 4096), (100, 128, 4096)], 1.0);
     assert_share([(100, 64, 4096), (100, 64, 64 << 10)], 0.25);
 }
 
-/// The bound is there with the first request of a modest one, and goes with it.
+/// The limit applies from the first request of a modest disk, and ends with it.
 #[test]
 fn disks_are_held_back_while_a_modest_one_is_among_them() {
     let mut bench = Bench::new(&[(100, 32, 4096), (100, 32, 4096), (100, 0, 4096)]);
@@ -84,7 +83,7 @@ fn many_disks_have_the_device_although_one_hardly_asks() {
     assert!((60..=64 + drivers.len()).contains(&bench.most), "{}", bench.most);
 }
 
-/// What disks want that hardly want anything is no depth for a hog.
+/// Disks with hardly any demand add no depth for a hog.
 #[test]
 fn disks_that_ask_seldom_leave_a_neighbour_its_protection() {
     let mut drivers = vec![(100, 128, 4096), (100, 1, 4096)];
@@ -106,7 +105,7 @@ fn disks_that_ask_seldom_leave_a_neighbour_its_protection() {
     assert!(longest <= 24 * 14_096, "{} us", longest / 1000);
 }
 
-/// It was greedy an hour ago.
+/// The neighbour was greedy an hour ago.
 #[test]
 fn a_neighbour_that_comes_back_is_protected() {
     let mut bench = Bench::new(&[(100, 128, 4096), (100, 128, 4096)]);
@@ -115,7 +114,7 @@ fn a_neighbour_that_comes_back_is_protected() {
     bench.run(SECOND);
     bench.now += 3600 * SECOND;
     (bench.drivers[0].depth, bench.drivers[1].depth) = (128, 1);
-    // What is there with its first request has to come back.
+    // Requests in flight at its first request have to complete.
     bench.run(5 * MS);
     bench.drivers[1].longest_ns = 0;
     bench.run(50 * MS);
@@ -123,7 +122,7 @@ fn a_neighbour_that_comes_back_is_protected() {
     assert!(longest <= 20 * 14_096, "{} us", longest / 1000);
 }
 
-/// Asks for one thing at this interval. Returns how long each of them took.
+/// Sends one request per interval. Returns the time of each.
 fn ask_now_and_then(bench: &mut Bench, interval: u64) -> Vec<u64> {
     let ask = |_| {
         bench.drivers[1].longest_ns = 0;
@@ -136,7 +135,7 @@ fn ask_now_and_then(bench: &mut Bench, interval: u64) -> Vec<u64> {
     (0..5).map(ask).collect()
 }
 
-/// It had been quiet for longer than a disk was active: 3.7 ms for 0.8 ms, each time.
+/// Regression: it had been idle for longer than a disk stays active: 3.7 ms for 0.8 ms, each time.
 #[test]
 fn a_neighbour_that_asks_at_intervals_is_protected() {
     for interval in [250 * MS, 500 * MS, 900 * MS] {
@@ -161,7 +160,7 @@ fn a_disk_that_asks_seldom_does_not_hold_another_back_for_long() {
     assert!(!bench.scheduler.touch(hog, bench.now));
 }
 
-/// A neighbour that reads one at a time, and whose guest writes back 64 pages every 90 ms.
+/// A neighbour reads one at a time, and its guest writes back 64 pages every 90 ms.
 #[test]
 fn a_neighbour_with_bursts_is_protected_between_them() {
     let mut bench = Bench::new(&[(100, 128, 4096), (100, 1, 4096)]);
@@ -178,8 +177,7 @@ fn a_neighbour_with_bursts_is_protected_between_them() {
     assert!(longest <= 20 * 14_096, "{} us", longest / 1000);
 }
 
-/// A request takes 20 ms: the neighbour's own takes longer than a disk is active that asks for
-/// nothing.
+/// A request takes 20 ms: the neighbour's own takes longer than an idle disk stays active.
 #[test]
 fn a_disk_whose_request_is_at_a_slow_device_is_active() {
     let slow = 20_000_000 - 10_000;
@@ -191,7 +189,7 @@ fn a_disk_whose_request_is_at_a_slow_device_is_active() {
     assert!(longest <= 20 * 20_000_000, "{} ms; at most {}", longest / MS, bench.most);
 }
 
-/// What waits in a queue that goes is no longer wanted.
+/// The waiting requests of a removed queue are no demand.
 #[test]
 fn a_queue_that_goes_takes_what_waits_with_it() {
     let mut scheduler = Scheduler::default();
@@ -204,7 +202,7 @@ fn a_queue_that_goes_takes_what_waits_with_it() {
     assert_eq!((scheduler.disks[disk.0].waiting, scheduler.take_granted(queues[1])), (0, 1));
 }
 
-/// What is with the device is wanted as much as what waits.
+/// Requests in flight count as demand like waiting ones.
 #[test]
 fn demand_is_what_waits_and_what_is_with_the_device() {
     let mut scheduler = Scheduler::default();
@@ -217,7 +215,7 @@ fn demand_is_what_waits_and_what_is_with_the_device() {
     assert_eq!((demand.requests(), demand.cost()), (8.0, (REQUEST_BYTES + 4096) as f64));
 }
 
-/// A neighbour with one request at a time beside a hog, whatever their weights and sizes are.
+/// A neighbour with one request at a time beside a hog, with various weights and sizes.
 #[test]
 fn a_neighbour_of_one_request_beside_a_hog_waits_for_the_depth_only() {
     for weights in [(100, 100), (1, 10_000), (10_000, 10_000), (1, 1), (200, 100), (1, 2)] {
@@ -235,7 +233,7 @@ fn a_neighbour_of_one_request_beside_a_hog_waits_for_the_depth_only() {
     }
 }
 
-/// What a disk's requests cost is that of its last ones.
+/// The cost of a disk's requests follows its recent ones.
 #[test]
 fn a_disk_whose_requests_become_large_is_a_hog() {
     let mut bench = Bench::new(&[(100, 32, 4096), (100, 32, 4096)]);
@@ -244,7 +242,7 @@ fn a_disk_whose_requests_become_large_is_a_hog() {
     bench.run(SECOND / 2);
     bench.most = 0;
     bench.run(SECOND);
-    // What the other one wants, and one large request.
+    // The demand of the other one, and one large request.
     assert!(bench.most <= 7 * 33 / 8 + 2, "{}", bench.most);
 }
 

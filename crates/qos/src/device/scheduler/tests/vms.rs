@@ -1,9 +1,9 @@
-//! VMs at a device: their weights, and what goes first in them.
+//! VMs at a device: their weights, and requests of rank `First`.
 
 use super::*;
 
 impl Bench {
-    /// Disks in VMs of these weights: number and weight of the VM, then depth and bytes.
+    /// Makes disks in VMs: number and weight of the VM, then depth and bytes.
     fn in_vms(drivers: &[(DeviceVm, usize, u64)]) -> Self {
         let make = |(_, depth, bytes): &(DeviceVm, usize, u64)| (100, *depth, *bytes);
         let mut bench = Self::new(&drivers.iter().map(make).collect::<Vec<_>>());
@@ -22,7 +22,7 @@ fn heavy(id: u32) -> DeviceVm {
     DeviceVm { id, weight: 400 }
 }
 
-/// The one with four disks had four times its part.
+/// Regression: the one with four disks had four times its part.
 #[test]
 fn vms_have_their_weights_parts_however_many_disks_they_have() {
     let mut bench = Bench::in_vms(&[(heavy(7), 32, 4096), (vm(8), 32, 4096)]);
@@ -41,8 +41,8 @@ fn vms_have_their_weights_parts_however_many_disks_they_have() {
     assert!(most - least <= most / 20, "{done:?}");
 }
 
-/// Completions of a VM come together, and its guest sees them a little later: what they left was
-/// the light one's, and 4 : 1 was 1.6 : 1.
+/// Regression: completions of a VM come together, and its guest sees them a little later: the light
+/// VM took the freed slots, and 4 : 1 was 1.6 : 1.
 #[test]
 fn vms_have_their_parts_though_completions_come_in_batches() {
     let mut bench = Bench::in_vms(&[(heavy(7), 32, 4096), (vm(8), 32, 4096)]);
@@ -66,8 +66,8 @@ fn vms_have_their_parts_though_completions_come_in_batches() {
     assert!((done[0] / done[1] / 4.0 - 1.0).abs() < 0.1, "{done:?}");
 }
 
-/// The light one's completions come one by one, so that it always has all of its slots; with four
-/// disks, each of them is often without anything on its way, and needs no slot then.
+/// The light one's completions come one by one, so it always has all of its slots; with four disks,
+/// each of them is often without I/O in flight, and needs no slot then.
 #[test]
 fn a_vm_does_not_get_ahead_while_another_ones_batch_is_on_its_way_back() {
     for disks in [1, 4] {
@@ -91,7 +91,7 @@ fn a_vm_does_not_get_ahead_while_another_ones_batch_is_on_its_way_back() {
     }
 }
 
-/// What a heavy VM leaves when it stops is the light one's soon.
+/// The light VM soon gets the slots of a heavy VM that stops.
 #[test]
 fn a_light_vm_has_all_of_the_depth_when_the_heavy_one_asks_for_nothing() {
     let mut bench = Bench::in_vms(&[(heavy(7), 32, 4096), (vm(8), 32, 4096)]);
@@ -103,7 +103,7 @@ fn a_light_vm_has_all_of_the_depth_when_the_heavy_one_asks_for_nothing() {
     assert!(bench.most >= 30, "{}", bench.most);
 }
 
-/// It stood behind sixteen of the light one.
+/// Regression: it queued behind sixteen of the light one.
 #[test]
 fn a_request_of_a_heavy_vm_stands_behind_its_weights_part_of_the_depth() {
     let mut bench = Bench::in_vms(&[(heavy(1), 1, 4096), (vm(2), 128, 4096)]);
@@ -112,12 +112,12 @@ fn a_request_of_a_heavy_vm_stands_behind_its_weights_part_of_the_depth() {
     bench.run(SECOND);
     let longest = bench.drivers[0].longest_ns;
     assert!(longest <= 6 * 14_096, "{longest}");
-    // The device always has something to do.
+    // The device is never idle.
     let done = bench.done_of(0..2);
     assert!(done * 14_096.0 >= 1.99 * SECOND as f64, "{done}");
 }
 
-/// Disks leave a VM and come to others; who is gone holds nothing.
+/// Disks leave a VM and join others; a removed VM holds nothing.
 #[test]
 fn vms_are_kept_while_they_have_disks() {
     let mut scheduler = Scheduler::default();
@@ -133,23 +133,23 @@ fn vms_are_kept_while_they_have_disks() {
     assert_eq!(scheduler.vms.keys().collect::<Vec<_>>(), [&3]);
 }
 
-/// A disk with requests that go first, and another queue with the rest.
+/// Makes a disk with one queue of each rank.
 fn two_ranks(scheduler: &mut Scheduler, of: DeviceVm) -> (DiskKey, QueueKey, QueueKey) {
     let disk = scheduler.add_disk(of, Weight::default());
     let queue = |scheduler: &mut Scheduler, rank| scheduler.add_queue(disk, rank);
     (disk, queue(scheduler, Rank::First), queue(scheduler, Rank::Usual))
 }
 
-/// A device that gives back one request after the other.
+/// A device that completes requests one by one.
 #[derive(Default)]
 struct Device {
-    /// What has gone.
+    /// The queues granted, in order.
     order: Vec<QueueKey>,
     back: usize,
 }
 
 impl Device {
-    /// What goes when so many more have come back.
+    /// Returns the grants made during `rounds` more completions.
     fn go(&mut self, scheduler: &mut Scheduler, rounds: usize) -> Vec<QueueKey> {
         let before = self.order.len();
         for _ in 0..rounds {
@@ -183,7 +183,7 @@ fn a_commit_goes_ahead_of_its_turn() {
     }
 }
 
-/// Their commits are charged: more than a lead they do not get.
+/// Commits are charged: they gain no more than a lead.
 #[test]
 fn a_guest_that_calls_everything_a_commit_gets_its_weight_and_no_more() {
     for ids in [[1, 1], [1, 2]] {

@@ -1,11 +1,11 @@
-//! What a disk has had beyond what was expected of it is its own debt.
+//! The excess of a disk's cost over what was assumed is its own debt.
 
 use super::*;
 
 const MS: u64 = 1_000_000;
 const LARGE: Cost = Cost { requests: 1, bytes: 100 << 20 };
 
-/// A disk of which one request of 100 MiB has gone in a group with 10 MiB/s, and a neighbour's
+/// Makes a group with 10 MiB/s in which a disk has taken a request of 100 MiB, with a neighbour's
 /// queue.
 fn after_a_large_one(weights: [u32; 2]) -> (Line, QueueKey, QueueKey) {
     let (mut line, disks, _) = line(&[(weights[0], &[]), (weights[1], &[])], BLOCK);
@@ -15,8 +15,8 @@ fn after_a_large_one(weights: [u32; 2]) -> (Line, QueueKey, QueueKey) {
     (line, hog, modest)
 }
 
-/// The group was in debt for one disk's request of 100 MiB, so that each read of a neighbour waited
-/// for 10 s.
+/// Regression: the group was in debt for one disk's request of 100 MiB, so each read of a neighbour
+/// waited for 10 s.
 #[test]
 fn a_neighbours_read_does_not_wait_for_what_a_large_request_owes() {
     let (mut line, _, modest) = after_a_large_one([100, 100]);
@@ -25,13 +25,13 @@ fn a_neighbours_read_does_not_wait_for_what_a_large_request_owes() {
         let came = now;
         while take(&mut line, modest, 1, BLOCK, now) == 0 {
             now = line.next_look(modest, now).expect("it waits");
-            // A piece of what the other one owes, and a look that is late.
+            // One piece of the other one's debt, and a late look.
             assert!(now <= came + 30 * MS, "round {round}: {} ms", (now - came) / MS);
         }
     }
 }
 
-/// What it owes comes in by its weight, and it has nothing more before that.
+/// Its debt is paid according to its weight, and it gets nothing more before that.
 #[test]
 fn a_large_request_is_paid_for_in_turns_of_its_disk() {
     let (mut line, hog, modest) = after_a_large_one([300, 100]);
@@ -53,8 +53,8 @@ fn a_debt_is_paid_in_time_that_nobody_uses() {
     assert_eq!(take(&mut line, hog, 1, LARGE, 11 * SECOND + 100 * MS), 1);
 }
 
-/// A guest that toggles its cache mode had 85,579 reads/s under a limit of 100: each stop let go of
-/// all that waited, and its group paid.
+/// Regression: a guest that toggles its cache mode had 85,579 reads/s under a limit of 100: each
+/// stop released all waiting chains, and its group was charged.
 #[test]
 fn a_queue_that_comes_again_and_again_gains_nothing_and_its_group_loses_nothing() {
     let (mut line, disks, _) = line(&[(100, &[]), (100, &[])], BLOCK);
@@ -74,7 +74,7 @@ fn a_queue_that_comes_again_and_again_gains_nothing_and_its_group_loses_nothing(
     assert!((18_900..=20_000).contains(&neighbours), "{neighbours}");
 }
 
-/// What a queue leaves behind when it goes.
+/// The debt of a removed queue.
 #[test]
 fn a_debt_stays_with_the_disk_when_its_queue_goes() {
     let (mut line, hog, _) = after_a_large_one([100, 100]);
@@ -93,15 +93,14 @@ fn a_debt_stays_with_the_disk_when_its_queue_goes() {
     assert_eq!(take(&mut line, last, 1, BLOCK, (13 + 101) * SECOND), 1);
 }
 
-/// Queues that had small requests, and then one large one each: all of them were granted as small
-/// ones.
+/// Queues had small requests, and then one large one each: all were granted as small ones.
 #[test]
 fn grants_for_small_requests_end_with_the_first_large_one() {
     let (mut line, disks, _) = line(&[(100, &[])], BLOCK);
     line.set_limit(disks[0], limit("bw=1M,burst=1s"), SECOND);
     let queues: Vec<_> = (0..16).map(|_| line.add_queue(disks[0])).collect();
     let now = 10 * SECOND;
-    // Whichever looks first lets those of all go.
+    // The first look grants those of all queues.
     queues.iter().for_each(|queue| line.announce(*queue, 1));
     assert_eq!(take(&mut line, queues[0], 1, LARGE, now), 1);
     let others = queues[1..].iter().map(|queue| take(&mut line, *queue, 1, LARGE, now));
@@ -121,7 +120,7 @@ fn what_was_granted_and_not_taken_is_not_paid_for() {
     assert_eq!(line.look(second, 5000, now).chains, 1000);
 }
 
-/// A guest may move the index of its ring back: what it no longer has must not take tokens.
+/// A guest may move its avail index back: chains it no longer has must not take tokens.
 #[test]
 fn chains_that_are_gone_are_forgotten() {
     let (mut line, disks, _) = line(&[(100, &[])], BLOCK);
@@ -134,8 +133,8 @@ fn chains_that_are_gone_are_forgotten() {
     assert_eq!(granted.sum::<usize>(), 10);
 }
 
-/// A guest with 128 rings of 32,768 chains: the line kept 64 MiB of them, and went through all
-/// under the lock of the group, on the thread of whichever disk looked next.
+/// Regression: for a guest with 128 rings of 32,768 chains the line stored 64 MiB of entries, and
+/// visited all under the lock of the group, on the thread of whichever disk looked next.
 #[test]
 fn what_the_line_knows_of_a_ring_is_bounded() {
     let mut line = Line::default();
