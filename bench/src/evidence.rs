@@ -94,7 +94,8 @@ pub fn evidence(args: &EvidenceArgs) -> Result<()> {
     if args.quick { Ok(()) } else { pages::update(folder) }
 }
 
-/// Whether there are the guests' traces that a table replays; what was measured before stays.
+/// Returns whether there are the guests' traces that a table replays; what was measured before
+/// stays.
 fn is_recorded(table: &Table) -> bool {
     let missing = table.traces().find(|trace| !Path::new(trace).exists());
     if let Some(trace) = &missing {

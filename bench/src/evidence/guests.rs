@@ -189,7 +189,7 @@ fn of_guests() -> Options {
     guests.map(of).to_vec()
 }
 
-/// Whether it helps the drive to keep what guests write as metadata apart (S1.2).
+/// Returns whether it helps the drive to keep what guests write as metadata apart (S1.2).
 fn streams() -> Table {
     let base = vec![FILL.into(), "--aged".into(), "--format=log".into()];
     let line = |name: &str, streams: &str, block: &str| {

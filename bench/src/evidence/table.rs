@@ -142,7 +142,7 @@ impl Table {
         }
     }
 
-    /// Whether more is less good.
+    /// Returns whether more is less good.
     fn is_cost(&self) -> bool {
         self.shown != Shown::Rate
     }

@@ -119,7 +119,8 @@ fn measure(args: &PostmarkArgs, program: &Path, load: Load, part: u64) -> Result
     Ok((operations * load.file_bytes) as f64 / time.as_micros() as f64)
 }
 
-/// Whether a number is one of so many percent of all: `percent` of each hundred, evenly spread.
+/// Returns whether a number is one of so many percent of all: `percent` of each hundred, evenly
+/// spread.
 fn is_of_share(number: u64, percent: u64) -> bool {
     (number + 1) * percent / 100 > number * percent / 100
 }

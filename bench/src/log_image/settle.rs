@@ -54,7 +54,7 @@ pub fn stats(place: &Place, control: &Path) -> Result<Value> {
     serde_json::from_slice(&output.stdout).context("read `stats --json`")
 }
 
-/// Whether the daemon has gone through its only disk once. It counts from its start.
+/// Returns whether the daemon has gone through its only disk once. It counts from its start.
 fn is_settled(stats: &Value) -> Result<bool> {
     let passes = &stats["disks"][0]["log"]["resort_passes"];
     Ok(passes.as_u64().context("`stats` has no log.resort_passes")? > 0)

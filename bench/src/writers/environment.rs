@@ -46,7 +46,7 @@ pub const ENVIRONMENTS: [Environment; 6] = [
 ];
 
 impl Environment {
-    /// Whether it has room for small jobs only.
+    /// Returns whether it has room for small jobs only.
     pub const fn is_small(&self) -> bool {
         matches!(self.kind, Kind::Loop { .. })
     }

@@ -1,7 +1,7 @@
 //! Guest addresses: sectors, counts of sectors, and the half-open range made of both.
 //!
-//! Only the arithmetic that means something exists, so that a guest address and a host file
-//! offset (`FileOffset` in the file I/O crate) cannot be mixed up silently.
+//! Only meaningful arithmetic is provided, so that a guest address and a host file offset
+//! (`FileOffset` in the file I/O crate) cannot be mixed up silently.
 
 use std::fmt;
 
@@ -72,7 +72,7 @@ impl Extent {
         self.start
     }
 
-    /// How many sectors.
+    /// The number of sectors.
     pub const fn count(self) -> SectorCount {
         self.count
     }
@@ -82,22 +82,22 @@ impl Extent {
         Sector(self.start.0 + self.count.0)
     }
 
-    /// Where the range begins, in bytes of guest address space.
+    /// The byte address of the first sector in the guest's address space.
     pub const fn start_bytes(self) -> u64 {
         self.start.0.saturating_mul(SECTOR_BYTES)
     }
 
-    /// How many bytes the range covers.
+    /// The length in bytes.
     pub const fn bytes(self) -> u64 {
         self.count.bytes()
     }
 
-    /// Whether the range lies within a disk of `capacity` sectors.
+    /// Returns whether the range lies within a disk of `capacity` sectors.
     pub const fn fits(self, capacity: SectorCount) -> bool {
         self.end().0 <= capacity.0
     }
 
-    /// Whether the two ranges share a sector.
+    /// Returns whether the two ranges share a sector.
     pub fn overlaps(self, other: Self) -> bool {
         self.start < other.end() && other.start < self.end()
     }

@@ -120,14 +120,14 @@ impl Layout {
         }
     }
 
-    /// Whether a change of this may change the layout.
+    /// Returns whether a change of this may change the layout.
     #[inline]
     pub fn is_defined_by(&self, extent: Extent) -> bool {
         let next = self.definers.partition_point(|range| range.end <= extent.start().get());
         self.definers.get(next).is_some_and(|range| range.start < extent.end().get())
     }
 
-    /// Whether the same writes make both be read again.
+    /// Returns whether the same writes make both be read again.
     pub fn has_definers_of(&self, other: &Self) -> bool {
         self.definers == other.definers
     }
@@ -158,7 +158,7 @@ impl Layout {
         self.regions.len()
     }
 
-    /// Whether there was more than it can hold: what is missing counts as data.
+    /// Returns whether there was more than it can hold: what is missing counts as data.
     pub fn is_truncated(&self) -> bool {
         self.truncated
     }
@@ -318,7 +318,7 @@ impl Builder {
         }
     }
 
-    /// Whether no more metadata is taken.
+    /// Returns whether no more metadata is taken.
     pub fn is_full(&self) -> bool {
         self.is_full
     }

@@ -55,12 +55,12 @@ struct State {
 }
 
 impl List {
-    /// Whether all of this is listed.
+    /// Returns whether all of this is listed.
     pub fn contains(&self, extent: Extent) -> bool {
         self.blocks.contain(extent)
     }
 
-    /// Whether the guest has written how this journal is written.
+    /// Returns whether the guest has written how this journal is written.
     pub fn knows_format_of(&self, number: u16) -> bool {
         let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         reader.states.iter().any(|(it, state)| *it == number && state.written.is_some())

@@ -62,17 +62,17 @@ struct Journal {
 pub struct Journals(Vec<Journal>);
 
 impl Journals {
-    /// Whether there is none.
+    /// Returns whether there is none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether a read is one of a journal.
+    /// Returns whether a read is one of a journal.
     pub fn contain(&self, extent: Extent) -> bool {
         self.0.iter().any(|journal| journal.contains(extent))
     }
 
-    /// Whether a write is one of a journal, which then goes on behind it.
+    /// Returns whether a write is one of a journal, which then goes on behind it.
     pub fn advance(&mut self, write: Extent) -> bool {
         let takes = |it: &Journal| it.is_near(write) || it.contains(write);
         let Some(index) = self.0.iter().position(takes) else { return false };
@@ -121,7 +121,7 @@ impl Journal {
         self.start <= extent.start().get() && extent.end().get() <= self.end
     }
 
-    /// Whether a write begins about where the next one is expected.
+    /// Returns whether a write begins about where the next one is expected.
     fn is_near(&self, write: Extent) -> bool {
         write.start().get().abs_diff(self.head) < NEAR_SECTORS && write.start().get() >= self.start
     }

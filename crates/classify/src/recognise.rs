@@ -49,9 +49,9 @@ fn read_volume(volume: &Volume, scan: &mut Scan<'_>, depth: u8, layout: &mut Bui
     }
 }
 
-/// Whether it belongs to an array or a cache, whose label leaves the first 4 KiB as they were: what
-/// a file system has left there is none any more. (Linux, include/uapi/linux/raid/md_p.h and
-/// bcache's super_types.h.)
+/// Returns whether it belongs to an array or a cache, whose label leaves the first 4 KiB as they
+/// were: what a file system has left there is none any more. (Linux, include/uapi/linux/raid/md_p.h
+/// and bcache's super_types.h.)
 fn is_member(volume: &Volume, scan: &mut Scan<'_>) -> bool {
     let label: Option<[u8; 40]> = volume.read_array(scan, MEMBER_LABEL_AT);
     label.is_some_and(|label| label[..4] == MD_MAGIC || label[24..] == BCACHE_MAGIC)

@@ -38,8 +38,8 @@ pub fn zero_out(device: &File, offset: FileOffset, bytes: u64) -> Outcome {
     range_ioctl(device, BLKZEROOUT, offset, bytes)
 }
 
-/// Whether `fallocate(PUNCH_HOLE)` works on the device: whether it has a command that leaves
-/// zeroes. One that does not say so is taken to have none.
+/// Returns whether `fallocate(PUNCH_HOLE)` works on the device: whether it has a command that
+/// leaves zeroes. One that does not say so is taken to have none.
 pub fn discards_to_zeroes(device: &File) -> bool {
     let limit = || {
         let folder = queue_folder(device.metadata().ok()?.rdev())?;
@@ -59,7 +59,7 @@ pub fn erase_unit(file: &File) -> Option<u64> {
     ERASE_UNITS.contains(&largest).then_some(largest / 4096 * 4096)
 }
 
-/// Whether this is a device that takes discards.
+/// Returns whether this is a device that takes discards.
 pub fn tells_drive(file: &File) -> bool {
     let Ok(metadata) = file.metadata() else { return false };
     let limit = || read_number(&queue_folder(metadata.rdev())?.join("discard_max_bytes"));

@@ -86,7 +86,7 @@ impl Descriptors {
         }
     }
 
-    /// Whether space that is given back reads as zeroes without being written.
+    /// Returns whether space that is given back reads as zeroes without being written.
     pub fn discards_to_zeroes(&self) -> bool {
         *self.zeroes.get_or_init(|| match self.kind {
             FileKind::Regular => host_calls::has_punch_hole(&self.file),
@@ -94,13 +94,13 @@ impl Descriptors {
         })
     }
 
-    /// Whether a discard does anything, or may.
+    /// Returns whether a discard does anything, or may.
     pub fn takes_discards(&self) -> bool {
         self.kind == FileKind::BlockDevice || self.discards_to_zeroes()
     }
 
-    /// Whether the host writes what is to be zeroes and keeps its space, for want of a call that
-    /// does not.
+    /// Returns whether the host writes what is to be zeroes and keeps its space, for want of a call
+    /// that does not.
     pub fn zeroes_are_written(&self) -> bool {
         *self.written.get_or_init(|| match self.kind {
             FileKind::Regular => !host_calls::has_zero_range(&self.file),

@@ -45,12 +45,12 @@ impl DirectLimits {
         }
     }
 
-    /// Whether every 512-byte sector can be read and written by itself.
+    /// Returns whether every 512-byte sector can be read and written by itself.
     pub fn take_any_sector(&self) -> bool {
         self.offset_bytes <= SECTOR_BYTES
     }
 
-    /// Whether all memory of a request keeps to the limits.
+    /// Returns whether all memory of a request keeps to the limits.
     pub fn admit(&self, memory: &[IoVec]) -> bool {
         // Lengths count against the position's limit too: the kernel cuts requests at pieces.
         let address_mask = self.memory_bytes - 1;
@@ -82,7 +82,7 @@ thread_local! {
 }
 
 impl Bounce {
-    /// Whether a request needs a stand-in under these limits.
+    /// Returns whether a request needs a stand-in under these limits.
     pub fn is_needed(limits: Option<&DirectLimits>, request: &FileRequest) -> bool {
         limits.is_some_and(|limits| !limits.admit(request.memory.pieces()))
     }

@@ -65,8 +65,8 @@ impl EngineChoice {
     }
 }
 
-/// Whether the file lives in memory (tmpfs, ramfs). The name of a device does so in `/dev`, and the
-/// device does not.
+/// Returns whether the file lives in memory (tmpfs, ramfs). The name of a device does so in `/dev`,
+/// and the device does not.
 fn is_memory(file: &File) -> bool {
     const RAMFS_MAGIC: i64 = 0x8584_58f6;
     let is_file = file.metadata().is_ok_and(|meta| meta.is_file());
@@ -75,7 +75,7 @@ fn is_memory(file: &File) -> bool {
             .is_ok_and(|answer| answer.f_type == libc::TMPFS_MAGIC || answer.f_type == RAMFS_MAGIC)
 }
 
-/// Whether a ring can be made here and has every operation that the engine uses.
+/// Returns whether a ring can be made here and has every operation that the engine uses.
 fn uring_works() -> bool {
     let Ok(ring) = IoUring::new(2) else {
         return false;

@@ -35,8 +35,8 @@ const LOCAL: [u64; 19] = [
     0x0000_9660, // ISO 9660
 ];
 
-/// Whether a call about the file may wait for a server. Devices are asked through queues of the
-/// kernel's.
+/// Returns whether a call about the file may wait for a server. Devices are asked through queues of
+/// the kernel's.
 pub fn may_ask_a_server(file: &File) -> bool {
     let is_file = file.metadata().is_ok_and(|meta| meta.is_file());
     is_file && fstatfs(file).map_or(true, |told| !is_local(told.f_type as u64))

@@ -52,7 +52,7 @@ fn leads_to(pid: u32, number: i32) -> Option<(u32, u32, u64)> {
     found.ok().map(|it| identity(&it))
 }
 
-/// Whether locks are held through a descriptor.
+/// Returns whether locks are held through a descriptor.
 fn locks(pid: u32, number: i32) -> bool {
     let told = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).unwrap_or_default();
     told.lines().any(|line| line.starts_with("lock:"))

@@ -104,7 +104,7 @@ impl PageCache {
     }
 }
 
-/// Whether a read may say that its data is not to be kept.
+/// Returns whether a read may say that its data is not to be kept.
 fn takes_the_flag(file: &File) -> bool {
     let mut buffer = [0u8; 512];
     let piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };

@@ -145,8 +145,8 @@ impl FileRequest {
         Self { op, memory, tag, dont_cache: false, is_first: false }
     }
 
-    /// Whether it would write what is not its data: its memory has been taken away, and zeroes lie
-    /// there.
+    /// Returns whether it would write what is not its data: its memory has been taken away, and
+    /// zeroes lie there.
     pub(crate) fn is_lost(&self) -> bool {
         matches!(self.op, FileOp::Write { .. })
             && !is_whole(self.memory.pieces())

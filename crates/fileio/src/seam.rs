@@ -41,8 +41,8 @@ pub trait FileIo: Send + Sync {
         None
     }
 
-    /// Whether the drive below hears of space that is given back, and giving it back costs no more
-    /// than that: a device that takes discards. A file has to get its space again.
+    /// Returns whether the drive below hears of space that is given back, and giving it back costs
+    /// no more than that: a device that takes discards. A file has to get its space again.
     fn tells_drive(&self) -> bool {
         false
     }
@@ -52,37 +52,38 @@ pub trait FileIo: Send + Sync {
         None
     }
 
-    /// Whether reads and writes bypass the host's page cache.
+    /// Returns whether reads and writes bypass the host's page cache.
     fn is_direct(&self) -> bool {
         false
     }
 
-    /// Whether it keeps out of the host's page cache what is to be kept out of it
+    /// Returns whether it keeps out of the host's page cache what is to be kept out of it
     /// ([`FileRequest::dont_cache`]).
     fn heeds_dont_cache(&self) -> bool {
         false
     }
 
-    /// Whether space that is given back reads as zeroes without being written, so that a discard
-    /// is a punch. A file's space does; a device's may not (dm-crypt, thin volumes, some SSDs).
+    /// Returns whether space that is given back reads as zeroes without being written, so that a
+    /// discard is a punch. A file's space does; a device's may not (dm-crypt, thin volumes, some
+    /// SSDs).
     fn discards_to_zeroes(&self) -> bool {
         true
     }
 
-    /// Whether a discard does anything, or may: a file system may know no way to give a part of a
-    /// file back.
+    /// Returns whether a discard does anything, or may: a file system may know no way to give a
+    /// part of a file back.
     fn takes_discards(&self) -> bool {
         true
     }
 
-    /// Whether the host writes what is to be zeroes and keeps its space, for want of a call that
-    /// does not. Of such a file no more than a few MiB are made zero with one request.
+    /// Returns whether the host writes what is to be zeroes and keeps its space, for want of a call
+    /// that does not. Of such a file no more than a few MiB are made zero with one request.
     fn zeroes_are_written(&self) -> bool {
         false
     }
 
-    /// Whether a completed write is still there when the process is killed before it is flushed.
-    /// The host's file is; what tests put before it need not be.
+    /// Returns whether a completed write is still there when the process is killed before it is
+    /// flushed. The host's file is; what tests put before it need not be.
     fn survives_a_kill(&self) -> bool {
         true
     }
@@ -144,7 +145,7 @@ pub trait FileChannel {
     /// ([`Reactor::sleep`](flowstone_block::Reactor::sleep)), which starts what has been submitted.
     fn next_look(&mut self) -> NextLook;
 
-    /// Whether everything has come back: a drop waits for nothing.
+    /// Returns whether everything has come back: a drop waits for nothing.
     fn is_idle(&self) -> bool {
         true
     }

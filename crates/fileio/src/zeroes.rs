@@ -10,8 +10,8 @@ use crate::FileOffset;
 use crate::block_device;
 use crate::descriptor::{Descriptors, FileKind};
 
-/// Whether a host says that it has no such call, or (a device with large blocks) none for such a
-/// range.
+/// Returns whether a host says that it has no such call, or (a device with large blocks) none for
+/// such a range.
 pub fn is_unsupported(errno: Errno) -> bool {
     matches!(errno, Errno::OPNOTSUPP | Errno::INVAL)
 }

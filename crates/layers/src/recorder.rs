@@ -169,7 +169,7 @@ impl TrackEnd {
 }
 
 impl Recording {
-    /// Whether the disk has ended. What [`take`](Self::take) gives then is the rest.
+    /// Returns whether the disk has ended. What [`take`](Self::take) gives then is the rest.
     pub fn is_over(&self) -> bool {
         *lock(&self.recorder.is_closed)
     }

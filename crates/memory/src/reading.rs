@@ -70,9 +70,9 @@ impl Reader {
     }
 }
 
-/// Whether it says anything of this process that others waited. Those of the host may have waited
-/// for memory of cgroups of theirs, or for pages of files that they have read themselves out of
-/// memory.
+/// Returns whether it says anything of this process that others waited. Those of the host may have
+/// waited for memory of cgroups of theirs, or for pages of files that they have read themselves out
+/// of memory.
 fn waits_count(is_own: bool, is_short: bool) -> bool {
     is_own || is_short || mutant("memory.reading.counts-all-waits")
 }

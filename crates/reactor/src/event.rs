@@ -27,7 +27,7 @@ mod kernel {
             let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
         }
 
-        /// Whether it was readable. It is not any more.
+        /// Returns whether it was readable. It is not any more.
         pub fn take(&self) -> bool {
             rustix::io::read(&self.0, &mut [0; 8]).is_ok()
         }

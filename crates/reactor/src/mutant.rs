@@ -9,7 +9,7 @@
 //! a test run. `make mutants` finds the names in the sources, runs the tests against each, and
 //! writes which test killed it (docs/testing.md).
 
-/// Whether the step that `name` stands for is to be done wrong: `AREA.PLACE.what-is-wrong`.
+/// Returns whether the step that `name` stands for is to be done wrong: `AREA.PLACE.what-is-wrong`.
 #[cfg(not(feature = "mutants"))]
 #[inline(always)]
 #[must_use]
@@ -17,7 +17,7 @@ pub const fn mutant(_name: &'static str) -> bool {
     false
 }
 
-/// Whether the step that `name` stands for is to be done wrong: `AREA.PLACE.what-is-wrong`.
+/// Returns whether the step that `name` stands for is to be done wrong: `AREA.PLACE.what-is-wrong`.
 #[cfg(feature = "mutants")]
 #[must_use]
 pub fn mutant(name: &'static str) -> bool {

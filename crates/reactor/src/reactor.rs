@@ -256,7 +256,8 @@ impl State {
         self.watches.insert(Watched { file, armed: false, ready: false, dropped: false })
     }
 
-    /// Whether the descriptor has become readable since the last call; sleeps wait for it again.
+    /// Returns whether the descriptor has become readable since the last call; sleeps wait for it
+    /// again.
     pub fn take_ready(&mut self, slot: usize) -> bool {
         std::mem::take(&mut self.watches[slot].ready)
     }

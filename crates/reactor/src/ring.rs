@@ -85,8 +85,8 @@ impl Ring {
         }
     }
 
-    /// Whether the kernel holds completions that only entering it brings out: their work waits for
-    /// this thread, or the completion queue was full when they came.
+    /// Returns whether the kernel holds completions that only entering it brings out: their work
+    /// waits for this thread, or the completion queue was full when they came.
     pub fn has_more_inside(&mut self) -> bool {
         let queue = self.ring.submission();
         queue.taskrun() || queue.cq_overflow()

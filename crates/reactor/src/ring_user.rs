@@ -58,7 +58,7 @@ impl RingUser {
         inside
     }
 
-    /// Whether another user's look has brought out a completion of ours.
+    /// Returns whether another user's look has brought out a completion of ours.
     pub fn has_mail(&self) -> bool {
         !self.reactor.state().mailboxes[self.slot].is_empty()
     }

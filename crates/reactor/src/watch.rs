@@ -18,8 +18,8 @@ impl Watch {
         Self { reactor: reactor.clone(), slot }
     }
 
-    /// Whether it has become readable since the last call. Until this is asked, no sleep waits for
-    /// it; so a descriptor that stays readable does not end every sleep of its thread.
+    /// Returns whether it has become readable since the last call. Until this is asked, no sleep
+    /// waits for it; so a descriptor that stays readable does not end every sleep of its thread.
     pub fn take_ready(&self) -> bool {
         self.reactor.state().take_ready(self.slot)
     }

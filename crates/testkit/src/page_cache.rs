@@ -7,7 +7,7 @@ use std::ptr;
 
 const PAGE_BYTES: usize = 4096;
 
-/// Whether each page of a file is in the page cache.
+/// Returns whether each page of a file is in the page cache.
 ///
 /// # Panics
 /// If the file cannot be opened, or is empty.

@@ -126,12 +126,13 @@ impl Bindings {
         bound
     }
 
-    /// Whether anybody has a file open.
+    /// Returns whether anybody has a file open.
     pub fn is_open(&self, identity: Identity) -> bool {
         lock(&self.files).contains_key(&identity)
     }
 
-    /// Whether writes of a node may be kept back: the kernel opens none of its files itself.
+    /// Returns whether writes of a node may be kept back: the kernel opens none of its files
+    /// itself.
     pub fn suits_write_back(&self, node: &Node) -> bool {
         lock(&self.files).get(&node.identity).is_none_or(|file| {
             let is_plain = file.main.as_ref().is_none_or(|main| main.mode == Mode::Plain);

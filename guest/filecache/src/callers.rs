@@ -88,8 +88,8 @@ fn groups_of(task: u32) -> Option<Box<[u32]>> {
 
 const KILL: u64 = 1 << (libc::SIGKILL - 1);
 
-/// Whether a signal waits for a task: then it is to wait for nothing else. Of a task in another
-/// pid namespace (0) this cannot be known.
+/// Returns whether a signal waits for a task: then it is to wait for nothing else. Of a task in
+/// another pid namespace (0) this cannot be known.
 pub fn is_interrupted(task: u32) -> bool {
     if task == 0 {
         return false;
@@ -107,8 +107,8 @@ fn signals(status: &str, name: &str) -> u64 {
     u64::from_str_radix(mask.trim(), 16).unwrap_or_default()
 }
 
-/// Whether a task is being killed. (A signal that is to end a process is there as SIGKILL for each
-/// of its tasks.) Of a task in another pid namespace (0) this cannot be known.
+/// Returns whether a task is being killed. (A signal that is to end a process is there as SIGKILL
+/// for each of its tasks.) Of a task in another pid namespace (0) this cannot be known.
 pub fn is_killed(task: u32) -> bool {
     if task == 0 {
         return false;

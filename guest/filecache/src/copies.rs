@@ -188,7 +188,7 @@ impl Copies {
         self.retire(identity);
     }
 
-    /// Whether a copy of a file is still wanted and there is none.
+    /// Returns whether a copy of a file is still wanted and there is none.
     pub fn wants(&self, identity: Identity) -> bool {
         let kept = self.kept();
         let has_place = kept.copies.len() < self.files_max;
@@ -267,7 +267,7 @@ impl Copies {
         Some(copy)
     }
 
-    /// Whether copies may take so many bytes more.
+    /// Returns whether copies may take so many bytes more.
     pub fn has_room(&self, more: u64) -> bool {
         let bytes = self.bytes_in_use.load(Ordering::Relaxed);
         more == 0 || bytes + space_of(more) <= self.kept().limit.bytes

@@ -99,12 +99,12 @@ impl Copy {
         self.is_dirty.store(has, Ordering::Release);
     }
 
-    /// Whether it must stay.
+    /// Returns whether it must stay.
     pub fn is_dirty(&self) -> bool {
         self.is_dirty.load(Ordering::Acquire)
     }
 
-    /// Whether reads may still be answered from it.
+    /// Returns whether reads may still be answered from it.
     pub fn is_current(&self) -> bool {
         self.is_current.load(Ordering::Acquire)
     }
@@ -119,7 +119,7 @@ impl Copy {
         *lock(&self.stamp) = stamp;
     }
 
-    /// Whether it is a copy of what the source has.
+    /// Returns whether it is a copy of what the source has.
     pub fn is_of(&self, stamp: Stamp) -> bool {
         self.stamp() == Some(stamp)
     }
@@ -139,7 +139,7 @@ impl Copy {
         self.last_look().map(|look| look.seen)
     }
 
-    /// Whether that was so short a time ago.
+    /// Returns whether that was so short a time ago.
     pub fn was_checked_within(&self, time: Duration) -> bool {
         self.last_look().is_some_and(|look| look.when.elapsed() < time)
     }

@@ -62,7 +62,7 @@ impl Handle {
         error
     }
 
-    /// Whether it was opened for writing.
+    /// Returns whether it was opened for writing.
     pub fn writes(&self) -> bool {
         self.flags.intersects(OFlags::WRONLY | OFlags::RDWR)
     }

@@ -72,7 +72,8 @@ impl Hearing {
         lock(&self.background).values().min().copied()
     }
 
-    /// Whether a call was answered, and whether one could not be made, since this was asked last.
+    /// Returns whether a call was answered, and whether one could not be made, since this was asked
+    /// last.
     pub fn since_last(&self) -> (bool, bool) {
         let take = |heard: &AtomicBool| heard.swap(false, Ordering::Relaxed);
         (take(&self.answered), take(&self.failed))
@@ -83,14 +84,14 @@ impl Hearing {
         self.state.store(state as u8, Ordering::Relaxed);
     }
 
-    /// Whether the source answers.
+    /// Returns whether the source answers.
     pub fn state(&self) -> SourceState {
         let states = [SourceState::Up, SourceState::Suspect, SourceState::Down];
         let state = states.into_iter().find(|it| *it as u8 == self.state.load(Ordering::Relaxed));
         state.unwrap_or_default()
     }
 
-    /// Whether nobody counts on an answer.
+    /// Returns whether nobody counts on an answer.
     pub fn is_down(&self) -> bool {
         self.state() == SourceState::Down && !mutant("guest.trouble.asks-a-source-that-is-down")
     }

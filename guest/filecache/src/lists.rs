@@ -52,7 +52,7 @@ impl Lists {
         self.told.remove(&folder);
     }
 
-    /// Whether the kernel is to keep the list that it has.
+    /// Returns whether the kernel is to keep the list that it has.
     pub fn serves(&self, folder: u64, window: Duration, now: Instant) -> bool {
         self.told.get(&folder).is_none_or(|list| {
             let is_of_names = list.files < LARGE.max(list.names / 2);

@@ -59,8 +59,8 @@ pub fn prepare(at: &Path) -> io::Result<PathBuf> {
     Ok(at)
 }
 
-/// Whether the daemon behind a mount is gone. The kernel goes on showing the attributes that it
-/// keeps, so it is made to ask.
+/// Returns whether the daemon behind a mount is gone. The kernel goes on showing the attributes
+/// that it keeps, so it is made to ask.
 fn is_dead(at: &Path) -> bool {
     let asked = statx(CWD, at, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
     asked.is_err_and(|error| error == Errno::NOTCONN)

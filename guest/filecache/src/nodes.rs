@@ -110,7 +110,7 @@ impl Node {
     }
 }
 
-/// Whether a file has not changed for so long that clocks do not matter.
+/// Returns whether a file has not changed for so long that clocks do not matter.
 pub fn is_old(stamp: Stamp) -> bool {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let limit = now.saturating_sub(CLOCKS_DIFFER).as_secs();
@@ -144,7 +144,7 @@ struct Split {
 }
 
 impl Split {
-    /// Whether the file's name leads to it.
+    /// Returns whether the file's name leads to it.
     fn is_current(&self) -> bool {
         let is_under_way = self.sent.elapsed() < UNDER_WAY && !mutant("guest.bind.joins-at-once");
         !self.joins || is_under_way
@@ -242,7 +242,7 @@ impl Nodes {
         self.table().lists.told(folder, is_first, names, files, Instant::now());
     }
 
-    /// Whether the kernel is to keep the list of a folder that it has.
+    /// Returns whether the kernel is to keep the list of a folder that it has.
     pub fn list_serves(&self, folder: u64, window: Duration) -> bool {
         self.table().lists.serves(folder, window, Instant::now())
     }
@@ -286,7 +286,7 @@ impl Nodes {
         (folder == ROOT).then(|| names.join(&b'/').into())
     }
 
-    /// Whether this is a split node.
+    /// Returns whether this is a split node.
     pub fn is_split(&self, node: &Node) -> bool {
         self.table().mains.get(&node.identity).is_some_and(|main| *main != node.id)
     }

@@ -86,7 +86,7 @@ pub struct Ask {
 }
 
 impl Ask {
-    /// Whether the kernel may open the source's file for the caller.
+    /// Returns whether the kernel may open the source's file for the caller.
     fn suits_source(&self) -> bool {
         let ids_fit = self.ids_fit || mutant("guest.bind.shares-other-ids");
         ids_fit && !(self.writes && self.is_set_id)

@@ -46,7 +46,7 @@ impl Ranges {
         self.bytes
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }

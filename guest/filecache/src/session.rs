@@ -55,7 +55,7 @@ pub fn mount(
     library::Session::new(answers, at, &config).map(Session)
 }
 
-/// Whether files there can have extended attributes.
+/// Returns whether files there can have extended attributes.
 fn has_xattrs(source: &Path) -> bool {
     let asked = rustix::fs::getxattr(source, "user.flowstone", &mut [0_u8; 0][..]);
     !matches!(asked, Err(Errno::OPNOTSUPP | Errno::NOSYS))

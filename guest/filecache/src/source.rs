@@ -58,7 +58,7 @@ impl Source {
         self.root.as_fd()
     }
 
-    /// Whether its attributes are never those of a while ago, and a close flushes nothing.
+    /// Returns whether its attributes are never those of a while ago, and a close flushes nothing.
     pub fn is_local(&self) -> bool {
         self.is_local
     }

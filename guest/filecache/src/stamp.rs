@@ -96,12 +96,12 @@ impl From<Statx> for Attributes {
 }
 
 impl Attributes {
-    /// Whether it is what file systems call a regular file.
+    /// Returns whether it is what file systems call a regular file.
     pub fn is_file(&self) -> bool {
         self.kind == FileType::RegularFile
     }
 
-    /// Whether it has the set-user-id or set-group-id bit.
+    /// Returns whether it has the set-user-id or set-group-id bit.
     pub fn is_set_id(&self) -> bool {
         self.mode & 0o6000 != 0
     }

@@ -87,7 +87,7 @@ impl WriteBack {
         Self { options, ..Self::default() }
     }
 
-    /// Whether a file may become dirty.
+    /// Returns whether a file may become dirty.
     pub fn is_on(&self) -> bool {
         self.options.is_some() && !self.is_closing.load(Ordering::Relaxed)
     }
@@ -121,7 +121,7 @@ impl WriteBack {
         self.is_closing.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a close leaves a file dirty.
+    /// Returns whether a close leaves a file dirty.
     pub fn closes_lazily(&self) -> bool {
         self.options.is_some_and(|it| it.lazy_close) && self.is_on()
     }
@@ -131,7 +131,7 @@ impl WriteBack {
         self.options.map(|it| it.time)
     }
 
-    /// Whether so many bytes may be dirty at all.
+    /// Returns whether so many bytes may be dirty at all.
     pub fn has_place_for(&self, bytes: usize) -> bool {
         self.options.is_some_and(|it| bytes as u64 <= it.bytes)
     }
@@ -329,12 +329,12 @@ impl Dirty {
         lock(&self.state).has_ended = is_frozen;
     }
 
-    /// Whether writes go to the source.
+    /// Returns whether writes go to the source.
     pub fn has_ended(&self) -> bool {
         lock(&self.state).has_ended
     }
 
-    /// Whether the source does not have all of its bytes.
+    /// Returns whether the source does not have all of its bytes.
     pub fn is_dirty(&self) -> bool {
         lock(&self.state).is_dirty()
     }
@@ -355,7 +355,7 @@ impl Dirty {
         AtomicU64::new(lock(&self.state).refused.0)
     }
 
-    /// Whether it has, since a writer was told last.
+    /// Returns whether it has, since a writer was told last.
     pub fn has_failed(&self, told: &AtomicU64) -> bool {
         self.error(told).is_err()
     }

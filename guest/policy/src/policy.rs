@@ -30,7 +30,7 @@ pub trait Policy: Send {
     /// A time epoch ends. Most policies have nothing to do then.
     fn epoch(&mut self, _orders: &mut Vec<Order>) {}
 
-    /// Whether a file is held.
+    /// Returns whether a file is held.
     fn holds(&self, file: FileId) -> bool;
 
     /// Bytes of the files held.

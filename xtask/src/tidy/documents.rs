@@ -63,7 +63,7 @@ impl Known {
     }
 }
 
-/// Whether `word` of a path, in which `*` is anything, means `known`.
+/// Returns whether `word` of a path, in which `*` is anything, means `known`.
 fn matches(word: &str, known: &str) -> bool {
     match word.split_once('*') {
         None => word == known,
@@ -89,7 +89,7 @@ fn linked(line: &str) -> impl Iterator<Item = &str> {
         .map(|target| target.trim_start_matches("../").trim_start_matches("./"))
 }
 
-/// Whether a quoted text means a place in the tree: by its ending, or by its first folder.
+/// Returns whether a quoted text means a place in the tree: by its ending, or by its first folder.
 fn is_path(text: &str) -> bool {
     const FOLDERS: [&str; 8] =
         ["crates/", "docs/", "tests/", "bench/", "fuzz/", "scripts/", "xtask/", "src/"];

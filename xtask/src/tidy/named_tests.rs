@@ -82,7 +82,7 @@ fn tests_in(text: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// Whether a word is no part of a sentence.
+/// Returns whether a word is no part of a sentence.
 fn is_name(word: &str) -> bool {
     let plain = |letter: char| letter.is_ascii_alphanumeric() || "_.…".contains(letter);
     !word.is_empty() && word.chars().all(plain) && !word.starts_with('-')

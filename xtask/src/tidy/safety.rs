@@ -23,8 +23,8 @@ fn complaints(source: &Source) -> Vec<String> {
     silent.map(|line| format!("{}:{line}: unsafe without a SAFETY comment", source.path)).collect()
 }
 
-/// Whether the comment nearest to the last of these lines explains it. Above the statement that it
-/// stands in, that is: code that ends a statement ends the search.
+/// Returns whether the comment nearest to the last of these lines explains it. Above the statement
+/// that it stands in, that is: code that ends a statement ends the search.
 fn is_explained(lines: &[&str]) -> bool {
     let (last, above) = lines.split_last().unwrap_or((&"", &[]));
     if last.contains("// SAFETY:") {

@@ -89,8 +89,8 @@ pub fn all_files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Whether an item is compiled for tests only: `#[test]`, `#[cfg(test)]`, and what the feature
-/// `testing` has too.
+/// Returns whether an item is compiled for tests only: `#[test]`, `#[cfg(test)]`, and what the
+/// feature `testing` has too.
 pub fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         Meta::Path(path) => path.is_ident("test"),

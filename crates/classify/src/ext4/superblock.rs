@@ -153,7 +153,7 @@ impl Superblock {
         self.first_data_block.saturating_add(group.saturating_mul(self.blocks_per_group))
     }
 
-    /// Whether a group begins with a copy of the superblock.
+    /// Returns whether a group begins with a copy of the superblock.
     pub fn has_superblock(&self, group: u64) -> bool {
         if group == 0 {
             return true;

@@ -62,7 +62,7 @@ impl Journals {
         keeps
     }
 
-    /// Whether all of this is metadata that a journal has listed.
+    /// Returns whether all of this is metadata that a journal has listed.
     pub fn have_listed(&self, extent: Extent) -> bool {
         self.list.as_ref().is_some_and(|list| list.contains(extent))
     }

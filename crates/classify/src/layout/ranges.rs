@@ -12,7 +12,7 @@ pub struct Region {
     pub class: Class,
 }
 
-/// Whether one of them, which are in order and apart, holds all of this.
+/// Returns whether one of them, which are in order and apart, holds all of this.
 pub fn contains(ranges: &[Range<u64>], start: u64, end: u64) -> bool {
     let next = ranges.partition_point(|range| range.end <= start);
     ranges.get(next).is_some_and(|range| range.start <= start && end <= range.end)

@@ -43,7 +43,7 @@ impl Trees {
         Self { pieces: pieces.into() }
     }
 
-    /// Whether a write consists of whole nodes of a tree.
+    /// Returns whether a write consists of whole nodes of a tree.
     pub fn are_written(&self, extent: Extent, request: &Request) -> bool {
         let (start, end) = (extent.start().get(), extent.end().get());
         let next = self.pieces.partition_point(|(piece, _)| piece.end <= start);
@@ -61,7 +61,7 @@ impl Trees {
 }
 
 impl Nodes {
-    /// Whether sizes are such as there are.
+    /// Returns whether sizes are such as there are.
     pub fn are_plausible(&self) -> bool {
         let power =
             |value: u64| value.is_power_of_two() && (4096..=NODE_BYTES_MAX).contains(&value);
@@ -75,7 +75,7 @@ impl Nodes {
         is_whole.then_some(usize::try_from(count).ok()?)
     }
 
-    /// Whether this is the header of one of them.
+    /// Returns whether this is the header of one of them.
     fn begin_with(&self, header: &[u8; HEADER_BYTES]) -> bool {
         let (address, generation) = (le64(header, 48), le64(header, 80));
         let (entries, level) = (u64::from(le32(header, 96)), header[100]);

@@ -51,7 +51,7 @@ impl Default for Blocks {
 }
 
 impl Blocks {
-    /// Whether all of this consists of blocks that are listed.
+    /// Returns whether all of this consists of blocks that are listed.
     pub fn contain(&self, extent: Extent) -> bool {
         let (mut at, end) = (extent.start().get(), extent.end().get());
         for _ in 0..BLOCKS_MAX {

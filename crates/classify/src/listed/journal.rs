@@ -35,7 +35,7 @@ pub enum Kind {
 }
 
 impl Journal {
-    /// Whether it is the same one, in whatever format.
+    /// Returns whether it is the same one, in whatever format.
     pub fn is_same(&self, other: &Self) -> bool {
         let kind = |it: &Self| match it.kind {
             Kind::Jbd2(_) => Kind::Jbd2(None),
@@ -47,7 +47,7 @@ impl Journal {
             && (&self.volume, &self.pieces) == (&other.volume, &other.pieces)
     }
 
-    /// Whether all of this is in it, in whole blocks if blocks are what it consists of.
+    /// Returns whether all of this is in it, in whole blocks if blocks are what it consists of.
     pub fn holds(&self, extent: Extent) -> bool {
         let unit = match self.kind {
             Kind::Jbd2(_) => self.block_bytes / SECTOR_BYTES,

@@ -63,7 +63,7 @@ const REGIONS_MAX: u16 = 1024;
 /// Transactions that a record has parts of.
 const TRANSACTIONS_MAX: usize = 8;
 
-/// Whether a record begins there. No other sector of a log begins like this.
+/// Returns whether a record begins there. No other sector of a log begins like this.
 pub fn begins_record(sectors: &[u8]) -> bool {
     sectors.starts_with(&RECORD_MAGIC)
 }

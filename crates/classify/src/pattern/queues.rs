@@ -68,7 +68,7 @@ impl QueueMemory {
         self.journals.advance(write)
     }
 
-    /// Whether a read is one of a journal.
+    /// Returns whether a read is one of a journal.
     pub fn reads_journal(&self, read: Extent) -> bool {
         self.journals.contain(read)
     }

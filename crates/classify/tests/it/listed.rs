@@ -48,7 +48,7 @@ impl Journaled {
         self.guest.write(Sector::new((self.start + from) / 512), &mut piece).unwrap();
     }
 
-    /// Whether a write to these blocks is taken for metadata that the journal has listed.
+    /// Returns whether a write to these blocks is taken for metadata that the journal has listed.
     fn is_listed(&mut self, first: u64, count: u64) -> bool {
         let listed = || self.classes.counters().of_rule(Rule::Journal);
         let before = listed();

@@ -63,7 +63,7 @@ impl Case {
         self.dir.path().join("disk.raw")
     }
 
-    /// Whether the host need not have been told what has completed.
+    /// Returns whether the host need not have been told what has completed.
     fn holds_back(&self) -> bool {
         self.name.starts_with("volatile")
     }

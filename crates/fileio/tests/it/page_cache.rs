@@ -20,7 +20,8 @@ fn resident(path: &Path, offset: u64, bytes: usize) -> usize {
     pages[first..first + bytes / PAGE].iter().filter(|page| **page).count()
 }
 
-/// Whether pages of a half stay. On a busy host the kernel takes single ones back by itself.
+/// Returns whether pages of a half stay. On a busy host the kernel takes single ones back by
+/// itself.
 fn stays(pages: usize) -> bool {
     pages > HALF as usize / PAGE / 2
 }

@@ -163,7 +163,7 @@ impl InflightRegion {
         unsafe { AtomicU8::from_ptr(self.mapping.as_ptr().add(at)) }
     }
 
-    /// Whether an earlier life was told to write through.
+    /// Returns whether an earlier life was told to write through.
     pub fn write_through(&self) -> bool {
         self.write_through_mark().load(Ordering::Relaxed) == 1
     }
@@ -249,7 +249,7 @@ impl RingLog {
 }
 
 impl AvailLog {
-    /// Whether some of the region has been lost.
+    /// Returns whether some of the region has been lost.
     pub fn is_broken(&self) -> bool {
         self.ring.region.mapping.is_broken()
     }
@@ -275,7 +275,7 @@ impl AvailLog {
 }
 
 impl UsedLog {
-    /// Whether some of the region has been lost.
+    /// Returns whether some of the region has been lost.
     pub fn is_broken(&self) -> bool {
         self.ring.region.mapping.is_broken()
     }

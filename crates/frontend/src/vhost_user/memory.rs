@@ -94,7 +94,7 @@ impl GuestMemory {
         if regions.len() == before { Err(Unmapped) } else { Ok(Self { regions, space }) }
     }
 
-    /// Whether some of it has been lost: what is read there may be zeroes.
+    /// Returns whether some of it has been lost: what is read there may be zeroes.
     #[inline]
     pub fn is_broken(&self) -> bool {
         is_any_broken() && self.regions.iter().any(|region| region.mapping.is_broken())
@@ -202,7 +202,7 @@ impl GuardedRegion {
         self.mapping.size()
     }
 
-    /// Whether some of it has been lost.
+    /// Returns whether some of it has been lost.
     pub fn is_broken(&self) -> bool {
         self.guard.is_broken()
     }

@@ -179,7 +179,7 @@ impl SplitRing {
         self.used_word(1).store(index.to_le(), Ordering::Release);
     }
 
-    /// Whether the driver wants an interrupt for the used entries from `old` up to `new`.
+    /// Returns whether the driver wants an interrupt for the used entries from `old` up to `new`.
     pub fn wants_interrupt(&self, new: u16, old: u16) -> bool {
         // Our index must be visible before we look at what the driver wants, or both sides could
         // go to sleep.

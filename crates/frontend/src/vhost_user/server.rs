@@ -169,7 +169,7 @@ impl Server {
     }
 }
 
-/// Whether a queue did not start because descriptors were missing.
+/// Returns whether a queue did not start because descriptors were missing.
 fn is_out_of_descriptors(error: &vhost::vhost_user::Error) -> bool {
     match error {
         vhost::vhost_user::Error::ReqHandlerError(why) => {

@@ -82,7 +82,7 @@ impl DeviceShared {
         self.capacity.store(capacity.get(), Ordering::Relaxed);
     }
 
-    /// Whether every write must be durable by itself.
+    /// Returns whether every write must be durable by itself.
     pub fn write_through(&self) -> bool {
         self.write_through.load(Ordering::Relaxed)
     }
@@ -110,7 +110,7 @@ impl DeviceShared {
         self.watcher.0.get().into_iter().for_each(|watcher| watcher(change));
     }
 
-    /// Whether a monitor is connected.
+    /// Returns whether a monitor is connected.
     pub fn is_connected(&self) -> bool {
         self.is_connected.load(Ordering::Relaxed)
     }

@@ -54,7 +54,7 @@ pub struct DeviceParts<'device> {
 }
 
 impl Vring {
-    /// Whether it has all it needs and is not running yet.
+    /// Returns whether it has all it needs and is not running yet.
     pub fn is_ready(&self) -> bool {
         let whole = self.kick.is_some() && self.addresses.is_some();
         self.enabled && !self.running && whole && !self.fault.load(Ordering::Relaxed)

@@ -27,12 +27,12 @@ impl Event {
         self.woken.notify_all();
     }
 
-    /// Whether it was readable. It is not any more.
+    /// Returns whether it was readable. It is not any more.
     pub fn take(&self) -> bool {
         std::mem::take(&mut *self.readable.lock().expect("as above"))
     }
 
-    /// Whether a sleep would end.
+    /// Returns whether a sleep would end.
     pub fn is_readable(&self) -> bool {
         *self.readable.lock().expect("as above")
     }

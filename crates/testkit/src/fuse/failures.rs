@@ -25,7 +25,7 @@ impl Failures {
         Self { random: Rng::with_seed(seed), one_in }
     }
 
-    /// Whether the next call fails, and how.
+    /// Returns whether the next call fails, and how.
     pub fn draw(&mut self, call: Call) -> Option<Failure> {
         let changes = matches!(call, Call::Write | Call::Fallocate | Call::SetAttr | Call::Fsync);
         if !changes || self.random.u32(..self.one_in) > 0 {

@@ -78,7 +78,7 @@ impl Call {
         Self::Tmpfile,
     ];
 
-    /// Whether the kernel expects no answer.
+    /// Returns whether the kernel expects no answer.
     pub fn is_silent(self) -> bool {
         matches!(self, Self::Forget | Self::BatchForget | Self::Interrupt)
     }

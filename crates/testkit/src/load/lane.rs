@@ -160,7 +160,7 @@ impl Lane {
         pace.map(Pace::due_ns)
     }
 
-    /// Whether nothing is in flight and nothing will be.
+    /// Returns whether nothing is in flight and nothing will be.
     pub(super) fn is_over(&self) -> bool {
         self.ring.queue.in_flight() == 0 && self.due_ns().is_none()
     }

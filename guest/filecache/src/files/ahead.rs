@@ -209,7 +209,7 @@ impl Files {
         Ok(is_copy.then_some(to))
     }
 
-    /// Whether nothing else is to be done, and the source has answered soon.
+    /// Returns whether nothing else is to be done, and the source has answered soon.
     fn may_go_on(&self, began: Instant) -> Result<()> {
         let is_asked = self.memory.asking.load(Ordering::Relaxed) > 0 || self.fills.has_work();
         if is_asked {

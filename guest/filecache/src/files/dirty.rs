@@ -97,7 +97,7 @@ impl Files {
         self.write_back.of(seen.identity).map_or(seen, |dirty| dirty.shown(seen))
     }
 
-    /// Whether the writes of a file are kept back.
+    /// Returns whether the writes of a file are kept back.
     pub fn keeps_back(&self, id: u64) -> bool {
         let node = self.nodes.get(id).ok();
         node.is_some_and(|node| self.write_back.of(node.identity).is_some())

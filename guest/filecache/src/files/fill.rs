@@ -90,7 +90,7 @@ impl Fills {
         }
     }
 
-    /// Whether anything waits.
+    /// Returns whether anything waits.
     pub fn has_work(&self) -> bool {
         !lock(&self.queue).waiting.is_empty()
     }
@@ -201,7 +201,7 @@ impl Files {
         Ok(is_whole.then_some((copy, before)))
     }
 
-    /// Whether a change from now on would give a file another stamp.
+    /// Returns whether a change from now on would give a file another stamp.
     fn is_settled(&self, node: &Node, seen: &Attributes) -> bool {
         let news = node.told(seen.stamp);
         if news.changed {

@@ -89,7 +89,7 @@ pub struct Entry<'list> {
 }
 
 impl Entry<'_> {
-    /// Whether it is one of the two names that every folder has.
+    /// Returns whether it is one of the two names that every folder has.
     pub fn is_dots(&self) -> bool {
         self.name == "." || self.name == ".."
     }

@@ -92,7 +92,7 @@ impl Files {
         if data_only { file.sync_data() } else { file.sync_all() }.map_err(errno)
     }
 
-    /// Whether the source has nothing to do with it that a descriptor is closed.
+    /// Returns whether the source has nothing to do with it that a descriptor is closed.
     pub fn flushes_nothing(&self, number: u64, owner: u64) -> bool {
         let Ok(handle) = self.handles.get(number) else { return false };
         let stays_here = self.write_back.closes_lazily()

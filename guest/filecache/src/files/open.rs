@@ -379,13 +379,13 @@ impl Files {
     }
 }
 
-/// Whether an open may change the file.
+/// Returns whether an open may change the file.
 fn writes(flags: OFlags) -> bool {
     flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC)
 }
 
-/// Whether a caller may open a file, as the source says. (The superuser is judged by the server, at
-/// the kernel's open.)
+/// Returns whether a caller may open a file, as the source says. (The superuser is judged by the
+/// server, at the kernel's open.)
 fn may_open(anchor: &OwnedFd, flags: OFlags, caller: &Caller) -> Result<()> {
     if caller.uid == 0 {
         return Ok(());

@@ -29,7 +29,7 @@ impl Reply for Nobody {
 
 /// What an answer tells of.
 pub trait Outcome {
-    /// Whether the source was asked for it.
+    /// Returns whether the source was asked for it.
     fn is_from_source(&self) -> bool {
         true
     }
@@ -89,11 +89,11 @@ pub enum Ask {
 pub trait Request: Send + Sync {
     /// Answers it, if that can be done there. Returns whether it is answered.
     fn answer(&self, files: &Files, ask: Ask) -> bool;
-    /// Whether it has to be done, whatever becomes of the source or of who asks.
+    /// Returns whether it has to be done, whatever becomes of the source or of who asks.
     fn gives_back(&self) -> bool {
         false
     }
-    /// Whether it is answered.
+    /// Returns whether it is answered.
     fn is_answered(&self) -> bool;
     /// Answers it with an error, if it is not answered.
     fn fail(&self, error: Errno);

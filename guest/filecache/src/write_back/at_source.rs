@@ -70,7 +70,8 @@ impl AtSource {
 }
 
 impl Looking<'_> {
-    /// Whether the file is what was seen: nothing was changed from here since, nor is on its way.
+    /// Returns whether the file is what was seen: nothing was changed from here since, nor is on
+    /// its way.
     pub fn holds(&self) -> bool {
         lock(&self.all.files).get(&self.identity).is_some_and(|work| {
             let is_old = work.changes != self.changes;

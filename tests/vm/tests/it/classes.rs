@@ -97,7 +97,7 @@ impl Confusion {
         })
     }
 
-    /// Whether no data was taken for anything else.
+    /// Returns whether no data was taken for anything else.
     pub(super) fn ensure_data_is_data(&self) -> Result<()> {
         let [(all, _), (named, _)] = self.share(&[None], "data");
         ensure!(all == named, "{} of {all} writes of data are misnamed", all - named);

@@ -62,7 +62,7 @@ impl Setting {
         format!("pollers = '{}'", self.pollers)
     }
 
-    /// Whether so many threads run the queues of all guests.
+    /// Returns whether so many threads run the queues of all guests.
     fn has_threads(&self, threads: usize) -> Result<bool> {
         let queues = |plan: &Plan| usize::from(plan.queues) * plan.extensions.len();
         Ok(match self.pollers {

@@ -46,7 +46,7 @@ impl GuestMemory {
     }
 }
 
-/// Whether a page of the mapping has memory. It may not be in our page table yet.
+/// Returns whether a page of the mapping has memory. It may not be in our page table yet.
 fn is_resident(page: *mut u8) -> bool {
     let mut resident = 0;
     // SAFETY: the page lies in a mapping of ours; the kernel writes one byte.

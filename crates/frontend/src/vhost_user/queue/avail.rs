@@ -111,7 +111,7 @@ impl AvailHalf {
         self.fault.is_none() && !self.is_full()
     }
 
-    /// Whether memory has been lost and nothing has been done about it.
+    /// Returns whether memory has been lost and nothing has been done about it.
     #[inline]
     fn is_to_fail(&self) -> bool {
         is_any_broken() && self.fault.is_none() && self.is_memory_lost()
