@@ -124,7 +124,7 @@ pub trait FrontHalf: Send + 'static {
     /// Returns whether the queue has stopped permanently.
     fn is_broken(&self) -> bool;
 
-    /// Returns whether the memory in flight has reached its limit: nothing is taken before the next
+    /// Returns whether the weight in flight has reached its limit: nothing is taken before the next
     /// completion.
     fn is_full(&self) -> bool;
 
