@@ -10,7 +10,7 @@ use rustix::fs::fstatfs;
 
 use crate::file_system::may_ask_a_server;
 
-/// What the operator asked for.
+/// The engine asked for by the operator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum EngineChoice {
     /// The best that the host offers for this file

@@ -41,7 +41,7 @@ pub enum Access {
     Write,
 }
 
-/// Whether to bypass the host's page cache.
+/// The operator's choice between direct I/O and the host's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum DirectChoice {
     /// Bypass it where the file system can
@@ -72,9 +72,9 @@ impl FileArgs {
     }
 }
 
-/// How long to wait for a lock that another process holds, and how to report the wait. The lock of
-/// a killed daemon lives until its last request has left the kernel, which may be a moment after
-/// its process.
+/// Patience for a lock that another process holds, and how to report the wait. The lock of a killed
+/// daemon lives until its last request has left the kernel, which may be a moment after its
+/// process.
 #[derive(Clone, Copy, Debug)]
 pub struct LockPatience {
     /// Time until the wait fails.
@@ -150,7 +150,7 @@ impl LockPatience {
 pub struct OpenOptions {
     /// The kind of access.
     pub access: Access,
-    /// Whether the page cache is bypassed.
+    /// The choice between direct I/O and the page cache.
     pub direct: DirectChoice,
     /// The engine that serves it.
     pub engine: EngineChoice,

@@ -198,7 +198,7 @@ fn reads_no_answers() -> vhost::vhost_user::Error {
     vhost::vhost_user::Error::SocketBroken(io::Error::new(io::ErrorKind::TimedOut, why))
 }
 
-/// Whether a monitor's socket has room for an answer.
+/// Room for an answer in a monitor's socket.
 enum Room {
     Free,
     None,
