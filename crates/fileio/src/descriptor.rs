@@ -32,7 +32,6 @@ pub(crate) enum FileKind {
 ///
 /// Both descriptors are opened and closed with the disk, and never by a queue: on FUSE and NFS
 /// either call waits for the server, and a queue's thread may serve other disks.
-/// waits for the server, and a queue's thread may serve other disks.
 pub(crate) struct Descriptors {
     pub file: File,
     /// Another description of the file, for syncs: the kernel reports a write-back error once per
@@ -42,7 +41,7 @@ pub(crate) struct Descriptors {
     pub sync: File,
     /// The limits of direct I/O; `None` if requests go through the page cache.
     pub direct: Option<DirectLimits>,
-    /// How data is kept out of the page cache; `None` if that is impossible or not wanted.
+    /// Hints that keep data out of the page cache; `None` if impossible or not wanted.
     pub page_cache: Option<PageCache>,
     pub kind: FileKind,
     /// A call on the file may wait for a server.

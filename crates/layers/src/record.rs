@@ -4,7 +4,6 @@
 //! A batch has one timestamp, that of its first request. A request is recorded before the layer
 //! below gets it, so requests that the guest makes in response to its completion are recorded
 //! later.
-//! has it: what a guest asks for because it has completed is recorded later.
 
 use std::io;
 use std::sync::Arc;
