@@ -1,5 +1,5 @@
 //! A file cache in a guest, in front of shared storage: a FUSE file system over an NFS mount or any
-//! folder, which keeps whole files that deserve it in memory or on a disk.
+//! folder, which keeps copies of whole files that deserve it in memory or on a disk.
 //!
 //! ```text
 //!   kernel ── fuse ── files ─┬─ nodes       which files the kernel knows
@@ -12,7 +12,7 @@
 //!            health       whether the source answers (pure)
 //! ```
 //!
-//! How it works, and what it promises: `docs/filecache.md`.
+//! Design and guarantees: `docs/filecache.md`.
 
 mod agent;
 mod bindings;
@@ -53,7 +53,7 @@ pub use counters::{Opens, Report};
 pub use options::{Options, Place, TroubleOptions, WriteBackOptions};
 pub use serve::{Failed, serve};
 
-/// The errors of the standard library as those of system calls.
+/// Converts errors of the standard library into those of system calls.
 fn errno(error: impl std::borrow::Borrow<std::io::Error>) -> rustix::io::Errno {
     let code = error.borrow().raw_os_error();
     code.map_or(rustix::io::Errno::IO, rustix::io::Errno::from_raw_os_error)
