@@ -9,8 +9,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Fewer files are quickly asked for. In larger lists the kernel is told this many files only if
-/// the reader wants attributes: otherwise it takes only names after the first reply.
+/// Smaller lists are quickly asked for file by file. Only a reader that wants attributes is told of
+/// this many files: for others the kernel takes only names after the first reply.
 const LARGE: usize = 1024;
 /// Divisor: this part of the files may be forgotten.
 const FORGOTTEN: usize = 8;
