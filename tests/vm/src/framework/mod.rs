@@ -1,9 +1,9 @@
-//! What a test or the demo needs to put a real guest on a flowstone disk.
+//! The framework that runs real guests on flowstone disks, for tests and the demo.
 //!
 //! ```text
 //! Lab ── one a processor ──┬─ Daemon   flowstone serve; killed, restarted, asked for stats
-//!                          ├─ Fleet    a daemon of several disks
-//!                          └─ Guest    QEMU + Linux; scripts through the agent, QMP beside it
+//! ├─ Fleet    a daemon of several disks
+//! └─ Guest    QEMU + Linux; scripts through the agent, QMP beside it
 //! ```
 //! `artifacts` and `accel` decide whether and how a guest can run on this machine.
 
