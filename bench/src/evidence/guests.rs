@@ -8,7 +8,7 @@ use super::record::trace_path;
 use super::table::{Shown, Table, column, formats};
 
 const FORMATS: [&str; 3] = ["raw", "qcow2", "log"];
-/// Share of the drive: a log image of 1 GiB with a reserve of 18 % fits in no less.
+/// Largest share of the drive at which a log image of 1 GiB with a reserve of 18 % fits.
 const FILL: &str = "--fill=0.7";
 const FULL: &str = "--fill=0.95";
 const LARGE: &str = "--ssd=block=8M";
@@ -86,8 +86,8 @@ fn of_guest(name: &'static str, trace: &str, title: &'static str, shown: Shown) 
     Table { name, title, shown, columns, lines, base }
 }
 
-/// S3's files alone filled 80 % of its drive; no log image of that size leaves so little of one
-/// free.
+/// All formats, and those that fit at 95 % of the drive: S3's files alone filled 80 % of its drive,
+/// where a log image of that size does not fit.
 fn formats_and_full() -> Options {
     let full = ["raw", "qcow2"].map(|format| {
         column(&format!("{format}, 95 % of the drive"), &[&format!("--format={format}"), FULL])
@@ -156,7 +156,7 @@ fn postmark_runs() -> Table {
     phases("postmark-runs", "postmark", title, OfPhase::Waf, &[])
 }
 
-/// No log image can take up so much of a drive.
+/// Returns a table of raw and qcow2 images that fill 95 % of the drive, which no log image can.
 fn full(name: &'static str, trace: &str, title: &'static str) -> Table {
     let columns = formats_and_trim(&["raw", "qcow2"]);
     Table { columns, ..phases(name, trace, title, OfPhase::Waf, &[FULL]) }

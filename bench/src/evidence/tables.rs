@@ -13,7 +13,7 @@ struct Sizes {
     disk: &'static str,
     fill: &'static str,
     half: &'static str,
-    /// A share of the drive that suits images with small segments, too.
+    /// A share of the drive at which images with small segments fit, too.
     loose: &'static str,
     /// Number of writes that need no cleaning.
     burst: &'static str,
@@ -35,7 +35,7 @@ const FULL: Sizes = Sizes {
     large: "8M",
     misfit: "4M",
 };
-/// A log image of this size needs no more than 55 % of the drive.
+/// A log image of this size fits at 55 % of the drive.
 const QUICK: Sizes = Sizes {
     disk: "256M",
     fill: "0.55",

@@ -48,7 +48,7 @@ pub struct CompareArgs {
 /// Size of a log image relative to the data written to it: this measures writing without cleaning,
 /// which `steady` measures.
 const ROOM: u64 = 4;
-/// Divisor of the size of the image that is compacted, since it is compacted again in every round.
+/// Divisor of the size of the image that is sorted, since it is sorted again in every round.
 const SETTLED_PART: u64 = 4;
 const FILL_BYTES: u64 = 128 << 10;
 const BLOCK_BYTES: u64 = 4096;

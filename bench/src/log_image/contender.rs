@@ -22,7 +22,7 @@ pub enum Contender {
 }
 
 impl Contender {
-    /// Name in tables.
+    /// Returns the name in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",

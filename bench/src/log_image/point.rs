@@ -19,7 +19,7 @@ pub struct Point {
     pub queues: usize,
     /// Number of writes between flushes; 0 means no flushes.
     pub flush_every: u64,
-    /// The image has been overwritten at random, and compacted since.
+    /// The image has been overwritten at random, and sorted since.
     pub settled: bool,
     /// Required rates of the log image, as multiples of other contenders' rates.
     pub targets: &'static [(Contender, f64)],

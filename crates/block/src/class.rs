@@ -16,7 +16,7 @@ impl Class {
     /// Every class, in the order of their discriminants.
     pub const ALL: [Self; 3] = [Self::Data, Self::Metadata, Self::Journal];
 
-    /// The name used in statistics.
+    /// Returns the name used in statistics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Data => "data",

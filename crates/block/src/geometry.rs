@@ -32,7 +32,7 @@ impl Geometry {
         if self.zeroes_are_written { FILL_BYTES_MAX } else { u64::MAX }
     }
 
-    /// A writable disk of `capacity` with 512-byte logical and 4 KiB physical blocks.
+    /// Makes a writable disk of `capacity` with 512-byte logical and 4 KiB physical blocks.
     pub const fn with_capacity(capacity: SectorCount) -> Self {
         Self {
             capacity,

@@ -32,7 +32,7 @@ impl Pages {
         Ok(Self { start: start.cast(), bytes })
     }
 
-    /// The length in bytes.
+    /// Returns the length in bytes.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }

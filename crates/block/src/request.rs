@@ -49,7 +49,7 @@ impl OpKind {
     pub const ALL: [Self; 5] =
         [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::WriteZeroes];
 
-    /// The name used in statistics, logs and on the command line.
+    /// Returns the name used in statistics, logs and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Read => "read",

@@ -89,7 +89,7 @@ pub struct Layout {
 }
 
 impl Default for Layout {
-    /// The layout of an unread disk. A write to its beginning makes it be read.
+    /// Returns the layout of an unread disk. A write to its beginning makes it be read.
     fn default() -> Self {
         Self {
             regions: Box::default(),

@@ -28,7 +28,7 @@ impl Rule {
     pub const ALL: [Self; 6] =
         [Self::Layout, Self::Hint, Self::Journal, Self::Header, Self::Pattern, Self::None];
 
-    /// The name used in statistics.
+    /// Returns the name used in statistics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Layout => "layout",

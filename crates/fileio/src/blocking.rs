@@ -169,8 +169,7 @@ fn allocate(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     }
 }
 
-/// The fallback without `fallocate`: a file can at least be extended, and a device's space is
-/// fixed.
+/// Allocates without `fallocate`: a file can at least be extended, and a device's space is fixed.
 fn allocate_fallback(files: &Descriptors, end: FileOffset) -> Outcome {
     // Size check and extension must be atomic: an extension based on an old size would truncate
     // what another thread has appended. Writes do not append where space is allocated first.

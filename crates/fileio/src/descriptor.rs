@@ -148,8 +148,8 @@ impl Descriptors {
 }
 
 impl Drop for Descriptors {
-    /// All channels are gone and have waited for their requests: the lock can go now, before the
-    /// kernel has freed the rings, so that the next user need not wait for that.
+    /// Unlocks the file now, before the kernel has freed the rings, so that the next user need not
+    /// wait for that: all channels are gone and have waited for their requests.
     fn drop(&mut self) {
         unlock(self.file.as_fd());
     }

@@ -80,7 +80,8 @@ impl Job {
     }
 }
 
-/// The host may have been asked: a sync that ends so has failed.
+/// Makes the completion of a request whose call panicked. The host may have been asked: a sync that
+/// ends so has failed.
 #[cold]
 fn failed_by_panic(request: &FileRequest) -> FileCompletion {
     error!("a request of a file has made its thread panic, and fails: {:?}", request.op);

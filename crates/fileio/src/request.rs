@@ -7,17 +7,17 @@ use flowstone_block::{Errno, IoVec, Outcome, is_whole, mutant};
 pub struct FileOffset(u64);
 
 impl FileOffset {
-    /// The offset `bytes` from the start of the file.
+    /// Makes the offset `bytes` from the start of the file.
     pub const fn new(bytes: u64) -> Self {
         Self(bytes)
     }
 
-    /// The offset in bytes.
+    /// Returns the offset in bytes.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The offset `bytes` further on.
+    /// Returns the offset `bytes` further on.
     ///
     /// # Panics
     /// If it is past the end of the address space; file ranges are checked before they get here.
@@ -115,7 +115,7 @@ impl MemoryList {
         Self { first: list.as_ptr(), count: list.len() }
     }
 
-    /// The pieces.
+    /// Returns the pieces.
     pub fn pieces(&self) -> &[IoVec] {
         // SAFETY: valid until the completion, by the contract of `new`.
         unsafe { std::slice::from_raw_parts(self.first, self.count) }

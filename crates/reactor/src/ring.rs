@@ -33,7 +33,7 @@ impl Ring {
         Ok(Self { ring, queued: 0 })
     }
 
-    /// Limits the kernel's worker threads to `count` for regular files and as many for others. The
+    /// Limits the kernel's worker threads to `count` bounded and `count` unbounded ones. The
     /// default is up to four per CPU for each ring, and stays on kernels without the call (before
     /// 5.15).
     pub fn limit_workers(&self, count: u32) {

@@ -331,7 +331,7 @@ pub struct Fill {
 }
 
 impl Kept {
-    /// Limit of held bytes for prefetching. The rest is left to files in use.
+    /// Returns the limit of held bytes for prefetching. The rest is left to files in use.
     fn ahead_max(&self) -> u64 {
         self.limit.bytes / 10 * 9
     }

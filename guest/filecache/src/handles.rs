@@ -51,7 +51,7 @@ impl Handle {
         self.dirty.as_ref().map_or(Ok(()), |dirty| dirty.take_error(&self.told))
     }
 
-    /// The same, without marking it as reported.
+    /// Returns the same error, without marking it as reported.
     pub fn error(&self) -> Result<()> {
         self.dirty.as_ref().map_or(Ok(()), |dirty| dirty.error(&self.told))
     }

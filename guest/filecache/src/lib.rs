@@ -4,11 +4,11 @@
 //! ```text
 //!   kernel ── fuse ── files ─┬─ nodes       which files the kernel knows
 //!                            ├─ open_mode   how an open is answered (pure)
-//!                            ├─ bindings    what is open, and how
-//!                            ├─ copies      what is kept; the policy decides
-//!                            ├─ shelf, history_file   what a restart keeps
+//!                            ├─ bindings    open files and their modes
+//!                            ├─ copies      the copies, as the policy decides
+//!                            ├─ shelf, history_file   state kept over a restart
 //!                            └─ source      calls to the shared storage, as the caller
-//!            requests     what needs the source, and does not wait for ever
+//!            requests     requests that need the source, which may hang
 //!            health       whether the source answers (pure)
 //! ```
 //!

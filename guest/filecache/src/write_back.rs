@@ -365,7 +365,7 @@ impl Dirty {
         if refusals > told.load(Ordering::Relaxed) { Err(error) } else { Ok(()) }
     }
 
-    /// The same, and marks it as told.
+    /// Returns the same error, and marks it as told.
     pub fn take_error(&self, told: &AtomicU64) -> Result<()> {
         let (refusals, error) = lock(&self.state).refused;
         let told = told.fetch_max(refusals, Ordering::Relaxed);

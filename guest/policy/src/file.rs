@@ -43,7 +43,7 @@ impl Link {
 }
 
 impl Default for Link {
-    /// 1 ms and 100 Mbit/s, for lack of a measurement.
+    /// Returns 1 ms and 100 Mbit/s, for lack of a measurement.
     fn default() -> Self {
         Self { round_trip_s: 0.001, bytes_per_s: 12.5e6 }
     }

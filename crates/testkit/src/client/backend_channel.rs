@@ -50,7 +50,7 @@ impl BackendChannel {
         }
     }
 
-    /// Number of messages that were not configuration changes.
+    /// Returns the number of messages that were not configuration changes.
     pub fn other_messages(&self) -> u64 {
         self.others
     }

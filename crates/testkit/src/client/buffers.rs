@@ -31,7 +31,7 @@ pub struct Shape {
 }
 
 impl Default for Shape {
-    /// The layout used by Linux: one descriptor each, payload on a page boundary.
+    /// Returns the layout used by Linux: one descriptor each, payload on a page boundary.
     fn default() -> Self {
         Shape { segment_bytes: usize::MAX, offset_bytes: 0, split_header_at: 0, join_status: false }
     }

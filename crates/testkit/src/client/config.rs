@@ -110,7 +110,7 @@ impl BlkConfig {
         }
     }
 
-    /// Size of the disk in bytes.
+    /// Returns the size of the disk in bytes.
     pub fn capacity_bytes(&self) -> u64 {
         self.capacity_sectors * crate::virtio::SECTOR_BYTES
     }

@@ -294,7 +294,8 @@ fn read_config(session: &mut Session, options: &ClientOptions) -> Result<BlkConf
     }
 }
 
-/// Room for all rings with their indirect tables, and all slots; unused pages take no memory.
+/// Returns a layout with room for all rings with their indirect tables, and all slots; unused pages
+/// take no memory.
 fn memory_layout(options: &ClientOptions) -> MemoryLayout {
     let rings = usize::from(options.queue_size) * 4096 + 64 * 1024;
     let slots = options.slots * Buffers::footprint(options.slot_bytes);

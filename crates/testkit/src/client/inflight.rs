@@ -32,7 +32,7 @@ impl fmt::Debug for InflightArea {
 }
 
 impl InflightArea {
-    /// Size of the region.
+    /// Returns the size of the region.
     pub fn bytes(&self) -> u64 {
         self.info.mmap_size
     }

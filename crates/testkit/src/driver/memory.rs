@@ -26,7 +26,7 @@ pub struct MemoryLayout {
 }
 
 impl MemoryLayout {
-    /// One region of at least `bytes`.
+    /// Makes a layout of one region of at least `bytes`.
     pub fn single(bytes: usize) -> Self {
         MemoryLayout { regions: 1, region_bytes: bytes, gap_bytes: 0 }
     }

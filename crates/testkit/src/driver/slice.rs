@@ -63,7 +63,7 @@ impl Slice {
         self.base.as_ptr() as u64
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }

@@ -76,7 +76,7 @@ impl Model {
         Model { bytes, rule, blocks: BTreeMap::new() }
     }
 
-    /// Size of the disk.
+    /// Returns the size of the disk.
     pub fn len(&self) -> u64 {
         self.bytes
     }
@@ -94,7 +94,7 @@ impl Model {
         self.bytes = bytes;
     }
 
-    /// Reads; unknown bytes read as zero.
+    /// Reads a range; unknown bytes read as zero.
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), OutOfRange> {
         self.range(offset, target.len() as u64)?;
         for (block, start, piece) in pieces(offset, target.len() as u64) {
@@ -108,7 +108,7 @@ impl Model {
         Ok(())
     }
 
-    /// Writes.
+    /// Writes a range.
     pub fn write(&mut self, offset: u64, source: &[u8]) -> Result<(), OutOfRange> {
         self.range(offset, source.len() as u64)?;
         for (block, start, piece) in pieces(offset, source.len() as u64) {

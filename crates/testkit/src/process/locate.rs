@@ -12,7 +12,7 @@ use crate::{Error, Result};
 
 const NAME: &str = "flowstone";
 
-/// Path of the flowstone binary.
+/// Returns the path of the flowstone binary.
 pub fn flowstone_binary() -> Result<PathBuf> {
     if let Some(path) = env::var_os("FLOWSTONE_BIN") {
         return existing(PathBuf::from(path), "FLOWSTONE_BIN names");

@@ -35,7 +35,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// The process id.
+    /// Returns the process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! Lab ── one a processor ──┬─ Daemon   flowstone serve; killed, restarted, asked for stats
-//! ├─ Fleet    a daemon of several disks
-//! └─ Guest    QEMU + Linux; scripts through the agent, QMP beside it
+//!                          ├─ Fleet    a daemon of several disks
+//!                          └─ Guest    QEMU + Linux; scripts through the agent, QMP beside it
 //! ```
 //! `artifacts` and `accel` decide whether and how a guest can run on this machine.
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// The top folder of the source tree.
+/// Returns the top folder of the source tree.
 #[must_use]
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -19,13 +19,13 @@ pub fn script(name: &str) -> PathBuf {
     root().join("scripts").join(name)
 }
 
-/// The folder of kernel, initramfs and other guest artifacts, kept between runs.
+/// Returns the folder of kernel, initramfs and other guest artifacts, kept between runs.
 #[must_use]
 pub fn guest_folder() -> PathBuf {
     root().join("target/guest")
 }
 
-/// The flowstone binary: `FLOWSTONE_BIN`, or the one cargo built beside this program.
+/// Returns the flowstone binary: `FLOWSTONE_BIN`, or the one cargo built beside this program.
 pub fn flowstone() -> Result<PathBuf> {
     if let Some(named) = std::env::var_os("FLOWSTONE_BIN") {
         return Ok(named.into());

@@ -2,8 +2,8 @@
 //!
 //! A monitor's file may be arbitrarily long without taking memory: a few of them would use up the
 //! address space of the process, and the next allocation for any disk would fail. A quarter is
-//! never given to guests. Of the rest each disk has a reserved part, even if others come first:
-//! twice the memory of the host, since changed memory is mapped beside the old one. What is left
+//! never given to guests. Of the rest each disk has a reserved part, even if others come first: up
+//! to twice the memory of the host, since changed memory is mapped beside the old one. What is left
 //! goes to disks that ask for more. Disks come and go: parts are computed for the larger of the
 //! existing and the expected number.
 
