@@ -41,8 +41,8 @@ impl Files {
         file.into_inner().ok_or(Errno::IO)
     }
 
-    /// Prepares write-back for an opening writer: the daemon opens the source's file on behalf of
-    /// the writer, and compares it with the copy by that.
+    /// Prepares write-back for an opening writer: opens the source's file on behalf of the writer,
+    /// which compares it with the copy.
     pub(super) fn keep_back(
         &self,
         node: &Arc<Node>,
@@ -219,8 +219,7 @@ impl Files {
     fn end(&self, dirty: &Dirty, must: bool) -> bool {
         let is_ended = self.write_back.end(dirty, must);
         if is_ended {
-            // It may be wanted again; it may contain a foreign change within the same clock tick as
-            // ours.
+            // It may contain a foreign change within our clock tick; if wanted, it is made again.
             self.copies.retire(dirty.node.identity);
         }
         is_ended
