@@ -9,7 +9,7 @@
 //!
 //! The file is passed by descriptor and not registered with the ring: a ring that several disks
 //! share would keep the files of all of them, and their locks, until the slowest request of a
-//! killed daemon has ended. So each request holds its own file only.
+//! killed daemon has ended. So each request holds its own file, and the ring holds none.
 
 use std::io;
 use std::os::fd::AsRawFd;

@@ -9,8 +9,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Smaller lists are quickly asked for file by file. Only a reader that wants attributes is told of
-/// this many files: for others the kernel takes only names after the first reply.
+/// Least number of told files that shows that a list's reader wants attributes: for others the
+/// kernel takes only names after the first reply. Smaller lists are quickly asked for file by file.
 const LARGE: usize = 1024;
 /// Divisor: this part of the files may be forgotten.
 const FORGOTTEN: usize = 8;
@@ -22,7 +22,7 @@ pub struct Lists {
 }
 
 struct List {
-    /// The start of the list.
+    /// The time at which it was begun.
     at: Instant,
     names: usize,
     /// Number of files that the kernel was told of.
