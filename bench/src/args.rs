@@ -1,4 +1,4 @@
-//! Options of the comparison and of a load by hand: what was typed, nothing decided yet.
+//! Options of the comparison and of a single load, as parsed.
 
 use std::path::PathBuf;
 
@@ -72,7 +72,7 @@ pub struct CompareArgs {
 }
 
 impl CompareArgs {
-    /// The same with `--quick` worked in.
+    /// Returns the options with `--quick` applied.
     pub fn resolved(mut self) -> Self {
         if self.quick {
             self.rounds = 1;

@@ -1,7 +1,7 @@
-//! `flowstone-bench cache`: what share of a trace's accesses each cache policy answers.
+//! `flowstone-bench cache`: hit ratios of cache policies on block traces.
 //!
-//! Several traces are those of VMs that share a cache: they are merged so that all of them end
-//! together. A VM's size is its weight.
+//! Several traces are those of VMs that share a cache: they are interleaved so that all of them end
+//! together. A VM's size determines its weight.
 
 mod trace;
 
@@ -50,7 +50,7 @@ pub struct CacheArgs {
     plot: Option<PathBuf>,
 }
 
-/// What one policy does with one size.
+/// The result of one policy at one size.
 #[derive(Debug, Serialize)]
 struct Line {
     policy: &'static str,
@@ -64,7 +64,7 @@ struct Line {
     vms: Vec<OfVm>,
 }
 
-/// The part of one VM.
+/// The result of one VM.
 #[derive(Clone, Debug, Default, Serialize)]
 struct OfVm {
     requests: u64,
@@ -134,8 +134,8 @@ fn print(line: &Line) {
     println!("| {policy} | {bytes} | {hit_ratio:.3} | {per_access:.3} |{of_vms}");
 }
 
-/// The blocks of all traces in one order: after any part of the whole, the same part of each has
-/// passed.
+/// Interleaves the blocks of all traces: after any fraction of the whole, the same fraction of each
+/// trace has passed.
 fn merge(traces: &[Vec<u64>]) -> Vec<BlockId> {
     let timed = (0..).zip(traces).flat_map(|(disk, blocks)| {
         let at = |index: usize| (index as f64 + 0.5) / blocks.len() as f64;

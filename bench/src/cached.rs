@@ -1,9 +1,8 @@
-//! `flowstone-bench cached`: what a block costs that the cache holds, what one costs that it does
-//! not, and how re-reads and cold sequential reads compare with the host's page cache below
-//! qemu-storage-daemon.
+//! `flowstone-bench cached`: the cost of a cache hit, the cost of a miss, and a comparison of
+//! re-reads and cold sequential reads with the host's page cache below qemu-storage-daemon.
 //!
-//! The servers of a group take turns within a round; what counts is the median, and the ratio to
-//! the first server of the group.
+//! The servers of a group take turns within a round; reported are the median, and the ratio to the
+//! first server of the group.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -51,7 +50,7 @@ pub struct CachedArgs {
 
 const RAMP: Duration = Duration::from_millis(200);
 const WARM_BYTES: u64 = 128 << 10;
-/// A disk of which a cache can hold next to nothing.
+/// A disk of which a cache can hold almost nothing.
 const VAST: &str = "null:64G";
 
 /// Servers that are compared.
@@ -59,18 +58,18 @@ struct Group {
     name: &'static str,
     servers: &'static [Server],
     loads: &'static [Load],
-    /// What is read has been read before; else the server is new, and the page cache is empty.
+    /// Blocks have been read before; otherwise the server is new, and the page cache is empty.
     warm: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Server {
-    /// Flowstone with these options; SIZE stands for that of the disk, CACHE for half as much
+    /// Flowstone with these options; SIZE stands for the size of the disk, CACHE for half as much
     /// again.
     Flowstone(&'static str, &'static [&'static str]),
     /// Flowstone on the image.
     Image(&'static str, &'static [&'static str]),
-    /// qemu-storage-daemon on the image, in the page cache.
+    /// qemu-storage-daemon on the image, through the page cache.
     Qsd,
 }
 
@@ -151,7 +150,7 @@ pub fn cached(args: &CachedArgs) -> Result<()> {
         flowstone: args.flowstone.clone().map_or_else(flowstone_binary, Ok)?,
         image: args.dir.join("cached.raw"),
     };
-    // Written in full: nothing that is read is a hole.
+    // Written in full: no read hits a hole.
     std::fs::write(&bench.image, vec![0x5a; usize::try_from(args.size)?])?;
     for group in GROUPS.iter().filter(|group| group.name.contains(&args.only)) {
         bench.group(group)?;
@@ -221,7 +220,8 @@ impl Bench<'_> {
         }
         let mut daemon = self.start(server, &socket)?;
         if warm {
-            // What is in memory is written first: else every read finds the same page of zeroes.
+            // A disk in memory is written first: otherwise every read accesses the same page of
+            // zeroes.
             let in_memory = matches!(server, Server::Flowstone(..));
             let passes = if in_memory { &["write", "read"][..] } else { &["read"] };
             for rw in passes {
@@ -235,7 +235,7 @@ impl Bench<'_> {
         options.block_bytes = load.block_bytes;
         options.cpus = vec![self.args.client_cpu];
         options.server_pid = Some(daemon.pid());
-        // Where the disk works too, its completions need the client's core.
+        // If the disk is accessed too, its completions need the client's core.
         let on_disk = !warm && !matches!(server, Server::Flowstone(..));
         options.completion = if on_disk { Completion::Eventfd } else { Completion::Poll };
         let runtime = Duration::from_secs_f64(self.args.runtime);
@@ -245,7 +245,7 @@ impl Bench<'_> {
             Limit::Time { ramp: RAMP, runtime }
         };
         let report = checked(run(&options)?)?;
-        // QSD has no shutdown of its own to wait for; Flowstone's status is what tests look at.
+        // QSD has no shutdown to wait for; Flowstone's exit status is checked by tests.
         let _ = daemon.terminate(TERMINATE_TIMEOUT);
         Ok(report)
     }

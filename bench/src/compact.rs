@@ -33,9 +33,9 @@ pub struct CompactArgs {
 const CLUSTERS: [(&str, u64); 3] = [("4K", 4 << 10), ("64K", 64 << 10), ("2M", 2 << 20)];
 const DEPTHS: [u16; 2] = [1, 8];
 const READ_BYTES: u64 = 128 << 10;
-/// So often is each cluster written, on average: 2 % of them never.
+/// Average number of writes per cluster: 2 % of the clusters are never written.
 const WRITES_PER_CLUSTER: u64 = 4;
-/// The largest write; a larger cluster is written in several pieces.
+/// Largest write; a larger cluster is written in several parts.
 const WRITE_BYTES_MAX: u64 = 64 << 10;
 
 /// Carries out the subcommand.
@@ -77,7 +77,7 @@ fn flowstone(args: &CompactArgs, command: &[&str], image: &Path) -> Result<Strin
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Megabytes per second, at each depth.
+/// Returns megabytes per second, at each depth.
 fn read(args: &CompactArgs, image: &Path) -> Result<[f64; DEPTHS.len()]> {
     let mut rates = [0.0; DEPTHS.len()];
     for (rate, depth) in rates.iter_mut().zip(DEPTHS) {
@@ -92,7 +92,7 @@ fn read(args: &CompactArgs, image: &Path) -> Result<[f64; DEPTHS.len()]> {
     Ok(rates)
 }
 
-/// Serves the image, with direct I/O, and loads it. Returns requests per second.
+/// Serves the image with direct I/O and loads it. Returns requests per second.
 fn load(
     args: &CompactArgs,
     image: &Path,

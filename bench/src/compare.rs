@@ -1,8 +1,8 @@
-//! The comparison: rounds of points of servers, each server in turn.
+//! The comparison: in each round, all servers at all points, taking turns.
 //!
-//! Interleaving spreads whatever the machine does meanwhile over all servers alike, and each round
-//! starts with another server so that none always follows the same neighbour. A server that is
-//! missing or fails is reported; it never stops the others.
+//! Interleaving spreads other activity of the machine over all servers alike, and each round starts
+//! with another server so that none always follows the same one. A missing or failing server is
+//! reported; it never stops the others.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,10 +18,10 @@ use crate::point::{Point, selected};
 use crate::sample::{Sample, Summary};
 use crate::server::{Server, Setting};
 
-/// A pause between measurements, for the disk to come to rest.
+/// Pause between measurements, for the disk to become idle.
 const REST: Duration = Duration::from_millis(300);
 
-/// Everything measured at one point.
+/// All results of one point.
 #[derive(Debug, Serialize)]
 pub struct PointResult {
     /// The point.
@@ -30,7 +30,7 @@ pub struct PointResult {
     pub servers: Vec<ServerResult>,
 }
 
-/// What became of one server at one point.
+/// The result of one server at one point.
 #[derive(Debug, Serialize)]
 pub struct ServerResult {
     /// Its name.
@@ -39,27 +39,27 @@ pub struct ServerResult {
     pub samples: Vec<Sample>,
     /// Medians, if there are samples.
     pub summary: Option<Summary>,
-    /// Why it was not measured at all.
+    /// Reason why it was not measured at all.
     pub skipped: Option<String>,
-    /// What went wrong while measuring.
+    /// Failures while measuring.
     pub failures: Vec<String>,
-    /// Which one it is.
+    /// The server.
     #[serde(skip)]
     pub server: Server,
 }
 
-/// What became of one server with nothing to do.
+/// The result of one idle server.
 #[derive(Debug, Serialize)]
 pub struct IdleResult {
     /// Its name.
     pub name: String,
-    /// What was measured.
+    /// The measurement.
     pub sample: Option<IdleSample>,
-    /// Why it was not.
+    /// Reason why there is none.
     pub problem: Option<String>,
 }
 
-/// Measures all points that were asked for.
+/// Measures all selected points.
 pub fn compare(args: &CompareArgs, images: &Images<'_>) -> Result<Vec<PointResult>> {
     let mut results: Vec<PointResult> = Point::all()
         .into_iter()
@@ -76,7 +76,7 @@ pub fn compare(args: &CompareArgs, images: &Images<'_>) -> Result<Vec<PointResul
     Ok(results)
 }
 
-/// Measures what idle disks cost, if that was asked for.
+/// Measures idle disks, if selected.
 pub fn compare_idle(args: &CompareArgs) -> Vec<IdleResult> {
     if !selected(idle::NAME, &args.only) {
         return Vec::new();
@@ -99,7 +99,7 @@ pub fn compare_idle(args: &CompareArgs) -> Vec<IdleResult> {
 }
 
 impl ServerResult {
-    /// The ratios of a figure to another server's, round by round.
+    /// Returns the ratios of a figure to another server's, round by round.
     pub fn ratios(&self, to: &ServerResult, figure: fn(&Sample) -> f64) -> Vec<f64> {
         let rounds = self.samples.iter().zip(&to.samples);
         rounds.map(|(one, other)| figure(one) / figure(other)).collect()
@@ -140,7 +140,7 @@ impl PointResult {
         }
     }
 
-    /// The fastest of some servers.
+    /// Returns the fastest of some servers.
     pub fn best(&self, wanted: impl Fn(Server) -> bool) -> Option<&ServerResult> {
         let rate = |result: &ServerResult| result.summary.as_ref().map(|summary| summary.iops);
         let wanted = self.servers.iter().filter(|result| wanted(result.server));
@@ -149,7 +149,7 @@ impl PointResult {
         })
     }
 
-    /// qemu-storage-daemon with its better engine.
+    /// Returns qemu-storage-daemon with its better engine.
     pub fn best_qsd(&self) -> Option<&ServerResult> {
         self.best(|server| matches!(server, Server::Qsd { .. }))
     }

@@ -1,10 +1,10 @@
-//! A place in a document that a command of the bench writes: what stands between two markers.
+//! Updates of generated text between two markers of a document.
 
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// Replaces what stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->` of a document.
+/// Replaces the text between `<!-- NAME:begin -->` and `<!-- NAME:end -->` of a document.
 pub fn update(path: &Path, name: &str, text: &str) -> Result<()> {
     let old = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
     let new = splice(&old, name, text).with_context(|| {

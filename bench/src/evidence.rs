@@ -1,5 +1,5 @@
-//! `flowstone-bench evidence`: what each format does to a drive, cell by cell, as commands that
-//! anybody can repeat.
+//! `flowstone-bench evidence`: the effect of each image format on a drive, cell by cell, as
+//! reproducible commands.
 //!
 //! ```text
 //!   tables ──► flowstone replay, two at a time ──► docs/evidence/data/TABLE.json
@@ -29,9 +29,9 @@ use self::data::{Cell, Data};
 use self::table::Table;
 use self::tables::tables;
 
-/// Replays that run at once.
+/// Replays run in parallel.
 const AT_ONCE: usize = 2;
-/// Where the pages are.
+/// Folder of the pages.
 const FOLDER: &str = "docs/evidence";
 
 /// Options.
@@ -94,7 +94,7 @@ pub fn evidence(args: &EvidenceArgs) -> Result<()> {
     if args.quick { Ok(()) } else { pages::update(folder) }
 }
 
-/// Whether there are the guests' traces that a table replays; what was measured before stays.
+/// Returns whether the traces replayed by a table exist; if not, its earlier results are kept.
 fn is_recorded(table: &Table) -> bool {
     let missing = table.traces().find(|trace| !Path::new(trace).exists());
     if let Some(trace) = &missing {
@@ -104,19 +104,19 @@ fn is_recorded(table: &Table) -> bool {
     missing.is_none()
 }
 
-/// Each command once, although several tables may have it.
+/// Runs each command once, even if several tables have it.
 fn run_all(flowstone: &Path, tables: &[Table]) -> Result<HashMap<Vec<String>, Value>> {
     let mut commands: Vec<_> = tables.iter().flat_map(Table::commands).collect();
     commands.sort();
     commands.dedup();
     // Log images take longest.
     commands.sort_by_key(|command| !command.iter().any(|word| word == "log"));
-    // What takes the time that it takes has the machine for itself.
+    // Replays that measure time run alone.
     let (alone, together): (Vec<_>, Vec<_>) =
         commands.into_iter().partition(|command| command.iter().any(|word| word == "--onto"));
     let mut reports = run_some(flowstone, &together, AT_ONCE)?;
     reports.extend(run_some(flowstone, &alone, 1)?);
-    // It may never have been there.
+    // It may not exist.
     let _ = std::fs::remove_file(guests::ONTO);
     Ok(reports)
 }
@@ -129,7 +129,7 @@ fn run_some(
     let (next, reports) = (AtomicUsize::new(0), Mutex::new(HashMap::new()));
     let work = || -> Result<()> {
         while let Some(command) = commands.get(next.fetch_add(1, Ordering::Relaxed)) {
-            // The other thread takes no more if one fails.
+            // The other thread stops, too, if one fails.
             let report = run(flowstone, command).inspect_err(|_| {
                 next.store(commands.len(), Ordering::Relaxed);
             })?;
@@ -154,7 +154,7 @@ fn run(flowstone: &Path, command: &[String]) -> Result<Value> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// Of the tree that this is run in.
+/// Returns the commit of the tree that this is run in.
 fn commit() -> String {
     let output = Command::new("git").args(["rev-parse", "--short", "HEAD"]).output();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());

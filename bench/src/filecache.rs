@@ -1,4 +1,5 @@
-//! `flowstone-bench filecache`: what the guest's file cache would save on a trace of file uses.
+//! `flowstone-bench filecache`: simulated savings of the guest's file cache on a trace of file
+//! uses.
 
 mod made_up;
 
@@ -41,7 +42,7 @@ pub struct FilecacheArgs {
     json: bool,
 }
 
-/// What one policy does with one size.
+/// The result of one policy at one size.
 #[derive(Debug, Serialize)]
 struct Row {
     policy: &'static str,

@@ -1,4 +1,4 @@
-//! The table of README's first screen: some points of the comparison, all of one run.
+//! The table of README's first screen: selected points of the comparison, all from one run.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use crate::sample::{Sample, interval};
 use crate::server::Server;
 use crate::size::thousands;
 
-/// Name of a point, and what the first screen calls it.
+/// Names of the points, and their titles in the table.
 const ROWS: [(&str, &str); 13] = [
     ("null-randread-4k-qd1", "no disk behind it, QD1"),
     ("null-randread-4k-qd32", "no disk behind it, QD32"),
@@ -25,7 +25,7 @@ const ROWS: [(&str, &str); 13] = [
     ("disk-write-128k-qd8", "ext4 file, 128 KiB sequential write QD8"),
 ];
 
-/// The table, and where its figures come from.
+/// Renders the table, with the origin of its figures.
 pub fn render(report: &Report<'_>) -> String {
     let mut text = String::from(
         "| requests/s (server CPU each); 4 KiB, one queue | Flowstone | qemu-storage-daemon | ratio (95 %) \

@@ -1,4 +1,4 @@
-//! Where a result comes from: without this a figure means nothing.
+//! The origin of a result, without which a figure is meaningless.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -12,7 +12,7 @@ use serde::Serialize;
 pub struct Host {
     /// UTC date and time of the start.
     pub date: String,
-    /// Commit of this repository, with `-dirty` if there are changes; or why it is not known.
+    /// Commit of this repository, with `-dirty` if there are changes; or why it is unknown.
     pub commit: String,
     /// Kernel release.
     pub kernel: String,
@@ -20,13 +20,13 @@ pub struct Host {
     pub cpu: String,
     /// Number of CPUs.
     pub cpus: usize,
-    /// Memory.
+    /// Memory in MiB.
     pub memory_mib: u64,
     /// File system and device of the disk image.
     pub device: String,
-    /// Load average over a minute at the start; far above zero spoils everything.
+    /// One-minute load average at the start; a value far above zero invalidates the results.
     pub load_average: f64,
-    /// Versions of everything measured.
+    /// Versions of all measured programs.
     pub versions: Vec<(&'static str, String)>,
 }
 
@@ -51,7 +51,7 @@ impl Host {
         }
     }
 
-    /// Where and when, in a line of a report.
+    /// Describes place and time, in a line of a report.
     pub fn sentence(&self) -> String {
         format!(
             "Measured {} at commit `{}`: {}, {} CPUs, {} MiB, kernel {}; load average at the start {:.2}.",
@@ -66,7 +66,7 @@ impl Host {
     }
 }
 
-/// The commit of this repository, with `-dirty` if there are changes; or why it is not known.
+/// Returns the commit of this repository, with `-dirty` if there are changes; or why it is unknown.
 pub fn commit() -> String {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let hash = said("git", &["-C", root, "rev-parse", "--short=12", "HEAD"]);
@@ -74,8 +74,8 @@ pub fn commit() -> String {
     if changes.is_empty() { hash } else { format!("{hash}-dirty") }
 }
 
-/// File system type and block device of a directory, or a device itself, with what sysfs says about
-/// it.
+/// Returns file system type and block device of a directory, or a device itself, with its sysfs
+/// properties.
 fn device(dir: &Path) -> String {
     let Ok(meta) = fs::metadata(dir) else {
         return "unknown".to_owned();
@@ -103,7 +103,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// What a program prints, or that it cannot be asked.
+/// Returns the output of a program, or that it failed.
 fn said(program: &str, args: &[&str]) -> String {
     match Command::new(program).args(args).output() {
         Ok(answer) if answer.status.success() => {

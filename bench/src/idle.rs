@@ -1,7 +1,7 @@
-//! What a daemon with many disks costs while they are not in use.
+//! The cost of a daemon with many disks while they are idle.
 //!
-//! Every disk has a client that is connected, with rings started and one request done, as the disk
-//! of a guest that sleeps. Then nothing happens for a while, and nothing is what it should cost.
+//! Every disk has a connected client, with rings started and one request done, as the disk of an
+//! idle guest. Then there are no requests for a while, which should cost nothing.
 
 use std::fs;
 use std::path::Path;
@@ -23,20 +23,20 @@ const DISK_BYTES: u64 = 64 << 20;
 const QUIET_TIME: Duration = Duration::from_secs(1);
 const WATCH: Duration = Duration::from_secs(5);
 
-/// What doing nothing costs.
+/// The cost of idleness.
 #[derive(Clone, Debug, Serialize)]
 pub struct IdleSample {
     /// Number of disks.
     pub disks: usize,
-    /// Share of one CPU, in percent.
+    /// CPU time as a share of one CPU, in percent.
     pub cpu_percent: f64,
-    /// Times a thread went to sleep per second, which is how often it was woken.
+    /// Number of times a thread went to sleep per second, i.e. of wake-ups.
     pub wakeups_per_second: f64,
     /// Number of threads.
     pub threads: usize,
-    /// Resident memory.
+    /// Resident memory in MiB.
     pub rss_mib: f64,
-    /// The part of it that is not shared with files or other processes.
+    /// The part of it not shared with files or other processes.
     pub anonymous_mib: f64,
 }
 
@@ -71,7 +71,7 @@ fn serve(command: &DaemonCommand, disks: &[IdleDisk]) -> Result<IdleSample> {
     Ok(sample)
 }
 
-/// Watches a server of so many disks that has just been used, after a moment.
+/// Watches a server of `disks` disks for `time`, a moment after its last use.
 pub fn watch(pid: u32, disks: usize, time: Duration) -> Result<IdleSample> {
     std::thread::sleep(QUIET_TIME);
     let (began, cpu, slept) = (Instant::now(), CpuSample::take(pid)?, sleeps(pid)?);
@@ -97,7 +97,7 @@ pub fn use_once(socket: &Path) -> Result<Client> {
     Ok(client)
 }
 
-/// Voluntary context switches of all threads so far.
+/// Returns the voluntary context switches of all threads so far.
 fn sleeps(pid: u32) -> Result<f64> {
     let mut total = 0.0;
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {

@@ -1,8 +1,8 @@
-//! The images that are measured, each in the state that its backend names.
+//! The measured images, each in the state that its backend requires.
 //!
 //! Raw files are written in full first: reads of holes would measure the host's memory, and writes
 //! to them its allocator. New images are made for each measurement. The image of the steady state
-//! is filled and overwritten once. All but the raw ones on disk go when the run ends.
+//! is filled and then overwritten. All except the raw ones on disk are removed when the run ends.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,12 +19,12 @@ use crate::server::Server;
 const TMPFS: &str = "/dev/shm";
 const FILL_BYTES: u64 = 128 << 10;
 const BLOCK_BYTES: u64 = 4096;
-/// A new log image has so many times the room of what is written to it, so that nothing is cleaned.
+/// Size of a new log image relative to the data written to it, so that nothing is cleaned.
 const ROOM: u64 = 4;
-/// How often the image of the steady state is overwritten before it is measured.
+/// Number of overwrites of the image of the steady state before it is measured.
 const OVERWRITES: u64 = 4;
 
-/// Where the images are.
+/// The places of the images.
 #[derive(Debug)]
 pub struct Images<'a> {
     args: &'a CompareArgs,
@@ -32,7 +32,7 @@ pub struct Images<'a> {
 }
 
 impl<'a> Images<'a> {
-    /// Chooses places; nothing is written yet.
+    /// Chooses places; writes nothing yet.
     pub fn new(args: &'a CompareArgs) -> Result<Self> {
         let dir = match &args.dir {
             Some(dir) => dir.clone(),
@@ -42,7 +42,7 @@ impl<'a> Images<'a> {
         Ok(Images { args, dir })
     }
 
-    /// The image of a backend for a server, made if it is not there; nothing for the null backend.
+    /// Returns the image of a backend for a server, made if needed; `None` for the null backend.
     pub fn prepare(&self, backend: Backend, server: Server) -> Result<Option<PathBuf>> {
         let args = self.args;
         let image = match (backend, server) {
@@ -61,7 +61,7 @@ impl<'a> Images<'a> {
         image.map(Some).with_context(|| format!("make the image of {backend:?}"))
     }
 
-    /// The directory of the disk image, or the device that is measured, for the report.
+    /// Returns the directory of the disk image, or the measured device, for the report.
     pub fn disk_place(&self) -> &Path {
         self.args.device.as_deref().unwrap_or(&self.dir)
     }
@@ -142,7 +142,7 @@ fn full_raw(path: PathBuf, bytes: u64) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// A removed image is many discards: the disk comes to rest after them.
+/// Removes an image and waits: the removal discards a lot, after which the disk becomes idle.
 fn remove_and_rest(image: &Path) -> Result<()> {
     if image.exists() {
         std::fs::remove_file(image)?;
@@ -151,7 +151,7 @@ fn remove_and_rest(image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// `bench` in the target directory this program was built into.
+/// Returns `bench-data` in the target directory of this program.
 fn default_dir() -> Result<PathBuf> {
     let this = std::env::current_exe().context("find this program")?;
     let target = this.ancestors().nth(2).context("this program lies in no target directory")?;

@@ -1,4 +1,4 @@
-//! One workload by hand: command line in, JSON out.
+//! A single workload: command line in, JSON out.
 
 use std::time::Duration;
 

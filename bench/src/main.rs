@@ -1,7 +1,7 @@
-//! `flowstone-bench`: how fast Flowstone is, measured beside its peers.
+//! `flowstone-bench`: performance of Flowstone in comparison with its peers.
 //!
 //! Without a subcommand it runs the comparison of `docs/benchmarks.md`: progress on stderr, tables
-//! on stdout, and on request JSON and an updated document. The exit status says whether everything
+//! on stdout, and on request JSON and an updated document. The exit status tells whether everything
 //! that could be measured was; a peer that is not installed is skipped, with the reason.
 
 mod args;

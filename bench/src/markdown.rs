@@ -11,19 +11,19 @@ use crate::sample::interval;
 use crate::server::Server;
 use crate::size::thousands;
 
-/// Everything a report shows.
+/// The input of a report.
 pub struct Report<'a> {
-    /// How it was run.
+    /// The options of the run.
     pub args: &'a CompareArgs,
-    /// Where it was run.
+    /// The host of the run.
     pub host: &'a Host,
-    /// What was measured under load.
+    /// Results under load.
     pub points: &'a [PointResult],
-    /// What was measured with nothing to do.
+    /// Results of idle disks.
     pub idle: &'a [IdleResult],
 }
 
-/// The whole report.
+/// Renders the whole report.
 pub fn render(report: &Report<'_>) -> String {
     let mut text = preamble(report);
     let headings = [

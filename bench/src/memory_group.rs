@@ -4,15 +4,15 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-/// Where the controllers are, and what their limits are called.
+/// Folders of the controllers, and names of their limits.
 const CONTROLLERS: [(&str, &str); 2] =
     [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
 
-/// Removed when it is dropped, and its processes have ended.
+/// The cgroup, removed when it is dropped and its processes have ended.
 pub struct MemoryGroup(PathBuf);
 
 impl MemoryGroup {
-    /// Nothing where that is not to be; says so.
+    /// Makes the cgroup; `None`, with a message, if that is not possible.
     pub fn new(limit: u64) -> Option<Self> {
         for (root, file) in CONTROLLERS {
             let group = PathBuf::from(root).join(format!("flowstone-bench-{}", std::process::id()));
@@ -28,14 +28,14 @@ impl MemoryGroup {
         None
     }
 
-    /// Puts a process into it. What it has had before stays counted where it was.
+    /// Moves a process into it. Memory that it already has stays charged to its old cgroup.
     pub fn add(&self, pid: u32) -> Result<()> {
         let procs = self.0.join("cgroup.procs");
         std::fs::write(&procs, pid.to_string())
             .with_context(|| format!("write {}", procs.display()))
     }
 
-    /// A command that runs the one it is given in here, from its first page on.
+    /// Returns a command that runs its arguments in the cgroup, from their first page on.
     pub fn launcher(&self) -> Vec<String> {
         let procs = self.0.join("cgroup.procs");
         let script = format!("echo $$ >{} && exec \"$0\" \"$@\"", procs.display());

@@ -1,13 +1,13 @@
-//! How much of the machine others used while something was measured.
+//! CPU usage by other processes during a measurement.
 //!
 //! Busy time, minus that of this program and of the children it has reaped, belongs to other
-//! processes. A few percent are the kernel's own work for the disk; much more means that the figure
-//! is about the neighbours, and the report says so.
+//! processes. A few percent are the kernel's own work for the disk; a larger share means that the
+//! figure is invalid, and the report says so.
 
 use std::fs;
 use std::time::Instant;
 
-/// Shares above this spoil a measurement.
+/// Limit above which a measurement is invalid.
 pub const LIMIT_PERCENT: f64 = 10.0;
 
 /// CPU time used so far, in ticks.
@@ -19,13 +19,13 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// Begins to look.
+    /// Starts a measurement.
     pub fn start() -> Self {
         Noise { began: Instant::now(), machine: machine_ticks(), own: own_ticks() }
     }
 
-    /// The share of the machine that others used since the start. Children count as our own once
-    /// they have been reaped.
+    /// Returns the share of the machine used by others since the start. Children count as our own
+    /// once they have been reaped.
     pub fn others_percent(&self) -> f64 {
         let now = Noise::start();
         let busy = (now.machine - self.machine) as f64;
@@ -37,7 +37,7 @@ impl Noise {
     }
 }
 
-/// User, nice, system, irq, softirq and steal time of all CPUs; idle and iowait left out.
+/// Returns user, nice, system, irq, softirq and steal time of all CPUs, without idle and iowait.
 fn machine_ticks() -> u64 {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
     let line = text.lines().next().unwrap_or_default();
@@ -45,10 +45,10 @@ fn machine_ticks() -> u64 {
     fields.iter().enumerate().filter(|(at, _)| matches!(at, 0..=2 | 5..=7)).map(|(_, &t)| t).sum()
 }
 
-/// utime, stime, cutime and cstime of this process.
+/// Returns utime, stime, cutime and cstime of this process.
 fn own_ticks() -> u64 {
     let text = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name in parentheses may hold anything; fields are counted from its end.
+    // The name in parentheses may contain anything; fields are counted from its end.
     let fields = text.rsplit(')').next().unwrap_or_default();
     let words: Vec<&str> = fields.split_whitespace().skip(11).take(4).collect();
     numbers(&words.join(" ")).iter().sum()

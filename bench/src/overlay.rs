@@ -1,9 +1,9 @@
-//! `flowstone-bench overlay`: reads through an overlay that has nothing of its own yet, as a new
-//! virtual machine reads the system image that it is based on.
+//! `flowstone-bench overlay`: reads through an empty overlay, as of a new virtual machine that
+//! reads the system image it is based on.
 //!
 //! The base is a raw file in the page cache. Flowstone and qemu-storage-daemon serve the same
-//! overlay, and Flowstone serves the base itself as well: what is between the two is the price of
-//! the overlay. All take turns within a round.
+//! overlay, and Flowstone serves the base itself as well: the difference is the cost of the
+//! overlay. All take turns within a round.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -48,7 +48,7 @@ pub struct OverlayArgs {
     client_cpu: usize,
 }
 
-/// Who serves what.
+/// The server and its image.
 #[derive(Clone, Debug)]
 enum Contender {
     Overlay(PathBuf, &'static str),
@@ -150,7 +150,7 @@ impl Contender {
         Ok(command.cpus(&[args.server_cpu]).spawn()?)
     }
 
-    /// Requests per second.
+    /// Returns requests per second.
     fn measure(&self, args: &OverlayArgs, images: &Images, depth: u16) -> Result<f64> {
         let socket = args.dir.join("overlay.sock");
         let mut daemon = self.start(args, images, &socket)?;
@@ -159,7 +159,7 @@ impl Contender {
         load.limit = Limit::Time { ramp: RAMP, runtime: Duration::from_secs_f64(args.runtime) };
         let report = run(&load)?;
         ensure!(report.errors == 0, "{} requests failed", report.errors);
-        // QSD has no shutdown of its own to wait for; Flowstone's status is what tests look at.
+        // QSD has no shutdown to wait for; Flowstone's exit status is checked by tests.
         let _ = daemon.terminate(TERMINATE_TIMEOUT);
         Ok(report.iops)
     }

@@ -1,11 +1,10 @@
-//! `flowstone-bench pair`: two binaries of Flowstone beside each other, to see what a change has
-//! made slower.
+//! `flowstone-bench pair`: compares two binaries of Flowstone, to detect a regression.
 //!
 //! A round starts both, each with an image of its own, and drives one after the other at every
 //! point; the one without a client sleeps. The next round begins with the other one, as new
-//! processes with new images: where those lie in memory and on the disk makes up to 5 % by itself.
-//! What counts is the ratio within a round, since what the machine does meanwhile falls on both,
-//! and of these ratios the median, with the interval that holds the true one in 95 % of all runs.
+//! processes with new images: their placement in memory and on the disk alone makes up to 5 % of
+//! difference. The result is the ratio within a round, since other activity of the machine affects
+//! both, and of these ratios the median, with its 95 % confidence interval.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -59,7 +58,7 @@ const TMPFS: &str = "/dev/shm";
 const QUEUES_MAX: usize = 4;
 const FILL_BYTES: u64 = 256 << 10;
 
-/// What is behind the disk.
+/// The backend of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Disk {
     Null,
@@ -79,7 +78,7 @@ impl Disk {
         }
     }
 
-    /// Makes the image, if there is one, and serves it.
+    /// Makes the image, if any, and serves it.
     fn serve(self, program: &Path, dir: &Path, args: &PairArgs) -> Result<Daemon> {
         let socket = dir.join("vhost.sock");
         let mut command = DaemonCommand::new(program)
@@ -120,7 +119,7 @@ fn checked(report: LoadReport) -> Result<LoadReport> {
     Ok(report)
 }
 
-/// What is done with a disk.
+/// The load of a disk.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     disk: Disk,
@@ -169,7 +168,7 @@ impl Load {
     }
 }
 
-/// Before and after, of one round.
+/// The results before and after the change, of one round.
 type Round = [LoadReport; 2];
 
 /// Carries out the subcommand.
@@ -205,7 +204,7 @@ fn measure(disk: Disk, loads: &[Load], programs: [&PathBuf; 2], args: &PairArgs)
     Ok(())
 }
 
-/// Of each load, the reports of the first program and of the second one.
+/// Returns, for each load, the reports of the first and of the second program.
 fn one_round(
     disk: Disk,
     loads: &[Load],
@@ -217,7 +216,7 @@ fn one_round(
     let first = disk.serve(programs[0], dirs[0].path(), args)?;
     let daemons = [first, disk.serve(programs[1], dirs[1].path(), args)?];
     let drive = |load: &Load, which: usize| {
-        // What the one before has written must not be waited for by this one's flushes.
+        // This one's flushes must not wait for the writes of the one before.
         rustix::fs::syncfs(std::fs::File::open(dirs[which].path())?)?;
         let socket = dirs[which].path().join("vhost.sock");
         load.drive(&socket, &daemons[which], args).with_context(|| load.name())

@@ -1,9 +1,9 @@
-//! `flowstone-bench pdc`: what it brings to keep journals out of caches (PDC, S4).
+//! `flowstone-bench pdc`: the benefit of keeping journals out of caches (PDC, S4).
 //!
-//! A guest's file system commits all the time and reads again what it has read before, and memory
-//! has room for a tenth of its data: our cache, or the host's page cache in a memory cgroup. The
-//! disk holds a real ext4, so that the journal is recognised; its blocks are written as jbd2 does,
-//! the rest of the load is drawn by Zipf's law.
+//! A guest's file system keeps committing and re-reading, and memory has room for a tenth of its
+//! data: our cache, or the host's page cache in a memory cgroup. The disk holds a real ext4, so
+//! that the journal is recognised; its blocks are written as by jbd2, the rest of the load is drawn
+//! by Zipf's law.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -48,17 +48,17 @@ pub struct PdcArgs {
 
 const BLOCK: usize = 4096;
 const SECTORS: u64 = BLOCK as u64 / 512;
-/// A descriptor and two blocks of metadata, then one that commits.
+/// A descriptor and two blocks of metadata, followed by a commit block.
 const BODY_BLOCKS: usize = 3;
-/// Of the data, what memory has room for.
+/// Divisor of the data: memory has room for this part.
 const CACHED_OF: u64 = 10;
-/// What the daemon itself needs in its cgroup.
+/// Memory of the daemon itself in its cgroup.
 const DAEMON_BYTES: u64 = 24 << 20;
-/// Until the layout has been read.
+/// Time to wait until the layout has been read.
 const LAYOUT: Duration = Duration::from_millis(1500);
 const CHOICES: [&str; 2] = ["on", "off"];
 
-/// Where blocks are kept.
+/// The cache that is measured.
 #[derive(Clone, Copy, Debug)]
 enum Memory {
     Ours(&'static str),
@@ -72,14 +72,14 @@ const MEMORIES: [Memory; 3] =
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     transactions_per_s: f64,
-    /// Blocks that the daemon read from the disk, for each read of the guest.
+    /// Blocks read from the disk by the daemon, per read of the guest.
     fetched: f64,
 }
 
 /// The disk.
 struct Image {
     path: PathBuf,
-    /// Numbers of blocks.
+    /// Block numbers.
     journal: Vec<u64>,
     data: Vec<u64>,
 }
@@ -137,7 +137,7 @@ impl Memory {
 }
 
 impl Image {
-    /// Written in full: nothing that is read is a hole.
+    /// Makes an image, written in full: no read hits a hole.
     fn make(args: &PdcArgs) -> Result<Self> {
         let path = args.dir.join("pdc.raw");
         let journal_bytes = args.size / 4;
@@ -161,7 +161,7 @@ impl Image {
     }
 }
 
-/// Nothing if that cannot be measured here, which is said.
+/// Measures; `None`, with a message, if that is not possible here.
 #[expect(clippy::disallowed_methods, reason = "nobody serves the image just now")]
 fn measure(
     args: &PdcArgs,
@@ -212,7 +212,7 @@ fn measure(
     }))
 }
 
-/// What the process has had the host's disks read.
+/// Returns the bytes that the process has read from the host's disks.
 fn fetched_bytes(daemon: &Daemon) -> Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/{}/io", daemon.pid()))?;
     let line = text.lines().find_map(|line| line.strip_prefix("read_bytes: "));
@@ -226,13 +226,13 @@ fn journal_writes(flowstone: &Path, control: &Path) -> Result<u64> {
     Ok(stats["disks"][0]["classes"]["journal"]["writes"].as_u64().unwrap_or(0))
 }
 
-/// What the guest does.
+/// The load of the guest.
 struct Load<'a> {
     args: &'a PdcArgs,
     image: &'a Image,
     client: Client,
     random: fastrand::Rng,
-    /// Where the journal goes on.
+    /// The next block of the journal.
     head: usize,
     buffer: Vec<u8>,
 }
@@ -243,7 +243,7 @@ impl<'a> Load<'a> {
         Self { args, image, client, random, head: 1, buffer: vec![0x77; BLOCK] }
     }
 
-    /// Some files are read much more often than others; what is hot lies anywhere.
+    /// Draws a block: some are read much more often than others, and hot ones are scattered.
     fn draw(&mut self) -> u64 {
         let count = self.image.data.len() as f64;
         // Zipf's law with an exponent close to 1: the rank's logarithm is uniform.
@@ -269,7 +269,7 @@ impl<'a> Load<'a> {
         Ok(())
     }
 
-    /// Its first block is its superblock.
+    /// Writes the next block of the journal, whose first block is its superblock.
     fn write_journal(&mut self) -> Result<()> {
         let block = self.image.journal[self.head];
         self.head = if self.head + 1 == self.image.journal.len() { 1 } else { self.head + 1 };

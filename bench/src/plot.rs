@@ -1,4 +1,4 @@
-//! Lines over a logarithmic scale, as a picture.
+//! Plots lines over a logarithmic axis.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -9,13 +9,13 @@ use plotters::prelude::*;
 
 const PIXELS: (u32, u32) = (720, 440);
 
-/// What the axes show.
+/// Titles of the axes.
 pub struct Axes {
     pub x: &'static str,
     pub y: &'static str,
 }
 
-/// Draws one line for each name.
+/// Draws one line per name.
 pub fn draw(path: &Path, axes: &Axes, lines: &BTreeMap<&str, Vec<(f64, f64)>>) -> Result<()> {
     try_to_draw(path, axes, lines).map_err(|error| anyhow!("{}: {error}", path.display()))
 }

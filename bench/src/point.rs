@@ -1,15 +1,15 @@
-//! The points of the comparison: which workload on which kind of disk.
+//! The points of the comparison: a workload on a kind of disk.
 //!
-//! Disks that live in memory are measured with a client that polls, so that only the server's own
-//! work counts; a polling client would take the kernel's completion work its core on a real disk,
-//! so there it sleeps, as a guest does.
+//! Disks in memory are measured with a polling client, so that only the server's own work counts;
+//! on a real disk a polling client would take the core that the kernel needs for completions, so
+//! there it sleeps, as a guest does.
 
 use std::time::Duration;
 
 use flowstone_testkit::load::{Completion, Limit, LoadOptions};
 use serde::Serialize;
 
-/// What is behind the disk.
+/// The backend of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Backend {
@@ -25,8 +25,8 @@ pub enum Backend {
     NewQcow2,
     /// A log image without data: a burst, during which nothing is cleaned.
     NewLog,
-    /// A log image that is full and has been overwritten at random: writes and cleaning go on
-    /// together.
+    /// A log image that is full and has been overwritten at random: writes and cleaning run
+    /// concurrently.
     SteadyLog,
 }
 
@@ -43,10 +43,10 @@ impl Backend {
         }
     }
 
-    /// Time before measuring starts, for every server alike.
+    /// Returns the time before measuring starts, for every server alike.
     pub const fn ramp(self) -> Duration {
         match self {
-            // An image that was closed has given its free space back: cleaning has to begin again.
+            // Closing an image frees its dead segments: cleaning has to start again.
             Backend::SteadyLog => Duration::from_secs(2),
             _ => Duration::from_millis(250),
         }
@@ -58,9 +58,9 @@ impl Backend {
 pub struct Point {
     /// Short name, for `--only` and for scripts.
     pub name: String,
-    /// For people.
+    /// Title in tables.
     pub title: String,
-    /// What is behind the disk.
+    /// The backend of the disk.
     pub backend: Backend,
     /// fio's word for the workload.
     pub rw: &'static str,
@@ -103,7 +103,7 @@ impl Point {
         }
     }
 
-    /// All points, in the order of the report.
+    /// Returns all points, in the order of the report.
     pub fn all() -> Vec<Point> {
         let mut points = vec![
             Point::new(Backend::Null, "randread", 4, 1, 1),
@@ -126,7 +126,7 @@ impl Point {
         points
     }
 
-    /// How the client notices completions.
+    /// Returns how the client detects completions.
     pub fn completion(&self) -> Completion {
         match self.backend {
             Backend::Null | Backend::Tmpfs | Backend::Warm => Completion::Poll,
@@ -136,7 +136,7 @@ impl Point {
         }
     }
 
-    /// The workload as the generator wants it, one thread on `cpu`.
+    /// Returns the options of the generator, with one thread on `cpu`.
     pub fn load(&self, socket: &std::path::Path, cpu: usize, runtime: Duration) -> LoadOptions {
         let mut options = LoadOptions::new(socket).workload(self.rw).iodepth(self.iodepth);
         options.client = options.client.queues(self.queues);
@@ -149,7 +149,7 @@ impl Point {
     }
 }
 
-/// Does any of the patterns occur in the name? No pattern means every name.
+/// Returns whether the name contains any of the patterns; `true` if there are none.
 pub fn selected(name: &str, patterns: &[String]) -> bool {
     patterns.is_empty() || patterns.iter().any(|pattern| name.contains(pattern))
 }

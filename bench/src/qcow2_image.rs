@@ -1,7 +1,7 @@
 //! `flowstone-bench qcow2`: qcow2 images served by Flowstone and by qemu-storage-daemon.
 //!
 //! Both take turns within a round, on images made alike: a new one for each measurement of fresh
-//! writes, and one that was written once, from its first block to its last, for everything else.
+//! writes, and one that was written once sequentially for everything else.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -55,7 +55,7 @@ enum Contender {
 /// One workload.
 struct Phase {
     name: &'static str,
-    /// Whether it wants a new image.
+    /// It needs a new image.
     fresh: bool,
     rw: &'static str,
     iodepth: u16,
@@ -81,7 +81,7 @@ const PHASES: [Phase; 6] = [
 
 /// Time before measuring starts.
 const RAMP: Duration = Duration::from_millis(250);
-/// A removed image is many small discards: the disk comes to rest after them.
+/// Removing an image makes many small discards: the disk becomes idle after them.
 const REST: Duration = Duration::from_secs(3);
 
 /// Carries out the subcommand.

@@ -1,7 +1,7 @@
-//! `flowstone-bench qos`: how exactly limits hold, what a disk suffers from a neighbour that asks
-//! for all there is, and what limits cost where they limit nothing.
+//! `flowstone-bench qos`: accuracy of limits, the effect of a greedy neighbour on a disk, and the
+//! overhead of limits that are not reached.
 //!
-//! What is compared takes turns within a round; what counts is the median of the rounds.
+//! The compared cases take turns within a round; reported is the median of the rounds.
 
 mod vms;
 
@@ -56,10 +56,10 @@ pub struct QosArgs {
 
 const RAMP: Duration = Duration::from_millis(250);
 const FILL_BYTES: u64 = 256 << 10;
-/// Differences of a percent take more rounds.
+/// Factor of rounds: differences of a percent need more.
 const OVERHEAD_ROUNDS: usize = 3;
 const TMPFS: &str = "/dev/shm";
-/// What asks for all there is.
+/// Queue depth of the greedy neighbour.
 const HOG_DEPTH: u16 = 128;
 
 /// Carries out the subcommand.
@@ -86,7 +86,7 @@ pub fn qos(args: &QosArgs) -> Result<()> {
     }
 }
 
-/// Measures something, and says it in a table.
+/// Measures one part, and returns its table.
 type Part = fn(&Bench<'_>) -> Result<String>;
 
 struct Bench<'a> {
@@ -94,7 +94,7 @@ struct Bench<'a> {
     program: PathBuf,
 }
 
-/// A daemon and the folder in which it listens; `NAME.sock` for each disk.
+/// A daemon and the folder of its sockets: `NAME.sock` for each disk.
 struct Served {
     daemon: Daemon,
     dir: TempDir,
@@ -161,7 +161,7 @@ impl Bench<'_> {
         options
     }
 
-    /// How far from the limit the rate of a second, and of a tenth of one, is at most.
+    /// Measures the largest deviation of the rate from the limit, over a second and over 100 ms.
     fn limits(&self) -> Result<String> {
         let mut table =
             "| limit, 4 KiB random writes, image on tmpfs | wanted/s | 1 s: median | worst | \
@@ -201,7 +201,7 @@ impl Bench<'_> {
         Ok(table + "\n")
     }
 
-    /// A disk at depth one beside one at depth 128, on one device.
+    /// Measures a disk at depth one beside one at depth 128, on one device.
     fn neighbours(&self) -> Result<String> {
         let cases = self.cases();
         let mut table = "| 4 KiB, raw images on ext4 | hog, QD128 | of alone | neighbour, QD1 | p99, us | of alone |\n\
@@ -280,7 +280,7 @@ impl Bench<'_> {
         served.end()
     }
 
-    /// An image that has been written in full.
+    /// Returns an image that has been written in full.
     fn image(&self, name: &str) -> Result<PathBuf> {
         let path = self.args.dir.join(format!("qos-{name}.raw"));
         if path.metadata().is_ok_and(|file| file.len() == self.args.size) {
@@ -294,7 +294,7 @@ impl Bench<'_> {
         Ok(path)
     }
 
-    /// Requests that nothing holds back, by what is in their way.
+    /// Measures unlimited requests with and without the stage of limits.
     fn overhead(&self) -> Result<String> {
         let never = "limit = \"iops=1000000000,bw=1024T\"";
         let mut servers = vec![("no limit", &self.program, "")];
@@ -335,7 +335,7 @@ impl Bench<'_> {
     }
 }
 
-/// Who is beside whom, and what holds them back.
+/// A case: which disks run together, and their limits.
 struct Case {
     name: &'static str,
     program: PathBuf,

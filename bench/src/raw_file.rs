@@ -1,5 +1,5 @@
-//! Raw files whose every block has been written: reads of holes would measure the host's memory,
-//! and writes to them its allocator.
+//! Raw files with every block written: reads of holes would measure the host's memory, and writes
+//! to them its allocator.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,17 +11,17 @@ use anyhow::Result;
 use rustix::fs::{Advice, fadvise};
 
 const CHUNK: usize = 1 << 20;
-/// A disk that just took gigabytes is not itself for a while.
+/// Time until a disk is idle after writing gigabytes.
 pub const REST: Duration = Duration::from_secs(5);
 
-/// Is every block of it there?
+/// Returns whether every block is allocated.
 fn is_full(path: &Path, bytes: u64) -> bool {
     let full = |meta: std::fs::Metadata| meta.len() == bytes && meta.blocks() * 512 >= bytes;
     std::fs::metadata(path).is_ok_and(full)
 }
 
-/// Writes every block of a raw image, unless that has been done. None of it stays in the page
-/// cache, where direct writes would have to look for it.
+/// Writes every block of a raw image, unless that has been done. Drops it from the page cache,
+/// which direct writes would otherwise have to invalidate.
 pub fn fill(path: &Path, bytes: u64) -> Result<()> {
     if is_full(path, bytes) {
         return Ok(());
@@ -41,7 +41,7 @@ pub fn write_full(path: &Path, bytes: u64) -> Result<()> {
     random.fill(&mut chunk);
     let mut left = bytes as usize;
     while left > 0 {
-        // One word per page tells pages apart; the rest may repeat.
+        // One random word per page makes pages differ; the rest may repeat.
         chunk.chunks_mut(4096).for_each(|page| random.fill(&mut page[..8]));
         let part = left.min(CHUNK);
         file.write_all(&chunk[..part])?;

@@ -1,7 +1,7 @@
-//! One measurement, and what several of them say together.
+//! One measurement, and the summary of several.
 //!
-//! The median is what is reported; the spread of the rate is shown beside it, because a difference
-//! smaller than that is none.
+//! The median is reported; the spread of the rate is shown beside it, because a smaller difference
+//! is not significant.
 
 use flowstone_testkit::load::LoadReport;
 use serde::Serialize;
@@ -15,13 +15,13 @@ pub struct Sample {
     pub p50_us: f64,
     /// 99th percentile of latency.
     pub p99_us: f64,
-    /// CPU time of the server (of fio itself, where there is none) per request.
+    /// CPU time of the server (or of fio itself) per request.
     pub server_us_per_io: f64,
-    /// Kicks per request; absent where there is no ring.
+    /// Kicks per request; absent without a ring.
     pub kicks_per_io: Option<f64>,
-    /// Calls per request; absent where there is no ring.
+    /// Calls per request; absent without a ring.
     pub calls_per_io: Option<f64>,
-    /// Share of the machine that others used meanwhile; filled in after the measurement.
+    /// CPU share used by other processes meanwhile; filled in after the measurement.
     pub others_percent: f64,
 }
 
@@ -60,12 +60,12 @@ pub struct Summary {
     pub kicks_per_io: Option<f64>,
     /// Median calls per request.
     pub calls_per_io: Option<f64>,
-    /// Largest share of the machine that others used in any sample.
+    /// Largest CPU share used by other processes in any sample.
     pub others_percent_max: f64,
 }
 
 impl Summary {
-    /// Sums samples up; nothing comes of nothing.
+    /// Summarises samples; `None` if there are none.
     pub fn of(samples: &[Sample]) -> Option<Summary> {
         let all = |field: fn(&Sample) -> f64| samples.iter().map(field).collect::<Vec<_>>();
         let some = |field: fn(&Sample) -> Option<f64>| {
@@ -87,7 +87,7 @@ impl Summary {
     }
 }
 
-/// The middle one, or the mean of the middle two.
+/// Returns the middle value, or the mean of the middle two.
 pub fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -98,8 +98,8 @@ pub fn median(mut values: Vec<f64>) -> Option<f64> {
     }
 }
 
-/// The median of some values and its 95 % confidence interval, which the sign test gives: it asks
-/// nothing of how they are distributed.
+/// Formats the median of some values with its 95 % confidence interval by the sign test, which
+/// assumes no distribution.
 pub fn interval(mut values: Vec<f64>) -> String {
     values.sort_by(f64::total_cmp);
     let middle = median(values.clone()).unwrap_or(f64::NAN);
@@ -112,8 +112,8 @@ pub fn interval(mut values: Vec<f64>) -> String {
     }
 }
 
-/// How many of `count` values the interval leaves out at each end: as many as lie below the true
-/// median in 97.5 % of all runs at least. Nothing if there are too few values for an interval.
+/// Returns the number of values outside of the interval at each end, so that the true median is
+/// below it in at most 2.5 % of all runs. `None` if there are too few values for an interval.
 fn outside(count: usize) -> Option<usize> {
     let mut chance = 0.5_f64.powi(count as i32);
     let mut sum = chance;

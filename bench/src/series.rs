@@ -1,6 +1,6 @@
-//! Figures of one kind by what was measured, round after round, and what they say together.
+//! Figures by name, round after round, and their summary.
 //!
-//! They can be kept in a file, so that a long run is done in parts: each adds its rounds.
+//! They can be kept in a file, so that a long run can be done in parts: each adds its rounds.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,18 +13,18 @@ use crate::sample::median;
 /// Figures by name, in the order of rounds.
 #[derive(Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Series {
-    /// What they belong to; figures of another commit or configuration are not added.
+    /// Commit and configuration; figures of others are not added.
     of: String,
     figures: BTreeMap<String, Vec<f64>>,
 }
 
 impl Series {
-    /// Nothing yet.
+    /// Makes an empty series.
     pub fn new(of: &str) -> Self {
         Series { of: of.to_owned(), figures: BTreeMap::new() }
     }
 
-    /// What an earlier run has kept in the file, if it is of the same; nothing if there is no file.
+    /// Loads the figures kept by an earlier run of the same kind; empty if there is no file.
     pub fn load(path: &Path, of: &str) -> Result<Self> {
         if !path.exists() {
             return Ok(Self::new(of));
@@ -36,32 +36,32 @@ impl Series {
         Ok(kept)
     }
 
-    /// Keeps them in a file.
+    /// Writes them to a file.
     pub fn save(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self)?;
         std::fs::write(path, text + "\n").with_context(|| format!("write {}", path.display()))
     }
 
-    /// One more round.
+    /// Adds the figure of a round.
     pub fn add(&mut self, name: &str, figure: f64) {
         self.figures.entry(name.to_owned()).or_default().push(figure);
     }
 
-    /// The figures of a name.
+    /// Returns the figures of a name.
     pub fn of(&self, name: &str) -> &[f64] {
         self.figures.get(name).map_or(&[], Vec::as_slice)
     }
 
-    /// The ratios of two names, round by round.
+    /// Returns the ratios of two names, round by round.
     pub fn ratios(&self, name: &str, to: &str) -> Vec<f64> {
         self.of(name).iter().zip(self.of(to)).map(|(one, other)| one / other).collect()
     }
 }
 
-/// What several figures say together.
+/// The summary of several figures.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
-    /// The middle one.
+    /// The median.
     pub median: f64,
     /// The lowest.
     pub min: f64,
@@ -69,12 +69,12 @@ pub struct Spread {
     pub max: f64,
     /// The mean.
     pub mean: f64,
-    /// The standard deviation of a sample; zero of one figure.
+    /// The sample standard deviation; zero for one figure.
     pub deviation: f64,
 }
 
 impl Spread {
-    /// Nothing comes of nothing.
+    /// Summarises figures; `None` if there are none.
     pub fn of(figures: &[f64]) -> Option<Self> {
         let count = figures.len() as f64;
         let mean = figures.iter().sum::<f64>() / count;

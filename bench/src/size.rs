@@ -1,6 +1,6 @@
-//! Sizes and counts, as they are written.
+//! Parsing and formatting of sizes and counts.
 
-/// A number of bytes with an optional k, M or G (powers of 1024).
+/// Parses a number of bytes with an optional k, M or G (powers of 1024).
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let (digits, shift) = match text.chars().last().map(|c| c.to_ascii_lowercase()) {
         Some('k') => (&text[..text.len() - 1], 10),
@@ -12,7 +12,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is too large"))
 }
 
-/// 1234567.8 as 1,234,568.
+/// Formats 1234567.8 as 1,234,568.
 pub fn thousands(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut grouped = String::with_capacity(digits.len() * 4 / 3);

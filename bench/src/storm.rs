@@ -1,9 +1,9 @@
-//! `flowstone-bench storm`: what a storm of small discards does to the writes beside it.
+//! `flowstone-bench storm`: the effect of many small discards on concurrent writes.
 //!
 //! One queue writes 4 KiB blocks at random in the lower half of a disk. Another one discards at
-//! random in the upper half, as fast as the server takes it. Both halves have been written in full
-//! before each measurement, so a discard finds something to give back. Each server is measured with
-//! and without the storm, one after the other; what counts is the ratio of the two.
+//! random in the upper half, as fast as the server takes it. Both halves are written in full before
+//! each measurement, so a discard has space to free. Each server is measured with and without
+//! discards, one after the other; the result is the ratio of the two.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -56,7 +56,7 @@ struct Contender {
     name: &'static str,
     format: &'static str,
     qsd: bool,
-    /// Clusters of 4 KiB where there are clusters: else a discard of a block does nothing.
+    /// Clusters of 4 KiB if the format has clusters: otherwise discarding a block has no effect.
     create: &'static [&'static str],
 }
 
@@ -70,7 +70,7 @@ const CONTENDERS: [Contender; 5] = [
 
 /// Time before measuring starts.
 const RAMP: Duration = Duration::from_millis(250);
-/// A removed image is many small discards: the disk comes to rest after them.
+/// Removing an image makes many small discards: the disk becomes idle after them.
 const REST: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
@@ -133,7 +133,8 @@ pub fn storm(args: &StormArgs) -> Result<()> {
 }
 
 impl Contender {
-    /// Writes beside no discards and beside many, on a new image that is written in full.
+    /// Measures writes without and with concurrent discards, on a new image that is written in
+    /// full.
     fn measure(self, args: &StormArgs, figures: &mut Figures) -> Result<()> {
         let image = args.dir.join("storm.image");
         let _ = std::fs::remove_file(&image);
@@ -195,7 +196,7 @@ fn load(args: &StormArgs, socket: &Path, storm: Option<u16>) -> Result<LoadRepor
     let mut options = LoadOptions::new(socket).workload("randwrite").iodepth(32);
     options.client = options.client.queues(if storm.is_some() { 2 } else { 1 });
     options.storm = storm;
-    // Without a storm, too, writes stay in the lower half.
+    // Writes stay in the lower half without discards, too.
     options.span_bytes = if storm.is_some() { args.size } else { args.size / 2 };
     options.threads = 1;
     options.cpus = vec![args.client_cpu];

@@ -1,4 +1,4 @@
-//! flowstone.toml(5): the keys are the options of the structures that the file is read into.
+//! flowstone.toml(5): its keys are the options of the structs that the file is parsed into.
 
 use clap::{Arg, ArgAction};
 use flowstone_daemon::{DaemonConfig, DiskTable, key_of, keys_of};
@@ -30,7 +30,7 @@ socket = \"/run/flowstone/vm1.sock\"
 .BR flowstone\\-serve (1)
 ";
 
-/// The page as roff.
+/// Returns the page as roff.
 pub fn page() -> String {
     let disk = keys_of::<DiskTable>();
     let of_disks: Vec<String> = disk.get_arguments().map(key_of).collect();
@@ -52,7 +52,7 @@ pub fn page() -> String {
     page + EXAMPLE
 }
 
-/// What a key is set to, and what it does.
+/// Returns the values of a key, and its meaning.
 fn entry(option: &Arg) -> String {
     let help = option.get_long_help().or_else(|| option.get_help());
     let mut text = help.map(ToString::to_string).unwrap_or_default();
@@ -88,7 +88,7 @@ fn paragraph(head: &str, text: &str) -> String {
     format!(".TP\n.B {}\n{}\n", roff(head), roff(text))
 }
 
-/// Text that no line of is taken for a request.
+/// Escapes text so that no line of it is taken for a request.
 fn roff(text: &str) -> String {
     let text = text.replace('\\', "\\\\").replace('-', "\\-");
     let lines = text.lines().map(|line| match line.starts_with(['.', '\'']) {

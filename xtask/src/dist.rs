@@ -1,4 +1,4 @@
-//! Man pages and shell completions, made from the same definitions as `--help`.
+//! Man pages and shell completions, from the same definitions as `--help`.
 
 use std::fs;
 use std::path::Path;
@@ -13,13 +13,13 @@ use crate::config_page;
 /// The configuration file of `serve`.
 const CONFIG_PAGE: &str = "flowstone.toml.5";
 
-/// The programs that are installed.
+/// Returns the programs that are installed.
 fn commands() -> [Command; 2] {
     let commands = [Args::command(), flowstone_guest::args::Args::command()];
     commands.map(|command| command.disable_help_subcommand(true))
 }
 
-/// Writes them to `man` and `completions` below `target`.
+/// Writes man pages and completions to `man` and `completions` below `target`.
 pub fn dist(target: &Path) -> Result<()> {
     let (man, completions) = (target.join("man"), target.join("completions"));
     for folder in [&man, &completions] {
@@ -30,7 +30,7 @@ pub fn dist(target: &Path) -> Result<()> {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             generate_to(shell, &mut command.clone(), &name, &completions)?;
         }
-        // A page for the command and one for each subcommand, as `man flowstone-serve` finds them.
+        // A page for the command and one for each subcommand, as in `man flowstone-serve`.
         clap_mangen::generate_to(command, &man)?;
     }
     fs::write(man.join(CONFIG_PAGE), config_page::page()).context(CONFIG_PAGE)?;

@@ -1,8 +1,7 @@
-//! Work on the tree that is no part of the product.
+//! Maintenance tasks of the tree that are not part of the product.
 //!
 //! * `cargo xtask dist`: man pages and shell completions into `target/dist`.
-//! * `cargo xtask tidy`: what must stay true of the tree and no compiler checks; a test runs it
-//!   too.
+//! * `cargo xtask tidy`: rules of the tree that no compiler checks; a test runs it too.
 //! * `cargo xtask mutants [NAME-PART…]`: runs the tests against each protocol mutant, and writes
 //!   the table in docs/testing.md if none was left out.
 

@@ -1,4 +1,4 @@
-//! What `make test` says at its end, of what cargo and libtest have printed.
+//! The summary at the end of `make test`, from the output of cargo and libtest.
 
 use std::process::Command;
 
@@ -34,7 +34,7 @@ Failed:
 2 passed, 3 failed, 1 skipped
 ";
 
-/// A binary that a signal ended printed no result, and counted for nothing.
+/// A binary ended by a signal printed no result, and was not counted.
 #[test]
 fn the_end_of_make_test_counts_what_passed_failed_and_was_skipped() {
     let log = format!("{}/printed.log", env!("CARGO_TARGET_TMPDIR"));

@@ -1,5 +1,5 @@
-//! The blocks that a block trace touches. Reads, writes and accesses of an unknown kind count
-//! alike; flushes and the like are passed over.
+//! The blocks accessed by a block trace. Reads, writes and accesses of unknown kind are treated
+//! alike; flushes and the like are skipped.
 
 use std::ops::Range;
 use std::path::Path;
@@ -7,10 +7,10 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use flowstone_trace::{Event, Kind};
 
-/// What is one access, and kept or not as a whole.
+/// Unit of access and of caching.
 pub const BLOCK_BYTES: u64 = 4096;
 
-/// The blocks, in order.
+/// Returns the accessed blocks, in order.
 pub fn read(path: &Path) -> Result<Vec<u64>> {
     let trace = flowstone_trace::read(path)?;
     for warning in trace.warnings() {
@@ -21,7 +21,7 @@ pub fn read(path: &Path) -> Result<Vec<u64>> {
     Ok(blocks)
 }
 
-/// The blocks that one event touches; none if it is no access.
+/// Returns the blocks accessed by one event; none if it is not an access.
 fn touched(event: &Event) -> Range<u64> {
     if !matches!(event.kind, Kind::Read | Kind::Write | Kind::Access) {
         return 0..0;

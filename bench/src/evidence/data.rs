@@ -1,4 +1,4 @@
-//! What the replays of a table have said.
+//! Results of the replays of a table.
 
 use std::path::Path;
 
@@ -14,17 +14,17 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// A figure of the report.
+    /// Returns a figure of the report.
     pub fn number(&self, name: &str) -> Result<f64> {
         let command = || format!("no {name} in the report of {}", self.command.join(" "));
         self.report[name].as_f64().with_context(command)
     }
 }
 
-/// See the module.
+/// The results of a table.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Data {
-    /// What was run.
+    /// The commit that was run.
     pub commit: String,
     /// In the order of the table's commands.
     pub cells: Vec<Cell>,
@@ -36,7 +36,7 @@ impl Data {
         serde_json::from_str(&text).with_context(|| path.display().to_string())
     }
 
-    /// A line for each cell.
+    /// Writes one line per cell.
     pub fn write(&self, path: &Path) -> Result<()> {
         let cells = self.cells.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?;
         let commit = serde_json::to_string(&self.commit)?;

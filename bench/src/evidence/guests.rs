@@ -1,29 +1,29 @@
 //! The tables of recorded guests (`flowstone-bench evidence --record`).
 //!
-//! All but the file server's on a drive that was written before, and that hears of what is free
-//! only if the guest mounts with `-o discard`.
+//! All except the file server's use a drive that was written before, and that gets discards only if
+//! the guest mounts with `-o discard`.
 
 use super::phases::OfPhase;
 use super::record::trace_path;
 use super::table::{Shown, Table, column, formats};
 
 const FORMATS: [&str; 3] = ["raw", "qcow2", "log"];
-/// A log image of 1 GiB fits no larger share with a reserve of 18 %.
+/// Largest share of the drive at which a log image of 1 GiB with a reserve of 18 % fits.
 const FILL: &str = "--fill=0.7";
 const FULL: &str = "--fill=0.95";
 const LARGE: &str = "--ssd=block=8M";
 /// A guest without `-o discard`: it allocates the same blocks.
 const NO_TRIM: &str = "--serve-arg=--discard=ignore";
-/// 1.5 ms a TRIM.
+/// 1.5 ms per TRIM.
 const S3_DRIVE: &str = "--ssd=profile=x25m";
-/// Nothing a TRIM.
+/// No cost per TRIM.
 const S1_DRIVE: &str = "--ssd=profile=sata2014";
-/// Where the image of a replay at full speed is.
+/// Path of the image of a replay at full speed.
 pub const ONTO: &str = "target/evidence/onto.img";
 
 type Options = Vec<(String, Vec<String>)>;
 
-/// All of them.
+/// Returns all tables.
 pub fn tables() -> Vec<Table> {
     vec![
         Table {
@@ -80,13 +80,14 @@ fn base(trace: &str, more: &[&str]) -> Vec<String> {
     options
 }
 
-/// A recording by format.
+/// Returns a table of a recording by format.
 fn of_guest(name: &'static str, trace: &str, title: &'static str, shown: Shown) -> Table {
     let (columns, lines, base) = (Vec::new(), formats(&FORMATS), base(trace, &[]));
     Table { name, title, shown, columns, lines, base }
 }
 
-/// S3's files alone were 80 % of its drive; no log image of that size fits so much of one.
+/// All formats, and those that fit at 95 % of the drive: S3's files alone filled 80 % of its drive,
+/// where a log image of that size does not fit.
 fn formats_and_full() -> Options {
     let full = ["raw", "qcow2"].map(|format| {
         column(&format!("{format}, 95 % of the drive"), &[&format!("--format={format}"), FULL])
@@ -94,7 +95,7 @@ fn formats_and_full() -> Options {
     [formats(&FORMATS), full.to_vec()].concat()
 }
 
-/// The same, and with erase blocks as large as a segment and more.
+/// The same, and with erase blocks of a segment's size and larger.
 fn formats_full_and_large() -> Options {
     let large = ["raw", "qcow2", "log"].map(|format| {
         let line = format!("{format}, erase blocks of 8 MiB");
@@ -103,7 +104,7 @@ fn formats_full_and_large() -> Options {
     [formats_and_full(), large.to_vec()].concat()
 }
 
-/// With so much flash beyond what the host sees: with TRIM, and without.
+/// By over-provisioning: with each kind of TRIM, and without.
 fn spares(trims: &[(&str, &str)]) -> Options {
     let of = |spare: &'static str| {
         let trims = trims.iter().chain(&[("none", NO_TRIM)]);
@@ -155,13 +156,13 @@ fn postmark_runs() -> Table {
     phases("postmark-runs", "postmark", title, OfPhase::Waf, &[])
 }
 
-/// No log image has so much of a drive.
+/// Returns a table of raw and qcow2 images that fill 95 % of the drive, which no log image can.
 fn full(name: &'static str, trace: &str, title: &'static str) -> Table {
     let columns = formats_and_trim(&["raw", "qcow2"]);
     Table { columns, ..phases(name, trace, title, OfPhase::Waf, &[FULL]) }
 }
 
-/// Four disks side by side are one raw disk for a drive; of other formats four images are not one.
+/// Four disks side by side are one raw disk for a drive; with other formats four images are not.
 fn four(name: &'static str, trace: &str, title: &'static str) -> Table {
     let of = |block: &'static str| {
         let option = format!("--ssd=block={block}");
@@ -175,7 +176,7 @@ fn four(name: &'static str, trace: &str, title: &'static str) -> Table {
     Table { columns, ..phases(name, trace, title, OfPhase::Waf, &[FULL, "--format=raw"]) }
 }
 
-/// A column for each of four guests.
+/// Returns a column for each of four guests.
 fn of_guests() -> Options {
     let guests = [
         ("Postmark", "postmark"),
@@ -189,7 +190,8 @@ fn of_guests() -> Options {
     guests.map(of).to_vec()
 }
 
-/// Whether it helps the drive to keep what guests write as metadata apart (S1.2).
+/// Compares streams: whether separating the data that guests write as metadata helps the drive
+/// (S1.2).
 fn streams() -> Table {
     let base = vec![FILL.into(), "--aged".into(), "--format=log".into()];
     let line = |name: &str, streams: &str, block: &str| {
@@ -208,7 +210,7 @@ fn streams() -> Table {
     }
 }
 
-/// As the requests came, since what comes soon after another is merged with it.
+/// In the trace's timing, since closely following discards are merged.
 fn deletes() -> Table {
     Table {
         columns: of_guests(),

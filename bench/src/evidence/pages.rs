@@ -1,4 +1,4 @@
-//! The pages: tables between markers of hand-written text, and pictures.
+//! The pages: generated tables between markers in hand-written text, and pictures.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::tables::tables;
 use crate::document;
 use crate::plot::{Axes, draw};
 
-/// Which page has which tables.
+/// The tables of each page.
 const PAGES: [(&str, &[&str]); 4] = [
     ("wear.md", &["load", "erase-block", "unit", "trim", "spare", "fill", "offset", "collector"]),
     ("decisions.md", &["segment", "reserve", "streams"]),
@@ -33,7 +33,7 @@ const PAGES: [(&str, &[&str]); 4] = [
     ),
 ];
 
-/// Writes all tables and pictures of what there is data of.
+/// Writes all tables and pictures that have data.
 pub fn update(folder: &Path) -> Result<()> {
     for (page, name, text) in rendered(folder)? {
         document::update(&folder.join(page), name, &text)?;
@@ -41,7 +41,7 @@ pub fn update(folder: &Path) -> Result<()> {
     picture(folder)
 }
 
-/// Each table that there is data of: its page, its name and its text.
+/// Returns each table that has data: its page, its name and its text.
 pub fn rendered(folder: &Path) -> Result<Vec<(&'static str, &'static str, String)>> {
     let mut found = Vec::new();
     for table in tables(false) {
@@ -61,7 +61,7 @@ pub fn rendered(folder: &Path) -> Result<Vec<(&'static str, &'static str, String
     Ok(found)
 }
 
-/// What erase blocks cost.
+/// Draws the WAF by the size of erase blocks.
 fn picture(folder: &Path) -> Result<()> {
     let path = folder.join("data/erase-block.json");
     if !path.exists() {
@@ -85,7 +85,7 @@ fn picture(folder: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// A figure changes with its data, and not by hand.
+    /// A figure changes only with its data, never by hand.
     #[test]
     fn the_pages_say_what_the_data_says() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/evidence");

@@ -7,22 +7,22 @@ use serde_json::{Map, Value, json};
 
 use super::data::Data;
 
-/// What is kept of a phase.
+/// Fields that are kept of a phase.
 const KEPT: [&str; 6] =
     ["guest_blocks", "host_blocks", "device_blocks", "device_seconds", "punches", "discards"];
-/// Phases in which a guest only gets ready.
+/// Phases of preparation by a guest.
 const BEFORE: [&str; 2] = ["make", "fill"];
 
-/// What a table shows of a phase.
+/// The figure shown for a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OfPhase {
     /// The total WAF.
     Waf,
-    /// Seconds of the drive's work.
+    /// Seconds of the drive's busy time.
     Seconds,
 }
 
-/// Makes one of all phases that have the same name, with what tables show of them.
+/// Merges phases of the same name, keeping the fields that tables show.
 pub fn condense(report: &mut Value) {
     let Some(phases) = report.get_mut("phases") else { return };
     let mut by_name: Vec<(String, Map<String, Value>)> = Vec::new();
@@ -45,7 +45,7 @@ pub fn condense(report: &mut Value) {
     *phases = condensed.collect();
 }
 
-/// As Markdown. Each column is a replay of the same trace.
+/// Renders the table as Markdown. Each column is a replay of the same trace.
 pub fn render(columns: &[(String, Vec<String>)], data: &Data, what: OfPhase) -> Result<String> {
     let names: Vec<_> = columns.iter().map(|(name, _)| name.as_str()).collect();
     let mut text = format!("| | {} |\n|---|{}", names.join(" | "), "---|".repeat(names.len()));

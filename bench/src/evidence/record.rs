@@ -1,4 +1,4 @@
-//! `flowstone-bench evidence --record`: what real guests ask their disk for, as traces that the
+//! `flowstone-bench evidence --record`: records the disk requests of real guests as traces that the
 //! tables replay.
 //!
 //! ```text
@@ -22,14 +22,15 @@ use flowstone_vmtest::framework::workspace;
 use self::loads::{Recording, recordings};
 pub use self::traces::{FOLDER, trace_path};
 
-/// Longest time that a recorder takes to write the rest.
+/// Timeout of a recorder for writing the rest.
 const RECORDER_ENDS: Duration = Duration::from_secs(60);
-/// S3's consolidated guests do the same at once; each one is a little behind the one before.
+/// S3's consolidated guests have the same load at the same time; each starts a little later than
+/// the one before.
 const GUESTS: u64 = 4;
 const LATER: Duration = Duration::from_secs(7);
 const QUEUES: u16 = 2;
 
-/// Records all of them, or one.
+/// Records all, or one.
 pub fn record(only: Option<&str>) -> Result<()> {
     let wanted: Vec<_> =
         recordings().into_iter().filter(|it| only.is_none_or(|name| it.name == name)).collect();
@@ -51,7 +52,7 @@ pub fn record(only: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// For `--list`.
+/// Prints the recordings for `--list`.
 pub fn list() {
     for recording in recordings() {
         println!("{}: {}", trace_path(recording.name).display(), recording.title);
@@ -60,7 +61,7 @@ pub fn list() {
 }
 
 fn run(lab: &Lab, recording: &Recording) -> Result<String> {
-    // A folder of its own: the images of one are gone when the next one is made.
+    // A folder of its own: the images of one are removed before the next one is made.
     let folder = tempfile::tempdir_in(lab.folder())?;
     let mut files = recording.files(folder.path())?;
     files.push(("file-load", workspace::beside("file-load")?));
@@ -91,17 +92,18 @@ fn run(lab: &Lab, recording: &Recording) -> Result<String> {
 }
 
 const MARK: &str = "/tools/file-load mark /dev/vda";
-/// What a phase has asked for is with the disk: ext4 discards what a commit has freed, after it.
+/// Makes sure that the requests of a phase have reached the disk: ext4 discards freed space after
+/// the commit.
 const SETTLE: &str = "sync; sleep 1; sync; sleep 1";
 
-/// A program of the host.
+/// Finds a program of the host.
 fn program(name: &str) -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|it| it.join(name)).find(|it| it.is_file());
     found.with_context(|| format!("no {name} on this host (run scripts/setup --evidence)"))
 }
 
-/// A file that a load makes for itself.
+/// Writes a generated file of a load.
 fn written(folder: &Path, name: &str, content: impl AsRef<[u8]>) -> Result<PathBuf> {
     let path = folder.join(name);
     fs::write(&path, content)?;

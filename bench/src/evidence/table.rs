@@ -1,4 +1,4 @@
-//! A table: replays, a line after the other, and what is shown of each.
+//! A table of replays and the figure shown of each.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::data::{Cell, Data};
 use super::phases::{self, OfPhase};
 
-/// What `--ssd` is without being said.
+/// Defaults of `--ssd`.
 const DEFAULTS: [(&str, &str); 6] = [
     ("op", "7%"),
     ("unit", "4K"),
@@ -18,39 +18,39 @@ const DEFAULTS: [(&str, &str); 6] = [
     ("gc", "greedy"),
     ("offset", "0"),
 ];
-/// What S3 measured of a TRIM, whatever its length.
+/// Time of a TRIM measured by S3, whatever its length.
 const TRIM_SECONDS: f64 = 0.0015;
 
-/// What a cell shows.
+/// The figure shown in a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shown {
-    /// The total WAF, and host times device where the image writes more than the guest.
+    /// The total WAF, and its factors host and device where the image writes more than the guest.
     Waf,
-    /// Seconds of the drive's work for each GiB that the guest writes.
+    /// Seconds of the drive's busy time per GiB that the guest writes.
     SecondsPerGib,
-    /// Calls that gave space back, and the guest's discards.
+    /// Calls that freed space, and the guest's discards.
     Trims,
-    /// Requests that a file of this host took, in thousands a second.
+    /// Requests per second to a file of this host, in thousands.
     Rate,
-    /// A line for each phase of a trace, of all phases with its name.
+    /// A line for each phase of a trace, with phases of the same name merged.
     Phases(OfPhase),
 }
 
-/// See the module.
+/// A table; see the module.
 pub struct Table {
     pub name: &'static str,
     pub title: &'static str,
     pub shown: Shown,
-    /// What the columns are of, and each one's arguments.
+    /// Names of the columns, with their arguments.
     pub columns: Vec<(String, Vec<String>)>,
-    /// The same of the lines.
+    /// Names of the lines, with their arguments.
     pub lines: Vec<(String, Vec<String>)>,
-    /// Of all.
+    /// Arguments of all cells.
     pub base: Vec<String>,
 }
 
 impl Table {
-    /// A line after the other. Of an option that comes twice the last one counts.
+    /// Returns the commands of all cells, line by line. The last one of a repeated option counts.
     pub fn commands(&self) -> impl Iterator<Item = Vec<String>> + '_ {
         self.lines.iter().flat_map(move |(_, line)| {
             let of = move |(_, column): &(String, Vec<String>)| {
@@ -60,7 +60,7 @@ impl Table {
         })
     }
 
-    /// Options by name, so that the same replay is the same command in all tables.
+    /// Sorts options by name, so that the same replay is the same command in all tables.
     fn command(&self, options: &[String]) -> Vec<String> {
         let mut by_name = std::collections::BTreeMap::new();
         let mut ssd = std::collections::BTreeMap::new();
@@ -83,7 +83,7 @@ impl Table {
         words.map(str::to_owned).collect()
     }
 
-    /// As Markdown; the best of a column is bold.
+    /// Renders the table as Markdown; the best cell of a column is bold.
     pub fn render(&self, data: &Data) -> Result<String> {
         let commands: Vec<_> = self.commands().collect();
         let measured: Vec<_> = data.cells.iter().map(|cell| cell.command.clone()).collect();
@@ -119,7 +119,7 @@ impl Table {
         Ok(text + "\n")
     }
 
-    /// What is kept of a report.
+    /// Returns the part of a report that is kept.
     pub fn kept(&self, report: &Value) -> Value {
         let mut report = report.clone();
         match self.shown {
@@ -129,7 +129,7 @@ impl Table {
         report
     }
 
-    /// What a cell is compared by.
+    /// Returns the figure by which cells are compared.
     pub fn value(&self, cell: &Cell) -> Result<f64> {
         match self.shown {
             Shown::Waf | Shown::Phases(_) => cell.number("total_waf"),
@@ -142,7 +142,7 @@ impl Table {
         }
     }
 
-    /// Whether more is less good.
+    /// Returns whether less is better.
     fn is_cost(&self) -> bool {
         self.shown != Shown::Rate
     }
@@ -163,7 +163,7 @@ impl Table {
         })
     }
 
-    /// The recordings that it replays.
+    /// Returns the recordings that it replays.
     pub fn traces(&self) -> impl Iterator<Item = String> {
         let options = self.commands().flatten().collect::<Vec<_>>();
         let is_trace = |pair: &[String]| (pair[0] == "--trace").then(|| pair[1].clone());

@@ -1,21 +1,21 @@
-//! The tables: a base point, and one factor at a time.
+//! The tables: a base point, varied in one factor at a time.
 //!
-//! The base point is a drive of 4 GiB of which a full disk is 80 %: 7 % over-provisioning, units of
-//! 4 KiB, erase blocks of 512 KiB, TRIM on, zipf .99.
+//! The base point is a drive of 4 GiB with a disk of 80 % of it: 7 % over-provisioning, units of 4
+//! KiB, erase blocks of 512 KiB, TRIM on, zipf .99.
 
 use super::guests;
 use super::table::{Shown, Table, column, formats, named};
 
 const BOTH: [&str; 2] = ["raw", "log"];
 
-/// How large all is.
+/// Sizes of disks, drives and loads.
 struct Sizes {
     disk: &'static str,
     fill: &'static str,
     half: &'static str,
-    /// What images with small segments fit, too.
+    /// A share of the drive at which images with small segments fit, too.
     loose: &'static str,
-    /// Writes that find room without cleaning.
+    /// Number of writes that need no cleaning.
     burst: &'static str,
     blocks: &'static [&'static str],
     segments: &'static [&'static str],
@@ -35,7 +35,7 @@ const FULL: Sizes = Sizes {
     large: "8M",
     misfit: "4M",
 };
-/// A log image of so little has room at 55 % of the drive.
+/// A log image of this size fits at 55 % of the drive.
 const QUICK: Sizes = Sizes {
     disk: "256M",
     fill: "0.55",
@@ -48,7 +48,7 @@ const QUICK: Sizes = Sizes {
     misfit: "512K",
 };
 
-/// All of them, of small disks if it has to be quick.
+/// Returns all tables; with small disks if `is_quick`.
 pub fn tables(is_quick: bool) -> Vec<Table> {
     let sizes = if is_quick { QUICK } else { FULL };
     let mut tables = of_drives(&sizes);
@@ -56,7 +56,7 @@ pub fn tables(is_quick: bool) -> Vec<Table> {
     tables.push(segments(&sizes));
     tables.push(reserves(&sizes));
     tables.push(sata(&sizes));
-    // What guests were recorded with has the size it has.
+    // Recorded guests have disks of a fixed size.
     if !is_quick {
         tables.extend(guests::tables());
     }
@@ -64,7 +64,7 @@ pub fn tables(is_quick: bool) -> Vec<Table> {
 }
 
 impl Sizes {
-    /// The base point but for the format.
+    /// Returns the arguments of the base point, without the format.
     fn base(&self, load: &str) -> Vec<String> {
         let Self { disk, fill, .. } = self;
         vec![format!("--size={disk}"), format!("--fill={fill}"), format!("--generate={load}")]
@@ -82,7 +82,7 @@ impl Sizes {
     }
 }
 
-/// What the drive is like.
+/// Tables that vary the drive.
 fn of_drives(sizes: &Sizes) -> Vec<Table> {
     vec![
         sizes.table(
@@ -112,7 +112,7 @@ fn of_drives(sizes: &Sizes) -> Vec<Table> {
     ]
 }
 
-/// What is written, and what the host does with it.
+/// Tables that vary the load, and the host's behaviour.
 fn of_hosts(sizes: &Sizes) -> Vec<Table> {
     let loads = ["uniform", "zipf:0.99", "hotcold:95/5", "sequential"];
     let trims = vec![
@@ -158,7 +158,7 @@ fn segments(sizes: &Sizes) -> Table {
     }
 }
 
-/// What the image does not reserve the drive has.
+/// Space that the image does not reserve is available to the drive.
 fn reserves(sizes: &Sizes) -> Table {
     let title = "Total WAF of log images by reserve and erase block, 70 % of the drive, zipf .99";
     let columns = named(&["10", "15", "20", "23"], |percent| format!("--reserve={percent}"));

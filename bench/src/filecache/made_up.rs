@@ -1,4 +1,4 @@
-//! Made-up traces of file uses: skewed, with scans, uniform, and with a working set that moves.
+//! Synthetic traces of file uses: skewed, with scans, uniform, and with a moving working set.
 
 use clap::ValueEnum;
 use fastrand::Rng;
@@ -28,7 +28,7 @@ pub enum Load {
 }
 
 impl Load {
-    /// The trace; the same for the same seed.
+    /// Returns the trace; the same for the same seed.
     pub fn lines(self, seed: u64) -> Vec<Line> {
         let mut rng = Rng::with_seed(seed);
         let sizes: Vec<u64> = (0..FILES).map(|_| size(&mut rng)).collect();
@@ -54,13 +54,13 @@ impl Load {
     }
 }
 
-/// 4 KiB to 1 MiB, each power of two as often as the other.
+/// Returns a size of 4 KiB to 1 MiB, with all powers of two equally frequent.
 fn size(rng: &mut Rng) -> u64 {
     let base = 4096_u64 << rng.u32(0..8);
     base + rng.u64(0..base)
 }
 
-/// Draws ranks by inversion of the cumulated frequencies.
+/// Draws ranks by inversion of the cumulative distribution.
 struct Zipf {
     cumulated: Vec<f64>,
 }

@@ -1,5 +1,5 @@
-//! Files that were used before a restart, read for the first time after it: from copies in a folder
-//! that are still there, and without them.
+//! First reads, after a restart, of files used before it: with the copies in a folder still there,
+//! and without.
 
 use std::fs;
 use std::path::Path;
@@ -44,7 +44,7 @@ pub fn again(args: &AgainArgs, program: &Path, rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// The time that a second mount needs for the files that the first one had used.
+/// Returns the time that a second mount takes to read the files used by the first one.
 fn first_pass(args: &AgainArgs, program: &Path, keeps: bool) -> Result<Duration> {
     let places = Places::new(&["behind", "source", "mount", "copies", "state"])?;
     let (source, mount) = (places.at("source"), places.at("mount"));

@@ -1,5 +1,5 @@
-//! `flowstone-bench guest`: what a guest's file cache brings and what it costs, in front of a
-//! folder of this machine or of a FUSE server of ours at the end of a link.
+//! `flowstone-bench guest`: benefits and costs of a guest's file cache, in front of a folder of
+//! this machine or of a FUSE server behind a simulated link.
 
 mod again;
 mod postmark;
@@ -57,7 +57,7 @@ pub fn guest(args: &GuestArgs) -> Result<()> {
     }
 }
 
-/// A folder with the places that a measurement needs.
+/// A folder with the subfolders of a measurement.
 struct Places(TempDir);
 
 impl Places {
@@ -82,8 +82,8 @@ struct Mounted {
 }
 
 impl Mounted {
-    /// Serves `source` at `at` with further options, started by `launcher` (a command that runs
-    /// the one it is given), if that is not empty.
+    /// Serves `source` at `at` with further options, started by `launcher` (a command that runs its
+    /// arguments) unless that is empty.
     fn start(
         program: &Path,
         launcher: &[&str],
@@ -111,8 +111,8 @@ impl Mounted {
         stats[name].as_u64().with_context(|| format!("{name} in {stats}"))
     }
 
-    /// Reads files again and again until there are copies of so many. One that has been seen for
-    /// less than two seconds is not copied yet.
+    /// Reads files repeatedly until there are `count` copies. A file first seen less than two
+    /// seconds ago is not copied yet.
     fn copy(&self, names: &[String], count: u64) {
         wait_until("the files are copied", || {
             for name in names {

@@ -1,9 +1,9 @@
-//! `flowstone-bench guest postmark`: what a guest's file cache brings in front of slow shared
-//! storage, as the part of files that are cached grows (Figs. 4 and 5 of the MultiCache paper).
+//! `flowstone-bench guest postmark`: throughput with a guest's file cache in front of slow shared
+//! storage, by the cached share of the files (Figs. 4 and 5 of the MultiCache paper).
 //!
-//! The source is a FUSE server of ours at the end of a link. Files are read whole, one after the
-//! other, and new ones are written between. A file that is not cached is read once, so that it is
-//! in no cache anywhere; those that are cached were read before the measurement began.
+//! The source is a FUSE server behind a simulated link. Files are read whole, sequentially, and new
+//! ones are written in between. An uncached file is read only once, so that it is in no cache;
+//! cached ones were read before the measurement.
 
 use std::fs;
 use std::path::Path;
@@ -16,10 +16,9 @@ use flowstone_testkit::fuse::FuseHost;
 use super::{Mounted, Places};
 use crate::sample::median;
 
-/// Files that are cached.
+/// Number of cached files.
 const CACHED: u64 = 16;
-/// Parts of the reads that are of cached files, in percent; the first one is what others are
-/// compared with.
+/// Shares of reads of cached files, in percent; the first one is the baseline.
 const PARTS: [u64; 5] = [0, 10, 20, 50, 80];
 
 /// Options.
@@ -40,7 +39,7 @@ pub struct PostmarkArgs {
 #[derive(Clone, Copy, Debug)]
 struct Load {
     file_bytes: u64,
-    /// In percent; the rest are writes of new files.
+    /// Share of reads in percent; the rest are writes of new files.
     read_share: u64,
 }
 
@@ -83,7 +82,7 @@ pub fn postmark(args: &PostmarkArgs, program: &Path, rounds: usize) -> Result<()
     Ok(())
 }
 
-/// Bytes a microsecond: MB/s.
+/// Returns bytes per microsecond: MB/s.
 fn measure(args: &PostmarkArgs, program: &Path, load: Load, part: u64) -> Result<f64> {
     let places = Places::new(&["behind", "source", "mount"])?;
     let at = |name: &str| places.at(name);
@@ -119,7 +118,7 @@ fn measure(args: &PostmarkArgs, program: &Path, load: Load, part: u64) -> Result
     Ok((operations * load.file_bytes) as f64 / time.as_micros() as f64)
 }
 
-/// Whether a number is one of so many percent of all: `percent` of each hundred, evenly spread.
+/// Returns whether `number` is selected when `percent` of each hundred numbers are, evenly spread.
 fn is_of_share(number: u64, percent: u64) -> bool {
     (number + 1) * percent / 100 > number * percent / 100
 }

@@ -1,5 +1,5 @@
-//! The same memory for the page cache over the source alone, and for all of a file cache: its
-//! copies, its process, and the pages of files that it has no copy of.
+//! Compares the page cache over the source alone with a file cache of the same total memory: its
+//! copies, its process, and the page cache of files without a copy.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -16,7 +16,7 @@ use crate::filecache::Load;
 use crate::memory_group::MemoryGroup;
 use crate::sample::interval;
 
-/// What a file cache needs besides copies: its process, and pages of what is read past it.
+/// Memory of a file cache besides copies: its process, and cached pages of other files.
 const BESIDE_COPIES: u64 = 48 << 20;
 
 /// Options.
@@ -60,7 +60,8 @@ pub fn same_memory(args: &SameMemoryArgs, program: &Path, rounds: usize) -> Resu
     Ok(())
 }
 
-/// Reads all files in turn, whole, in processes that have so much memory together.
+/// Reads all files in turn, whole, in processes that have `limit` bytes of memory together. Returns
+/// the bytes read from the source.
 fn bytes_from_source(
     uses: &[Line],
     files: &BTreeMap<u64, u64>,

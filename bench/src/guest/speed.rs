@@ -1,5 +1,5 @@
-//! What a file cache costs where it brings nothing: the same work through the mount and on the
-//! files themselves, one after the other, each with the same file and on the same CPU.
+//! Overhead of a file cache without cache hits: the same work through the mount and on the files
+//! themselves, alternating, each with the same file and on the same CPU.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -16,10 +16,10 @@ use flowstone_testkit::process::pin_current_thread;
 use super::{Mounted, Places};
 use crate::sample::{interval, median};
 
-/// Bytes of the files that are read and written.
+/// Size of the files that are read and written.
 const FILE: u64 = 64 << 20;
 const MIB: usize = 1 << 20;
-/// How far away a source is, and how many files it has.
+/// Round trip to a remote source, and its number of files.
 const FAR: Duration = Duration::from_millis(1);
 const FAR_FILES: u32 = 2_000;
 /// Opens that are timed together.
@@ -36,7 +36,7 @@ pub struct SpeedArgs {
     files: u32,
 }
 
-/// What is measured, in each round: seconds through the mount, and on the file itself.
+/// One measurement, by round: seconds through the mount, and on the file itself.
 struct Point {
     name: &'static str,
     ours: Vec<f64>,
@@ -45,12 +45,12 @@ struct Point {
 
 type Work = fn(&Path) -> Result<()>;
 
-/// All that is measured.
+/// All measurements.
 #[derive(Default)]
 struct Points(Vec<Point>);
 
 impl Points {
-    /// Does the same work in both places, by turns first here and first there.
+    /// Does the same work in both places, alternating which one is first.
     fn measure(
         &mut self,
         name: &'static str,
@@ -61,7 +61,7 @@ impl Points {
         self.measure_after(|| Ok(()), name, work, ours, theirs)
     }
 
-    /// The same, with something to be done before each.
+    /// The same, after `prepare` before each.
     fn measure_after(
         &mut self,
         prepare: fn() -> Result<()>,
@@ -109,14 +109,14 @@ pub fn speed(args: &SpeedArgs, program: &Path, rounds: usize) -> Result<()> {
         Some(dir) => tempfile::tempdir_in(dir)?,
         None => tempfile::tempdir()?,
     };
-    // As many folders deep as the mounts.
+    // At the same depth as the mounts.
     let source = source.path().join("source");
     fs::create_dir(&source)?;
     let source = source.as_path();
     let on_tmpfs = tempfile::NamedTempFile::new_in("/dev/shm").context("a file on tmpfs")?;
     write_whole(on_tmpfs.path(), FILE)?;
     make_files(source, args.files)?;
-    // The large file has no room as a copy.
+    // The large file does not fit as a copy.
     let options = ["--memory", "100M", "--policy", "multicache"];
     let mounted = Mounted::start(program, &[], source, &places.at("mount"), &options)?;
     let plain_only = [&options[..], &["--modes", "plain", "--xattrs"]].concat();
@@ -175,7 +175,7 @@ fn measure_all(
     points.measure("ls -l, again, --xattrs", list, &with, &theirs)
 }
 
-/// A folder whose source takes its time to answer.
+/// Measures a folder whose source answers slowly.
 fn measure_far(points: &mut Points, program: &Path, rounds: usize) -> Result<()> {
     let places = Places::new(&["behind", "source", "mount"])?;
     (0..FAR_FILES)
@@ -255,7 +255,7 @@ fn list(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Names and attributes are in no cache of the kernel's.
+/// Drops names and attributes from the kernel's caches.
 fn drop_caches() -> Result<()> {
     fs::write("/proc/sys/vm/drop_caches", "2").context("drop caches")
 }

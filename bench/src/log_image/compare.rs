@@ -1,4 +1,4 @@
-//! The points, round by round, and the table that says what of them is reached.
+//! Measures the points, round by round, and prints a table with targets.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -45,15 +45,15 @@ pub struct CompareArgs {
     run: RunArgs,
 }
 
-/// A log image has so many times the room of what is written to it: this is about writing, not
-/// about cleaning, which `steady` measures.
+/// Size of a log image relative to the data written to it: this measures writing without cleaning,
+/// which `steady` measures.
 const ROOM: u64 = 4;
-/// The image that is put in order is this much smaller: that is done again in every round.
+/// Divisor of the size of the image that is sorted, since it is sorted again in every round.
 const SETTLED_PART: u64 = 4;
 const FILL_BYTES: u64 = 128 << 10;
 const BLOCK_BYTES: u64 = 4096;
 
-/// Measures what was asked for, and prints the table.
+/// Measures the selected points, and prints the table.
 pub fn compare(args: &CompareArgs) -> Result<()> {
     let chosen = args.run.choose(&POINTS, |point| point.name)?;
     if args.list {
@@ -81,7 +81,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// All images, every block of them written. The raw one stays for the next run.
+    /// Makes all images, with every block written. The raw one is kept for the next run.
     fn make(&self, points: &[&Point]) -> Result<()> {
         let place = &self.args.run.place;
         place.fill_raw(&self.raw(), self.args.size)?;
@@ -116,7 +116,7 @@ impl Bench<'_> {
         self.args.run.dir.join(if settled { "settled.flow" } else { "log.flow" })
     }
 
-    /// Bytes of an image that are used.
+    /// Returns the used bytes of an image.
     fn span(&self, settled: bool) -> u64 {
         if settled { self.args.size / SETTLED_PART } else { self.args.size }
     }
@@ -155,7 +155,7 @@ impl Bench<'_> {
         })
     }
 
-    /// Serves an image anew for every load, so that what one has left behind is not the next one's.
+    /// Serves an image anew for every load, so that one load does not affect the next.
     fn serve_and_load(
         &self,
         image: &Path,

@@ -1,4 +1,4 @@
-//! Who takes part, how each is given its disk, started and stopped.
+//! The contenders: how each gets its disk, is started and stopped.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,19 +10,19 @@ use flowstone_testkit::{Daemon, DaemonCommand};
 
 use crate::raw_file::fill;
 
-/// One of those that are measured, all of them by Flowstone.
+/// A contender; all of them are served by Flowstone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contender {
-    /// A raw image whose every block has been written.
+    /// A raw image with every block written.
     Raw,
-    /// The same with one queue, whatever the others have.
+    /// The same with one queue, whatever the number of the others.
     RawAlone,
-    /// A log image whose every block has been written.
+    /// A log image with every block written.
     Log,
 }
 
 impl Contender {
-    /// Name in tables.
+    /// Returns the name in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -31,7 +31,7 @@ impl Contender {
         }
     }
 
-    /// How many of the point's queues it has.
+    /// Returns how many of the point's queues it has.
     pub const fn queues(self, queues: usize) -> usize {
         match self {
             Self::Raw | Self::Log => queues,
@@ -55,12 +55,12 @@ pub struct Place {
 }
 
 impl Place {
-    /// The binary that is measured.
+    /// Returns the measured binary.
     pub fn program(&self) -> Result<PathBuf> {
         self.flowstone.clone().map_or_else(|| Ok(flowstone_binary()?), Ok)
     }
 
-    /// Makes a new log image in place of what was there.
+    /// Makes a new log image, replacing an old one.
     pub fn create_log(&self, image: &Path, bytes: u64, more: &[String]) -> Result<()> {
         remove(image)?;
         let size = bytes.to_string();
@@ -69,12 +69,12 @@ impl Place {
         succeed(&mut command)
     }
 
-    /// Makes sure that every block of a raw image has been written.
+    /// Makes sure that every block of a raw image is written.
     pub fn fill_raw(&self, image: &Path, bytes: u64) -> Result<()> {
         fill(image, bytes)
     }
 
-    /// Puts a log image in order.
+    /// Compacts a log image.
     pub fn compact(&self, image: &Path) -> Result<()> {
         succeed(Command::new(self.program()?).arg("compact").arg(image))
     }
@@ -99,14 +99,14 @@ impl Place {
     }
 }
 
-/// Ends a server in order.
+/// Ends a server in an orderly way.
 pub fn stop(daemon: &mut Daemon) -> Result<()> {
     let ended = daemon.terminate(TERMINATE_TIMEOUT).context("flowstone did not end on SIGTERM")?;
     ensure!(ended.success(), "flowstone ended with {ended}: {}", daemon.stderr());
     Ok(())
 }
 
-/// Runs a command that must succeed; what it prints is of interest only if it fails.
+/// Runs a command that must succeed; its output is shown only if it fails.
 pub fn succeed(command: &mut Command) -> Result<()> {
     let output = command
         .stdin(Stdio::null())

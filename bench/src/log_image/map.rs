@@ -1,4 +1,4 @@
-//! The map alone, beside a balanced tree as the reshaping paper uses (S1.3: red/black trees).
+//! The map alone, compared with a balanced tree as in the reshaping paper (S1.3: red/black trees).
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -7,7 +7,7 @@ use std::time::Instant;
 use flowstone_image::log::{Address, BlockMap, MapEntry};
 
 const ENTRIES: usize = 10_000_000;
-/// Blocks of the disk: 64 GiB, so that the entries lie far apart, as random writes do.
+/// Blocks of the disk: 64 GiB, so that the entries are sparse, as with random writes.
 const BLOCKS: u64 = 1 << 24;
 
 /// Prints nanoseconds per operation and bytes per entry.
@@ -43,7 +43,7 @@ fn drop_word(word: MapEntry) {
     black_box(word);
 }
 
-/// Nanoseconds per entry, and the result.
+/// Returns nanoseconds per entry, and the result.
 fn time<T>(work: impl FnOnce() -> T) -> (f64, T) {
     let start = Instant::now();
     let result = black_box(work());

@@ -1,9 +1,9 @@
-//! `flowstone-bench log`: log images beside raw ones.
+//! `flowstone-bench log`: log images compared with raw ones.
 //!
 //! Without a subcommand it measures the points of `point`, round by round, contenders in turn, and
-//! says of each whether its target is met. `steady` writes to full disks for long and reports what
-//! cleaning costs, `open` how long it takes until a large image is served, `map` measures the map
-//! alone.
+//! reports for each whether its target is met. `steady` overwrites full disks for long and reports
+//! the cost of cleaning, `open` measures the time until a large image is served, `map` measures the
+//! map alone.
 
 mod compare;
 mod contender;
@@ -59,7 +59,7 @@ pub fn log(args: &LogArgs) -> Result<()> {
     }
 }
 
-/// Where images are, by default.
+/// Returns the default folder of images.
 pub fn default_dir() -> PathBuf {
     PathBuf::from("target/bench-data")
 }

@@ -1,5 +1,5 @@
-//! How long a daemon takes until it serves a large image: after a clean stop, and after a kill with
-//! as much to replay as there can be.
+//! The time until a daemon serves a large image: after a clean stop, and after a kill with the
+//! longest possible replay.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -32,8 +32,8 @@ pub struct OpenArgs {
     place: Place,
 }
 
-/// Shares of what is appended between two checkpoints that the killed daemon had written, in
-/// percent. Headers come on top.
+/// Progress of the killed daemon between two checkpoints: shares of the appended bytes, in percent,
+/// without headers.
 const KILLED_AT: [u64; 4] = [20, 50, 80, 90];
 
 /// Prints times from start to ready.
@@ -51,8 +51,8 @@ pub fn measure(options: &OpenArgs) -> Result<()> {
         println!("| after a clean stop | {seconds:.3} |");
         stop(&mut daemon)?;
     }
-    // A checkpoint is due after 256 MiB to 4 GiB, within that after 20 times the map, which has 8
-    // bytes for each block.
+    // A checkpoint is due after 256 MiB to 4 GiB, within that after 20 times the size of the map,
+    // which has 8 bytes per block.
     let interval_blocks = (20 * live / 512).clamp(256 << 20, 4 << 30) / 4096;
     for percent in KILLED_AT {
         let mut daemon = start(options, &image)?.0;
@@ -65,7 +65,7 @@ pub fn measure(options: &OpenArgs) -> Result<()> {
     Ok(std::fs::remove_file(&image)?)
 }
 
-/// A daemon that is ready, and the seconds that took.
+/// Returns a daemon that is ready, and its start-up time in seconds.
 fn start(options: &OpenArgs, image: &Path) -> Result<(Daemon, f64)> {
     let socket = options.dir.join("bench.sock");
     let direct = ["--direct", "on"].map(str::to_owned);

@@ -1,21 +1,21 @@
-//! What a log image has appended, by what it was.
+//! Blocks appended to a log image, by kind.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-/// Blocks since the image was made, or between two looks.
+/// Blocks appended since the image was made, or between two readings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Parts {
     guest: f64,
     appended: f64,
     copies: f64,
     maps: f64,
-    /// Headers of records, and seals of segments, if the image counts them apart.
+    /// Headers of records, and seals of segments, if they are counted separately.
     headers_and_seals: Option<(f64, f64)>,
 }
 
 impl Parts {
-    /// From the part of `stats --json` about a log image.
+    /// Reads them from the part of `stats --json` about a log image.
     pub fn of(log: &Value) -> Result<Self> {
         let number = |key: &str| log[key].as_f64();
         let needed = |key: &str| number(key).with_context(|| format!("`stats` has no log.{key}"));
@@ -28,7 +28,7 @@ impl Parts {
         })
     }
 
-    /// What has been appended since an earlier look.
+    /// Returns the blocks appended since an earlier reading.
     pub fn since(&self, earlier: &Self) -> Self {
         let apart = self.headers_and_seals.zip(earlier.headers_and_seals);
         Self {
@@ -40,12 +40,12 @@ impl Parts {
         }
     }
 
-    /// Blocks appended for each one of the guest.
+    /// Returns the blocks appended per block of the guest.
     pub fn amplification(&self) -> f64 {
         self.appended / self.guest
     }
 
-    /// All of it for each block of the guest, by name.
+    /// Returns all kinds per block of the guest, by name.
     pub fn figures(&self) -> Vec<(&'static str, f64)> {
         let each = |blocks: f64| blocks / self.guest;
         let mut figures = vec![

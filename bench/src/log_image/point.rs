@@ -1,4 +1,4 @@
-//! What is done with raw and log images, and what a log image has to reach.
+//! The workloads for raw and log images, with the targets of log images.
 
 use super::contender::Contender::{self, Raw, RawAlone};
 
@@ -7,7 +7,7 @@ use super::contender::Contender::{self, Raw, RawAlone};
 pub struct Point {
     /// Short name, for `--only`.
     pub name: &'static str,
-    /// For people.
+    /// Title in tables.
     pub title: &'static str,
     /// fio's word for the workload.
     pub rw: &'static str,
@@ -17,11 +17,11 @@ pub struct Point {
     pub iodepth: u16,
     /// Queues; one client thread drives all of them.
     pub queues: usize,
-    /// A flush after so many writes; 0 means never.
+    /// Number of writes between flushes; 0 means no flushes.
     pub flush_every: u64,
-    /// The image has been overwritten at random, and put in order since.
+    /// The image has been overwritten at random, and sorted since.
     pub settled: bool,
-    /// How many times as fast as these the log image has to be.
+    /// Required rates of the log image, as multiples of other contenders' rates.
     pub targets: &'static [(Contender, f64)],
 }
 
@@ -47,7 +47,7 @@ impl Point {
         Point { settled: true, ..self }
     }
 
-    /// Whoever is measured here, the log image last.
+    /// Returns the contenders measured here, the log image last.
     pub fn contenders(&self) -> Vec<Contender> {
         self.targets.iter().map(|(to, _)| *to).chain([Contender::Log]).collect()
     }

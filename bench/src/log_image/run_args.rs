@@ -1,5 +1,5 @@
-//! Options that all commands have which fill a table: what of it to measure, where, and what
-//! becomes of the figures.
+//! Common options of the commands that print a table: the rows to measure, where, and the use of
+//! the figures.
 
 use std::path::{Path, PathBuf};
 
@@ -32,7 +32,7 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
-    /// Those of a table's rows that are asked for.
+    /// Returns the selected rows of a table.
     pub fn choose<'rows, Row>(
         &self,
         rows: &'rows [Row],
@@ -49,12 +49,12 @@ impl RunArgs {
         Ok(chosen)
     }
 
-    /// The figures of earlier runs of the same kind, if they are kept.
+    /// Returns the figures of earlier runs of the same kind, if they are kept.
     pub fn series(&self, of: &str) -> Result<Series> {
         self.keep.as_ref().map_or_else(|| Ok(Series::new(of)), |path| Series::load(path, of))
     }
 
-    /// Keeps the figures for later runs, if that is wanted.
+    /// Keeps the figures for later runs, if requested.
     pub fn save(&self, series: &Series) -> Result<()> {
         self.keep.as_ref().map_or(Ok(()), |path| series.save(path))
     }

@@ -1,4 +1,4 @@
-//! How a log image that was overwritten at random is put in the order of its disk again.
+//! Restores the sequential order of a log image that was overwritten at random.
 
 use std::path::Path;
 use std::process::Command;
@@ -19,12 +19,12 @@ pub enum Settle {
     Idle,
 }
 
-/// More than any image here: the whole of it may be done at once.
+/// More than any image here: all of it may be sorted at once.
 const RESORT_PER_DAY: &str = "16T";
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Puts it in order. Returns when that is done.
+/// Sorts the image. Returns when that is done.
 pub fn settle(how: Settle, place: &Place, image: &Path) -> Result<()> {
     match how {
         Settle::Compact => place.compact(image),
@@ -47,14 +47,14 @@ fn idle(place: &Place, image: &Path) -> Result<()> {
     stop(&mut daemon)
 }
 
-/// What `stats --json` says of a daemon.
+/// Returns the `stats --json` of a daemon.
 pub fn stats(place: &Place, control: &Path) -> Result<Value> {
     let mut command = Command::new(place.program()?);
     let output = command.args(["stats", "--json", "--control"]).arg(control).output()?;
     serde_json::from_slice(&output.stdout).context("read `stats --json`")
 }
 
-/// Whether the daemon has gone through its only disk once. It counts from its start.
+/// Returns whether the daemon has sorted its only disk once since its start.
 fn is_settled(stats: &Value) -> Result<bool> {
     let passes = &stats["disks"][0]["log"]["resort_passes"];
     Ok(passes.as_u64().context("`stats` has no log.resort_passes")? > 0)

@@ -1,8 +1,8 @@
-//! How full a log image is, and what cleaning has to cost there.
+//! The share of live blocks in a log image, and the expected cost of cleaning.
 //!
-//! An image has more segments than disk and reserve, for checkpoints and headers: of small disks
-//! many. So the share of live blocks is asked of the image, and never taken from the option that it
-//! was made with.
+//! An image has more segments than disk and reserve need, for checkpoints and headers: for small
+//! disks many more. So the share of live blocks is read from the image, and never computed from the
+//! option that it was made with.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,10 +12,11 @@ use serde_json::Value;
 
 use super::contender::Place;
 
-/// What `create --reserve` takes, in percent.
+/// Range of `create --reserve`, in percent.
 const RESERVES: std::ops::RangeInclusive<u32> = 3..=74;
 
-/// Live blocks of a full disk of so many bytes as a share of its image, which nobody serves.
+/// Returns the live blocks of a full disk of `bytes` bytes as a share of its image, which must not
+/// be served.
 pub fn live_share(place: &Place, image: &Path, bytes: u64) -> Result<f64> {
     let output = Command::new(place.program()?).args(["info", "--json"]).arg(image).output()?;
     let info: Value = serde_json::from_slice(&output.stdout).context("read `info --json`")?;
@@ -25,7 +26,7 @@ pub fn live_share(place: &Place, image: &Path, bytes: u64) -> Result<f64> {
     Ok(bytes as f64 / (number("segments_limit")? * number("segment_bytes")?))
 }
 
-/// The reserve with which an image is closest to a share of live blocks.
+/// Returns the reserve with which an image comes closest to a share of live blocks.
 pub fn reserve_for(
     place: &Place,
     image: &Path,
@@ -45,9 +46,9 @@ pub fn reserve_for(
     Ok(best.1)
 }
 
-/// Write amplification of greedy cleaning under uniform writes, without headers and maps: 1 / (1 -
-/// v), where v is the share of live blocks in a segment that is cleaned, and (v - 1) / ln v that in
-/// the whole image.
+/// Returns the write amplification of greedy cleaning under uniform writes, without headers and
+/// maps: 1 / (1 - v), where v is the share of live blocks in a cleaned segment, and (v - 1) / ln v
+/// that in the whole image.
 pub fn greedy(share: f64) -> f64 {
     let (mut low, mut high) = (1e-9_f64, 1.0 - 1e-9_f64);
     for _ in 0..100 {

@@ -1,8 +1,8 @@
-//! Steady state: full disks, overwritten at random until cleaning costs what it costs.
+//! Steady state: full disks, overwritten at random until the cost of cleaning is stable.
 //!
-//! Amplification is what the image has appended for each block of the guest, by what it was, as
-//! `stats` counts it. Latency is compared with that of the same load on an image with so much room
-//! that nothing is cleaned.
+//! Amplification is the number of blocks appended per block of the guest, by kind, as counted by
+//! `stats`. Latency is compared with that of the same load on an image with so much space that
+//! nothing is cleaned.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ impl SteadyArgs {
         self.run.dir.join("steady.flow")
     }
 
-    /// For `flowstone create`.
+    /// Returns the options of `flowstone create`.
     fn create_options(&self) -> Vec<String> {
         let segment = self.segment.iter().flat_map(|it| ["--segment".to_owned(), it.clone()]);
         segment.chain(self.create_arg.iter().cloned()).collect()
@@ -72,18 +72,18 @@ impl SteadyArgs {
 pub(super) struct Case {
     name: &'static str,
     fullness: Fullness,
-    /// How many times the model there may be.
+    /// Largest allowed amplification as a multiple of the model's.
     target: f64,
 }
 
-/// How full the image is, by which its load is known, too.
+/// The fullness of the image, which also determines its load.
 #[derive(Clone, Copy, Debug)]
 enum Fullness {
-    /// Uniform writes with this share of live blocks; the model is that of greedy cleaning at the
-    /// share that the image really has.
+    /// Uniform writes with this share of live blocks; the model is greedy cleaning at the actual
+    /// share of the image.
     Share(f64),
-    /// Zipf writes with this reserve, in percent, and the amplification of cost-benefit cleaning
-    /// with perfect lifetime classes.
+    /// Zipf writes with this reserve, in percent; the model is the amplification of cost-benefit
+    /// cleaning with perfect lifetime classes.
     Reserve { percent: u32, model: f64 },
 }
 
@@ -102,7 +102,8 @@ impl Case {
         matches!(self.fullness, Fullness::Reserve { .. }).then_some(ZIPF)
     }
 
-    /// Write amplification with so many live blocks, without headers and maps.
+    /// Returns the write amplification of the model at this share of live blocks, without headers
+    /// and maps.
     fn model(&self, live_percent: f64) -> f64 {
         match self.fullness {
             Fullness::Share(_) => greedy(live_percent / 100.0),
@@ -121,18 +122,18 @@ const CASES: [Case; 6] = [
     zipf("zipf-80", 20, 1.94),
 ];
 
-/// What `--live` measures.
+/// The cases of `--live`.
 const LIVE: [Case; 3] = [uniform("live-70", 0.7), uniform("live-80", 0.8), uniform("live-90", 0.9)];
-/// How far from what `--live` says an image may be.
+/// Largest deviation of an image from the share of `--live`.
 const LIVE_ERROR_MAX: f64 = 0.01;
 
 const BLOCK_BYTES: u64 = 4096;
 const FILL_BYTES: u64 = 128 << 10;
 const IODEPTH: u16 = 32;
-/// How many times as often as the guest's p99 without cleaning the p99 with it may be.
+/// Largest allowed p99 with cleaning, as a multiple of that without.
 const P99_TARGET: f64 = 2.5;
 
-/// Measures what was asked for, and prints the table.
+/// Measures the selected cases, and prints the table.
 pub fn measure(args: &SteadyArgs) -> Result<()> {
     let chosen = match args.live {
         Some(share) => vec![live_case(share)?],
@@ -198,7 +199,7 @@ fn one_case(args: &SteadyArgs, case: &Case, series: &mut Series) -> Result<()> {
     let (name, amplification) = (case.name, parts.amplification());
     eprintln!("{name}: amplification {amplification:.3}, {:.0}/s", report.iops);
     if !args.skip_room {
-        // Room for all that is written here: nothing is cleaned.
+        // Room for all writes: nothing is cleaned.
         let mut disk = Disk::make(args, args.size * (args.measured + 4), &[])?;
         disk.fill()?;
         let report = disk.overwrite(case, blocks * args.measured)?;
@@ -213,7 +214,7 @@ fn key(case: &Case, what: &str) -> String {
     format!("{} {what}", case.name)
 }
 
-/// An image that is served.
+/// A served image.
 struct Disk<'a> {
     args: &'a SteadyArgs,
     image: PathBuf,

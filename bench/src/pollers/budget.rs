@@ -1,4 +1,4 @@
-//! Whether a CPU budget is kept under a load that wants more.
+//! Accuracy of a CPU budget under a load that wants more.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ const BUDGETS: [Option<u32>; 4] = [Some(30), Some(80), Some(150), None];
 const DISKS: usize = 4;
 const BYTES: u64 = 64 << 20;
 
-/// Measures three budgets, and what is used without one.
+/// Measures three budgets, and the usage without one.
 pub fn measure(args: &PollersArgs) -> Result<String> {
     let cpus = [args.server_cpu, args.client_cpu];
     let mut text = format!(

@@ -1,4 +1,4 @@
-//! What disks cost whose guests do nothing.
+//! The cost of disks of idle guests.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::PollersArgs;
 use super::server::{Disks, Server, TMPFS, Who};
 use crate::idle::{IdleSample, use_once, watch};
 
-/// Memory of one disk is the difference, divided.
+/// The memory of one disk is computed from the difference.
 const COUNTS: [usize; 2] = [8, 64];
 const BYTES: u64 = 64 << 20;
 const WATCH: Duration = Duration::from_secs(2);
@@ -17,7 +17,7 @@ const WATCH: Duration = Duration::from_secs(2);
 const WHO: [Who; 4] =
     [Who::Flowstone("auto"), Who::Flowstone("1"), Who::Flowstone("per-queue"), Who::Qsd];
 
-/// The thread that balances pollers looks at them for two seconds after the last request.
+/// The balancer still checks pollers for two seconds after the last request.
 const SETTLE: Duration = Duration::from_secs(2);
 
 /// Watches few and many disks of each server.

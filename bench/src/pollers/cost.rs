@@ -1,4 +1,4 @@
-//! What four disks cost that are in moderate use.
+//! The cost of four disks under moderate load.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ const DISKS: usize = 4;
 const RATE: f64 = 20_000.0;
 const BYTES: u64 = 64 << 20;
 
-/// Measures it with a client that sleeps and with one that polls.
+/// Measures with a client that sleeps and with one that polls.
 pub fn measure(args: &PollersArgs) -> Result<String> {
     let mut text = format!(
         "{DISKS} disks on tmpfs, one queue each, {} random reads of 4 KiB a second on each, at random moments, at depth one. \

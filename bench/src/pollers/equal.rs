@@ -1,4 +1,4 @@
-//! One to four disks on one poller and on threads of their own, with the same CPU for all of them.
+//! One to four disks on one poller and on threads of their own, with the same CPU for all threads.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! One queue on one thread, on two, and on what `--pipeline auto` finds better.
+//! One queue on one thread, on two, and in the form chosen by `--pipeline auto`.
 
 use std::path::Path;
 

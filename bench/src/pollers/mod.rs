@@ -1,5 +1,5 @@
-//! `flowstone-bench pollers`: what it brings, and costs, that queues of several disks share
-//! threads.
+//! `flowstone-bench pollers`: benefits and costs of sharing threads between queues of several
+//! disks.
 //!
 //! Each part starts its servers once, drives one after the other in each round, and begins the next
 //! round with another one. One client thread drives all disks of a server.
@@ -61,7 +61,7 @@ pub struct PollersArgs {
     client_cpu: usize,
 }
 
-/// Time before measuring: queues learn how long to look for work, and threads where to run.
+/// Time before measuring: queues adapt their polling time, and threads their placement.
 const RAMP: Duration = Duration::from_millis(150);
 
 type Part = fn(&PollersArgs) -> Result<String>;
@@ -124,7 +124,7 @@ fn timed(args: &PollersArgs, mut load: LoadOptions) -> LoadOptions {
     load
 }
 
-/// The median of a figure, and its least and greatest value.
+/// Returns the median, least and greatest value of a figure.
 fn spread(reports: &[LoadReport], figure: impl Fn(&LoadReport) -> f64) -> [f64; 3] {
     let all: Vec<f64> = reports.iter().map(figure).collect();
     let (least, most) =
@@ -132,7 +132,7 @@ fn spread(reports: &[LoadReport], figure: impl Fn(&LoadReport) -> f64) -> [f64; 
     [median(all).unwrap_or(f64::NAN), least, most]
 }
 
-/// The ratio of a figure of two servers in each round.
+/// Returns the ratio of a figure of two servers in each round.
 fn ratios(
     one: &[LoadReport],
     other: &[LoadReport],
@@ -145,7 +145,7 @@ fn cpu_us(report: &LoadReport) -> f64 {
     report.server_us_per_io.unwrap_or(f64::NAN)
 }
 
-/// CPU time of the server as a part of the time, in percent.
+/// Returns the CPU time of the server in percent of one CPU.
 fn cpu_percent(report: &LoadReport) -> f64 {
     cpu_us(report) * report.iops / 1e4
 }

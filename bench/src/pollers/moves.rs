@@ -12,14 +12,13 @@ use super::server::{Disks, Server, TMPFS, Who};
 
 const DISKS: usize = 4;
 const BYTES: u64 = 64 << 20;
-/// Long enough for two moves: a look at the loads is a tenth of a second, and who moved stays for
-/// half of one.
+/// Long enough for two moves: loads are checked every 100 ms, and a moved queue stays for 500 ms.
 const PHASE: Duration = Duration::from_millis(900);
 const PHASES_PER_ROUND: usize = 4;
-/// Pairs of disks that work hard, in turn; the others do little.
+/// Pairs of heavily loaded disks, in turn; the others are lightly loaded.
 const HARD: [[usize; 2]; 6] = [[0, 1], [2, 3], [0, 2], [1, 3], [0, 3], [1, 2]];
 
-/// Measures two pollers, and as many as are needed.
+/// Measures with two pollers, and with as many as are needed.
 pub fn measure(args: &PollersArgs) -> Result<String> {
     let cpus = [args.server_cpu, args.client_cpu];
     let mut text = format!(
@@ -46,7 +45,7 @@ pub fn measure(args: &PollersArgs) -> Result<String> {
     Ok(text)
 }
 
-/// Drives all disks for a while. Returns the longest time without an answer of any.
+/// Drives all disks for a phase. Returns the longest time without a completion.
 fn drive(args: &PollersArgs, server: &Server, hard: [usize; 2]) -> Result<f64> {
     let load = |(disk, socket)| {
         let load = LoadOptions::new(socket);
@@ -60,7 +59,7 @@ fn drive(args: &PollersArgs, server: &Server, hard: [usize; 2]) -> Result<f64> {
     Ok(server.drive_each(&loads)?.0.longest_gap_ms)
 }
 
-/// How many queues have moved, and how long that took on average and at most, in microseconds.
+/// Returns the number of moves, and their mean and longest duration in microseconds.
 fn moved(stats: &Value) -> Result<[f64; 3]> {
     let pollers = stats["pollers"].as_array().context("no pollers in the statistics")?;
     let (mut count, mut sum, mut longest) = (0.0, 0.0, 0.0f64);

@@ -1,4 +1,4 @@
-//! Rates over the number of disks, as a picture.
+//! Plots rates over the number of disks.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -9,7 +9,7 @@ use plotters::prelude::*;
 
 const PIXELS: (u32, u32) = (720, 440);
 
-/// Draws one line for each name: disks to the right, requests per second upwards.
+/// Draws one line per name: disks on the x axis, requests per second on the y axis.
 pub fn draw(path: &Path, points: &[(String, f64, f64)]) -> Result<()> {
     try_to_draw(path, points).map_err(|error| anyhow!("{}: {error}", path.display()))
 }

@@ -1,4 +1,4 @@
-//! Servers of several disks each, and the files they serve.
+//! Servers of several disks each, and their images.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -14,26 +14,27 @@ use tempfile::{TempDir, tempdir_in};
 use super::PollersArgs;
 use crate::raw_file::write_full;
 
-/// Files in memory.
+/// Folder of files in memory.
 pub const TMPFS: &str = "/dev/shm";
 
-/// Who serves, and how.
+/// A server and its mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
     /// Flowstone with this choice of pollers.
     Flowstone(&'static str),
-    /// Flowstone with threads of the queues' own, in this form.
+    /// Flowstone with a thread per queue, in this form.
     Pipeline(&'static str),
     /// qemu-storage-daemon, all disks in its main thread.
     Qsd,
-    /// qemu-storage-daemon with one thread for all disks, which polls for a while before it sleeps.
+    /// qemu-storage-daemon with one iothread for all disks, which polls for a while before it
+    /// sleeps.
     QsdOneThread,
-    /// qemu-storage-daemon with such a thread for each disk.
+    /// qemu-storage-daemon with an iothread for each disk.
     QsdThreads,
 }
 
 impl Who {
-    /// Name in tables.
+    /// Returns the name in tables.
     pub fn name(self) -> String {
         match self {
             Self::Flowstone(choice) | Self::Pipeline(choice) => format!("`{choice}`"),
@@ -44,16 +45,16 @@ impl Who {
     }
 }
 
-/// Which disks to serve.
+/// The disks to serve.
 #[derive(Clone, Copy, Debug)]
 pub struct Disks<'a> {
-    /// How many.
+    /// Their number.
     pub count: usize,
     /// Size of each; written in full, unless it is sparse.
     pub bytes: u64,
-    /// Whether nothing is written to it.
+    /// The images are sparse.
     pub sparse: bool,
-    /// Where the files are; those on tmpfs are served through the page cache.
+    /// Folder of the images; those on tmpfs are served through the page cache.
     pub dir: &'a Path,
 }
 
@@ -68,16 +69,16 @@ pub struct Server {
     dir: TempDir,
 }
 
-/// Several of them, idle unless they are driven.
+/// Several servers, idle unless they are driven.
 pub struct Servers(pub Vec<Server>);
 
 impl Servers {
-    /// Starts one of each, with disks of its own, on the CPU of servers.
+    /// Starts one of each, with its own disks, on the CPU of servers.
     pub fn start(args: &PollersArgs, who: &[Who], disks: Disks<'_>) -> Result<Self> {
         Self::start_on(args, who, disks, &[args.server_cpu])
     }
 
-    /// ... on these CPUs.
+    /// The same on these CPUs.
     pub fn start_on(
         args: &PollersArgs,
         who: &[Who],
@@ -145,7 +146,7 @@ impl Server {
         Ok((report, each))
     }
 
-    /// Drives all of its disks in the same way.
+    /// Drives all of its disks with the same load.
     pub fn drive(&self, load: impl Fn(&Path) -> LoadOptions) -> Result<LoadReport> {
         let load = |(disk, socket): (u64, &PathBuf)| {
             let mut load = load(socket);
@@ -156,17 +157,17 @@ impl Server {
         Ok(self.drive_each(&loads)?.0)
     }
 
-    /// Where its disks are.
+    /// Returns the sockets of its disks.
     pub fn sockets(&self) -> &[PathBuf] {
         &self.sockets
     }
 
-    /// Its process.
+    /// Returns its process ID.
     pub fn pid(&self) -> u32 {
         self.daemon.pid()
     }
 
-    /// What it says of itself.
+    /// Returns its statistics.
     pub fn stats(&self) -> Result<Value> {
         let mut ask = Command::new(&self.program);
         let answer = ask.args(["stats", "--json", "--control"]).arg(control(self.dir.path()));
@@ -181,7 +182,7 @@ impl Server {
             let end = self.daemon.terminate(TERMINATE_TIMEOUT)?;
             ensure!(end.success(), "flowstone ended with {end}: {}", self.daemon.stderr());
         } else {
-            // With iothreads, 7.2 sometimes sleeps through SIGTERM.
+            // With iothreads, version 7.2 sometimes does not react to SIGTERM.
             self.daemon.kill()?;
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Sixteen disks on one poller, against one disk that is as deep as all of them together.
+//! Sixteen disks on one poller, compared with one disk of their total depth.
 
 use std::path::Path;
 
@@ -12,10 +12,10 @@ use crate::size::thousands;
 
 const DISKS: usize = 16;
 const DEPTH: u16 = 4;
-/// Of all disks together.
+/// Total size of all disks.
 const BYTES: u64 = 1 << 30;
 
-/// Measures it on both file systems.
+/// Measures on both file systems.
 pub fn measure(args: &PollersArgs) -> Result<String> {
     let mut text = format!(
         "{DISKS} disks on one poller, QD{DEPTH} each, against one disk on a thread of its own, QD{}; random, 4 KiB, {} \

@@ -1,7 +1,7 @@
 //! VMs that share a device by their weights.
 //!
-//! The device is the one below `--dir`. Where one is too fast to be what requests wait for, run
-//! this in a cgroup that bounds it (`blkio.throttle.read_iops_device`, `write_iops_device`).
+//! The device is that of `--dir`. If it is too fast to be the bottleneck, run this in a cgroup that
+//! throttles it (`blkio.throttle.read_iops_device`, `write_iops_device`).
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use tempfile::tempdir_in;
 use super::{Bench, HOG_DEPTH, checked};
 use crate::sample::{interval, median};
 
-/// Requests of each disk where all ask for more than there is.
+/// Queue depth of each disk where the device is overloaded.
 const DEPTH: u16 = 32;
-/// The daemon knows of VMs after half a second.
+/// The daemon recognises VMs after half a second.
 const KNOWN_AFTER: Duration = Duration::from_millis(750);
 
 /// A disk: its name, the weight of its VM, and its load.
@@ -24,7 +24,7 @@ struct Loaded {
     vm: &'static str,
     weight: u32,
     depth: u16,
-    /// A sync follows each write.
+    /// Each write is followed by a sync.
     syncs: bool,
 }
 
@@ -39,7 +39,7 @@ impl Loaded {
 }
 
 impl Bench<'_> {
-    /// What VMs of weights 4 : 1 get, and what a heavy one suffers from a light one.
+    /// Measures the shares of VMs of weights 4 : 1, and the effect of a light VM on a heavy one.
     pub(super) fn vms(&self) -> Result<String> {
         let mut table = "| 4 KiB, raw images, VMs of weights 4 : 1 | heavy/s | light/s | \
                          heavy : light, by rounds |\n|---|---|---|---|\n"
@@ -66,7 +66,7 @@ impl Bench<'_> {
         Ok(table + "\n" + &self.protection()?)
     }
 
-    /// One request at a time of a VM, alone and beside another one's many.
+    /// Measures a VM at queue depth 1, alone and beside a greedy one.
     fn protection(&self) -> Result<String> {
         let mut table =
             "| beside a VM at QD128 | QD1 p99, us | of alone | fsync p99, us | of alone | other/s |\n\
@@ -117,7 +117,7 @@ impl Bench<'_> {
             disks.iter().map(|(name, keys)| (&**name, keys.clone())).collect();
         let served = self.serve(&self.program, tempdir_in(&self.args.dir)?, &disks)?;
         let options = |load: &Loaded| {
-            // The others hammer the device in the way that is measured, without syncs.
+            // The others load the device with the measured operation, without syncs.
             let mut options = self.load(&served.socket(&load.name), rw, load.depth, 1);
             options.flush_every = u64::from(load.syncs);
             let runtime = Duration::from_secs_f64(self.args.runtime);

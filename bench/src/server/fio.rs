@@ -1,6 +1,7 @@
 //! fio on the file itself, one job, io_uring, bound to the client's CPU.
 //!
-//! Its latency is from submission to completion, as the client's is. Its CPU time is its own.
+//! Its latency is from submission to completion, as the client's is. Its CPU time is that of fio
+//! itself.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! How Flowstone is started.
+//! The command lines of Flowstone.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -11,10 +11,10 @@ use super::{IdleDisk, Setting, socket};
 use crate::args::CompareArgs;
 use crate::point::Backend;
 
-/// Size of the disk that does nothing.
+/// Size of the null disk.
 const NULL: &str = "null:8G";
 
-/// The binary, given or found.
+/// Returns the binary, given or found.
 pub fn program(args: &CompareArgs) -> Result<PathBuf> {
     match &args.flowstone {
         Some(path) => Ok(path.clone()),
@@ -22,7 +22,7 @@ pub fn program(args: &CompareArgs) -> Result<PathBuf> {
     }
 }
 
-/// One disk for one point.
+/// Returns the command that serves one disk for one point.
 pub fn command(setting: &Setting<'_>) -> Result<DaemonCommand> {
     let (args, point) = (setting.args, setting.point);
     let mut command = DaemonCommand::new(program(args)?)
@@ -38,7 +38,8 @@ pub fn command(setting: &Setting<'_>) -> Result<DaemonCommand> {
             let cache = (args.tmpfs_size * 3 / 2).to_string();
             command.args(["--format", "raw", "--direct", "on", "--cache", &cache])
         }
-        // Their file names say the format; the raw image beside a log one says it, too.
+        // The format follows from their file names; so it does for the raw image compared with a
+        // log one.
         Backend::NewQcow2 | Backend::NewLog | Backend::SteadyLog => {
             command.args(["--direct", "on"])
         }
@@ -50,7 +51,7 @@ pub fn command(setting: &Setting<'_>) -> Result<DaemonCommand> {
     })
 }
 
-/// Many disks in one daemon, from a configuration file.
+/// Returns the command that serves many disks in one daemon, from a configuration file.
 pub fn idle_command(args: &CompareArgs, disks: &[IdleDisk]) -> Result<DaemonCommand> {
     let mut config = String::new();
     for disk in disks {

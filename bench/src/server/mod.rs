@@ -1,6 +1,6 @@
-//! What can be measured: Flowstone, qemu-storage-daemon, and fio on the bare file.
+//! The measured servers: Flowstone, qemu-storage-daemon, and fio on the bare file.
 //!
-//! A `Server` knows how it is started for a point, or why it cannot be. All of them get the same
+//! A `Server` knows its command for a point, or why it cannot be measured. All of them get the same
 //! file, the same CPU and the same client; fio is its own client and runs on the client's CPU.
 
 mod fio;
@@ -23,7 +23,7 @@ use crate::sample::Sample;
 pub use flowstone::idle_command as flowstone_idle;
 pub use qsd::idle_command as qsd_idle;
 
-/// A disk that is not in use.
+/// An idle disk.
 #[derive(Clone, Debug)]
 pub struct IdleDisk {
     /// Its name.
@@ -34,7 +34,7 @@ pub struct IdleDisk {
     pub socket: PathBuf,
 }
 
-/// How qemu-storage-daemon does its file I/O.
+/// The file I/O engine of qemu-storage-daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aio {
     /// Linux AIO; needs O_DIRECT.
@@ -43,7 +43,7 @@ pub enum Aio {
     Uring,
 }
 
-/// Something to measure.
+/// A measured server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Server {
     /// The one this is about.
@@ -52,21 +52,21 @@ pub enum Server {
     FlowstoneRaw,
     /// qemu-storage-daemon.
     Qsd {
-        /// Its file I/O.
+        /// Its file I/O engine.
         aio: Aio,
-        /// The export runs in an iothread of its own, which polls for a while before it sleeps.
+        /// The export runs in its own iothread, which polls for a while before it sleeps.
         iothread: bool,
     },
-    /// fio on the file itself: no ring, no second process, the practical limit.
+    /// fio on the file itself: without a ring or a second process, so the practical limit.
     Fio,
 }
 
-/// Everything a server needs to know about a measurement.
+/// The input of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting<'a> {
     /// The options of the run.
     pub args: &'a CompareArgs,
-    /// What to do.
+    /// The point to measure.
     pub point: &'a Point,
     /// The file, unless the backend is null.
     pub image: Option<&'a Path>,
@@ -75,7 +75,7 @@ pub struct Setting<'a> {
 }
 
 impl Server {
-    /// Name in tables.
+    /// Returns the name in tables.
     pub fn name(self, backend: Backend) -> String {
         match self {
             Server::Flowstone => "Flowstone".to_owned(),
@@ -85,7 +85,7 @@ impl Server {
         }
     }
 
-    /// The servers to measure at a point.
+    /// Returns the servers to measure at a point.
     pub fn for_point(point: &Point, args: &CompareArgs) -> Vec<Server> {
         let mut servers = vec![Server::Flowstone];
         if args.skip_peers {
@@ -111,7 +111,7 @@ impl Server {
         servers
     }
 
-    /// Why it cannot be measured at a point, if so.
+    /// Returns why it cannot be measured at a point, if so.
     pub fn missing(self, point: &Point, args: &CompareArgs) -> Option<String> {
         match self {
             Server::Flowstone | Server::FlowstoneRaw => {
@@ -125,8 +125,8 @@ impl Server {
         }
     }
 
-    /// Measures, and measures again while the machine is noisy and retries are left; the quietest
-    /// sample is returned.
+    /// Measures, and repeats that while the machine is noisy and retries are left; returns the
+    /// quietest sample.
     pub fn measure(self, setting: &Setting<'_>) -> Result<Sample> {
         let mut best = self.measure_once(setting)?;
         for _ in 0..setting.args.noise_retries {
@@ -141,13 +141,14 @@ impl Server {
         Ok(best)
     }
 
-    /// Starts it, measures, stops it, and notes how busy the machine was meanwhile.
+    /// Starts it, measures, stops it, and records how busy the machine was meanwhile.
     fn measure_once(self, setting: &Setting<'_>) -> Result<Sample> {
         let noise = Noise::start();
         let sample = match self {
             Server::Flowstone | Server::FlowstoneRaw => flowstone_sample(setting),
             Server::Qsd { aio, iothread } => {
-                // With an iothread, 7.2 sometimes sleeps through SIGTERM: it is killed instead.
+                // With an iothread, version 7.2 sometimes does not react to SIGTERM: it is killed
+                // instead.
                 let command = qsd::command(setting, aio, iothread)?;
                 serve_and_load(&command, setting).map(|(sample, _killed)| sample)
             }
@@ -165,7 +166,7 @@ fn flowstone_sample(setting: &Setting<'_>) -> Result<Sample> {
     Ok(sample)
 }
 
-/// The versions of everything that can be measured, as each program says it.
+/// Returns the versions of all measured programs, as each program prints it.
 pub fn versions(args: &CompareArgs) -> Vec<(&'static str, String)> {
     let said = |program: Result<PathBuf>| {
         program.and_then(|path| version(&path)).unwrap_or_else(|e| format!("missing: {e:#}"))
@@ -177,7 +178,7 @@ pub fn versions(args: &CompareArgs) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// First line of `program --version`.
+/// Returns the first line of `program --version`.
 fn version(program: &Path) -> Result<String> {
     let answer = Command::new(program)
         .arg("--version")
@@ -190,7 +191,7 @@ fn version(program: &Path) -> Result<String> {
     Ok(text.lines().next().unwrap_or_default().trim().to_owned())
 }
 
-/// The socket a server listens on for a setting.
+/// Returns the socket of a server for a setting.
 fn socket(setting: &Setting<'_>) -> PathBuf {
     setting.dir.join("vhost.sock")
 }
@@ -221,7 +222,7 @@ fn run_load(daemon: &Daemon, setting: &Setting<'_>) -> flowstone_testkit::Result
     load::run(&options)
 }
 
-/// Reads a disk from its first block to its last, so that a cache holds it.
+/// Returns a load that reads a disk sequentially, so that it is cached.
 fn read_once(socket: &Path, bytes: u64) -> load::LoadOptions {
     const STEP: u64 = 128 << 10;
     let read = load::LoadOptions::new(socket).workload("read").iodepth(4);

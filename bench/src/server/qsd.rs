@@ -1,4 +1,4 @@
-//! How qemu-storage-daemon is started.
+//! The command lines of qemu-storage-daemon.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ pub const PROGRAM: &str = "qemu-storage-daemon";
 
 const NULL: &str = "driver=null-co,node-name=d,size=8589934592,read-zeroes=off";
 
-/// Name in tables.
+/// Returns the name in tables.
 pub fn name(aio: Aio, iothread: bool, backend: Backend) -> String {
     let engine = match (backend, aio) {
         (Backend::Null, _) => "",
@@ -25,7 +25,7 @@ pub fn name(aio: Aio, iothread: bool, backend: Backend) -> String {
     format!("QSD{engine}{}", if iothread { " iothread" } else { "" })
 }
 
-/// One image, with discards passed on.
+/// Returns the command that serves one image, with discards enabled.
 pub fn serve(
     driver: &str,
     image: &Path,
@@ -33,7 +33,7 @@ pub fn serve(
     queues: usize,
     cached: bool,
 ) -> DaemonCommand {
-    // Direct I/O has an engine of its own; buffered I/O takes threads.
+    // Direct I/O uses its own engine; buffered I/O uses threads.
     let (direct, aio) = if cached { ("off", "threads") } else { ("on", "native") };
     let node = format!(
         "driver={driver},node-name=d,discard=unmap,file.driver=file,file.discard=unmap,\
@@ -50,7 +50,7 @@ pub fn serve(
         .ready(Ready::Sockets(vec![socket.to_owned()]))
 }
 
-/// One export for one point.
+/// Returns the command of one export for one point.
 pub fn command(setting: &Setting<'_>, aio: Aio, iothread: bool) -> Result<DaemonCommand> {
     let socket = socket(setting);
     let (path, queues) = (socket.display(), setting.point.queues);
@@ -87,7 +87,7 @@ fn blockdev(setting: &Setting<'_>, aio: Aio) -> Result<String> {
     ))
 }
 
-/// Many exports in one daemon.
+/// Returns the command of many exports in one daemon.
 pub fn idle_command(args: &CompareArgs, disks: &[IdleDisk]) -> DaemonCommand {
     let mut command = DaemonCommand::new(PROGRAM).cpus(&[args.server_cpu]);
     for disk in disks {

@@ -1,4 +1,4 @@
-//! Where the writers write: a file system and a scheduler of the host, made and removed here.
+//! The environments of writers: a file system and a scheduler of the host, set up and removed here.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -9,19 +9,19 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::log_image::succeed;
 
-/// One of them, by name.
+/// An environment, by name.
 #[derive(Clone, Copy, Debug)]
 pub struct Environment {
-    /// For `--only` and for the table.
+    /// Name for `--only` and for the table.
     pub name: &'static str,
     kind: Kind,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// The file system of the directory, which has to be this one.
+    /// The file system of the directory, which must be of this type.
     Here { file_system: &'static str },
-    /// A file system of its own, in a file behind a loop device.
+    /// A new file system, in a file behind a loop device.
     Loop { mkfs: &'static [&'static str] },
 }
 
@@ -35,7 +35,7 @@ const fn on_loop(name: &'static str, mkfs: &'static [&'static str]) -> Environme
 
 const EXT4: &[&str] = &["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0"];
 
-/// All of them.
+/// All environments.
 pub const ENVIRONMENTS: [Environment; 6] = [
     here("ext4-none", "ext4"),
     on_loop("xfs", &["mkfs.xfs", "-q", "-f"]),
@@ -46,18 +46,18 @@ pub const ENVIRONMENTS: [Environment; 6] = [
 ];
 
 impl Environment {
-    /// Whether it has room for small jobs only.
+    /// Returns whether it has room for small jobs only.
     pub const fn is_small(&self) -> bool {
         matches!(self.kind, Kind::Loop { .. })
     }
 
-    /// The scheduler of its device.
+    /// Returns the scheduler of its device.
     fn scheduler(&self) -> &'static str {
         self.name.strip_prefix("loop-").unwrap_or("none")
     }
 
-    /// Makes it, below `dir`, with room for a raw and a log image of so many bytes. What an
-    /// interrupted run has left is removed first.
+    /// Sets it up below `dir`, with room for a raw and a log image of `image_bytes`. Remains of an
+    /// interrupted run are removed first.
     pub fn set_up(&self, dir: &Path, image_bytes: u64) -> Result<Ground> {
         let mut ground = match self.kind {
             Kind::Here { file_system } => {
@@ -73,7 +73,7 @@ impl Environment {
             Kind::Loop { mkfs } => loop_mount(dir, self.name, mkfs, image_bytes * 4)?,
         };
         if let Err(error) = ground.choose(self.scheduler()) {
-            // The reason it cannot be used says more than what its removal may say.
+            // The reason of the failure is more useful than an error of the removal.
             let _ = ground.take_down();
             return Err(error);
         }
@@ -81,10 +81,10 @@ impl Environment {
     }
 }
 
-/// An environment that is there.
+/// An environment that is set up.
 pub struct Ground {
     dir: PathBuf,
-    /// The file that names the scheduler, and what it said before.
+    /// The sysfs file of the scheduler, and its former content.
     scheduler: Option<(PathBuf, String)>,
     own: Option<OwnFileSystem>,
 }
@@ -96,7 +96,7 @@ struct OwnFileSystem {
 }
 
 impl Ground {
-    /// Where its images are to be.
+    /// Returns the folder of its images.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -106,7 +106,7 @@ impl Ground {
         let number = fs::metadata(&self.dir)?.dev();
         let id = match &self.own {
             None => format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number)),
-            // btrfs has a number of its own, which is no device's.
+            // The device number of btrfs is not that of a block device.
             Some(own) => {
                 let name = own.device.trim_start_matches("/dev/");
                 fs::read_to_string(format!("/sys/block/{name}/dev"))?.trim().to_owned()
@@ -120,7 +120,7 @@ impl Ground {
         Ok(())
     }
 
-    /// Leaves everything as it was.
+    /// Restores the former state.
     pub fn take_down(self) -> Result<()> {
         if let Some((file, before)) = &self.scheduler {
             fs::write(file, before).with_context(|| format!("choose {before} again"))?;
@@ -164,7 +164,7 @@ fn loop_mount(dir: &Path, name: &str, mkfs: &[&str], bytes: u64) -> Result<Groun
     Ok(Ground { dir: mount_point, scheduler: None, own: Some(own) })
 }
 
-/// What an interrupted run has left.
+/// Removes the remains of an interrupted run.
 fn remove_remains(file: &Path, mount_point: &Path) -> Result<()> {
     if !file.exists() {
         return Ok(());
@@ -180,7 +180,7 @@ fn remove_remains(file: &Path, mount_point: &Path) -> Result<()> {
     Ok(fs::remove_file(file)?)
 }
 
-/// A line of mountinfo.
+/// An entry of mountinfo.
 #[derive(Debug, PartialEq)]
 struct Mount {
     mount_point: PathBuf,
@@ -193,7 +193,7 @@ fn mounted(dir: &Path) -> Result<Mount> {
     mount.with_context(|| format!("{} is on no known file system", dir.display()))
 }
 
-/// The mount with the longest mount point that the path lies below; of several, the last.
+/// Returns the mount with the longest mount point above the path; of several, the last.
 fn mount_of(mountinfo: &str, path: &Path) -> Option<Mount> {
     let mounts = mountinfo.lines().filter_map(|line| {
         let (left, right) = line.split_once(" - ")?;
@@ -206,7 +206,7 @@ fn mount_of(mountinfo: &str, path: &Path) -> Option<Mount> {
         .max_by_key(|mount| mount.mount_point.as_os_str().len())
 }
 
-/// The one in brackets.
+/// Returns the scheduler in brackets.
 fn chosen(schedulers: &str) -> Option<&str> {
     let (_, rest) = schedulers.split_once('[')?;
     rest.split_once(']').map(|(name, _)| name)

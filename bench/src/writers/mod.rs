@@ -1,9 +1,9 @@
-//! `flowstone-bench writers`: eight writers at once, as the paper on reshaping writes measured it
-//! (8 threads, sequential and random, 4 KiB, QD64 each), on a raw and on a log image, on several
-//! file systems and schedulers of the host.
+//! `flowstone-bench writers`: eight concurrent writers, as measured in the paper on reshaping
+//! writes (8 threads, sequential and random, 4 KiB, QD64 each), on a raw and on a log image, on
+//! several file systems and schedulers of the host.
 //!
-//! Each environment is set up and taken down by the command itself. One that cannot be had is a row
-//! that says why.
+//! Each environment is set up and removed by the command itself. One that is not available gets a
+//! row with the reason.
 
 mod environment;
 mod table;
@@ -48,10 +48,10 @@ const WRITERS: usize = 8;
 const IODEPTH: u16 = 64;
 const BLOCK_BYTES: u64 = 4096;
 
-/// What the writers do.
+/// The access patterns of the writers.
 const PATTERNS: [&str; 2] = ["write", "randwrite"];
 
-/// Who is measured.
+/// The measured configurations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Who {
     Raw,
@@ -93,7 +93,7 @@ pub fn writers(args: &WritersArgs) -> Result<()> {
     args.run.publish("writers", &table::render(args, &host, &series, &skipped))
 }
 
-/// Everything in one environment. The environment goes, whatever became of it.
+/// Measures everything in one environment, which is removed even on failure.
 fn in_environment(
     args: &WritersArgs,
     environment: &Environment,
@@ -103,7 +103,7 @@ fn in_environment(
     let job = if environment.is_small() { args.small_job_size } else { args.job_size };
     let ground = environment.set_up(dir, WRITERS as u64 * job)?;
     let done = measure_all(args, environment, &ground, job, series);
-    // What went wrong while measuring says more than what went wrong after it.
+    // An error of the measurement takes precedence over one of the removal.
     let taken_down = ground.take_down();
     done.and(taken_down)
 }
@@ -141,7 +141,7 @@ fn raw(dir: &Path) -> PathBuf {
     dir.join("writers.raw")
 }
 
-/// Writes per second.
+/// Returns writes per second.
 fn measure(args: &WritersArgs, dir: &Path, who: Who, rw: &str, job: u64) -> Result<f64> {
     let disk = WRITERS as u64 * job;
     let queues = if who == Who::OneRaw { 1 } else { WRITERS };
@@ -153,7 +153,7 @@ fn measure(args: &WritersArgs, dir: &Path, who: Who, rw: &str, job: u64) -> Resu
         args.run.place.create_log(&image, disk, &[])?;
     }
     let socket = args.run.dir.join("writers.sock");
-    // Direct I/O where the file system says what that demands; btrfs does not.
+    // Direct I/O if the file system reports its alignment; btrfs does not.
     let mut daemon = args.run.place.serve(&image, &socket, queues, &[])?;
     let mut load = LoadOptions::new(&socket).workload(rw).iodepth(IODEPTH);
     load.client = load.client.queues(queues);

@@ -8,7 +8,7 @@ use crate::host::Host;
 use crate::series::{Series, Spread};
 use crate::size::thousands;
 
-/// The whole report.
+/// Renders the whole report.
 pub fn render(
     args: &WritersArgs,
     host: &Host,

@@ -1,5 +1,5 @@
-//! A layer used with blocking calls, one request at a time: for tools and tests, where nothing
-//! else could be done meanwhile anyway.
+//! A layer used with blocking calls, one request at a time: for tools and tests that have no other
+//! work to overlap with the I/O.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use crate::{
     Request, SECTOR_BYTES, Sector, SectorCount,
 };
 
-/// A disk with blocking calls. Stays on the thread that made it, like the channel inside.
+/// A disk with blocking calls. Stays on the thread that made it, as its channel does.
 pub struct BlockingDisk {
     channel: Box<dyn Channel>,
     reactor: Reactor,
@@ -16,7 +16,7 @@ pub struct BlockingDisk {
 }
 
 impl BlockingDisk {
-    /// Opens a queue of one into `layer`.
+    /// Opens a channel of queue depth 1 into `layer`.
     pub fn new(layer: &dyn Layer) -> io::Result<Self> {
         let context = QueueContext::alone(QueueDepth(1))?;
         let channel = layer.channel(&context)?;

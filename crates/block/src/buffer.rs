@@ -1,4 +1,4 @@
-//! Memory of a request: borrowed guest memory ([`IoVec`]) and our own ([`AlignedBuf`]).
+//! Memory of a request: borrowed guest memory ([`IoVec`]) and owned memory ([`AlignedBuf`]).
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
@@ -7,8 +7,8 @@ use std::ptr::{self, NonNull};
 /// One contiguous piece of a request's memory, laid out as the kernel's `struct iovec`.
 ///
 /// It is an address, not a borrow: guest memory is shared with the guest, which may change it at
-/// any time, so nothing may be concluded from reading it twice. The code that builds an `IoVec`
-/// keeps the memory mapped until the request that carries it has come back.
+/// any time, so two reads of it may differ and nothing may be concluded from the first. The code
+/// that builds an `IoVec` keeps the memory mapped until the request that carries it has completed.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct IoVec(libc::iovec);
@@ -20,7 +20,7 @@ unsafe impl Send for IoVec {}
 unsafe impl Sync for IoVec {}
 
 impl IoVec {
-    /// Names `bytes` bytes at `address`.
+    /// Makes a piece of `bytes` bytes at `address`.
     ///
     /// # Safety
     /// The memory must stay valid for reads and writes until every request that carries this
@@ -29,7 +29,7 @@ impl IoVec {
         Self(libc::iovec { iov_base: address.cast(), iov_len: bytes })
     }
 
-    /// The piece that covers a buffer of ours.
+    /// Makes the piece that covers an owned buffer.
     ///
     /// # Safety
     /// As for [`IoVec::new`]: the buffer outlives the request.
@@ -38,20 +38,20 @@ impl IoVec {
         unsafe { Self::new(buffer.as_mut_ptr(), buffer.len()) }
     }
 
-    /// Where the piece begins.
+    /// Returns the address of the first byte.
     pub const fn address(self) -> *mut u8 {
         self.0.iov_base.cast()
     }
 
-    /// How long the piece is.
+    /// Returns the length in bytes.
     pub const fn bytes(self) -> usize {
         self.0.iov_len
     }
 
-    /// The piece without its first `bytes` bytes.
+    /// Returns the piece without its first `bytes` bytes.
     ///
     /// # Panics
-    /// If the piece is shorter than that.
+    /// If the piece is shorter than `bytes`.
     #[must_use]
     pub fn skip(self, bytes: usize) -> Self {
         assert!(bytes <= self.bytes(), "skipped past the end of a buffer");
@@ -59,7 +59,7 @@ impl IoVec {
         unsafe { Self::new(self.address().add(bytes), self.bytes() - bytes) }
     }
 
-    /// The first `bytes` bytes of the piece, or all of it if it is shorter.
+    /// Returns the first `bytes` bytes of the piece, or all of it if it is shorter.
     #[must_use]
     pub fn truncate(self, bytes: usize) -> Self {
         // SAFETY: stays inside the piece, whose maker vouched for it.
@@ -67,7 +67,7 @@ impl IoVec {
     }
 }
 
-/// Copies the memory of a write, piece by piece, to `target`, which has its length.
+/// Copies the memory of a write, piece by piece, to `target`, which must be of the same length.
 pub fn gather(pieces: &[IoVec], mut target: &mut [u8]) {
     for piece in pieces {
         let (part, rest) = target.split_at_mut(piece.bytes());
@@ -77,7 +77,7 @@ pub fn gather(pieces: &[IoVec], mut target: &mut [u8]) {
     }
 }
 
-/// Copies `source` to the memory of a read, which has its length.
+/// Copies `source` to the memory of a read, which must be of the same length.
 pub fn scatter(mut source: &[u8], pieces: &[IoVec]) {
     for piece in pieces {
         let (part, rest) = source.split_at(piece.bytes());
@@ -87,13 +87,13 @@ pub fn scatter(mut source: &[u8], pieces: &[IoVec]) {
     }
 }
 
-/// Zeroed memory of our own, aligned for direct I/O on any device.
+/// Owned, zeroed memory, aligned for direct I/O on any device.
 pub struct AlignedBuf {
     start: NonNull<u8>,
     layout: Layout,
 }
 
-/// Alignment that satisfies direct I/O everywhere: a page, which no device exceeds.
+/// Alignment that satisfies direct I/O everywhere: a page; no device requires more.
 const DIRECT_IO_ALIGN: usize = 4096;
 
 fn layout_of(bytes: usize) -> Layout {
@@ -107,13 +107,13 @@ unsafe impl Send for AlignedBuf {}
 unsafe impl Sync for AlignedBuf {}
 
 impl AlignedBuf {
-    /// `bytes` zero bytes. Ends the process if the host has not got them: for sizes that no guest
-    /// chooses.
+    /// Allocates `bytes` zero bytes. Aborts the process if the host is out of memory: only for
+    /// sizes that no guest chooses.
     pub fn zeroed(bytes: usize) -> Self {
         Self::try_zeroed(bytes).unwrap_or_else(|| handle_alloc_error(layout_of(bytes)))
     }
 
-    /// `bytes` zero bytes, if the host has them.
+    /// Allocates `bytes` zero bytes; `None` if the host is out of memory.
     pub fn try_zeroed(bytes: usize) -> Option<Self> {
         let layout = layout_of(bytes);
         // SAFETY: the layout has a non-zero size.

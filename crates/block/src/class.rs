@@ -1,9 +1,9 @@
-//! What kind of data a request carries, as far as it is known.
+//! The class of a request: the kind of data that it carries, as far as it is known.
 
 /// The class of a write, decided once by the classifier and only read by later stages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Class {
-    /// File contents, or simply not known.
+    /// File contents, or unknown.
     #[default]
     Data,
     /// File-system metadata: inode tables, bitmaps, directories.
@@ -16,7 +16,7 @@ impl Class {
     /// Every class, in the order of their discriminants.
     pub const ALL: [Self; 3] = [Self::Data, Self::Metadata, Self::Journal];
 
-    /// The name used in statistics.
+    /// Returns the name used in statistics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Data => "data",
@@ -42,27 +42,27 @@ impl IoPriority {
     const HINT_SHIFT: u32 = 3;
     const HINT_MASK: u16 = 0x3FF;
     const LEVEL_MASK: u16 = 0x7;
-    /// `IOPRIO_CLASS_BE`
+    /// `IOPRIO_CLASS_BE`.
     const BEST_EFFORT: u16 = 2;
 
-    /// Best effort, at this level from 0 (first) to 7 (last).
+    /// Returns best effort at `level`, from 0 (first) to 7 (last).
     pub const fn best_effort(level: u8) -> Self {
         Self(Self::BEST_EFFORT << Self::CLASS_SHIFT | level as u16 & Self::LEVEL_MASK)
     }
 
-    /// The same with a hint.
+    /// Returns the same priority with `hint` in its hint bits.
     #[must_use]
     pub const fn with_hint(self, hint: u16) -> Self {
         let others = self.0 & !(Self::HINT_MASK << Self::HINT_SHIFT);
         Self(others | (hint & Self::HINT_MASK) << Self::HINT_SHIFT)
     }
 
-    /// The hint; 0 if there is none.
+    /// Returns the hint; 0 if there is none.
     pub const fn hint(self) -> u16 {
         self.0 >> Self::HINT_SHIFT & Self::HINT_MASK
     }
 
-    /// Whether it is best effort at this level, whatever the hint.
+    /// Returns whether the class is best effort and the level is `level`, whatever the hint.
     pub fn is_best_effort(self, level: u8) -> bool {
         self.with_hint(0) == Self::best_effort(level)
     }

@@ -1,4 +1,4 @@
-//! What time it is for a disk: the host's time, or that of a model which the disk lies on.
+//! The clock of a disk: the host's time, or the simulated time of the model that the disk is on.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,35 +6,35 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// A source of time other than the host's.
 pub trait TimeSource: Send + Sync {
-    /// The time now. It never goes back.
+    /// Returns the current time. It is monotonic.
     fn now(&self) -> Instant;
 
-    /// Returns when so much time has passed. All else goes on meanwhile.
+    /// Blocks the caller for `time`. Other threads and simulated devices go on meanwhile.
     fn sleep(&self, time: Duration);
 }
 
-/// Tells the time. What works on a disk asks this and never the host, so that on a model it does
-/// the same each time.
+/// Tells the time. Code that works on a disk asks this clock and never the host's, so that a run on
+/// a model is deterministic.
 #[derive(Clone, Default)]
 pub struct Clock(Option<Arc<dyn TimeSource>>);
 
 impl Clock {
-    /// Shows the time of `source`; the default shows the host's.
+    /// Makes a clock of `source`; the default clock is the host's.
     pub fn of(source: Arc<dyn TimeSource>) -> Self {
         Self(Some(source))
     }
 
-    /// The time now.
+    /// Returns the current time.
     pub fn now(&self) -> Instant {
         self.0.as_ref().map_or_else(Instant::now, |source| source.now())
     }
 
-    /// How long ago `earlier` was.
+    /// Returns the time since `earlier`; zero if that is in the future.
     pub fn since(&self, earlier: Instant) -> Duration {
         self.now().saturating_duration_since(earlier)
     }
 
-    /// Returns when so much time has passed.
+    /// Blocks the caller for `time`.
     pub fn sleep(&self, time: Duration) {
         match &self.0 {
             None => std::thread::sleep(time),
@@ -42,7 +42,7 @@ impl Clock {
         }
     }
 
-    /// The calendar's time, since 1 January 1970, UTC. A model has none: it is zero there.
+    /// Returns the wall-clock time since 1 January 1970, UTC; zero on a model, which has none.
     pub fn calendar(&self) -> Duration {
         match &self.0 {
             None => SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),

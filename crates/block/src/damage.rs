@@ -1,25 +1,25 @@
-//! What was written to an image and is not there any more.
+//! Damage of an image: data that was written and has been lost.
 
 use std::error::Error;
 use std::fmt;
 
 use crate::{SECTOR_BYTES, Sector};
 
-/// A part of an image that is not as it was written, or cannot be.
+/// A part of an image whose content is lost or unreadable, or cannot be valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
     /// The image's path.
     pub image: String,
-    /// Which part, and what is wrong with it.
+    /// The damaged part, and what is wrong with it.
     pub what: String,
-    /// The first sector of the disk that is lost, as its guest counts them, if that is known.
+    /// The first lost sector of the disk, as a guest LBA, if it is known.
     pub lba: Option<Sector>,
-    /// Where in the host file, in bytes.
+    /// The byte offset in the host file, if it is known.
     pub offset: Option<u64>,
 }
 
 impl Damage {
-    /// Of the structure of an image: it cannot be said which sectors of the disk are lost.
+    /// Makes damage of an image's structure: the lost sectors of the disk are not known.
     pub fn of_image(image: impl Into<String>, what: impl Into<String>) -> Self {
         Self { image: image.into(), what: what.into(), lba: None, offset: None }
     }

@@ -1,4 +1,4 @@
-//! Errors of the control plane: what was being done, why it failed, what to try.
+//! Errors of the control plane: the operation, the reason of its failure, and advice.
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
@@ -7,20 +7,20 @@ use std::io;
 
 use crate::{Damage, Errno, Printable};
 
-/// What a caller can tell apart.
+/// Kinds of errors that a caller can tell apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// Somebody else uses it; trying again later may help.
+    /// The object is in use by another process or operation; trying again later may help.
     Busy,
-    /// The caller asked for something that cannot be.
+    /// The request of the caller is invalid.
     Invalid,
-    /// It can be, and this version, this image or this host does not have it.
+    /// The request is valid, but this version, this image or this host does not support it.
     Unsupported,
-    /// An image is not as it was written; [`Error::damage`] says where.
+    /// An image is damaged; [`Error::damage`] says where.
     Damaged,
-    /// The host has no room left for it.
+    /// The host is out of space or quota.
     NoSpace,
-    /// The host refused or failed.
+    /// The host refused the operation or failed.
     Host,
 }
 
@@ -29,7 +29,7 @@ impl ErrorKind {
     pub const ALL: [Self; 6] =
         [Self::Busy, Self::Invalid, Self::Unsupported, Self::Damaged, Self::NoSpace, Self::Host];
 
-    /// Its name where programs read it.
+    /// Returns the kind's name in machine-readable output.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Busy => "busy",
@@ -41,12 +41,12 @@ impl ErrorKind {
         }
     }
 
-    /// The kind with this name.
+    /// Returns the kind of this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// What the host means by an error.
+    /// Classifies an error of the host by its error number.
     fn of_host_error(why: &(dyn StdError + 'static)) -> Self {
         let errno = match why.downcast_ref::<io::Error>() {
             Some(why) => Errno::from_io_error(why),
@@ -61,7 +61,7 @@ impl ErrorKind {
     }
 }
 
-/// An error a person reads, in one line: `WHAT: WHY; TRY`.
+/// An error for an operator, in one line: `WHAT: WHY; TRY`.
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
@@ -74,7 +74,7 @@ pub struct Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// An error of a kind.
+    /// Makes an error of `kind`.
     pub fn new(
         kind: ErrorKind,
         what: impl Into<String>,
@@ -84,7 +84,7 @@ impl Error {
         Self { kind, what: what.into(), why: why.into(), advice: advice.into() }
     }
 
-    /// The caller asked for something that cannot be.
+    /// Makes an error of kind [`ErrorKind::Invalid`].
     pub fn invalid(
         what: impl Into<String>,
         why: impl Into<Box<dyn StdError + Send + Sync>>,
@@ -93,7 +93,7 @@ impl Error {
         Self::new(ErrorKind::Invalid, what, why, advice)
     }
 
-    /// This version, this image or this host does not have what the caller asked for.
+    /// Makes an error of kind [`ErrorKind::Unsupported`].
     pub fn unsupported(
         what: impl Into<String>,
         why: impl Into<Box<dyn StdError + Send + Sync>>,
@@ -102,7 +102,7 @@ impl Error {
         Self::new(ErrorKind::Unsupported, what, why, advice)
     }
 
-    /// Somebody else uses what the caller asked for.
+    /// Makes an error of kind [`ErrorKind::Busy`].
     pub fn busy(
         what: impl Into<String>,
         why: impl Into<Box<dyn StdError + Send + Sync>>,
@@ -111,8 +111,8 @@ impl Error {
         Self::new(ErrorKind::Busy, what, why, advice)
     }
 
-    /// The host refused or failed. Its error number may say more than that: then the kind does,
-    /// too.
+    /// Makes an error of kind [`ErrorKind::Host`], or of a more specific kind if the host's error
+    /// number has one.
     pub fn host(
         what: impl Into<String>,
         why: impl Into<Box<dyn StdError + Send + Sync>>,
@@ -122,27 +122,27 @@ impl Error {
         Self::new(ErrorKind::of_host_error(why.as_ref()), what, why, advice)
     }
 
-    /// An image is not as it was written.
+    /// Makes an error of kind [`ErrorKind::Damaged`].
     pub fn damaged(damage: Damage, advice: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorKind::Damaged, damage.image.clone(), damage, advice)
     }
 
-    /// What a caller can tell apart.
+    /// Returns the kind of the error.
     pub const fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// What is damaged and where, of an error that is about that.
+    /// Returns the damaged part of the image, if the error is about one.
     pub fn damage(&self) -> Option<&Damage> {
         self.why.downcast_ref()
     }
 
-    /// What was being done; why it failed is the [source](StdError::source).
+    /// Returns the operation that failed; the reason is the [source](StdError::source).
     pub fn what(&self) -> &str {
         &self.what
     }
 
-    /// What to try.
+    /// Returns the advice to the operator.
     pub fn advice(&self) -> &str {
         &self.advice
     }
@@ -150,7 +150,7 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // An image's or a monitor's words may be in it.
+        // Escaped: the text may contain strings of an image or a monitor.
         write!(f, "{}", Printable(format_args!("{}: {}; {}", self.what, self.why, self.advice)))
     }
 }

@@ -1,7 +1,7 @@
 //! Guest addresses: sectors, counts of sectors, and the half-open range made of both.
 //!
-//! Only the arithmetic that means something exists, so that a guest address and a host file
-//! offset (`FileOffset` in the file I/O crate) cannot be mixed up silently.
+//! Only meaningful arithmetic is provided, so that a guest address and a host file offset
+//! (`FileOffset` in the file I/O crate) cannot be mixed up silently.
 
 use std::fmt;
 
@@ -18,34 +18,34 @@ pub struct Sector(u64);
 pub struct SectorCount(u64);
 
 impl Sector {
-    /// The sector with this number.
+    /// Makes the sector of this number.
     pub const fn new(number: u64) -> Self {
         Self(number)
     }
 
-    /// The sector number.
+    /// Returns the sector number.
     pub const fn get(self) -> u64 {
         self.0
     }
 }
 
 impl SectorCount {
-    /// This many sectors.
+    /// Makes a count of this many sectors.
     pub const fn new(count: u64) -> Self {
         Self(count)
     }
 
-    /// The whole sectors in `bytes`, or `None` if there is a remainder.
+    /// Converts `bytes` to whole sectors; `None` if there is a remainder.
     pub const fn from_bytes(bytes: u64) -> Option<Self> {
         if bytes.is_multiple_of(SECTOR_BYTES) { Some(Self(bytes / SECTOR_BYTES)) } else { None }
     }
 
-    /// The count.
+    /// Returns the count.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The same amount in bytes. Saturates: no disk has more than 2^64 bytes.
+    /// Returns the same amount in bytes. Saturates: no disk has more than 2^64 bytes.
     pub const fn bytes(self) -> u64 {
         self.0.saturating_mul(SECTOR_BYTES)
     }
@@ -59,7 +59,7 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// The range of `count` sectors from `start`; `None` if it is empty or its end overflows.
+    /// Makes the range of `count` sectors from `start`; `None` if it is empty or its end overflows.
     pub const fn new(start: Sector, count: SectorCount) -> Option<Self> {
         if count.0 == 0 || start.0.checked_add(count.0).is_none() {
             return None;
@@ -67,42 +67,42 @@ impl Extent {
         Some(Self { start, count })
     }
 
-    /// The first sector.
+    /// Returns the first sector.
     pub const fn start(self) -> Sector {
         self.start
     }
 
-    /// How many sectors.
+    /// Returns the number of sectors.
     pub const fn count(self) -> SectorCount {
         self.count
     }
 
-    /// The first sector after the range.
+    /// Returns the first sector after the range.
     pub const fn end(self) -> Sector {
         Sector(self.start.0 + self.count.0)
     }
 
-    /// Where the range begins, in bytes of guest address space.
+    /// Returns the byte address of the first sector in the guest's address space.
     pub const fn start_bytes(self) -> u64 {
         self.start.0.saturating_mul(SECTOR_BYTES)
     }
 
-    /// How many bytes the range covers.
+    /// Returns the length in bytes.
     pub const fn bytes(self) -> u64 {
         self.count.bytes()
     }
 
-    /// Whether the range lies within a disk of `capacity` sectors.
+    /// Returns whether the range lies within a disk of `capacity` sectors.
     pub const fn fits(self, capacity: SectorCount) -> bool {
         self.end().0 <= capacity.0
     }
 
-    /// Whether the two ranges share a sector.
+    /// Returns whether the two ranges share a sector.
     pub fn overlaps(self, other: Self) -> bool {
         self.start < other.end() && other.start < self.end()
     }
 
-    /// One range for two that overlap or touch; `None` if there is a gap between them.
+    /// Merges two ranges that overlap or touch; `None` if there is a gap between them.
     pub fn merge(self, other: Self) -> Option<Self> {
         if self.start > other.end() || other.start > self.end() {
             return None;

@@ -1,9 +1,9 @@
-//! What a layer tells the one above about its disk.
+//! The geometry of a disk, as a layer reports it to the layer above.
 
 use crate::SectorCount;
 
-/// The most zeroes that one request may ask for where a host has to write them: it waits for
-/// nothing, and cannot be stopped half-way.
+/// The longest write-zeroes request, in bytes, on a host that has to write the zeroes: the write
+/// blocks and cannot be interrupted.
 pub const FILL_BYTES_MAX: u64 = 4 << 20;
 
 /// Size, block sizes and limits of a virtual disk, as the guest will see them.
@@ -15,24 +15,24 @@ pub struct Geometry {
     pub logical_block_bytes: u32,
     /// Smallest unit the disk writes without reading first, in bytes.
     pub physical_block_bytes: u32,
-    /// Unit in which discarded space is really given back, in bytes.
+    /// Unit in which discarded space is actually freed, in bytes.
     pub discard_granularity_bytes: u32,
-    /// Whether discards do anything here; if not, the guest is not offered them.
+    /// Discards free space; if not set, the guest is not offered them.
     pub discards: bool,
-    /// Whether writes are refused.
+    /// Writes are refused.
     pub readonly: bool,
-    /// Whether zeroes cost what writes do: the host has no call for them. The guest is offered
-    /// short ranges then, and has to write longer ones itself.
+    /// Zeroing costs as much as writing, since the host has no call for it. The guest is then
+    /// offered short ranges only, and has to write longer ones itself.
     pub zeroes_are_written: bool,
 }
 
 impl Geometry {
-    /// The most zeroes that a request may ask for.
+    /// Returns the longest write-zeroes request, in bytes.
     pub const fn zeroes_max(&self) -> u64 {
         if self.zeroes_are_written { FILL_BYTES_MAX } else { u64::MAX }
     }
 
-    /// A writable disk of `capacity` with 512-byte logical and 4 KiB physical blocks.
+    /// Makes a writable disk of `capacity` with 512-byte logical and 4 KiB physical blocks.
     pub const fn with_capacity(capacity: SectorCount) -> Self {
         Self {
             capacity,

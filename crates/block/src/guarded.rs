@@ -1,15 +1,15 @@
-//! Shared memory that can be taken away while we use it, and what is done then.
+//! Shared memory whose pages may vanish while it is mapped, and recovery from the SIGBUS.
 //!
-//! Another process may truncate what it has shared with us; a page that was never touched may find
-//! its file system full; hardware may lose a page. The kernel's answer to us is SIGBUS, whose
-//! default ends the process, and with it the disks of all guests. So memory of that kind is
-//! registered here. A fault inside of it puts a page of zeroes in the place of the lost one, so
-//! that the access goes on, and marks the memory broken for good. Its users look at the mark after
-//! they have touched the memory, and believe nothing that they have read there once it is set. Any
-//! other SIGBUS ends the process as before.
+//! Another process may truncate the file that it has shared with us; the first touch of a page may
+//! find its file system full; hardware may lose a page. The kernel reports all of these as SIGBUS,
+//! whose default action ends the process, and with it the disks of all guests. So such memory is
+//! registered here. A fault inside a registered range maps a page of zeroes in place of the lost
+//! one, so that the access completes, and marks the range broken permanently. Users check the mark
+//! after each access, and discard what they have read once it is set. Any other SIGBUS ends the
+//! process as before.
 //!
-//! The handler runs in the middle of anything: it takes no lock and allocates nothing. It walks a
-//! list of entries that are never freed, only used again.
+//! The handler may interrupt any code: it takes no lock and allocates nothing. It walks a list of
+//! entries that are never freed, only reused.
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
@@ -17,29 +17,29 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use crate::{IoVec, mutant};
 
-/// A registered range of memory, until this is dropped: before the memory is unmapped.
+/// A registered range of memory. Must be dropped before the memory is unmapped.
 #[derive(Debug)]
 pub struct Guarded(&'static Entry);
 
-/// A range that is registered now, or was.
+/// A range that is or was registered.
 #[derive(Debug, Default)]
 struct Entry {
-    /// Odd while the rest is being changed.
+    /// Odd while the other fields are being changed (a sequence lock).
     version: AtomicUsize,
     start: AtomicUsize,
     end: AtomicUsize,
-    /// What can be replaced at a time: the size of a page of the mapping.
+    /// Unit of replacement: the page size of the mapping.
     unit: AtomicUsize,
     broken: AtomicBool,
-    /// The one that was made before this; never changes.
+    /// The previously made entry; never changes.
     next: Option<&'static Self>,
 }
 
-/// The entry made last.
+/// Head of the list: the entry made last.
 static NEWEST: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
-/// How many of the ranges that are registered now are broken.
+/// Number of registered ranges that are broken.
 static BROKEN: AtomicUsize = AtomicUsize::new(0);
-/// Entries to be used again. Locked while any entry is changed.
+/// Entries free for reuse. Locked while any entry is changed.
 static IDLE: Mutex<Vec<&'static Entry>> = Mutex::new(Vec::new());
 
 impl Guarded {
@@ -58,7 +58,7 @@ impl Guarded {
         Self(entry)
     }
 
-    /// Whether something of it has been lost.
+    /// Returns whether a page of the range has been lost.
     #[inline]
     pub fn is_broken(&self) -> bool {
         is_any_broken() && self.0.broken.load(Ordering::Acquire)
@@ -76,26 +76,27 @@ impl Drop for Guarded {
     }
 }
 
-/// Whether what has just been read from `pieces` is what is there: none of them lies in memory that
-/// is broken. Costs next to nothing while no memory is.
+/// Returns whether data just read from `pieces` is valid: no piece lies in a broken range. Almost
+/// free while no range is broken.
 #[inline]
 pub fn is_whole<'list, List>(pieces: List) -> bool
 where
     List: IntoIterator<Item = &'list IoVec> + Clone,
 {
-    // What was read before was read before the count is.
+    // Orders the reads of the pieces before the read of the count.
     fence(Ordering::Acquire);
     !is_any_broken() || mutant("block.guarded.believes-what-was-lost") || !lies_in_broken(pieces)
 }
 
-/// Whether any registered memory is broken.
+/// Returns whether any registered range is broken.
 #[inline]
 pub fn is_any_broken() -> bool {
     BROKEN.load(Ordering::Acquire) > 0
 }
 
-/// Whether one of them does. Looks at each range once, whatever the pieces are: those of one guest
-/// may be hundreds, and all others ask as long as one of them is broken.
+/// Returns whether a piece lies in a broken range. Scans each range once whatever the number of
+/// pieces: a request may have hundreds, and requests of all guests get here while one range is
+/// broken.
 #[cold]
 fn lies_in_broken<'list>(pieces: impl IntoIterator<Item = &'list IoVec> + Clone) -> bool {
     let bounds =
@@ -122,7 +123,7 @@ fn entries() -> impl Iterator<Item = &'static Entry> {
 }
 
 impl Entry {
-    /// A new one, in the list. The lock is held.
+    /// Makes an entry and adds it to the list. The caller holds the lock.
     fn make() -> &'static Self {
         // SAFETY: as in `entries`.
         let next = unsafe { NEWEST.load(Ordering::Acquire).as_ref() };
@@ -131,7 +132,7 @@ impl Entry {
         entry
     }
 
-    /// The lock is held.
+    /// Changes the entry to another range. The caller holds the lock.
     fn change(&self, range: std::ops::Range<usize>, unit: usize) {
         self.version.fetch_add(1, Ordering::SeqCst);
         self.start.store(range.start, Ordering::SeqCst);
@@ -140,8 +141,8 @@ impl Entry {
         self.version.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Start, end and unit. Nothing while it is being changed, which it is not while somebody uses
-    /// its memory.
+    /// Returns start, end and unit; `None` while they are being changed, which never happens while
+    /// the range's memory is in use.
     fn range(&self) -> Option<(usize, usize, usize)> {
         let before = self.version.load(Ordering::SeqCst);
         let range = (
@@ -153,11 +154,11 @@ impl Entry {
         is_whole.then_some(range)
     }
 
-    /// Puts zeroes in the place of the page at `address`.
+    /// Maps zeroes in place of the page at `address`.
     fn replace(&self, address: usize, (start, end, unit): (usize, usize, usize)) -> bool {
-        // First: who reads the zeroes finds the mark. The count before the mark: a thread that
-        // finds the mark of another one goes on to zeroes of its own, and is to find the count,
-        // too.
+        // Set first: a thread that reads the zeroes must find the mark. The count is raised before
+        // the mark: a thread that finds the mark set by another fault goes on to its own zeroes,
+        // and must find the count raised, too.
         BROKEN.fetch_add(1, Ordering::SeqCst);
         if self.broken.swap(true, Ordering::SeqCst) {
             BROKEN.fetch_sub(1, Ordering::SeqCst);
@@ -183,7 +184,7 @@ fn install_handler() {
     }
 }
 
-/// Only atomics and system calls: it interrupts anything.
+/// Uses only atomics and system calls, since it may interrupt any code.
 extern "C" fn on_bus_error(signal: i32, info: *const libc::siginfo_t, _: *const libc::c_void) {
     // SAFETY: the kernel gives a valid siginfo_t (SA_SIGINFO); errno is this thread's.
     let (address, is_fault, errno) =

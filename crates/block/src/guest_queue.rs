@@ -1,10 +1,9 @@
-//! The seam of front ends: a [`GuestQueue`] hands out what its driver asks for, and takes what
-//! becomes of it.
+//! The interface of front ends: a [`GuestQueue`] yields the driver's requests and takes their
+//! completions.
 //!
-//! A queue has two halves, each with one owner. One thread has both, or two have one each: then
-//! what is taken goes from the [`FrontHalf`] to the [`BackHalf`], and comes back when it is done.
-//! What the driver asks for at once is called a chain; a number, its head, names it until it is
-//! done.
+//! A queue has two halves, each with one owner. One thread owns both (fused), or two threads one
+//! each (split): then a chain goes from the [`FrontHalf`] to the [`BackHalf`], and back when it is
+//! done. A chain is one descriptor chain of the driver; its head index names it until it is done.
 
 use std::fs::File;
 use std::io;
@@ -12,58 +11,58 @@ use std::sync::Arc;
 
 use crate::{Completion, Outcome, Request};
 
-/// What was taken from a queue.
+/// The result of taking chains from a queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Taken {
-    /// Chains.
+    /// Chains taken.
     pub chains: usize,
-    /// Those of them that needed no disk.
+    /// Those of them that were answered without the disk.
     pub answered: usize,
-    /// Chains that were there, and were not taken.
+    /// Chains that were available and were not taken.
     pub left: usize,
 }
 
-/// What became of the wish to interrupt the driver.
+/// The result of publishing: whether the driver was interrupted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// Nothing was published.
+    /// No completion was published.
     Nothing,
-    /// Published, and the driver had asked for an interrupt.
+    /// Published, and the driver was interrupted, as it had asked.
     Sent,
-    /// Published, and the driver did not want one.
+    /// Published; the driver had suppressed the interrupt.
     Suppressed,
 }
 
 /// A chain that is done.
 pub struct Finished {
-    /// Its head.
+    /// Its head index.
     pub head: u16,
-    /// To be used again.
+    /// Its request, to be reused.
     pub request: Box<Request>,
-    /// How it went.
+    /// Its outcome.
     pub outcome: Outcome,
 }
 
-/// A queue of a guest, whose halves are on one thread. It goes from thread to thread when nothing
+/// A queue of a guest, with both halves on one thread. It may move to another thread when nothing
 /// is in flight.
 pub trait GuestQueue: Sized + Send + 'static {
-    /// What takes from it.
+    /// The half that takes requests.
     type Front: FrontHalf;
-    /// What completes.
+    /// The half that completes them.
     type Back: BackHalf<Start = <Self::Front as FrontHalf>::Start>;
 
-    /// Whether it may run on another thread than the first one that runs it, or on two.
+    /// The queue may be moved to another thread than the first that runs it, or be split over two.
     const IS_MOVABLE: bool = true;
 
-    /// Its half that takes, to be looked at.
+    /// Returns the taking half, to inspect it.
     fn front(&self) -> &Self::Front;
 
-    /// The same, to be asked for what is available.
+    /// Returns the taking half, to ask it for available chains.
     fn front_mut(&mut self) -> &mut Self::Front;
 
-    /// Takes available requests, at most `batch_max` of them, and hands them to `submit`. Those
-    /// that need no disk are answered; [`publish`](Self::publish) shows it. Asks `go_on` before
-    /// each new one: a single request may keep `submit` busy for a tenth of a second.
+    /// Takes at most `batch_max` available requests and passes them to `submit`. Requests that need
+    /// no disk are answered; [`publish`](Self::publish) shows their completions. Asks `go_on`
+    /// before each further request: a single one may keep `submit` busy for 100 ms.
     fn take(
         &mut self,
         batch_max: usize,
@@ -71,91 +70,91 @@ pub trait GuestQueue: Sized + Send + 'static {
         submit: impl FnMut(Box<Request>),
     ) -> Taken;
 
-    /// Takes the oldest request that an earlier life left undone, as [`take`](Self::take) does.
-    /// Only one: if it is what the daemon dies of, no other one is in hand.
+    /// Takes the oldest request that a dead daemon left undone, as [`take`](Self::take) does. Only
+    /// one is in flight at a time: if it makes the daemon crash, no other request is suspected.
     fn take_undone(&mut self, submit: impl FnMut(Box<Request>)) -> Taken;
 
-    /// The disk has all requests that were taken.
+    /// Called when the disk has all requests that were taken.
     fn handed_over(&mut self);
 
-    /// Takes a completion back. Returns how the guest's request went, if that was all of it.
+    /// Takes a completion. Returns the outcome of the guest's request if this was its last part.
     fn complete(&mut self, completion: Completion) -> Option<Outcome>;
 
-    /// Shows all new completions to the driver, and interrupts it if it asks for that.
+    /// Publishes all new completions in the used ring, and interrupts the driver if it asks for
+    /// that.
     fn publish(&mut self) -> Signal;
 
-    /// The NUMA node of its guest's memory, if it is known.
+    /// Returns the NUMA node of the guest's memory, if it is known.
     fn home(&self) -> Option<u32>;
 
-    /// Its halves, to be used by one thread each. Nothing may be in flight.
+    /// Splits the queue into halves for one thread each. Nothing may be in flight.
     ///
-    /// The half that takes must have back what is done before the driver can see that it is
+    /// The taking half must get a done chain back before the driver can see that it is done
     /// ([`FrontHalf::take_back`] before [`BackHalf::publish`]), and must not take a head again
     /// before the marks of its last use are cleared (after [`BackHalf::publish`]).
     fn split(self) -> (Self::Front, Self::Back);
 
-    /// The queue of these halves, which nothing is in flight between.
+    /// Joins two halves into a queue. Nothing may be in flight between them.
     fn join(front: Self::Front, back: Self::Back) -> Self;
 }
 
 /// The half of a queue that takes requests from the driver.
 pub trait FrontHalf: Send + 'static {
-    /// A chain that has been taken, on its way to the other half.
+    /// A taken chain, on its way to the other half.
     type Start: Send + 'static;
 
-    /// How deep the queue is.
+    /// Returns the queue size.
     fn size(&self) -> u16;
 
-    /// Chains taken and not back yet.
+    /// Returns the number of chains taken and not taken back.
     fn in_flight(&self) -> usize;
 
-    /// Readable when the driver has notified us.
+    /// Returns the descriptor that is readable when the driver has notified us.
     fn kick(&self) -> &Arc<File>;
 
-    /// Forgets the driver's notifications and says how many there were.
+    /// Clears the driver's notifications and returns their number.
     fn clear_kicks(&self) -> u64;
 
-    /// Asks the driver for a notification with its next request. Returns whether there is
-    /// something to take already.
+    /// Enables notifications by the driver. Returns whether chains are available already.
     fn ask_for_kicks(&self) -> bool;
 
-    /// Asks the driver to save its notifications: we look by ourselves.
+    /// Disables notifications by the driver: the ring is polled.
     fn refuse_kicks(&self);
 
-    /// Whether the queue has stopped for good.
+    /// Returns whether the queue has stopped permanently.
     fn is_broken(&self) -> bool;
 
-    /// Whether what is in flight weighs so much that nothing more is taken: a completion has to
-    /// come first.
+    /// Returns whether the weight in flight has reached its limit: nothing is taken before the next
+    /// completion.
     fn is_full(&self) -> bool;
 
-    /// Whether there is something left to take that an earlier life left undone.
+    /// Returns whether a chain is left to take that a dead daemon left undone.
     fn has_undone(&self) -> bool;
 
-    /// Whether there is something to take.
+    /// Returns whether a chain is available.
     fn has_available(&self) -> bool;
 
-    /// How many new chains the driver has made available.
+    /// Returns the number of chains that the driver has made available and that are not taken.
     fn available(&mut self) -> u16;
 
-    /// The head of the next available chain; there must be one.
+    /// Returns the head of the next available chain; there must be one.
     fn next_head(&self) -> u16;
 
-    /// Whether a chain with this head has been taken and is not back.
+    /// Returns whether a chain with this head has been taken and not taken back.
     fn is_busy(&self, head: u16) -> bool;
 
-    /// Takes the next available chain; there must be one. Nothing if it cannot be taken: what is in
-    /// flight weighs too much, or the driver has broken the queue.
+    /// Takes the next available chain; there must be one. `None` if it cannot be taken: the memory
+    /// in flight has reached its limit, or the driver has broken the queue.
     fn take(&mut self) -> Option<Self::Start>;
 
-    /// Takes the oldest chain that an earlier life left undone. Only one at a time is in hand: if
-    /// it is what the daemon dies of, no other one is.
+    /// Takes the oldest chain that a dead daemon left undone. Only one is in flight at a time: if
+    /// it makes the daemon crash, no other chain is suspected.
     fn take_undone(&mut self) -> Option<Self::Start>;
 
-    /// What a chain asks the disk for: nothing if it is answered without.
+    /// Returns the requests of a chain to the disk; none if it is answered without.
     fn requests(start: &Self::Start) -> &[Box<Request>];
 
-    /// A chain is done: its head may be used again. A request for the disk comes along.
+    /// Takes back a done chain, whose head may then be used again, with its request if it had one.
     fn take_back(&mut self, head: u16, request: Option<Box<Request>>);
 }
 
@@ -164,20 +163,21 @@ pub trait BackHalf: Send + 'static {
     /// See [`FrontHalf::Start`].
     type Start: Send + 'static;
 
-    /// A chain has come from the other half. Hands its requests to `submit`; so many completions
-    /// are to follow. Returns its head if it needs no disk: then it is answered.
+    /// Begins a chain from the other half. Passes its requests to `submit`, each of which is to be
+    /// completed. Returns the head of a chain that needs no disk, which is answered here.
     fn begin(&mut self, start: Self::Start, submit: impl FnMut(Box<Request>)) -> Option<u16>;
 
-    /// The disk has all requests that were begun.
+    /// Called when the disk has all requests that were begun.
     fn handed_over(&mut self);
 
-    /// Takes a completion back. Returns the chain, if that was all of it.
+    /// Takes a completion. Returns the chain if this was its last part.
     fn complete(&mut self, completion: Completion) -> Option<Finished>;
 
-    /// Counts chains that are done, those that are not published yet included.
+    /// Returns the counter of done chains, published or not.
     fn done(&self) -> u16;
 
-    /// Shows all new completions to the driver, and interrupts it if it asks for that.
+    /// Publishes all new completions in the used ring, and interrupts the driver if it asks for
+    /// that.
     fn publish(&mut self) -> Signal;
 }
 
@@ -186,10 +186,10 @@ pub trait QueueRunner<Q>: Send {
     /// Begins to run a queue.
     fn start(&mut self, index: usize, queue: Q) -> io::Result<()>;
 
-    /// Asks the queue to take nothing more; does not wait. A guest whose queues all stop waits for
-    /// them together.
+    /// Asks the queue to take no more chains; does not wait, so that all queues of a guest can
+    /// drain at the same time.
     fn begin_stop(&mut self, index: usize);
 
-    /// Waits until nothing of the queue is in flight, and gives it back; nothing if it is lost.
+    /// Waits until nothing of the queue is in flight, and returns it; `None` if it is lost.
     fn stop(&mut self, index: usize) -> Option<Q>;
 }

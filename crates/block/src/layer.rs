@@ -1,8 +1,8 @@
-//! The seam: a shared, immutable [`Layer`] makes one owned [`Channel`] for each queue.
+//! The interface of layers: a shared, immutable [`Layer`] makes one owned [`Channel`] per queue.
 //!
 //! A layer wraps the one below it and forwards what it does not change, so any suffix of the stack
-//! is a disk of its own. Queues share nothing mutable through this seam, and nothing in it waits:
-//! the thread sleeps once for all channels on it, in its [`Reactor`].
+//! is a disk of its own. Queues share no mutable state through this interface, and no call of it
+//! blocks: a thread sleeps once for all its channels, in its [`Reactor`].
 
 use std::io;
 
@@ -14,19 +14,19 @@ use crate::{Completion, Geometry, Origin, Request};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueDepth(pub u16);
 
-/// What a channel is told about the queue that it is made for.
+/// The description of a queue, for the channel that is made for it.
 #[derive(Clone)]
 pub struct QueueContext {
-    /// How many requests it has in flight at most.
+    /// The most requests that it has in flight.
     pub depth: QueueDepth,
-    /// Which queue of which disk it is.
+    /// The disk and queue that requests come from.
     pub origin: Origin,
-    /// What its thread sleeps in. A channel may share it with channels of other disks.
+    /// The reactor of its thread. Channels of several disks may share it.
     pub reactor: Reactor,
 }
 
 impl QueueContext {
-    /// For a queue that has its thread to itself and belongs to no guest: tools and maintenance.
+    /// Makes a context with a reactor of its own and no guest: for tools and maintenance.
     pub fn alone(depth: QueueDepth) -> io::Result<Self> {
         Ok(Self { depth, origin: Origin::default(), reactor: Reactor::new()? })
     }
@@ -34,19 +34,19 @@ impl QueueContext {
 
 /// A disk, or something that changes how the disk below it behaves.
 pub trait Layer: Send + Sync {
-    /// What the disk looks like now; a live resize changes the capacity.
+    /// Returns the current geometry; a live resize changes the capacity.
     fn geometry(&self) -> Geometry;
 
-    /// A way to submit requests from one queue. It stays on the thread of `context.reactor`, which
-    /// is the one that called this. A layer may make several channels below for one of its own.
+    /// Makes a channel for one queue. It stays on the thread of `context.reactor`, which is the
+    /// calling thread. A layer may open several channels below for one of its own.
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>>;
 }
 
-/// One queue's way into a layer. Every request submitted comes back from [`reap`](Self::reap)
+/// One queue's way into a layer. Every submitted request comes back from [`reap`](Self::reap)
 /// exactly once, in any order.
 ///
-/// Dropping a channel waits for what is in flight, and with it the whole thread and all disks that
-/// it serves; so a thread that serves several lets a channel [`retire`](Self::retire) first.
+/// Dropping a channel waits for what is in flight, which blocks the whole thread and all disks that
+/// it serves; so a thread that serves several [retires](Self::retire) a channel first.
 pub trait Channel {
     /// Takes a request. This cannot fail: a refusal is a completion.
     fn submit(&mut self, request: Box<Request>);
@@ -54,21 +54,20 @@ pub trait Channel {
     /// Starts everything submitted so far; at most one system call for the whole batch.
     fn kick(&mut self);
 
-    /// Appends what has completed. Does not wait.
+    /// Appends completed requests to `done`. Does not wait.
     fn reap(&mut self, done: &mut Vec<Completion>);
 
-    /// When the channel wants to be looked at again, that is, [`reap`](Self::reap) to be called.
-    /// Asked as the last look before the thread sleeps ([`Reactor::sleep`]), which starts what has
-    /// been submitted.
+    /// Returns when [`reap`](Self::reap) is to be called next. Called last before the thread sleeps
+    /// ([`Reactor::sleep`]), which starts what has been submitted.
     fn next_look(&mut self) -> NextLook;
 
-    /// Nothing is submitted or reaped any more. Takes back what is still on its way (what the
-    /// channel does for itself, or for other queues, and after a panic its owner's requests too),
-    /// gives none of it to its owner, and starts nothing of its own accord. Returns whether all is
-    /// back: a drop waits for nothing then. Does not wait; called again until it is so.
+    /// Drains the channel; nothing is submitted or reaped any more. Collects what is still in
+    /// flight (requests of the channel's own, of other queues, and after a panic its owner's too),
+    /// returns none of it to the owner, and starts nothing new. Returns whether all has come back:
+    /// a drop then waits for nothing. Does not wait; called until it returns `true`.
     ///
-    /// A layer forwards it, when what is its own has come back. By default there is nothing to wait
-    /// for.
+    /// A layer forwards the call when its own requests have come back. The default has nothing to
+    /// wait for.
     fn retire(&mut self) -> bool {
         true
     }

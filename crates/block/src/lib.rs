@@ -1,6 +1,5 @@
-//! Vocabulary of the block stack: what a request is, what comes back, the one seam
-//! ([`Layer`] / [`Channel`]) that every stage above the host file implements, and the one that
-//! front ends do ([`GuestQueue`]).
+//! Vocabulary of the block stack: requests, completions, the interface of every stage above the
+//! host file ([`Layer`] / [`Channel`]), and that of front ends ([`GuestQueue`]).
 //!
 //! Nothing here does I/O or knows a transport, a file system or an image format.
 

@@ -1,15 +1,15 @@
-//! How many lines a cause that repeats may write to the log.
+//! A rate limit for log lines of one repeating cause.
 //!
-//! Guests and strangers can make some lines be written as often as they like: by breaking their
-//! queue, by connecting and hanging up. A budget lets the first ones through, then a few per
-//! minute, and counts the rest.
+//! Guests and local processes can cause some log lines at will: by breaking their queue, by
+//! connecting and hanging up. A budget lets the first lines through, then a few per minute, and
+//! counts the suppressed rest.
 
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
-/// Lines that may come at once.
+/// Lines that may be written in a burst.
 const BURST: u32 = 20;
-/// The time after which one more line may come.
+/// The time after which one more line may be written.
 const REFILL: Duration = Duration::from_secs(10);
 
 /// The budget of one cause of one disk.
@@ -28,13 +28,13 @@ impl Default for LogBudget {
 }
 
 impl LogBudget {
-    /// A full budget.
+    /// Makes a full budget.
     #[must_use]
     pub fn new() -> Self {
         Self::of(BURST)
     }
 
-    /// For what says the same each time: one line, then those of the refill.
+    /// Makes a budget for a line that is always the same: a burst of one.
     #[must_use]
     pub fn of_one() -> Self {
         Self::of(1)
@@ -44,8 +44,8 @@ impl LogBudget {
         Self { burst, left: burst, refilled: Instant::now(), unsaid: 0 }
     }
 
-    /// Asks for a line. `Some` allows it, and says how many were kept back since the last one, if
-    /// any were: as a field of the line that is left out if there is nothing to say.
+    /// Asks for a line. `Some` allows it, with the number of lines suppressed since the last one;
+    /// an inner `None` if there were none, so that the log field is omitted.
     pub fn spend(&mut self) -> Option<Option<NonZeroU64>> {
         self.spend_at(Instant::now())
     }

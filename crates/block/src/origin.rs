@@ -1,8 +1,8 @@
-//! Where a request comes from.
+//! The origin of a request.
 
 use std::fmt;
 
-/// Who asks for something. What stands above the images tells guests apart by it.
+/// The submitter of a request. Layers above the images tell guests apart by it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Origin {
     /// No guest: the daemon itself, or a tool.
@@ -26,13 +26,13 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A process that has connected.
+/// A connected process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Peer {
-    /// Its number, which another process may have when it has ended. A socket may outlive it, in
-    /// the hands of its children.
+    /// Its process ID, which may be reused after it has ended. A socket may outlive it, held by its
+    /// children.
     pub pid: u32,
-    /// When it started, in clock ticks since the host did, if that may be seen: tells it from
-    /// another one with its number.
+    /// Its start time in clock ticks since the host's boot, if it is readable: tells it from
+    /// another process of the same ID.
     pub start: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! A large range of anonymous memory, which takes no room before it is used and can give it back.
+//! A large range of anonymous memory, committed on first use and returnable to the host.
 
 use std::ffi::c_void;
 use std::io;
@@ -7,11 +7,11 @@ use std::ptr;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-/// Unit in which memory is taken and given back.
+/// Unit of commitment and return.
 const PAGE_BYTES: usize = 4096;
 
-/// Pages of our own, zero until they are written. Accessed by raw copies only, from any thread:
-/// what its owner promises about them, it has to keep by itself.
+/// Owned pages, zero until written. Accessed by raw copies only, from any thread: the owner is
+/// responsible for synchronisation.
 pub struct Pages {
     start: *mut u8,
     bytes: usize,
@@ -23,7 +23,7 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// So many bytes, zeroed.
+    /// Maps `bytes` zeroed bytes.
     pub fn new(bytes: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -32,16 +32,16 @@ impl Pages {
         Ok(Self { start: start.cast(), bytes })
     }
 
-    /// How many bytes there are.
+    /// Returns the length in bytes.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The address of the byte at `offset`, from which on at least `bytes` can be accessed while
+    /// Returns the address of the byte at `offset`; `bytes` bytes from there are accessible while
     /// the pages live.
     ///
     /// # Panics
-    /// If they are not all within.
+    /// If the range is not within the pages.
     pub fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
         let fits = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         assert!(fits, "bytes {offset}+{bytes} are past the end of {} bytes", self.bytes);
@@ -49,16 +49,14 @@ impl Pages {
         unsafe { self.start.add(offset) }
     }
 
-    /// Each page is taken and given back by itself, even where the host would rather have large
-    /// ones.
+    /// Disables transparent huge pages, so that each page is committed and returned by itself.
     pub fn refuse_huge_pages(&self) {
         // SAFETY: advice on our own mapping, which changes no content. A kernel without huge pages
         // refuses it.
         let _ = unsafe { madvise(self.start.cast(), self.bytes, Advice::LinuxNoHugepage) };
     }
 
-    /// Makes a range zero. What it took of the host's memory is given back where whole pages are
-    /// zeroed.
+    /// Zeroes a range. Whole pages in it are returned to the host.
     pub fn zero(&self, range: Range<usize>) {
         let start = self.at(range.start, range.len()) as usize;
         let end = start + range.len();

@@ -1,9 +1,9 @@
-//! Text of others', on its way to a terminal.
+//! Escaping of untrusted text for a terminal.
 
 use std::fmt::{self, Display, Write};
 
-/// Shows control characters, and those that turn the direction of text, as escapes: a name that a
-/// monitor, a guest or an image brings must not write anything else into an operator's terminal.
+/// Shows control characters and bidirectional overrides as escapes: a name from a monitor, a guest
+/// or an image must not send control sequences to an operator's terminal.
 #[derive(Clone, Copy, Debug)]
 pub struct Printable<T>(pub T);
 
@@ -38,7 +38,7 @@ fn is_unsafe(letter: char) -> bool {
 mod tests {
     use super::*;
 
-    /// A VM's name, which is a word of its monitor's command line, was printed raw by `stats`.
+    /// A VM's name, which is an argument of its monitor's command line, was printed raw by `stats`.
     #[test]
     fn what_commands_a_terminal_is_shown_and_not_obeyed() {
         let name = "web\u{1b}]0;pwned\u{7}\r\n\u{9b}31m\u{202e}x Geschäft";

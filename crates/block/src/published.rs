@@ -1,19 +1,18 @@
-//! A value that many threads look at and one replaces now and then. A reader keeps the one it has
-//! seen, and asks for the next one only when there is one: no look writes anything that others
-//! read.
+//! A value that many threads read and one replaces rarely. A reader caches the last version and
+//! fetches a new one only when the version number has changed: reading writes no shared cache line.
 //!
-//! A reader that sleeps would keep its value for as long as it sleeps, each another one. So readers
-//! say how they are woken: they look when there is a new value, and the old one is gone.
+//! A sleeping reader would keep its old value alive for as long as it sleeps. So readers register a
+//! waker: a new value wakes them, they fetch it, and the old one is freed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::{Reactor, Waker, mutant};
 
-/// Wakes the thread of a reader. The reader holds it for as long as it is there.
+/// Wakes the thread of a reader. The reader holds it for its lifetime.
 pub type ReaderWaker = Arc<Waker>;
 
-/// The value.
+/// The shared value.
 #[derive(Default)]
 pub struct Published<T> {
     version: AtomicU64,
@@ -26,12 +25,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<T> Published<T> {
-    /// Replaces the value, and wakes readers.
+    /// Replaces the value and wakes the readers.
     pub fn publish(&self, value: T) {
         let mut current = lock(&self.value);
         *current = Arc::new(value);
-        // While the lock is held, so that the version of a value never is behind that of an older
-        // one.
+        // Under the lock, so that a newer value never has a lower version than an older one.
         self.version.fetch_add(1, Ordering::Release);
         drop(current);
         if !mutant("block.published.wakes-no-reader") {
@@ -40,8 +38,8 @@ impl<T> Published<T> {
         }
     }
 
-    /// Wakes the thread of `reactor` for each new value from now on, while the reader holds what is
-    /// returned.
+    /// Registers `reactor`: each new value wakes its thread while the reader holds the returned
+    /// waker.
     pub fn wakes(&self, reactor: &Reactor) -> Arc<ReaderWaker> {
         let reader = Arc::new(reactor.waker());
         let mut readers = lock(&self.readers);
@@ -50,13 +48,13 @@ impl<T> Published<T> {
         reader
     }
 
-    /// The value as it is now.
+    /// Returns the current value.
     pub fn get(&self) -> Arc<T> {
         Arc::clone(&lock(&self.value))
     }
 }
 
-/// One reader's view of it.
+/// One reader's cached version of it.
 #[derive(Debug)]
 pub struct Seen<T> {
     version: u64,
@@ -64,26 +62,26 @@ pub struct Seen<T> {
 }
 
 impl<T> Seen<T> {
-    /// As it is now.
+    /// Caches the current value.
     pub fn of(published: &Published<T>) -> Self {
         let version = published.version.load(Ordering::Acquire);
         Self { version, value: published.get() }
     }
 
-    /// Whether there is a newer one.
+    /// Returns whether there is a newer value.
     #[inline]
     pub fn is_old(&self, published: &Published<T>) -> bool {
         published.version.load(Ordering::Acquire) != self.version
     }
 
-    /// The newest value.
+    /// Returns the newest value.
     #[inline]
     pub fn look(&mut self, published: &Published<T>) -> &T {
         self.newer(published);
         &self.value
     }
 
-    /// The newest value, if it is not the one that was seen last.
+    /// Returns the newest value if it is newer than the cached one.
     #[inline]
     pub fn newer(&mut self, published: &Published<T>) -> Option<&T> {
         if !self.is_old(published) {
@@ -93,7 +91,7 @@ impl<T> Seen<T> {
         Some(&self.value)
     }
 
-    /// The value that was seen last.
+    /// Returns the cached value.
     pub fn last(&self) -> &T {
         &self.value
     }
@@ -115,7 +113,7 @@ mod tests {
         assert_eq!((*seen.look(&published), *published.get()), (3, 3));
     }
 
-    /// What is not there any more is not woken, nor kept.
+    /// A dropped reader is neither woken nor kept in the list.
     #[test]
     fn a_reader_that_has_gone_is_not_woken() {
         let published = Published::<u32>::default();
@@ -126,7 +124,7 @@ mod tests {
         assert_eq!(lock(&published.readers).len(), 2);
     }
 
-    /// The version is read before the value: a value that comes between the two is seen again, and
+    /// The version is read before the value: a value published between the two is seen twice, and
     /// never missed.
     #[test]
     fn no_value_is_missed_while_others_are_published() {

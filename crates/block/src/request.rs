@@ -5,10 +5,10 @@ use std::ptr;
 
 use crate::{Class, Errno, Extent, IoPriority, IoVec, Origin, SECTOR_BYTES, Token};
 
-/// How much is looked at for zeroes at a time: what a few vector instructions take.
+/// Chunk of the test for zeroes: a few vector instructions.
 const ZERO_TEST_BYTES: usize = 256;
 
-/// What a request is to do.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Fill the request's memory from the disk.
@@ -17,18 +17,18 @@ pub enum Op {
     Write(Extent),
     /// Make every write that completed before this request was submitted durable.
     Flush,
-    /// Give the range up: it reads as zeroes afterwards, and its space may be returned.
+    /// Discard the range: it reads as zeroes afterwards, and its space may be freed.
     Discard(Extent),
     /// Make the range read as zeroes.
     WriteZeroes {
         /// The range.
         extent: Extent,
-        /// Whether the range's space may be given back.
+        /// The range's space may be freed.
         unmap: bool,
     },
 }
 
-/// [`Op`] without its operands, to count and to select by.
+/// [`Op`] without its operands, for counters and filters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(usize)]
 pub enum OpKind {
@@ -49,7 +49,7 @@ impl OpKind {
     pub const ALL: [Self; 5] =
         [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::WriteZeroes];
 
-    /// The name used in statistics, logs and on the command line.
+    /// Returns the name used in statistics, logs and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -62,7 +62,7 @@ impl OpKind {
 }
 
 impl Op {
-    /// The range it acts on; a flush has none.
+    /// Returns its range; `None` for a flush.
     pub const fn extent(self) -> Option<Extent> {
         match self {
             Self::Read(extent) | Self::Write(extent) | Self::Discard(extent) => Some(extent),
@@ -71,12 +71,12 @@ impl Op {
         }
     }
 
-    /// How many bytes of the disk it acts on.
+    /// Returns the length of its range in bytes; 0 for a flush.
     pub fn bytes(self) -> u64 {
         self.extent().map_or(0, Extent::bytes)
     }
 
-    /// Its kind.
+    /// Returns its kind.
     pub const fn kind(self) -> OpKind {
         match self {
             Self::Read(_) => OpKind::Read,
@@ -87,7 +87,7 @@ impl Op {
         }
     }
 
-    /// Whether it changes what the disk holds.
+    /// Returns whether it changes the content of the disk.
     pub const fn modifies(self) -> bool {
         matches!(self, Self::Write(_) | Self::Discard(_) | Self::WriteZeroes { .. })
     }
@@ -95,32 +95,32 @@ impl Op {
 
 /// One request on its way through the stack.
 ///
-/// It travels as `Box<Request>` so that a move is a pointer and the memory list stays where it
-/// is: the kernel may be given its address. The front end owns a fixed set of boxes and uses them
-/// again, so the steady path allocates nothing.
+/// It travels as `Box<Request>` so that a move is a pointer and the memory list stays at its
+/// address, which may have been passed to the kernel. The front end owns a fixed set of boxes and
+/// reuses them, so the steady state allocates nothing.
 #[derive(Debug)]
 pub struct Request {
-    /// What to do.
+    /// The operation.
     pub op: Op,
     /// The memory to read into or write from: as long as the operation's extent for reads and
     /// writes, empty otherwise.
     pub memory: Vec<IoVec>,
-    /// Whether the change must be durable before it completes (write-through disks).
+    /// The change must be durable before it completes (write-through disks).
     pub durable: bool,
-    /// What kind of data it is.
+    /// The kind of data.
     pub class: Class,
-    /// The guest's own hint.
+    /// The guest's I/O priority hint.
     pub priority: IoPriority,
-    /// Where it comes from.
+    /// The queue it comes from.
     pub origin: Origin,
-    /// The submitter's mark, returned unchanged.
+    /// The submitter's tag, returned unchanged.
     pub tag: u32,
-    /// The mark of a layer that has made or changed it, returned unchanged.
+    /// The token of a layer that has made or changed it, returned unchanged.
     pub token: Token,
 }
 
 impl Request {
-    /// A request that carries no memory yet.
+    /// Makes a request without memory.
     pub fn new(op: Op, tag: u32) -> Box<Self> {
         Box::new(Self {
             op,
@@ -134,36 +134,35 @@ impl Request {
         })
     }
 
-    /// Makes a used request a new one of the same submitter. Of its last use nothing is left but
-    /// the room of its memory list.
+    /// Resets a used request for its submitter. Only origin, tag and the capacity of the memory
+    /// list are kept.
     pub fn reset(&mut self) {
-        // All fields by name: one that is added must be thought of here.
+        // Names all fields, so that a new one cannot be forgotten here.
         let Self { op, memory, durable, class, priority, origin: _, tag: _, token } = self;
         memory.clear();
         (*op, *durable) = (Op::Flush, false);
         (*class, *priority, *token) = (Class::default(), IoPriority::default(), Token::default());
     }
 
-    /// Another request on behalf of the same one of the guest: it has everything of it but what to
-    /// do and the memory.
+    /// Makes a part of a guest's request: all fields but the operation and the memory are copied.
     pub fn part(&self, op: Op) -> Box<Self> {
         let mut part = Self::new(op, self.tag);
         part.inherit(self, op);
         part
     }
 
-    /// Makes a used request such a part. Its memory stays as it is.
+    /// Makes a used request such a part. Its memory list is kept.
     pub fn inherit(&mut self, whole: &Self, op: Op) {
         let Self { op: _, memory: _, durable, class, priority, origin, tag, token } = *whole;
         let memory = std::mem::take(&mut self.memory);
         *self = Self { op, memory, durable, class, priority, origin, tag, token };
     }
 
-    /// Calls `visit` with the pieces of memory that make up `range`, a range of the request's
-    /// bytes, in order.
+    /// Calls `visit` with the pieces of memory of `range`, a range of the request's bytes, in
+    /// order.
     ///
     /// # Panics
-    /// If the memory is shorter than that.
+    /// If the memory is shorter than the range.
     pub fn for_each_piece(&self, range: Range<usize>, mut visit: impl FnMut(IoVec)) {
         let (mut skip, mut left) = (range.start, range.len());
         for piece in &self.memory {
@@ -189,8 +188,8 @@ impl Request {
         });
     }
 
-    /// Whether the request's memory holds nothing but zeroes; data that does not is mostly known
-    /// by its first bytes. Each byte is looked at once, in a copy that the guest cannot change.
+    /// Returns whether the request's memory is all zeroes; for other data the first bytes mostly
+    /// decide. Each byte is read once, into a copy that the guest cannot change.
     pub fn is_zero(&self) -> bool {
         self.memory.iter().all(|piece| {
             let mut rest = *piece;
@@ -202,7 +201,7 @@ impl Request {
                 unsafe {
                     ptr::copy_nonoverlapping(part.address(), copy.as_mut_ptr(), copy.len());
                 }
-                // Without a branch per byte, so that the compiler compares many at once.
+                // Without a branch per byte, so that the compiler vectorises it.
                 if copy.iter().fold(0, |all, byte| all | byte) != 0 {
                     return false;
                 }
@@ -212,7 +211,7 @@ impl Request {
         })
     }
 
-    /// Copies `source` into the request's memory from byte `at` of the request on.
+    /// Copies `source` into the request's memory from the request's byte `at` on.
     pub fn copy_in(&mut self, at: usize, mut source: &[u8]) {
         self.for_each_piece(at..at + source.len(), |piece| {
             let (from, rest) = source.split_at(piece.bytes());
@@ -222,7 +221,7 @@ impl Request {
         });
     }
 
-    /// Copies the request's memory from byte `at` of the request on to all of `target`.
+    /// Fills `target` from the request's memory, from the request's byte `at` on.
     pub fn copy_out(&self, at: usize, target: &mut [u8]) {
         let mut filled = 0;
         self.for_each_piece(at..at + target.len(), |piece| {
@@ -256,15 +255,15 @@ impl Request {
     }
 }
 
-/// How a request ended: done as asked, or the host's reason why not.
+/// The outcome of a request: success, or the host's error number.
 pub type Outcome = Result<(), Errno>;
 
-/// A request on its way back up.
+/// A completed request on its way back up the stack.
 #[derive(Debug)]
 pub struct Completion {
     /// The request, given back to its submitter.
     pub request: Box<Request>,
-    /// How it ended.
+    /// Its outcome.
     pub outcome: Outcome,
 }
 
@@ -283,7 +282,7 @@ mod tests {
         request
     }
 
-    /// What a request was told for its first use held for the next one.
+    /// Fields set for a request's first use leaked into the next one.
     #[test]
     fn a_request_that_is_used_again_remembers_its_submitter_only() {
         let mut request = telling(Op::Flush);

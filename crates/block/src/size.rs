@@ -1,13 +1,13 @@
-//! Sizes as people write them: `8G`, `1.5G`, `10GiB`, `+1G`. Binary units throughout.
+//! Sizes in human notation: `8G`, `1.5G`, `10GiB`, `+1G`. Binary units throughout.
 
 const UNITS: [(char, u64); 4] = [('T', 1 << 40), ('G', 1 << 30), ('M', 1 << 20), ('K', 1 << 10)];
 /// A size with a decimal fraction is rounded up to whole sectors, as `qemu-img` does.
 const FRACTION_UNIT: u128 = 512;
-/// More decimals than a byte of 16 TiB needs; keeps the arithmetic below within 128 bits.
+/// More decimals than 1-byte resolution of 16 TiB needs; keeps the arithmetic within 128 bits.
 const DECIMALS_MAX: usize = 15;
 
-/// Bytes from text such as `8G`, `64k`, `1.5T`, `10GiB`, `512 MiB` or plain `4096`; the message
-/// says what is accepted. A fraction that is no whole number of sectors is rounded up to one.
+/// Parses text such as `8G`, `64k`, `1.5T`, `10GiB`, `512 MiB` or plain `4096` into bytes; the
+/// error says what is accepted. A fraction that is no whole number of sectors is rounded up to one.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let number_end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(number_end);
@@ -27,7 +27,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     })
 }
 
-/// A new size, or how much larger or smaller something becomes.
+/// A new size, or a change of a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SizeChange {
     /// To this many bytes.
@@ -39,7 +39,7 @@ pub enum SizeChange {
 }
 
 impl SizeChange {
-    /// Reads a size with `+` or `-` before it, or without.
+    /// Parses a size, or a change with a leading `+` or `-`.
     pub fn parse(text: &str) -> Result<Self, String> {
         match text.split_at_checked(1) {
             Some(("+", size)) => parse_size(size).map(Self::Grow),
@@ -48,7 +48,7 @@ impl SizeChange {
         }
     }
 
-    /// What `bytes` become; nothing if that is less than 0 or more than can be counted.
+    /// Applies the change to `bytes`; `None` if the result is negative or overflows.
     pub fn apply(self, bytes: u64) -> Option<u64> {
         match self {
             Self::To(size) => Some(size),
@@ -58,7 +58,7 @@ impl SizeChange {
     }
 }
 
-/// What the letters after a number multiply it by: nothing, `B`, `K`, `KiB` and so on.
+/// Returns the factor of a unit: none, `B`, `K`, `KiB` and so on.
 fn factor_of(unit: &str) -> Option<u64> {
     let mut letters = unit.chars();
     let Some(first) = letters.next() else { return Some(1) };
@@ -72,7 +72,8 @@ fn factor_of(unit: &str) -> Option<u64> {
     }
 }
 
-/// `GB` and its kin: some mean powers of 1000 by them, and a disk that is 7 % off is found late.
+/// Returns whether the unit is ambiguous, as `GB`: it may mean a power of 1000, and a disk that is
+/// 7 % off is noticed late.
 fn is_decimal_unit(unit: &str) -> bool {
     let unit = unit.trim_start();
     unit.len() == 2
@@ -85,7 +86,7 @@ fn bytes_of(number: &str, factor: u64) -> Option<u64> {
     let Some((whole, fraction)) = number.split_once('.') else {
         return number.parse::<u64>().ok()?.checked_mul(factor);
     };
-    // Also refuses a second point. Half a byte is no size.
+    // Also refuses a second point.
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     if !digits(whole) || !digits(fraction) || fraction.len() > DECIMALS_MAX || factor == 1 {
         return None;
@@ -101,7 +102,7 @@ fn bytes_of(number: &str, factor: u64) -> Option<u64> {
     bytes.try_into().ok()
 }
 
-/// Bytes in the largest unit that leaves at most one decimal, e.g. `1.5 GiB`.
+/// Formats bytes in the largest unit that leaves at most one decimal, e.g. `1.5 GiB`.
 pub fn format_size(bytes: u64) -> String {
     for (letter, factor) in UNITS {
         if bytes >= factor {

@@ -1,43 +1,43 @@
-//! What the queues of a disk may take from their rings, as a stage says that limits disks.
+//! The interface of limits: how much the queues of a disk may take from their rings.
 
 use std::sync::Arc;
 
 use crate::{Geometry, NextLook, Op, Reactor};
 
-/// Of a disk.
+/// The limits of one disk.
 pub trait Throttle: Send + Sync + 'static {
-    /// What asks it.
+    /// The part of one queue.
     type Intake: Intake;
 
-    /// For a queue on the thread of this reactor.
+    /// Makes the intake of a queue on the thread of `reactor`.
     fn intake(self: Arc<Self>, disk: &Geometry, reactor: &Reactor) -> Self::Intake;
 }
 
-/// Of one queue, on the thread that takes its requests.
+/// The limit as seen by one queue, on the thread that takes its requests.
 pub trait Intake {
-    /// Begins a batch, of so many chains in the ring at most. Returns whether any may be taken;
-    /// then [`close`](Self::close) is to follow.
+    /// Begins a batch, with at most `available` chains in the ring. Returns whether any may be
+    /// taken; if so, [`close`](Self::close) must follow.
     fn open(&mut self, available: usize) -> bool;
 
-    /// Asked before each chain of a batch: whether it may be taken, too.
+    /// Returns whether the next chain of the batch may be taken.
     fn goes_on(&self) -> bool;
 
-    /// Something has been taken that asks for this.
+    /// Charges a taken request of operation `op`.
     fn spend(&self, op: Op);
 
-    /// So many chains have been taken that are answered without the disk.
+    /// Charges `chains` chains that were answered without the disk.
     fn spend_answered(&self, chains: usize);
 
-    /// Ends a batch: what it has cost is paid, or owed by the disk.
+    /// Ends a batch: its cost is paid from tokens, or becomes the disk's debt.
     fn close(&mut self);
 
-    /// Nothing waits any more.
+    /// Resets the wait: no chain is waiting any more.
     fn forget(&mut self);
 
-    /// Whether what waits in the ring has to wait on: nothing may be taken before
+    /// Returns whether waiting chains have to wait on: none may be taken before
     /// [`next_look`](Self::next_look).
     fn is_closed(&self) -> bool;
 
-    /// When more of what waits may be taken, as the last look before a sleep.
+    /// Returns when more chains may be taken; called last before a sleep.
     fn next_look(&self) -> NextLook;
 }

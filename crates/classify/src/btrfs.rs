@@ -1,4 +1,5 @@
-//! btrfs: its superblocks. Its trees move with each change: the layout keeps how their nodes begin.
+//! btrfs: its superblocks. Its trees are copy-on-write; the layout keeps what identifies their
+//! nodes.
 //!
 //! Source: Linux, include/uapi/linux/btrfs_tree.h (`btrfs_super_block`).
 //! Everything is little-endian.
@@ -9,17 +10,17 @@ use crate::fields::{array, le32, le64};
 use crate::layout::{BTRFS_AT, Builder, Nodes};
 use crate::volume::{Scan, Volume};
 
-/// As much of a superblock as matters here.
+/// The part of a superblock that is parsed.
 const SUPERBLOCK_BYTES: usize = 1024;
-/// What a superblock takes.
+/// The space reserved for a superblock.
 const SUPERBLOCK_ROOM: u64 = 4096;
-/// Where it is, and its copies, as far as the volume reaches.
+/// Offsets of the superblock and of its copies, as far as the volume reaches.
 const SUPERBLOCKS_AT: [u64; 3] = [BTRFS_AT, 64 << 20, 256 << 30];
 const MAGIC: [u8; 8] = *b"_BHRfS_M";
-/// Blocks have the metadata's own UUID in place of the file system's.
+/// Blocks have the UUID of the metadata instead of the file system's.
 const INCOMPAT_METADATA_UUID: u64 = 1 << 10;
 
-/// What a superblock says, as far as it matters here.
+/// The parsed fields of a superblock.
 struct Superblock {
     bytes: u64,
     nodes: Nodes,
@@ -31,8 +32,8 @@ pub fn read(volume: &Volume, scan: &mut Scan<'_>, depth: u8, layout: &mut Builde
     let bytes: [u8; SUPERBLOCK_BYTES] = volume.read_array(scan, SUPERBLOCKS_AT[0])?;
     let superblock = Superblock::parse(&bytes).filter(|it| it.bytes <= volume.bytes())?;
     let volume = volume.part(0, superblock.bytes);
-    // Its superblock is written with each commit. What replaces it begins before that, and mkfs of
-    // btrfs clears the beginning, too.
+    // The superblock itself is rewritten with each commit, so it is no definer. Whatever replaces
+    // the file system begins before it, and mkfs of btrfs clears the beginning, too.
     layout.beginning(&volume);
     layout.file_system(&volume, superblock.bytes);
     layout.found("btrfs", &volume, depth, &superblock.label);
@@ -61,7 +62,7 @@ impl Superblock {
         };
         let label = bytes[299..555].split(|byte| *byte == 0).next().unwrap_or_default();
         let label = String::from_utf8_lossy(label).replace(char::is_control, "?");
-        // The device's own size: others may belong to the file system.
+        // The size of this device: the file system may have others.
         let superblock = Self { bytes: le64(bytes, 209), nodes, label };
         (superblock.bytes > 0 && nodes.are_plausible()).then_some(superblock)
     }

@@ -1,4 +1,4 @@
-//! How many reads and writes there were of each class, and which rules decided.
+//! Counters of reads and writes by class, and of requests by the rule that decided.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -21,7 +21,7 @@ pub struct ClassCount {
     pub bytes_written: u64,
 }
 
-/// Counters of one queue, which alone writes them.
+/// Counters of one queue, which is their only writer.
 #[derive(Debug, Default)]
 pub struct QueueCounters {
     /// Indexed by [`Class`], then as in [`ClassCount`].
@@ -31,7 +31,7 @@ pub struct QueueCounters {
 }
 
 impl QueueCounters {
-    /// A read or write of so many bytes was judged.
+    /// Counts a read or write of `bytes` bytes.
     pub fn count(&self, verdict: Verdict, writes: bool, bytes: u64) {
         let [reads, written, bytes_read, bytes_written] = &self.classes[verdict.class as usize];
         let (requests, sum) = if writes { (written, bytes_written) } else { (reads, bytes_read) };
@@ -41,23 +41,23 @@ impl QueueCounters {
     }
 }
 
-/// Counters of all queues of a disk, which outlive these.
+/// Counters of all queues of a disk. They outlive the queues.
 #[derive(Debug, Default)]
 pub struct Counters(PerQueue<QueueCounters>);
 
 impl Counters {
-    /// Those of a queue.
+    /// Returns the counters of a queue.
     pub fn of_queue(&self, queue: u16) -> Arc<QueueCounters> {
         self.0.of_queue(queue)
     }
 
-    /// Requests of a class so far.
+    /// Returns the counts of a class so far.
     pub fn of_class(&self, class: Class) -> ClassCount {
         let sum = |field: usize| self.0.sum(|queue| &queue.classes[class as usize][field]);
         ClassCount { reads: sum(0), writes: sum(1), bytes_read: sum(2), bytes_written: sum(3) }
     }
 
-    /// Requests that a rule decided so far.
+    /// Returns the number of requests that a rule decided so far.
     pub fn of_rule(&self, rule: Rule) -> u64 {
         self.0.sum(|queue| &queue.rules[rule as usize])
     }

@@ -1,10 +1,10 @@
 //! ext2, ext3 and ext4 ("ext4" below), from the superblock down to the journal.
 //!
 //! Source: Linux, Documentation/filesystems/ext4 (super, group_descr, inodes, ifork, journal), and
-//! what mke2fs and dumpe2fs say of the same image, which the tests compare. Only what never moves
-//! while the file system is in use counts: superblocks, group descriptors and the room kept for
-//! more of them, bitmaps, inode tables, the journal, the orphan file. Directories and extent blocks
-//! lie anywhere and change with the files: the journal lists them (`listed`).
+//! the output of mke2fs and dumpe2fs for the same image, which the tests compare. Only structures
+//! at fixed places are read: superblocks, group descriptors and the space reserved for their
+//! growth, bitmaps, inode tables, the journal, the orphan file. Directories and extent blocks are
+//! anywhere and change with the files: they are known from the journal (`listed`).
 
 mod groups;
 mod inode;
@@ -27,7 +27,8 @@ pub fn read(volume: &Volume, scan: &mut Scan<'_>, depth: u8, layout: &mut Builde
     let superblock = Superblock::read(volume, scan)?;
     let bytes = superblock.blocks * superblock.block_bytes;
     let volume = volume.part(0, bytes);
-    // What replaces it begins before that: a boot sector, another superblock.
+    // Whatever replaces the file system begins before the superblock's end: a boot sector, another
+    // superblock.
     layout.definer(&volume, 0..SUPERBLOCK_AT + SUPERBLOCK_BYTES as u64);
     layout.file_system(&volume, bytes);
     let (block_bytes, journal) = (superblock.block_bytes, Vec::new());
@@ -39,8 +40,8 @@ pub fn read(volume: &Volume, scan: &mut Scan<'_>, depth: u8, layout: &mut Builde
         return Some(());
     }
     marks.layout.found(superblock.kind(), &volume, depth, &superblock.label);
-    // What follows may be half written, or wrong: what can be read of it counts. The journal comes
-    // first, before the descriptors of a huge file system have used up what may be read.
+    // The structures below may be half written, or wrong: the readable part is used. The journal
+    // comes first, before the descriptors of a huge file system have used up the read limit.
     let groups = Groups { superblock: &superblock, volume: &volume };
     for (inode, class) in superblock.files_that_never_move() {
         if let Some(map) = groups.find_inode(scan, inode) {
@@ -59,20 +60,20 @@ pub fn read(volume: &Volume, scan: &mut Scan<'_>, depth: u8, layout: &mut Builde
     Some(())
 }
 
-/// Blocks of the file system become regions of the layout.
+/// Adds blocks of the file system to the layout as regions.
 struct Marks<'a> {
     volume: &'a Volume,
     block_bytes: u64,
     layout: &'a mut Builder,
-    /// What has been marked as journal, in bytes, as far as there is not too much of it.
+    /// Byte ranges marked as journal, up to [`JOURNAL_RANGES_MAX`].
     journal: Vec<Range<u64>>,
 }
 
-/// The most ranges of a journal that are remembered: if there are more, it is not followed.
+/// The most ranges of a journal that are kept: a journal of more is not followed.
 const JOURNAL_RANGES_MAX: usize = 1024;
 
 impl Marks<'_> {
-    /// Returns `false` when the reader is to stop.
+    /// Marks blocks with a class. Returns `false` when the reader is to stop.
     fn mark(&mut self, block: u64, count: u64, class: Class) -> bool {
         let (Some(start), Some(bytes)) =
             (block.checked_mul(self.block_bytes), count.checked_mul(self.block_bytes))
@@ -90,7 +91,8 @@ impl Marks<'_> {
         self.layout.region(self.volume, start..end, class)
     }
 
-    /// Lists of blocks name each block for itself.
+    /// Adds a range of the journal, merged with the last one: block lists name each block
+    /// separately.
     fn remember_journal(&mut self, range: Range<u64>) {
         let count = self.journal.len();
         match self.journal.last_mut() {
@@ -100,7 +102,7 @@ impl Marks<'_> {
         }
     }
 
-    /// What the journal lists is to be read.
+    /// Adds the journal to the layout, so that its writes will be read.
     fn follow_journal(&mut self, scan: &mut Scan<'_>, uuid: [u8; 16]) {
         let Some(first) = self.journal.first().map(|range| range.start) else { return };
         if self.journal.len() > JOURNAL_RANGES_MAX {

@@ -1,5 +1,5 @@
-//! Numbers in bytes that a guest wrote. A field beyond the end is a mistake of ours: structures are
-//! read whole.
+//! Integers in bytes written by a guest. A field beyond the end is a bug here: structures are read
+//! whole.
 
 pub fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     bytes[at..at + N].try_into().expect("a slice of that length")

@@ -1,5 +1,5 @@
-//! The layer: gives every read and write its class on the way down, and notices writes on the way
-//! up that change the layout.
+//! The classifying layer: sets the class of every read and write on submission, and detects
+//! completed writes that change the layout.
 
 use std::io;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use crate::pattern::queues::{QueueMemory, SharedDetector};
 use crate::verdict::{Asked, Rule, judge};
 use crate::watcher::{Pace, Watcher};
 
-/// The layer.
+/// The classifying layer.
 pub struct Classify {
     base: Arc<dyn Layer>,
     disk: Arc<DiskClasses>,
 }
 
-/// What is known of a disk, and counted.
+/// The layout, detector and counters of a disk.
 pub struct DiskClasses {
     layout: Arc<Published<Layout>>,
     watcher: Watcher,
@@ -39,9 +39,9 @@ struct ClassifyChannel {
     /// Ends the sleep of its thread when there is a new layout.
     _waker: Arc<ReaderWaker>,
     memory: QueueMemory,
-    /// Whether layout and journals are as the batch that is being submitted found them.
+    /// The cached layout and journals are those that the current batch started with.
     is_fresh: bool,
-    /// Whether its requests are a guest's.
+    /// The channel's requests come from a guest.
     is_guests: bool,
     counters: Arc<QueueCounters>,
 }
@@ -58,12 +58,12 @@ pub struct ClassifyArgs {
 
 impl Classify {
     /// Classifies requests to `base`. Where no layout is known, writes of best-effort priority at
-    /// `journal_level` are taken for a journal's.
+    /// `journal_level` are classed as journal.
     pub fn new(base: Arc<dyn Layer>, journal_level: u8) -> Self {
         Self::paced(base, journal_level, Arc::new(|_, _| Duration::ZERO))
     }
 
-    /// The same; readings of the layout keep to `pace`.
+    /// As [`new`](Self::new), with the reading of layouts throttled by `pace`.
     pub fn paced(base: Arc<dyn Layer>, journal_level: u8, pace: Pace) -> Self {
         let layout = Arc::new(Published::default());
         let disk = DiskClasses {
@@ -76,24 +76,24 @@ impl Classify {
         Self { base, disk: Arc::new(disk) }
     }
 
-    /// What is known of the disk, to be reported.
+    /// Returns the state of the disk's classification, for statistics.
     pub fn classes(&self) -> Arc<DiskClasses> {
         Arc::clone(&self.disk)
     }
 }
 
 impl DiskClasses {
-    /// Its layout as it is known now.
+    /// Returns the current layout.
     pub fn layout(&self) -> Arc<Layout> {
         self.layout.get()
     }
 
-    /// How often it has been read.
+    /// Returns how often the layout has been read.
     pub fn readings(&self) -> u64 {
         self.watcher.readings()
     }
 
-    /// What has been counted.
+    /// Returns the counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
@@ -110,12 +110,12 @@ impl Layer for Classify {
             Origin::Queue { queue, .. } => {
                 (disk.counters.of_queue(queue), QueueMemory::new(&disk.detector, queue))
             }
-            // The daemon's own requests are no guest's.
+            // The daemon's own requests come from no guest.
             Origin::Own => (Arc::default(), QueueMemory::new(&Arc::default(), 0)),
         };
         Ok(Box::new(ClassifyChannel {
             base: self.base.channel(context)?,
-            // Before it looks for the first time: it hears of all that is newer.
+            // Registered before the first check, so that no newer layout is missed.
             _waker: self.disk.layout.wakes(&context.reactor),
             layout: Seen::of(&self.disk.layout),
             memory,
@@ -130,7 +130,7 @@ impl Layer for Classify {
 impl ClassifyChannel {
     fn classify(&mut self, request: &mut Request, extent: Extent, writes: bool) {
         if !self.is_fresh {
-            // Once for each batch: a look at what other threads publish.
+            // Once per batch: accesses memory that other threads write.
             self.layout.look(&self.disk.layout);
             self.memory.refresh();
             self.is_fresh = true;
@@ -150,7 +150,8 @@ impl ClassifyChannel {
     }
 }
 
-/// Out of line: most disks have no file system whose metadata moves.
+/// Returns the rule that identifies moving metadata. Out of line: most disks have no file system
+/// with moving metadata.
 #[inline(never)]
 fn moving_metadata(layout: &Layout, asked: Asked, request: &Request) -> Option<Rule> {
     let Asked { extent, writes, .. } = asked;
@@ -178,14 +179,13 @@ impl Channel for ClassifyChannel {
     fn reap(&mut self, done: &mut Vec<Completion>) {
         let before = done.len();
         self.base.reap(done);
-        // This queue may have been idle since the layout was read, and is to let go of the one
-        // before.
+        // This queue may have been idle since the layout was read, and must drop the old one.
         self.layout.look(&self.disk.layout);
         if done.len() == before {
             return;
         }
         for Completion { request, .. } in &done[before..] {
-            // One that failed may have changed something all the same.
+            // A failed write may have changed the disk all the same.
             if request.op.modifies()
                 && let Some(extent) = request.op.extent()
                 && self.layout.last().is_defined_by(extent)
@@ -197,7 +197,7 @@ impl Channel for ClassifyChannel {
     }
 
     fn next_look(&mut self) -> NextLook {
-        // One that came when this thread did not sleep yet has woken nobody.
+        // A layout published before this thread slept has not woken it.
         let is_old = self.layout.is_old(&self.disk.layout);
         let is_missed = is_old && !mutant("classify.next-look.misses-a-layout");
         NextLook::now_if(is_missed).min(self.base.next_look())

@@ -1,5 +1,5 @@
-//! What is known of a disk from the structures on it: which sectors are journal, which are metadata
-//! that never moves, where recognised file systems lie, and which writes may change all this.
+//! The layout of a disk, from its on-disk structures: the sectors of journals and of metadata at
+//! fixed places, the ranges of recognised file systems, and the ranges whose change invalidates it.
 
 mod journals;
 mod ranges;
@@ -17,70 +17,70 @@ use self::trees::Trees;
 use crate::listed::journal::{Journal, Kind};
 use crate::volume::Volume;
 
-/// The most regions that a layout has, 24 bytes each. A file system of 16 TiB with flex_bg has
-/// about 8,000.
+/// The most regions of a layout, 24 bytes each. A file system of 16 TiB with flex_bg has about
+/// 8,000.
 const REGIONS_MAX: usize = 64 << 10;
-/// The most ranges of which a completed write makes the layout be read again.
+/// The most definers: ranges of which a completed write makes the layout be read again.
 const DEFINERS_MAX: usize = 1024;
-/// The most things that are reported as found.
+/// The most structures reported as found.
 const FOUND_MAX: usize = 256;
 /// The most characters of a label that are kept.
 const LABEL_CHARS_MAX: usize = 128;
 /// The most logical volumes of a disk.
 const VOLUMES_MAX: usize = 256;
-/// The most steps that making a layout takes: a group that is looked at, or a piece of a volume in
-/// which a range lies. 64 TiB of ext4 take 2 million.
+/// The most steps to make a layout: a step is a group visited, or a piece of a volume that a range
+/// is on. 64 TiB of ext4 take 2 million.
 const STEPS_MAX: u64 = 4 << 20;
-/// The most journals whose lists are read, and pieces of one of them.
+/// The most journals whose lists are read, and the most pieces of one of them.
 const JOURNALS_MAX: usize = 64;
 const JOURNAL_PIECES_MAX: usize = 1024;
 /// The most pieces of file systems whose metadata has headers.
 const TREES_MAX: usize = 4096;
-/// What lies at the beginning of a volume tells what it is: boot sector, labels and superblocks.
+/// The beginning of a volume identifies its content: boot sector, labels and superblocks.
 const BEGINNING_BYTES: u64 = 8192;
-/// But for the superblock of btrfs.
+/// Offset of the superblock of btrfs, which is not at the beginning.
 pub const BTRFS_AT: u64 = 64 << 10;
 
-/// Where a request lies.
+/// The place of a request in the layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// In a journal, all of it.
+    /// Entirely in a journal.
     Journal,
-    /// In metadata that never moves, all of it.
+    /// Entirely in metadata at a fixed place.
     Metadata,
-    /// Elsewhere in a file system that was recognised.
+    /// Elsewhere in a recognised file system.
     FileSystem,
-    /// Anywhere else.
+    /// Outside of recognised file systems.
     Unknown,
 }
 
-/// What has been recognised on a disk.
+/// A recognised structure of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// What it is, such as `ext4`.
+    /// Its type, such as `ext4`.
     pub kind: &'static str,
-    /// How far it is from the disk as a whole: 1 for what lies in a partition.
+    /// Its nesting depth: 0 for the whole disk, 1 for the content of a partition.
     pub depth: u8,
-    /// Where it begins on the disk, in bytes.
+    /// Its start on the disk, in bytes.
     pub start: u64,
-    /// How long it is.
+    /// Its length in bytes.
     pub bytes: u64,
-    /// Its own name, or empty. A guest wrote it.
+    /// Its label, or empty. Chosen by the guest.
     pub label: String,
-    /// How much of it is journal.
+    /// Bytes of its journal.
     pub journal_bytes: u64,
-    /// How much of it is metadata that never moves.
+    /// Bytes of its metadata at fixed places.
     pub metadata_bytes: u64,
 }
 
-/// A disk as it was read at one time. A layout never changes: a newer one replaces it.
+/// The layout of a disk at one time. It is immutable: a newer one replaces it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// By start, without overlaps; no two of one class touch.
+    /// Sorted by start, without overlaps; regions of the same class do not touch.
     regions: Box<[Region]>,
-    /// Recognised file systems, the same way.
+    /// Recognised file systems, sorted and disjoint.
     file_systems: Box<[Range<u64>]>,
-    /// What says where all this is, the same way.
+    /// Definers, sorted and disjoint.
     definers: Box<[Range<u64>]>,
     journals: Journals,
     trees: Trees,
@@ -89,7 +89,7 @@ pub struct Layout {
 }
 
 impl Default for Layout {
-    /// Of a disk that has not been read. A write to its beginning makes it be read.
+    /// Returns the layout of an unread disk. A write to its beginning makes it be read.
     fn default() -> Self {
         Self {
             regions: Box::default(),
@@ -104,7 +104,7 @@ impl Default for Layout {
 }
 
 impl Layout {
-    /// Where a request lies that reads or writes this.
+    /// Returns the place of a request for `extent`.
     #[inline]
     pub fn place(&self, extent: Extent) -> Place {
         let (start, end) = (extent.start().get(), extent.end().get());
@@ -120,51 +120,51 @@ impl Layout {
         }
     }
 
-    /// Whether a change of this may change the layout.
+    /// Returns whether a change of `extent` may change the layout.
     #[inline]
     pub fn is_defined_by(&self, extent: Extent) -> bool {
         let next = self.definers.partition_point(|range| range.end <= extent.start().get());
         self.definers.get(next).is_some_and(|range| range.start < extent.end().get())
     }
 
-    /// Whether the same writes make both be read again.
+    /// Returns whether both have the same definers.
     pub fn has_definers_of(&self, other: &Self) -> bool {
         self.definers == other.definers
     }
 
-    /// Its journals whose lists of metadata are read.
+    /// Returns its journals whose lists of metadata are read.
     pub(crate) fn journals(&self) -> &Journals {
         &self.journals
     }
 
-    /// What of it has been listed before is so still, if the journals are the same. Returns whether
-    /// they are.
+    /// Takes over the list of blocks of an earlier layout if the journals are the same. Returns
+    /// whether they are.
     pub(crate) fn keep_list_of(&mut self, before: &Self) -> bool {
         self.journals.keep_list_of(&before.journals)
     }
 
-    /// Its file systems whose metadata has headers.
+    /// Returns its file systems whose metadata has headers.
     pub(crate) fn trees(&self) -> &Trees {
         &self.trees
     }
 
-    /// What has been recognised.
+    /// Returns the recognised structures.
     pub fn found(&self) -> &[Found] {
         &self.found
     }
 
-    /// How many regions have a class.
+    /// Returns the number of regions.
     pub fn regions(&self) -> usize {
         self.regions.len()
     }
 
-    /// Whether there was more than it can hold: what is missing counts as data.
+    /// Returns whether limits cut it off: missing regions count as data.
     pub fn is_truncated(&self) -> bool {
         self.truncated
     }
 }
 
-/// A layout on its way.
+/// A layout under construction.
 #[derive(Default)]
 pub struct Builder {
     regions: Vec<Region>,
@@ -175,33 +175,32 @@ pub struct Builder {
     found: Vec<Found>,
     volumes: usize,
     steps: u64,
-    /// Whether there was room for what was found last.
+    /// The structure found last was within [`FOUND_MAX`].
     is_reported: bool,
-    /// There is more than it takes.
+    /// Some limit was reached.
     truncated: bool,
-    /// There are too many regions: no more metadata is taken.
+    /// The limit of regions was reached for metadata: no more is added.
     is_full: bool,
-    /// Nor journals.
+    /// The limit of regions was reached for journals, too.
     is_full_of_journals: bool,
 }
 
 impl Builder {
-    /// Asks for some more steps. Returns `false` when there have been too many: the reader is to
-    /// stop.
+    /// Counts some more steps. Returns `false` when there are too many: the reader is to stop.
     pub fn step(&mut self, steps: u64) -> bool {
         self.steps = self.steps.saturating_add(steps);
         self.truncated |= self.steps > STEPS_MAX;
         self.steps <= STEPS_MAX
     }
 
-    /// Asks for one more logical volume.
+    /// Counts one more logical volume. Returns `false` when there are too many.
     pub fn volume(&mut self) -> bool {
         self.volumes += 1;
         self.truncated |= self.volumes > VOLUMES_MAX;
         self.volumes <= VOLUMES_MAX
     }
 
-    /// A range of `volume`, in bytes, is of this class. Returns `false` when the reader is to stop.
+    /// Adds a byte range of `volume` with its class. Returns `false` when the reader is to stop.
     pub fn region(&mut self, volume: &Volume, range: Range<u64>, class: Class) -> bool {
         if !self.step(1) {
             return false;
@@ -209,7 +208,7 @@ impl Builder {
         let mut pieces = 0;
         volume.on_disk(range, |range| {
             pieces += 1;
-            // Only whole sectors can be told apart.
+            // Only whole sectors have a class.
             let (start, end) = (range.start.div_ceil(SECTOR_BYTES), range.end / SECTOR_BYTES);
             if start < end {
                 self.add(Region { start, end, class });
@@ -218,7 +217,7 @@ impl Builder {
         self.step(pieces)
     }
 
-    /// The file system on `volume` takes that many bytes of it.
+    /// Adds the file system in the first `bytes` bytes of `volume`.
     pub fn file_system(&mut self, volume: &Volume, bytes: u64) {
         volume.on_disk(0..bytes, |range| {
             if self.file_systems.len() < REGIONS_MAX {
@@ -229,7 +228,7 @@ impl Builder {
         });
     }
 
-    /// A write to this range of `volume` may change what has been read.
+    /// Adds a byte range of `volume` as a definer: a write to it may change the layout.
     pub fn definer(&mut self, volume: &Volume, range: Range<u64>) {
         volume.on_disk(range, |range| {
             if self.definers.len() < DEFINERS_MAX {
@@ -240,18 +239,18 @@ impl Builder {
         });
     }
 
-    /// Nothing is known of `volume`: what is written at its beginning may change that.
+    /// Adds the definers of an unrecognised `volume`: a write to its beginning may change its type.
     pub fn unknown(&mut self, volume: &Volume) {
         self.beginning(volume);
         self.definer(volume, BTRFS_AT..BTRFS_AT + BEGINNING_BYTES);
     }
 
-    /// What is written at the beginning of `volume` may change what it is.
+    /// Adds the beginning of `volume` as a definer.
     pub fn beginning(&mut self, volume: &Volume) {
         self.definer(volume, 0..BEGINNING_BYTES);
     }
 
-    /// The lists of this journal in the file system on `volume` are to be read; its ranges are in
+    /// Adds a journal in the file system on `volume`, whose lists are to be read; its ranges are in
     /// bytes of the volume, in the journal's own order.
     pub fn journal(
         &mut self,
@@ -279,7 +278,7 @@ impl Builder {
         }
     }
 
-    /// The nodes of the trees of the file system on `volume` look like this.
+    /// Adds the trees of the file system on `volume`, identified by `nodes`.
     pub fn trees(&mut self, volume: &Volume, nodes: Nodes) {
         volume.on_disk(0..volume.bytes(), |range| {
             if self.trees.len() < TREES_MAX {
@@ -288,7 +287,7 @@ impl Builder {
         });
     }
 
-    /// Something has been recognised on `volume`. How much of it has a class is counted in the end.
+    /// Adds a structure recognised on `volume`. The bytes of its classes are counted at the end.
     pub fn found(&mut self, kind: &'static str, volume: &Volume, depth: u8, label: &str) {
         let mut start = u64::MAX;
         volume.on_disk(0..volume.bytes(), |range| start = start.min(range.start));
@@ -308,7 +307,7 @@ impl Builder {
         });
     }
 
-    /// So many bytes of what was found last are of this class.
+    /// Adds `bytes` of a class to the structure found last.
     pub fn counted(&mut self, class: Class, bytes: u64) {
         let Some(last) = self.found.last_mut().filter(|_| self.is_reported) else { return };
         match class {
@@ -318,7 +317,7 @@ impl Builder {
         }
     }
 
-    /// Whether no more metadata is taken.
+    /// Returns whether no more metadata is added.
     pub fn is_full(&self) -> bool {
         self.is_full
     }
@@ -331,8 +330,8 @@ impl Builder {
             last.end = region.end;
             return;
         }
-        // Journals matter most, and are few in a sound file system. Regions are merged when as many
-        // have come as there may be, so merging costs little for each of them.
+        // Journals matter most, and are few in a consistent file system. Regions are merged only
+        // when REGIONS_MAX have been added, so the cost of merging is small per region.
         let (most, is_full) = match region.class {
             Class::Journal if !mutant("classify.layout.metadata-crowds-journals-out") => {
                 (3 * REGIONS_MAX, &mut self.is_full_of_journals)
@@ -351,11 +350,11 @@ impl Builder {
         }
     }
 
-    /// The layout.
+    /// Completes the layout.
     pub fn finish(mut self) -> Layout {
         self.finish_regions();
         if self.truncated {
-            // What takes a block back may be written where no journal is known.
+            // A revocation may be written to a part of a journal that is not known.
             self.journals.clear();
         }
         Layout {
@@ -462,7 +461,7 @@ mod tests {
         assert_eq!(layout.place(extent(0, 1)), Place::Metadata);
     }
 
-    /// Each further region of a journal made all regions be merged again: hours for a forged disk.
+    /// Each further region of a journal caused a merge of all regions: hours for a forged disk.
     #[test]
     fn journals_of_more_regions_than_there_may_be_are_cut_off() {
         let disk = volume(0, u64::MAX / SECTOR_BYTES);
@@ -475,7 +474,7 @@ mod tests {
         assert_eq!(layout.place(extent(0, 1)), Place::Journal);
     }
 
-    /// Descriptors of a file system are cut off, and the journal of the next one is not.
+    /// The descriptors of a file system are cut off, and the journal of the next one is not.
     #[test]
     fn a_journal_is_taken_when_there_is_no_room_for_metadata() {
         let disk = volume(0, u64::MAX / SECTOR_BYTES);

@@ -1,10 +1,10 @@
-//! Tells what a request of a guest carries: a file system's journal, its metadata, or data.
+//! Classifies a guest's requests: a file system's journal, its metadata, or data.
 //!
-//! A wrong class costs speed, never data: what a guest wrote decides nothing else. Rules in order
-//! of trust ([`judge`]): the structures on the disk ([`recognise`]), the guest's hint on the
-//! request, what the file system's journal has listed (`listed`), or the header of what is written
-//! says, the way in which the guest writes (`pattern`). [`Classify`] is the layer that asks them;
-//! all else here is pure and reads a disk through [`ReadBytes`].
+//! A wrong class costs speed, never data: the class decides nothing else. Rules in order of trust
+//! ([`judge`]): the on-disk structures ([`recognise`]), the guest's hint on the request, the blocks
+//! listed by the file system's journal (`listed`), the headers of the written blocks, the pattern
+//! of the guest's writes (`pattern`). [`Classify`] is the layer that applies them; all else here
+//! does no I/O of its own and reads a disk through [`ReadBytes`].
 
 mod btrfs;
 mod counters;

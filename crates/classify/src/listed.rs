@@ -1,10 +1,10 @@
-//! Metadata that moves, by what the journal of its file system says: a journal lists each block
-//! with its place before the block is written there, and takes it back before a file can get the
-//! space. So the journal's writes are read on their way down.
+//! Moving metadata, known from the journal of its file system: a journal lists the address of each
+//! block before the block is written there, and revokes it before a file can get the space. So the
+//! journal's writes are read on submission.
 //!
-//! A queue that writes to a journal waits for others that do; looking into the list waits for none.
-//! A write that cannot be read makes all that is listed be forgotten: it may have taken something
-//! back, and what is not listed is data.
+//! A queue that writes to a journal waits for others that do; lookups in the list wait for none. An
+//! unreadable write clears the whole list: it may have revoked blocks, and unlisted blocks count as
+//! data.
 
 mod blocks;
 pub mod jbd2;
@@ -24,9 +24,9 @@ use self::told::Told;
 
 /// The largest write to a journal that is read.
 const WRITE_BYTES_MAX: u64 = 2 << 20;
-/// The most blocks that one write lists or takes back.
+/// The most blocks that one write lists or revokes.
 const CHANGES_MAX: u32 = 8192;
-/// What is kept of a buffer that was needed once.
+/// Capacity kept of a buffer that was larger once.
 const BUFFER_BYTES_KEPT: usize = 256 << 10;
 
 /// The metadata that the journals of a disk have listed.
@@ -36,44 +36,44 @@ pub struct List {
     reader: Mutex<Reader>,
 }
 
-/// What has been read of the journals.
+/// The state of reading the journals.
 #[derive(Default)]
 struct Reader {
-    /// Those that have written something, by their number.
+    /// States of journals that have been written, by their number.
     states: Vec<(u16, State)>,
     records: Records,
-    /// The write that is being read, or was.
+    /// Buffer of the write being read.
     write: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Default)]
 struct State {
-    /// As the journal's superblock says that the guest has written last.
+    /// The format in the journal superblock that the guest has written last.
     written: Option<jbd2::Format>,
-    /// Of the newest record.
+    /// The sequence number of the newest record.
     sequence: u64,
 }
 
 impl List {
-    /// Whether all of this is listed.
+    /// Returns whether all of `extent` is listed.
     pub fn contains(&self, extent: Extent) -> bool {
         self.blocks.contain(extent)
     }
 
-    /// Whether the guest has written how this journal is written.
+    /// Returns whether the guest has written the format of this journal.
     pub fn knows_format_of(&self, number: u16) -> bool {
         let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         reader.states.iter().any(|(it, state)| *it == number && state.written.is_some())
     }
 
-    /// The guest writes to one of its journals, which has that number among those of its disk.
+    /// Reads a guest's write to the journal of this number.
     pub fn journal_is_written(&self, journal: (u16, &Journal), request: &Request) {
         let Some(extent) = request.op.extent() else { return };
         let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         let is_small = extent.bytes() <= WRITE_BYTES_MAX;
         if is_small && let Ok(bytes) = usize::try_from(extent.bytes()) {
             reader.write.resize(bytes, 0);
-            // In a copy, which the guest cannot change meanwhile.
+            // Read from a copy, which the guest cannot change meanwhile.
             request.copy_out(0, &mut reader.write);
         }
         let start = extent.start().get();
@@ -85,7 +85,7 @@ impl List {
         }
     }
 
-    /// The guest has written to a journal what is not to be understood.
+    /// Clears the list after an unreadable write to a journal.
     pub fn journal_is_unreadable(&self) {
         self.forget(&mut self.reader.lock().unwrap_or_else(PoisonError::into_inner));
     }
@@ -98,7 +98,7 @@ impl List {
 }
 
 impl Reader {
-    /// Reads `write`, which begins at this sector of the disk.
+    /// Reads `write`, which begins at sector `start` of the disk.
     fn read(
         &mut self,
         blocks: &Blocks,
@@ -121,8 +121,8 @@ impl Reader {
                 let geometry = xfs::Geometry { block_bytes: journal.block_bytes, group_blocks };
                 self.records.read((number, journal), start, &mut self.write, |record| {
                     let sequence = xfs::sequence(record);
-                    // Another queue was faster: what a newer record has taken back is not to be
-                    // listed by this one.
+                    // Another queue has written a newer record: blocks that that has revoked must
+                    // not be listed by this one.
                     let is_late = sequence < state.sequence;
                     state.sequence = state.sequence.max(sequence);
                     xfs::read(record, geometry, &mut |told| changes.make(told, is_late))
@@ -132,7 +132,7 @@ impl Reader {
     }
 }
 
-/// What one write to a journal changes.
+/// The changes to the list by one write to a journal.
 struct Changes<'a> {
     blocks: &'a Blocks,
     journal: &'a Journal,
@@ -145,7 +145,7 @@ impl Changes<'_> {
             Told::Empty => return None,
             Told::Lists(range) if !is_late => (range, Blocks::add),
             Told::Lists(range) | Told::Mentions(range) => (range, Blocks::mention),
-            // Nothing but the log of XFS mentions blocks.
+            // Only the log of XFS mentions blocks.
             Told::TakesBack(range) if matches!(self.journal.kind, Kind::Jbd2(_)) => {
                 (range, Blocks::remove)
             }
@@ -156,7 +156,7 @@ impl Changes<'_> {
             return None;
         }
         let order = (block_bytes / SECTOR_BYTES).checked_ilog2()?;
-        // Headers of allocation groups are smaller than blocks, and never move.
+        // Headers of allocation groups are smaller than blocks, and at fixed places.
         let first = range.start.next_multiple_of(block_bytes);
         for start in (first..range.end).step_by(usize::try_from(block_bytes).ok()?) {
             self.left = self.left.checked_sub(1)?;

@@ -1,9 +1,9 @@
-//! LVM2: logical volumes of which the extents lie one after the other on this disk ("linear").
+//! LVM2: logical volumes whose extents are consecutive on this disk ("linear").
 //!
-//! Source: LVM2, lib/format_text/layout.h and what `vgcfgbackup` writes. A physical volume has a
-//! label, a header that says where its metadata area is, and in there the text of the whole volume
+//! Source: LVM2, lib/format_text/layout.h and the output of `vgcfgbackup`. A physical volume has a
+//! label, a header with the place of its metadata area, and in that the text of the whole volume
 //! group. Other kinds of volumes (striped over several disks, mirrors, thin, cached) cannot be
-//! mapped from here: what lies on them stays data.
+//! mapped from here: their content counts as data.
 
 mod text;
 
@@ -21,12 +21,12 @@ const UUID_BYTES: usize = 32;
 /// Magic and version follow the checksum of a metadata area's header.
 const AREA_MAGIC: &[u8] = b"\x20LVM2\x20x[5A%r0N*>";
 const AREA_HEADER_BYTES: u64 = 512;
-/// The area is none of its group's any more (`pvchange --metadataignore y`): its text is an old
-/// one.
+/// The area is no longer used by its group (`pvchange --metadataignore y`): its text is old.
 const AREA_IGNORED: u32 = 1;
-/// The text goes on behind the header when it comes to the end of its area.
+/// Largest text. The text wraps around at the end of its area, to behind the header.
 const TEXT_BYTES_MAX: u64 = 1 << 20;
-/// What LVM gives to users. Others are parts of these: the data of a thin pool, a leg of a mirror.
+/// Flag of volumes for users. Others are parts of these: the data of a thin pool, a leg of a
+/// mirror.
 const VISIBLE: &str = "VISIBLE";
 
 /// A logical volume.
@@ -36,15 +36,15 @@ pub struct LogicalVolume {
     pub volume: Volume,
 }
 
-/// Where a physical volume keeps what.
+/// Offsets in a physical volume.
 struct PhysicalVolume {
     uuid: [u8; UUID_BYTES],
     area_start: u64,
     area_bytes: u64,
 }
 
-/// The logical volumes on `disk`, a disk or a partition; `None` if it is no physical volume. What
-/// defines them goes into `layout`.
+/// Returns the logical volumes on `disk`, a disk or a partition; `None` if it is not a physical
+/// volume. Adds its definers to `layout`.
 pub fn read(
     disk: &Volume,
     scan: &mut Scan<'_>,
@@ -55,7 +55,7 @@ pub fn read(
     layout.definer(disk, 0..LABEL_SECTORS * SECTOR_BYTES);
     let area = physical.area_start;
     layout.definer(disk, area..area.saturating_add(AREA_HEADER_BYTES));
-    // A physical volume without a readable group is one all the same.
+    // A physical volume without a readable group is still one.
     let text = group_text(disk, scan, &physical).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     Some(text::parse(&text).and_then(|root| volumes(&root, &physical, disk)).unwrap_or_default())
@@ -68,7 +68,7 @@ fn label(disk: &Volume, scan: &mut Scan<'_>, at: u64) -> Option<PhysicalVolume> 
     }
     let header = sector.get(le32(&sector, 20) as usize..)?;
     let uuid = header.get(..UUID_BYTES)?.try_into().ok()?;
-    // Device size, then data areas and metadata areas: two lists of (offset, size), ended by
+    // Device size, then data areas and metadata areas: two lists of (offset, size), terminated by
     // zeroes.
     let mut places = header.get(UUID_BYTES + 8..)?.chunks_exact(16);
     places.by_ref().find(|place| place.iter().all(|byte| *byte == 0))?;

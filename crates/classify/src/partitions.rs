@@ -1,8 +1,8 @@
 //! Partition tables: MBR with its chain of logical partitions, and GPT.
 //!
-//! Source: UEFI 2.10, chapter 5. Tables count the logical blocks of the disk that they were made
-//! on. Checksums of a GPT are not looked at: a table that is wrong costs classes, and the header is
-//! judged by what it says of itself.
+//! Source: UEFI 2.10, chapter 5. Addresses in tables count the logical blocks of the disk that they
+//! were made on. Checksums of a GPT are not verified: a wrong table costs classes only, and the
+//! header is checked against its own fields.
 
 use crate::fields::{le16, le32, le64};
 use crate::layout::Builder;
@@ -17,7 +17,7 @@ const MBR_ENTRIES_AT: usize = 446;
 const MBR_ENTRY_BYTES: usize = 16;
 /// The whole disk is one GPT.
 const TYPE_PROTECTIVE: u8 = 0xEE;
-/// Holds a chain of logical partitions.
+/// Extended partitions: a chain of logical partitions.
 const TYPES_EXTENDED: [u8; 3] = [0x05, 0x0F, 0x85];
 
 const GPT_SIGNATURE: &[u8] = b"EFI PART";
@@ -37,7 +37,7 @@ pub struct Table {
     pub partitions: Vec<Partition>,
 }
 
-/// The partition table of a disk; `None` if it has none. What defines it goes into `layout`.
+/// Reads the partition table of a disk; `None` if it has none. Adds its definers to `layout`.
 pub fn read(disk: &Volume, scan: &mut Scan<'_>, layout: &mut Builder) -> Option<Table> {
     let sector: [u8; 512] = disk.read_array(scan, 0)?;
     if le16(&sector, 510) != MBR_SIGNATURE {
@@ -65,8 +65,8 @@ struct MbrEntry {
     partition: Partition,
 }
 
-/// The entries that are in use. A boot sector of a file system has other things in their place:
-/// `None` if one of them cannot be an entry, or none is in use.
+/// Returns the entries in use. The boot sector of a file system has other data in their place:
+/// `None` if one of them is invalid, or none is in use.
 fn mbr_entries(sector: &[u8; 512], block: u64, disk_bytes: u64) -> Option<Vec<MbrEntry>> {
     let entries = sector[MBR_ENTRIES_AT..510].chunks_exact(MBR_ENTRY_BYTES);
     let mut found = Vec::new();
@@ -88,8 +88,8 @@ fn mbr_entries(sector: &[u8; 512], block: u64, disk_bytes: u64) -> Option<Vec<Mb
     (!found.is_empty()).then_some(found)
 }
 
-/// Each record of the chain names one partition, relative to itself, and the next record, relative
-/// to the extended partition.
+/// Follows the chain: each record has one partition, relative to itself, and the next record,
+/// relative to the extended partition.
 fn logical_partitions(
     disk: &Volume,
     scan: &mut Scan<'_>,
@@ -100,7 +100,7 @@ fn logical_partitions(
     let block = scan.block_bytes();
     let mut record = extended.start;
     let mut records = Vec::new();
-    // In any order: partitions are deleted and made again. A chain that comes back would never end.
+    // In any order: partitions are deleted and recreated. A cyclic chain would never end.
     while records.len() < PARTITIONS_MAX && !records.contains(&record) {
         records.push(record);
         let sector: [u8; 512] = disk.read_array(scan, record)?;

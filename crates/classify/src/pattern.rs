@@ -1,78 +1,78 @@
-//! A journal known by how it is written, for guests that tell nothing: encrypted disks, unknown
-//! file systems.
+//! Detects a journal by its write pattern, for guests that give no other information: encrypted
+//! disks, unknown file systems.
 //!
-//! The journal of ext4 (jbd2) writes each transaction in two steps at the place where the last one
-//! ended: a body of at least two blocks, a flush, one block that commits it, a flush. So a stream
-//! of writes that continues over flushes, and in which bodies and single blocks take turns, is a
-//! journal; files that are appended to, with or without a flush after each write, lack the turns.
-//! The journal is cyclic: when a second stream runs into where the first one began, its whole range
-//! is known. Our detector is ours: the paper (PDC, Kim and Lee 2016) does not describe one.
+//! The journal of ext4 (jbd2) writes each transaction in two steps, starting where the last one
+//! ended: a body of at least two blocks, a flush, one commit block, a flush. So a sequential stream
+//! of writes that continues over flushes, and in which bodies and single blocks alternate, is a
+//! journal; files that are appended to, with or without a flush after each write, do not alternate.
+//! The journal is cyclic: when a second stream reaches the start of the first, its whole range is
+//! known. The detector is our own: the paper (PDC, Kim and Lee 2016) does not describe one.
 //!
-//! Between two flushes the order of writes means nothing: a guest spreads them over its queues, and
-//! dm-crypt changes their order. So each queue remembers its last writes, and a queue that flushes
-//! puts together those of all queues ([`queues`]).
+//! Writes between two flushes have no order: a guest spreads them over its queues, and dm-crypt
+//! reorders them. So each queue remembers its last writes, and a queue that flushes combines those
+//! of all queues ([`queues`]).
 
 pub mod queues;
 
 use flowstone_block::Extent;
 
-/// Transactions in a row before a stream is taken for a journal.
+/// Consecutive transactions before a stream is taken for a journal.
 const COMMITS_MIN: u32 = 8;
-/// A commit is one block, of at most 4 KiB.
+/// Size limit of a commit: one block of at most 4 KiB.
 const COMMIT_SECTORS_MAX: u64 = 8;
-/// A body is a descriptor and at least one block of metadata.
+/// Least blocks of a body: a descriptor and one block of metadata.
 const BODY_BLOCKS_MIN: u64 = 2;
 /// Streams that may turn out to be journals.
 const CANDIDATES_MAX: usize = 64;
-/// Journals of one disk: one for each file system.
+/// Journals of one disk: one per file system.
 const JOURNALS_MAX: usize = 8;
-/// How far from the expected place a write may begin; 64 KiB. A transaction is written in pieces,
-/// which come in any order.
+/// Distance from the expected position within which a write may begin; 64 KiB. A transaction is
+/// written in pieces, in any order.
 const NEAR_SECTORS: u64 = 128;
-/// The most that a journal grows by between two flushes before its end is known; 4 MiB. What is
-/// written behind its end is taken for it up to there.
+/// Growth limit of a journal between two flushes while its end is unknown; 4 MiB. Writes behind its
+/// end are taken for it up to this.
 const GROWTH_SECTORS_MAX: u64 = 8192;
-/// The beginning of a journal has been written so many flushes before it is found to have begun
-/// again.
+/// Flushes since a journal's beginning was written within which it is recognised to have wrapped
+/// around.
 const BEGINNING_FLUSHES: u64 = 8;
-/// So many writes in it that do not continue it, and it is none any more.
+/// Non-sequential writes within a journal after which it is dropped.
 const STRIKES_MAX: u8 = 8;
 
-/// A range that is written like a journal.
+/// A range with the write pattern of a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Journal {
     start: u64,
     end: u64,
-    /// Where the next write is expected.
+    /// The expected position of the next write.
     head: u64,
-    /// Whether `start` and `end` are the journal's own: it has been seen to begin again.
+    /// `start` and `end` are the journal's own: it has been seen to wrap around.
     is_whole: bool,
-    /// Where it goes on if the last write at its start was more than one of the block there: a
-    /// journal's own superblock lies before it, and is written at any time.
+    /// Where it continues if the last write at its start was more than one of the block there: the
+    /// journal's own superblock is in front of it, and is written at any time.
     begun_again: Option<u64>,
-    /// It has just begun again: what led to its start is a part of it.
+    /// It has just wrapped around: the stream that led to its start is a part of it.
     is_joining: bool,
-    /// How much it has grown since the last flush.
+    /// Its growth in sectors since the last flush.
     growth: u64,
     strikes: u8,
 }
 
-/// The journals of a disk that are known.
+/// The detected journals of a disk.
 #[derive(Clone, Debug, Default)]
 pub struct Journals(Vec<Journal>);
 
 impl Journals {
-    /// Whether there is none.
+    /// Returns whether there is none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether a read is one of a journal.
+    /// Returns whether a read is in a journal.
     pub fn contain(&self, extent: Extent) -> bool {
         self.0.iter().any(|journal| journal.contains(extent))
     }
 
-    /// Whether a write is one of a journal, which then goes on behind it.
+    /// Returns whether a write is to a journal, and advances the journal's head.
     pub fn advance(&mut self, write: Extent) -> bool {
         let takes = |it: &Journal| it.is_near(write) || it.contains(write);
         let Some(index) = self.0.iter().position(takes) else { return false };
@@ -98,7 +98,7 @@ impl Journals {
         self.0.push(journal);
     }
 
-    /// A journal that has come to where another one begins is that one, at its next turn.
+    /// Joins a journal that has reached the start of another one: the two are one journal.
     fn join(&mut self, index: usize) {
         let this = self.0[index];
         let met = |it: &Journal| this.start < it.start && it.start <= this.end;
@@ -111,7 +111,7 @@ impl Journals {
 }
 
 impl Journal {
-    /// A stream that has been written from here to there.
+    /// Makes a journal of a stream from `start` to `head`.
     fn new(start: u64, head: u64) -> Self {
         let (is_whole, begun_again, is_joining, growth, strikes) = (false, None, false, 0, 0);
         Self { start, end: head, head, is_whole, begun_again, is_joining, growth, strikes }
@@ -121,7 +121,7 @@ impl Journal {
         self.start <= extent.start().get() && extent.end().get() <= self.end
     }
 
-    /// Whether a write begins about where the next one is expected.
+    /// Returns whether a write begins near the expected position.
     fn is_near(&self, write: Extent) -> bool {
         write.start().get().abs_diff(self.head) < NEAR_SECTORS && write.start().get() >= self.start
     }
@@ -151,7 +151,7 @@ impl Journal {
     }
 }
 
-/// What all queues of a disk have told.
+/// The state of the detector, from all queues of a disk.
 #[derive(Debug, Default)]
 pub struct Detector {
     flushes: u64,
@@ -159,28 +159,28 @@ pub struct Detector {
     journals: Journals,
 }
 
-/// A stream of writes, each where the one before it ended.
+/// A sequential stream of writes.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     start: u64,
     head: u64,
-    /// What has been written since the last flush, in sectors, and which flush that was.
+    /// Sectors written since the last flush, and the number of that flush.
     run: u64,
     flush: u64,
-    /// The body that waits for its commit, or 0.
+    /// Sectors of the body that awaits its commit, or 0.
     body: u64,
-    /// Transactions in a row.
+    /// Consecutive transactions.
     commits: u32,
 }
 
 impl Detector {
-    /// The journals that are known.
+    /// Returns the detected journals.
     pub fn journals(&self) -> &Journals {
         &self.journals
     }
 
-    /// The guest flushes, and has written this since it did so last, in any order. Leaves `writes`
-    /// empty.
+    /// Processes a flush of the guest, with its writes since the last one in any order. Leaves
+    /// `writes` empty.
     pub fn flushed(&mut self, writes: &mut Vec<Extent>) {
         self.flushes += 1;
         writes.sort_unstable_by_key(|write| write.start());
@@ -200,8 +200,9 @@ impl Detector {
         self.journals.flushed();
     }
 
-    /// A journal that was first seen behind its start comes round to where it was seen: the stream
-    /// that has led there lately, too short to be taken for a journal by itself, is its beginning.
+    /// Extends a journal that was first detected behind its start and has wrapped around: the
+    /// recent stream that led to the detected start, too short to be taken for a journal by itself,
+    /// is its beginning.
     fn join_beginnings(&mut self) {
         for journal in &mut self.journals.0 {
             if !std::mem::take(&mut journal.is_joining) {
@@ -233,7 +234,7 @@ impl Detector {
         }
     }
 
-    /// The one that is least like a journal makes room.
+    /// Adds a stream; the candidate with the fewest transactions makes room.
     fn add(&mut self, write: Extent) {
         if self.candidates.len() == CANDIDATES_MAX {
             let least = self.candidates.iter().enumerate();
@@ -258,7 +259,7 @@ impl Candidate {
                 self.commits += 1;
                 self.body = 0;
             } else {
-                // Two bodies in a row are no transactions.
+                // Two bodies in a row are not transactions.
                 self.commits = if self.body == 0 { self.commits } else { 0 };
                 self.body = self.run;
             }

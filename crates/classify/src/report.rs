@@ -1,4 +1,4 @@
-//! What is told of a disk: its requests by class, and its structures.
+//! Reports of a disk: its requests by class, and its structures.
 
 use flowstone_block::{Class, SECTOR_BYTES};
 use serde::Serialize;
@@ -28,7 +28,7 @@ struct RulesReport {
 }
 
 impl ClassesReport {
-    /// As counted so far.
+    /// Makes the report of the counts so far.
     pub fn of(disk: &DiskClasses) -> Self {
         let counters = disk.counters();
         Self {
@@ -47,14 +47,14 @@ impl ClassesReport {
     }
 }
 
-/// What has been recognised on a disk.
+/// The recognised structures of a disk.
 #[derive(Serialize)]
 pub struct LayoutReport {
-    /// How often the disk's structures have been read.
+    /// Number of times that the disk's structures have been read.
     readings: u64,
     /// Ranges that have a class.
     regions: usize,
-    /// There are more; what is missing counts as data.
+    /// Some regions are missing; they count as data.
     truncated: bool,
     found: Vec<FoundReport>,
 }
@@ -71,7 +71,7 @@ struct FoundReport {
 }
 
 impl LayoutReport {
-    /// As it was read last.
+    /// Makes the report of the current layout.
     pub fn of(disk: &DiskClasses) -> Self {
         let layout = disk.layout();
         Self {

@@ -1,25 +1,25 @@
-//! The class of a request, and the rule that says so. Rules in order of trust: what the structures
-//! on the disk say, what the guest says of the request, what the guest does.
+//! The class of a request, and the rule that decides it. Rules in order of trust: the on-disk
+//! structures, the guest's hint on the request, the guest's behaviour.
 
 use flowstone_block::{Class, Extent, IoPriority, mutant};
 
 use crate::layout::{Layout, Place};
 
-/// What said which class a request has.
+/// The rule that decided the class of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(usize)]
 pub enum Rule {
-    /// The structures on the disk.
+    /// The on-disk structures.
     Layout,
     /// The request's priority word.
     Hint,
-    /// The file system's journal, which has listed it.
+    /// The list of the file system's journal.
     Journal,
-    /// The header of what is written.
+    /// The header of the written block.
     Header,
-    /// Earlier writes and flushes.
+    /// The pattern of earlier writes and flushes.
     Pattern,
-    /// Nothing: it is data for want of a rule.
+    /// No rule applied: it is data.
     None,
 }
 
@@ -28,7 +28,7 @@ impl Rule {
     pub const ALL: [Self; 6] =
         [Self::Layout, Self::Hint, Self::Journal, Self::Header, Self::Pattern, Self::None];
 
-    /// The name used in statistics.
+    /// Returns the name used in statistics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Layout => "layout",
@@ -41,12 +41,12 @@ impl Rule {
     }
 }
 
-/// What a request is.
+/// The result of classifying a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// Its class.
     pub class: Class,
-    /// What says so.
+    /// The rule that decided.
     pub rule: Rule,
 }
 
@@ -56,19 +56,19 @@ impl Verdict {
     }
 }
 
-/// A request to be judged.
+/// A request to be classified.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
-    /// What it reads or writes.
+    /// Its range.
     pub extent: Extent,
-    /// Whether it writes.
+    /// It is a write.
     pub writes: bool,
     /// Its priority word.
     pub priority: IoPriority,
 }
 
-/// Judges a request. What of a file system is metadata that moves, and `has_pattern`, is asked only
-/// if nothing more trusted knows.
+/// Classifies a request. `is_metadata`, for moving metadata, and `has_pattern` are called only if
+/// no more trusted rule decides.
 #[inline]
 pub fn judge(
     layout: &Layout,
@@ -90,7 +90,7 @@ pub fn judge(
             .map_or(Verdict::new(Class::Data, Rule::Layout), |rule| {
                 Verdict::new(Class::Metadata, rule)
             }),
-        // Nothing reads a journal but recovery, which has no priority of its own.
+        // Only recovery reads a journal, and it has no priority of its own.
         Place::Unknown if writes && asked.priority.is_best_effort(journal_level) => {
             Verdict::new(Class::Journal, Rule::Hint)
         }
@@ -107,8 +107,8 @@ mod tests {
     use crate::layout::Builder;
     use crate::volume::{Piece, Volume};
 
-    /// Sectors 0 to 999 are a file system, with a journal from 100 and metadata from 200 on; behind
-    /// that nobody knows.
+    /// Sectors 0 to 999 are a file system, with a journal from 100 and metadata from 200 on; the
+    /// rest is unknown.
     fn layout() -> Layout {
         let volume = Volume::new([Piece { start: 0, disk: 0, bytes: 1000 * SECTOR_BYTES }]);
         let mut builder = Builder::default();

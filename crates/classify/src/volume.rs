@@ -1,31 +1,32 @@
-//! What the readers of layouts read: a disk in bytes, a part of it, and a bounded amount of either.
+//! The input of layout readers: a disk in bytes, a part of it, and limits of what is read.
 //!
-//! All of it is written by a guest. So every address may lead anywhere, and a reader stops at the
-//! first thing that it cannot read: `None` means "not there, not readable, or too much".
+//! All content is written by a guest. So every address may be arbitrary, and a reader stops at the
+//! first structure that it cannot read: `None` means "not there, not readable, or too much".
 
 use std::ops::Range;
 
 use flowstone_block::mutant;
 
-/// Bytes of a disk.
+/// A disk that can be read in bytes.
 pub trait ReadBytes {
-    /// Fills `target` with what the disk holds from byte `at` on; `None` if it cannot be read.
+    /// Fills `target` from byte `at` of the disk on; `None` if it cannot be read.
     fn read(&mut self, at: u64, target: &mut [u8]) -> Option<()>;
 
-    /// What the disk's addresses count for its guest: its logical blocks.
+    /// Returns the logical block size, in which addresses on the disk count.
     fn block_bytes(&self) -> u64 {
         512
     }
 }
 
-/// The most that one look at a disk reads: enough for the group descriptors of 64 TiB of ext4.
+/// The most bytes that one reading of a disk takes: enough for the group descriptors of 64 TiB of
+/// ext4.
 const BYTES_MAX: u64 = 64 << 20;
-/// The most pieces in which it is read.
+/// The most reads that it takes.
 const READS_MAX: u32 = 16 << 10;
-/// The most pieces that a volume may consist of.
+/// The most pieces of a volume.
 const PIECES_MAX: usize = 4096;
 
-/// A disk, of which only so much is read.
+/// A disk with a limit on reading.
 pub struct Scan<'disk> {
     source: &'disk mut dyn ReadBytes,
     bytes: u64,
@@ -34,17 +35,17 @@ pub struct Scan<'disk> {
 }
 
 impl<'disk> Scan<'disk> {
-    /// For a disk of so many bytes.
+    /// Starts a reading of a disk of `bytes` bytes.
     pub fn new(source: &'disk mut dyn ReadBytes, bytes: u64) -> Self {
         Self { source, bytes, bytes_left: BYTES_MAX, reads_left: READS_MAX }
     }
 
-    /// What the disk's addresses count.
+    /// Returns the logical block size.
     pub fn block_bytes(&self) -> u64 {
         self.source.block_bytes()
     }
 
-    /// All of the disk.
+    /// Returns the whole disk.
     pub fn volume(&self) -> Volume {
         Volume::new([Piece { start: 0, disk: 0, bytes: self.bytes }])
     }
@@ -61,27 +62,27 @@ impl<'disk> Scan<'disk> {
     }
 }
 
-/// A range of a volume, and where on the disk it is.
+/// A range of a volume, and its place on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Where it begins in the volume.
+    /// Its start in the volume.
     pub start: u64,
-    /// Where it begins on the disk.
+    /// Its start on the disk.
     pub disk: u64,
-    /// How long it is.
+    /// Its length.
     pub bytes: u64,
 }
 
-/// What a file system lies on: the disk, a partition or a logical volume. Ranges of a logical
+/// The device of a file system: the disk, a partition or a logical volume. Ranges of a logical
 /// volume that are on other disks are missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Volume {
-    /// By start, without overlaps, none of them empty.
+    /// Sorted by start, disjoint, none of them empty.
     pieces: Vec<Piece>,
 }
 
 impl Volume {
-    /// Made of these pieces, as far as they are plausible.
+    /// Makes a volume of those pieces that are plausible.
     pub fn new(pieces: impl IntoIterator<Item = Piece>) -> Self {
         let fits = |piece: &Piece| {
             let ends = |start: u64| start.checked_add(piece.bytes).is_some();
@@ -100,17 +101,17 @@ impl Volume {
         Self { pieces }
     }
 
-    /// Of how many pieces it consists.
+    /// Returns the number of pieces.
     pub fn pieces(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Where it ends.
+    /// Returns the end of the last piece, in bytes of the volume.
     pub fn bytes(&self) -> u64 {
         self.pieces.last().map_or(0, |last| last.start + last.bytes)
     }
 
-    /// The part of it from `start` on, at most `bytes` long.
+    /// Returns the part of it from `start` on, at most `bytes` long.
     pub fn part(&self, start: u64, bytes: u64) -> Self {
         let mut pieces = Vec::new();
         self.for_each_piece(start..start.saturating_add(bytes), |piece| {
@@ -119,7 +120,8 @@ impl Volume {
         Self { pieces }
     }
 
-    /// The same volume, where addresses of the disk are those of `disk`, itself a part of a disk.
+    /// Returns the same volume with its disk addresses translated by `disk`, itself a part of a
+    /// disk.
     pub fn within(&self, disk: &Self) -> Self {
         let mut pieces = Vec::new();
         for piece in &self.pieces {
@@ -131,12 +133,12 @@ impl Volume {
         Self::new(pieces)
     }
 
-    /// Calls `visit` with the ranges of the disk that a range of the volume consists of.
+    /// Calls `visit` with the disk ranges of a range of the volume.
     pub fn on_disk(&self, range: Range<u64>, mut visit: impl FnMut(Range<u64>)) {
         self.for_each_piece(range, |piece| visit(piece.disk..piece.disk + piece.bytes));
     }
 
-    /// Fills `target` with what the volume holds from byte `at` on.
+    /// Fills `target` from byte `at` of the volume on.
     pub fn read(&self, scan: &mut Scan<'_>, at: u64, target: &mut [u8]) -> Option<()> {
         let range = at..at.checked_add(target.len() as u64)?;
         let mut filled = 0;
@@ -150,7 +152,7 @@ impl Volume {
         outcome.filter(|()| filled == target.len() as u64)
     }
 
-    /// The same, into an array.
+    /// Reads an array from byte `at` on.
     pub fn read_array<const N: usize>(&self, scan: &mut Scan<'_>, at: u64) -> Option<[u8; N]> {
         let mut array = [0; N];
         self.read(scan, at, &mut array)?;

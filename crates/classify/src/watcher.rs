@@ -1,6 +1,5 @@
-//! Reads a disk's layout on a thread of its own: when the disk is attached, and when a write to
-//! what defines the layout has completed. No request waits for it, and without such a write there
-//! is no thread.
+//! Reads a disk's layout on a thread of its own: when the disk is attached, and when a write to a
+//! definer has completed. No request waits for it, and without such a write there is no thread.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,66 +16,67 @@ use crate::layout::Layout;
 use crate::recognise::recognise;
 use crate::volume::ReadBytes;
 
-/// Between the end of one reading and the begin of the next: superblocks are written now and then
-/// while a file system is in use, and by mkfs several times.
+/// Time between the end of one reading and the begin of the next: superblocks are written
+/// occasionally while a file system is in use, and several times by mkfs.
 const REST: Duration = Duration::from_secs(1);
-/// Reading needs little.
+/// Stack size; reading needs little.
 const STACK_BYTES: usize = 256 << 10;
-/// What is read from the disk is whole blocks of this size.
+/// The disk is read in whole blocks of this size.
 const BLOCK_BYTES: u64 = 4096;
-/// A reading that met an error is done again; the layout stays as it is meanwhile. After so many in
-/// a row, what can be read counts, and the next ones are further and further apart.
+/// A reading with an I/O error is repeated; meanwhile the layout stays as it is. After this many in
+/// a row the readable part is used, and the interval grows.
 const FAILURES_MAX: u32 = 3;
 const REST_DOUBLINGS_MAX: u32 = 6;
 
-/// Keeps the layout of one disk up to date. Dropping it waits for a reading that is on its way, for
-/// as long as one request takes.
+/// Keeps the layout of one disk up to date. Dropping it waits for a running reading, for at most
+/// the time of one request.
 pub struct Watcher {
     disk: Arc<dyn Layer>,
     shared: Arc<Shared>,
 }
 
-/// Told of so many bytes that have been read, and whether a guest's writes are the reason: says how
-/// long to rest before the next read.
+/// Called with the bytes just read, and whether a guest's writes caused the reading: returns the
+/// time to rest before the next read.
 pub type Pace = Arc<dyn Fn(u64, bool) -> Duration + Send + Sync>;
 
 struct Shared {
     layout: Arc<Published<Layout>>,
     pace: Pace,
-    /// Where the thread may run. The one that starts it may be pinned to a queue's CPU.
+    /// CPUs that the reading thread may run on. The thread that starts it may be pinned to a
+    /// queue's CPU.
     cpus: Option<CpuSet>,
     state: Mutex<State>,
-    /// Rings when the state changes.
+    /// Signalled when the state changes.
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// There is something to be read that the last reading has not seen.
+    /// A definer has changed since the last reading began.
     wanted: bool,
     stopped: bool,
-    /// When the last reading ended.
+    /// The end of the last reading.
     ended: Option<Instant>,
-    /// A thread reads, or is about to.
+    /// A thread is reading, or about to.
     is_running: bool,
-    /// Threads that have not let the disk go. They are not joined: what has ended and is not joined
-    /// keeps its stack.
+    /// Threads that still hold the disk. They are counted and detached: a finished thread that is
+    /// to be joined keeps its stack.
     threads: u32,
     readings: u64,
-    /// Readings in a row that met an error.
+    /// Consecutive readings with an I/O error.
     failures: u32,
     trouble: LogBudget,
 }
 
 impl State {
-    /// Before the next reading.
+    /// Returns the time to wait before the next reading.
     fn rest(&self) -> Duration {
         let doublings = self.failures.saturating_sub(FAILURES_MAX - 1).min(REST_DOUBLINGS_MAX);
         REST * (1 << doublings)
     }
 
-    /// Reports that a layout cannot be read for want of a thread or a ring. A guest must not fill
-    /// the log by writing its superblock again and again.
+    /// Logs that a layout cannot be read for want of a thread or a ring. Rate-limited: a guest must
+    /// not fill the log by rewriting its superblock.
     fn say(&mut self, error: &io::Error) {
         if let Some(unsaid) = self.trouble.spend() {
             warn!(%error, unsaid, "cannot read a disk's layout: its classes stay as they are");
@@ -85,7 +85,7 @@ impl State {
 }
 
 impl Watcher {
-    /// Reads the layout of `disk` for the first time, and publishes it there.
+    /// Starts the first reading of `disk`, whose result is published in `layout`.
     pub fn start(disk: Arc<dyn Layer>, layout: Arc<Published<Layout>>, pace: Pace) -> Self {
         let state = Mutex::new(State::default());
         let cpus = sched_getaffinity(None).ok();
@@ -95,7 +95,7 @@ impl Watcher {
         watcher
     }
 
-    /// Something that defines the layout has changed.
+    /// Requests a reading, since a definer has changed.
     pub fn read_again(&self) {
         let mut state = self.shared.state();
         state.wanted = true;
@@ -106,19 +106,19 @@ impl Watcher {
         let builder = Builder::new().name("layout".into()).stack_size(STACK_BYTES);
         let run = move || {
             let ends = EndsThread(shared);
-            // Before it is said that the thread has ended, also by a panic: an image must not stay
+            // Dropped before the thread's end is reported, also by a panic: an image must not stay
             // open for longer than its watcher.
             let disk = disk;
             ends.0.run(&*disk);
         };
         match builder.spawn(run) {
             Ok(_) => (state.threads, state.is_running) = (state.threads + 1, true),
-            // The next such write asks again.
+            // The next such write tries again.
             Err(error) => state.say(&error),
         }
     }
 
-    /// How often the layout has been read.
+    /// Returns the number of readings.
     pub fn readings(&self) -> u64 {
         self.shared.state().readings
     }
@@ -135,8 +135,7 @@ impl Drop for Watcher {
     }
 }
 
-/// Says that a thread has ended, however that ends. A panic has been reported; classes stay as they
-/// are.
+/// Reports the end of a thread, also by a panic. A panic has been logged; classes stay as they are.
 struct EndsThread(Arc<Shared>);
 
 impl Drop for EndsThread {
@@ -184,7 +183,7 @@ impl Shared {
 
     fn publish(&self, mut layout: Layout, has_failed: bool) {
         let mut state = self.state();
-        // A reading that was stopped has not seen all.
+        // A stopped reading is incomplete.
         if state.stopped {
             return;
         }
@@ -195,7 +194,7 @@ impl Shared {
             return;
         }
         let old = self.layout.get();
-        // What a new definer covers may have been written before anybody looked out for it.
+        // New definers may have been written before writes to them were watched.
         let has_new = !layout.has_definers_of(&old);
         state.wanted |= has_new && !mutant("classify.watcher.reads-new-definers-once");
         drop(state);
@@ -209,7 +208,7 @@ impl Shared {
         self.state().stopped
     }
 
-    /// Rests so long, unless it is stopped.
+    /// Rests for `time`, unless it is stopped.
     fn rest(&self, time: Duration) {
         if !time.is_zero() {
             let rests = |state: &mut State| !state.stopped;
@@ -225,7 +224,7 @@ impl Shared {
             let rest = state.rest();
             let since = state.ended.map_or(rest, |ended| ended.elapsed());
             let Some(left) = rest.checked_sub(since).filter(|left| !left.is_zero()) else {
-                // What is written from now on, this reading may miss.
+                // Writes from now on may be missed by this reading.
                 state.wanted = false;
                 return true;
             };
@@ -237,14 +236,14 @@ impl Shared {
     }
 }
 
-/// The disk in bytes. The piece that was read last is kept: what is read next often lies in it.
+/// The disk in bytes. The last piece read is cached: the next read is often in it.
 struct DiskBytes<'a> {
     disk: BlockingDisk,
     geometry: Geometry,
     shared: &'a Shared,
-    /// Its first byte, and its bytes.
+    /// Its first byte's offset, and its bytes.
     piece: Option<(u64, Vec<u8>)>,
-    /// Whether a guest's writes are the reason for this reading.
+    /// A guest's writes are the reason for this reading.
     is_wanted: bool,
     has_failed: bool,
 }

@@ -1,7 +1,8 @@
-//! XFS: its log, and the headers of its allocation groups. What the log says of the rest: `listed`.
+//! XFS: its log, and the headers of its allocation groups. Other metadata is known from the log
+//! (`listed`).
 //!
 //! Source: the XFS Filesystem Structure (superblocks, AG free space management, internal log).
-//! Everything is big-endian. Trees and directories lie anywhere.
+//! Everything is big-endian. Trees and directories have no fixed place.
 
 use flowstone_block::Class;
 
@@ -15,16 +16,16 @@ const MAGIC: &[u8] = b"XFSB";
 /// Superblock, free space, inodes and free list: a sector each.
 const HEADERS_PER_GROUP: u64 = 4;
 
-/// What the superblock says, as far as it matters here.
+/// The parsed fields of the superblock.
 struct Superblock {
     block_bytes: u64,
     blocks: u64,
-    /// In blocks of the file system, with the group in the upper bits; 0 if the log is elsewhere.
+    /// In blocks of the file system, with the group in the upper bits; 0 if the log is external.
     log_start: u64,
     log_blocks: u64,
     group_blocks: u64,
     groups: u64,
-    /// How many bits of a block's number count within its group.
+    /// Number of bits of a block number that count within its group.
     group_bits: u32,
     sector_bytes: u64,
     uuid: [u8; 16],

@@ -1,8 +1,9 @@
-//! Opens a file a second time, for its syncs (see `Descriptors`).
+//! Opens a second file description of a file, for its syncs (see `Descriptors`).
 //!
-//! By its descriptor in `/proc`, which cannot name another file. Without `/proc` by its name: what
-//! that names may have changed, so it is compared. A file that cannot be opened a second time is
-//! not served: a write that is durable by itself would hear of failures that belong to a sync.
+//! By its descriptor in `/proc`, which cannot name another file. Without `/proc` by its path, which
+//! may lead to another file by now, so the identity is compared. A file that cannot be opened a
+//! second time is not served: a durable write could then consume a failure that a sync is to
+//! report.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -11,10 +12,10 @@ use std::path::Path;
 
 use flowstone_block::{Error, Result, mutant};
 
-/// Where a process finds its descriptors.
+/// Folder of the process's own descriptors.
 pub(crate) const DESCRIPTORS: &str = "/proc/self/fd";
 
-/// Another description of `file`, which was opened at `path`.
+/// Opens another description of `file`, which was opened at `path`.
 pub(crate) fn open_again(file: &File, path: &Path, descriptors: &Path) -> Result<File> {
     File::open(descriptors.join(file.as_raw_fd().to_string()))
         .ok()
@@ -40,15 +41,15 @@ mod tests {
 
     use super::*;
 
-    /// Two descriptors of one description have one position.
+    /// Two descriptors of one description share one position.
     fn has_its_own_position(mut file: &File, mut again: &File) -> bool {
         file.seek(SeekFrom::Start(1)).unwrap();
         again.seek(SeekFrom::Start(2)).unwrap();
         file.stream_position().unwrap() == 1
     }
 
-    /// There was one description then: a write with `RWF_DSYNC` took the news of a failure that the
-    /// next sync should have told.
+    /// There was one description then: a write with `RWF_DSYNC` consumed a write-back error that
+    /// the next sync should have reported.
     #[test]
     fn without_proc_a_file_has_a_second_description_by_its_name_or_is_not_served() {
         let folder = tempfile::tempdir().unwrap();
@@ -59,7 +60,7 @@ mod tests {
             let again = open_again(&file, &path, descriptors).unwrap();
             assert!(is_same(&file, &again) && has_its_own_position(&file, &again));
         }
-        // Another file has the name by now; by /proc it is found all the same.
+        // The path now leads to another file; through /proc the right one is found.
         std::fs::rename(&path, folder.path().join("old")).unwrap();
         std::fs::write(&path, [0; 512]).unwrap();
         let again = open_again(&file, &path, Path::new(DESCRIPTORS)).unwrap();

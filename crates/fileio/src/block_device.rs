@@ -1,10 +1,10 @@
-//! What block devices can do about space, which is less than files can, and differs.
+//! Space management of block devices, which is more limited than that of files and varies.
 //!
-//! `fallocate(PUNCH_HOLE)` on a device promises zeroes, so the kernel offers it only where the
-//! device can deallocate to zeroes. Other devices know a discard that promises nothing: dm-crypt
-//! decrypts whatever lies below, a thin volume may show zeroes or old data, an SSD either from one
-//! read to the next. On those, zeroes have to be written, and a discard after that would undo
-//! them. So each of the two calls here does one thing.
+//! `fallocate(PUNCH_HOLE)` on a device promises zeroes, so the kernel offers it only if the device
+//! can deallocate to zeroes. Other devices have a discard without a promise: dm-crypt decrypts
+//! whatever lies below, a thin volume may return zeroes or old data, an SSD either at each read. On
+//! those, zeroes have to be written, and a discard afterwards would undo them. So each of the two
+//! calls here does one thing.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,14 +18,14 @@ use flowstone_block::{Errno, Outcome};
 use crate::FileOffset;
 
 // From linux/fs.h: _IO(0x12, 119) and _IO(0x12, 127). Both take a start and a length in bytes.
-/// Smaller ones are of sectors, pages or stripes; of larger ones no segment is made.
+/// Plausible erase units: smaller ones are sectors, pages or stripes; larger ones are too large for
+/// a segment.
 const ERASE_UNITS: RangeInclusive<u64> = (1 << 20)..=(1 << 30);
 
 const BLKDISCARD: u32 = 0x1277;
 const BLKZEROOUT: u32 = 0x127f;
 
-/// Tells the device that nothing needs the range's content. A device that takes no discards, or
-/// none of such a range, is left as it is.
+/// Discards a range. A device that takes no discards, or none of such a range, is left as it is.
 pub fn discard(device: &File, offset: FileOffset, bytes: u64) -> Outcome {
     match range_ioctl(device, BLKDISCARD, offset, bytes) {
         Err(Errno::OPNOTSUPP | Errno::INVAL) => Ok(()),
@@ -33,13 +33,13 @@ pub fn discard(device: &File, offset: FileOffset, bytes: u64) -> Outcome {
     }
 }
 
-/// Makes the range read as zeroes, with the device's own command where it has one.
+/// Zeroes a range, with the device's own command if it has one.
 pub fn zero_out(device: &File, offset: FileOffset, bytes: u64) -> Outcome {
     range_ioctl(device, BLKZEROOUT, offset, bytes)
 }
 
-/// Whether `fallocate(PUNCH_HOLE)` works on the device: whether it has a command that leaves
-/// zeroes. One that does not say so is taken to have none.
+/// Returns whether `fallocate(PUNCH_HOLE)` works on the device, i.e. whether it has a command that
+/// leaves zeroes. `false` if the device does not say.
 pub fn discards_to_zeroes(device: &File) -> bool {
     let limit = || {
         let folder = queue_folder(device.metadata().ok()?.rdev())?;
@@ -48,8 +48,8 @@ pub fn discards_to_zeroes(device: &File) -> bool {
     limit().is_some_and(|bytes| bytes > 0)
 }
 
-/// What a device erases as one: what it discards in, or what it is written in best, if that is
-/// large enough to be that. Of a file the device that its file system is on.
+/// Returns the erase unit of a device: its discard granularity or optimal I/O size, whichever is
+/// larger, if it is in a plausible range. Of a file, that of the device of its file system.
 pub fn erase_unit(file: &File) -> Option<u64> {
     let metadata = file.metadata().ok()?;
     let is_device = metadata.file_type().is_block_device();
@@ -59,14 +59,14 @@ pub fn erase_unit(file: &File) -> Option<u64> {
     ERASE_UNITS.contains(&largest).then_some(largest / 4096 * 4096)
 }
 
-/// Whether this is a device that takes discards.
+/// Returns whether this is a device that takes discards.
 pub fn tells_drive(file: &File) -> bool {
     let Ok(metadata) = file.metadata() else { return false };
     let limit = || read_number(&queue_folder(metadata.rdev())?.join("discard_max_bytes"));
     metadata.file_type().is_block_device() && limit().is_some_and(|bytes| bytes > 0)
 }
 
-/// Where sysfs keeps the limits of a device; a partition has those of its disk.
+/// Returns the sysfs folder of a device's limits; a partition has those of its disk.
 fn queue_folder(device: u64) -> Option<PathBuf> {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let folder = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()?;

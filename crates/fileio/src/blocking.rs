@@ -1,4 +1,4 @@
-//! One file request carried out by plain system calls: the ground truth for all engines.
+//! Carries out one file request by plain system calls: the reference for all engines.
 
 use std::fs::File;
 use std::io;
@@ -14,10 +14,10 @@ use crate::direct::Bounce;
 use crate::zeroes::{is_unsupported, zero};
 use crate::{FileCompletion, FileOffset, FileOp, FileRequest, holes};
 
-/// How many pieces one call may take (`UIO_MAXIOV`).
+/// Most pieces of one call (`UIO_MAXIOV`).
 const PIECES_PER_CALL_MAX: usize = 1024;
 
-/// Carries out `request` and returns when it is done in full or has failed.
+/// Carries out `request`; returns when it is done in full or has failed.
 #[expect(clippy::disallowed_methods, reason = "this is FileOp::Datasync")]
 pub fn execute(files: &Descriptors, request: &FileRequest) -> FileCompletion {
     if request.is_lost() {
@@ -42,7 +42,7 @@ pub fn execute(files: &Descriptors, request: &FileRequest) -> FileCompletion {
     FileCompletion::new(request.tag, request.believe(outcome))
 }
 
-/// Moves a request through memory of our own, part by part.
+/// Transfers a request through a bounce buffer, part by part.
 fn transfer_bounced(files: &Descriptors, request: &FileRequest, mut bounce: Bounce) -> Outcome {
     while let Some(part) = bounce.next_part(request) {
         let pieces = part.memory.pieces();
@@ -73,7 +73,7 @@ fn transfer_all(files: &Descriptors, request: &FileRequest, pieces: &[IoVec]) ->
     }
 }
 
-/// Moves all pieces with calls that may each move only a part.
+/// Transfers all pieces with calls that may each be short.
 fn transfer(
     pieces: &[IoVec],
     mut offset: FileOffset,
@@ -92,7 +92,7 @@ fn transfer(
             return Ok(());
         }
         if moved == 0 {
-            // The file ends before the request does: it has been truncated.
+            // End of file inside the request: the file has been truncated.
             return Err(Errno::IO);
         }
         offset = offset.forward(moved as u64);
@@ -105,7 +105,7 @@ fn total_bytes(pieces: &[IoVec]) -> usize {
     pieces.iter().map(|piece| piece.bytes()).sum()
 }
 
-/// `pieces` without their first `bytes` bytes.
+/// Returns `pieces` without their first `bytes` bytes.
 pub fn skip(pieces: &[IoVec], mut bytes: usize) -> Vec<IoVec> {
     let mut rest = Vec::with_capacity(pieces.len());
     for piece in pieces {
@@ -160,7 +160,7 @@ fn last_errno() -> Errno {
     Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// Gives a range space on the host.
+/// Allocates host space for a range.
 fn allocate(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     let call = || fallocate(&files.file, FallocateFlags::empty(), offset.get(), bytes);
     match retry_on_intr(call) {
@@ -169,11 +169,10 @@ fn allocate(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     }
 }
 
-/// What to do where the host has no call that gives space: a file can at least be made long
-/// enough, and a device has its space or has it not.
+/// Allocates without `fallocate`: a file can at least be extended, and a device's space is fixed.
 fn allocate_fallback(files: &Descriptors, end: FileOffset) -> Outcome {
-    // Looking and growing must not come apart: growing by an old look would cut off what another
-    // thread has appended. Writes do not append where space is asked for first.
+    // Size check and extension must be atomic: an extension based on an old size would truncate
+    // what another thread has appended. Writes do not append where space is allocated first.
     static GROWTH: Mutex<()> = Mutex::new(());
     let _alone = GROWTH.lock().unwrap_or_else(PoisonError::into_inner);
     let held = seek(&files.file, SeekFrom::End(0))?;

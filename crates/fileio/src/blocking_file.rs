@@ -1,5 +1,5 @@
-//! A host file used with blocking calls: for recovery, checks and work behind the scenes, where
-//! nothing else could be done meanwhile.
+//! A host file used with blocking calls: for recovery, checks and background work that have nothing
+//! else to do meanwhile.
 
 use std::io;
 
@@ -7,31 +7,31 @@ use flowstone_block::{IoVec, NextLook, Outcome, QueueContext, QueueDepth, Reacto
 
 use crate::{FileChannel, FileCompletion, FileIo, FileOffset, FileOp, FileRequest, MemoryList};
 
-/// A file with blocking calls. Stays on the thread that made it, like the channel inside.
+/// A file with blocking calls. Stays on the thread that made it, as its channel does.
 pub struct BlockingFile {
     channel: Box<dyn FileChannel>,
     reactor: Reactor,
     done: Vec<FileCompletion>,
 }
 
-/// Requests that [`BlockingFile::read_many`] and its like have on their way at once.
+/// Requests that [`BlockingFile::read_many`] and its like have in flight.
 const DEPTH: usize = 32;
 
 impl BlockingFile {
-    /// Opens a queue into `file`.
+    /// Opens a channel into `file`.
     pub fn new(file: &dyn FileIo) -> io::Result<Self> {
         let context = QueueContext::alone(QueueDepth(DEPTH as u16))?;
         let channel = file.channel(&context)?;
         Ok(Self { channel, reactor: context.reactor, done: Vec::new() })
     }
 
-    /// Ends [`wait`](Self::wait) from other threads.
+    /// Returns the reactor, by which other threads end [`wait`](Self::wait).
     pub fn reactor(&self) -> &Reactor {
         &self.reactor
     }
 
-    /// Waits for other threads, with nothing of its own on its way: for what `is_ready` tells,
-    /// which they store before they wake the reactor.
+    /// Waits for other threads until `is_ready` returns `true`, with no request of its own in
+    /// flight. They store that condition before they wake the reactor.
     pub fn wait(&mut self, is_ready: impl Fn() -> bool) {
         while !is_ready() {
             self.reactor.sleep(|| NextLook::now_if(is_ready()).min(self.channel.next_look()));
@@ -44,7 +44,8 @@ impl BlockingFile {
         self.transfer(op, target)
     }
 
-    /// Puts `source` into the file. It is not changed; the file's memory lists are of either kind.
+    /// Writes `source` to the file. It is mutable only because memory lists are the same for reads
+    /// and writes.
     pub fn write(&mut self, offset: FileOffset, source: &mut [u8]) -> Outcome {
         let op = FileOp::Write { offset, bytes: source.len() as u64, durable: false };
         self.transfer(op, source)
@@ -69,7 +70,7 @@ impl BlockingFile {
         self.carry_out(FileRequest::new(op, memory, 0))
     }
 
-    /// Carries out a request of another channel's, and waits for its completion.
+    /// Carries out a request of another channel, and waits for its completion.
     pub fn carry_out(&mut self, request: FileRequest) -> Outcome {
         self.channel.submit(request);
         loop {
@@ -79,13 +80,13 @@ impl BlockingFile {
         }
     }
 
-    /// Fills many buffers from many places, several at a time. Stops starting more at the first
+    /// Reads many buffers from many offsets, several at a time. Starts no more after the first
     /// error, and returns it.
     pub fn read_many(&mut self, reads: &mut [(FileOffset, &mut [u8])]) -> Outcome {
         self.transfer_many(reads, |offset, bytes| FileOp::Read { offset, bytes })
     }
 
-    /// Puts many buffers into many places, like [`read_many`](Self::read_many).
+    /// Writes many buffers to many offsets, like [`read_many`](Self::read_many).
     pub fn write_many(&mut self, writes: &mut [(FileOffset, &mut [u8])]) -> Outcome {
         self.transfer_many(writes, |offset, bytes| FileOp::Write { offset, bytes, durable: false })
     }
@@ -120,7 +121,7 @@ impl BlockingFile {
         outcome
     }
 
-    /// The next completion; `None` if it woke up without one.
+    /// Returns the next completion; `None` if the thread woke up without one.
     fn next(&mut self) -> Option<FileCompletion> {
         if self.done.is_empty() {
             self.reactor.sleep(|| self.channel.next_look());

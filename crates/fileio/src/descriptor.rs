@@ -17,50 +17,50 @@ use crate::lock::unlock;
 use crate::page_cache::PageCache;
 use crate::{FileOp, FileRequest, block_device, host_calls};
 
-/// What kind of file it is.
+/// The kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FileKind {
     Regular,
     BlockDevice,
 }
 
-/// An open file, as its engines see it.
+/// An open file, as used by its engines.
 ///
-/// There is one descriptor, and every request of the file holds it: so the lock on it outlives even
-/// a killed process until the kernel is done with the last request, and a new daemon cannot
-/// overtake an old write.
+/// There is one descriptor, and every request of the file holds it: so its lock outlives even a
+/// killed process until the kernel is done with the last request, and a new daemon cannot overtake
+/// an old write.
 ///
-/// Both are opened and closed with the disk, and never by a queue: on FUSE and NFS either call
-/// waits for the server, and a queue's thread may serve other disks.
+/// Both descriptors are opened and closed with the disk, and never by a queue: on FUSE and NFS
+/// either call waits for the server, and a queue's thread may serve other disks.
 pub(crate) struct Descriptors {
     pub file: File,
-    /// Another description of the file, to flush with: the kernel tells each description once that
-    /// writing back has failed, and a failure that a durable write has heard of must reach a flush
-    /// all the same. One serves all queues: an image has one sync on its way at a time, and all
-    /// hear of its outcome.
+    /// Another description of the file, for syncs: the kernel reports a write-back error once per
+    /// description, and an error that a durable write has consumed must reach a flush all the same.
+    /// One serves all queues: an image has one sync in flight at a time, and all queues get its
+    /// outcome.
     pub sync: File,
-    /// The limits of direct I/O; absent where requests go through the page cache.
+    /// The limits of direct I/O; `None` if requests go through the page cache.
     pub direct: Option<DirectLimits>,
-    /// How data is kept out of the page cache; absent where that cannot be, or is not wanted.
+    /// Hints that keep data out of the page cache; `None` if impossible or not wanted.
     pub page_cache: Option<PageCache>,
     pub kind: FileKind,
-    /// Whether a call about the file may wait for a server.
+    /// A call on the file may wait for a server.
     pub asks_server: bool,
-    /// What [`discards_to_zeroes`](Self::discards_to_zeroes) has found out.
+    /// Cached result of [`discards_to_zeroes`](Self::discards_to_zeroes).
     zeroes: OnceLock<bool>,
-    /// ... and [`zeroes_are_written`](Self::zeroes_are_written).
+    /// Cached result of [`zeroes_are_written`](Self::zeroes_are_written).
     written: OnceLock<bool>,
-    /// How often space was given back, of which ranges, and how much. Written where a system call
-    /// is made anyway.
+    /// Statistics of freed space: calls, bytes of their ranges, bytes freed. Updated only beside a
+    /// system call.
     pub punches: AtomicU64,
     pub punched_bytes: AtomicU64,
     pub freed_bytes: AtomicU64,
-    /// Held while a file is punched.
+    /// Held while a hole is punched in a file.
     pub punching: Mutex<()>,
 }
 
 impl Descriptors {
-    /// Of a file without a name.
+    /// Makes the descriptors of a file without a name.
     #[cfg(test)]
     pub fn new(file: File, direct: Option<DirectLimits>, kind: FileKind) -> io::Result<Self> {
         use std::path::Path;
@@ -68,7 +68,7 @@ impl Descriptors {
         Ok(Self::with_sync(file, again.map_err(io::Error::other)?, direct, kind))
     }
 
-    /// `sync` is another description of the same file.
+    /// Makes the descriptors from `file` and `sync`, another description of the same file.
     pub fn with_sync(file: File, sync: File, direct: Option<DirectLimits>, kind: FileKind) -> Self {
         Self {
             file,
@@ -86,7 +86,7 @@ impl Descriptors {
         }
     }
 
-    /// Whether space that is given back reads as zeroes without being written.
+    /// Returns whether discarded space reads as zeroes without being written.
     pub fn discards_to_zeroes(&self) -> bool {
         *self.zeroes.get_or_init(|| match self.kind {
             FileKind::Regular => host_calls::has_punch_hole(&self.file),
@@ -94,13 +94,13 @@ impl Descriptors {
         })
     }
 
-    /// Whether a discard does anything, or may.
+    /// Returns whether a discard has, or may have, an effect.
     pub fn takes_discards(&self) -> bool {
         self.kind == FileKind::BlockDevice || self.discards_to_zeroes()
     }
 
-    /// Whether the host writes what is to be zeroes and keeps its space, for want of a call that
-    /// does not.
+    /// Returns whether the host zeroes a range by writing and keeps its space, for want of a call
+    /// that does not.
     pub fn zeroes_are_written(&self) -> bool {
         *self.written.get_or_init(|| match self.kind {
             FileKind::Regular => !host_calls::has_zero_range(&self.file),
@@ -108,16 +108,16 @@ impl Descriptors {
         })
     }
 
-    /// Bytes of the file or device.
+    /// Returns the size of the file or device in bytes.
     pub fn size(&self) -> io::Result<u64> {
         if self.kind == FileKind::BlockDevice {
-            // A device node's metadata has no size; the end of the device does.
+            // The metadata of a device node has no size; seek to the end of the device.
             return Ok(seek(&self.file, SeekFrom::End(0))?);
         }
         Ok(self.file.metadata()?.len())
     }
 
-    /// Flags for the call that carries a read or write out.
+    /// Returns the flags of the call that carries out a read or write.
     pub fn flags(&self, request: &FileRequest) -> i32 {
         let durable = match request.op {
             FileOp::Write { durable: true, .. } if !mutant("fileio.write.not-durable") => {
@@ -128,19 +128,19 @@ impl Descriptors {
         durable | self.page_cache.as_ref().map_or(0, |cache| cache.flags(request))
     }
 
-    /// A request has been carried out.
+    /// Called when a request has been carried out.
     pub fn carried_out(&self, request: &FileRequest, outcome: Outcome) {
         if let Some(cache) = &self.page_cache {
             cache.carried_out(&self.file, request, outcome);
         }
     }
 
-    /// What a sync names.
+    /// Returns the description to sync.
     pub fn to_sync(&self) -> &File {
         if mutant("fileio.sync.names-the-description-of-writes") { &self.file } else { &self.sync }
     }
 
-    /// Bytes that the host has given to a file.
+    /// Returns the bytes that the host has allocated to a file.
     pub fn allocated_bytes(&self) -> io::Result<u64> {
         // st_blocks counts 512-byte units whatever the file system's block size (stat(2)).
         Ok(self.file.metadata()?.blocks() * 512)
@@ -148,8 +148,8 @@ impl Descriptors {
 }
 
 impl Drop for Descriptors {
-    /// Every channel is gone, and has waited for its requests: the next user need not wait until
-    /// the kernel has taken our rings apart.
+    /// Unlocks the file now, before the kernel has freed the rings, so that the next user need not
+    /// wait for that: all channels are gone and have waited for their requests.
     fn drop(&mut self) {
         unlock(self.file.as_fd());
     }
@@ -159,8 +159,8 @@ impl Drop for Descriptors {
 mod tests {
     use super::*;
 
-    /// The kernel tells each open file description once that writing back has failed: a write with
-    /// `RWF_DSYNC` must not take the news that belongs to the next sync.
+    /// The kernel reports a write-back error once per open file description: a write with
+    /// `RWF_DSYNC` must not consume the error that the next sync is to report.
     #[test]
     fn syncs_have_a_description_of_their_own() {
         let file = tempfile::tempfile().unwrap();

@@ -1,12 +1,11 @@
-//! What direct I/O demands, and what becomes of requests that do not keep to it.
+//! Requirements of direct I/O, and bounce buffers for requests that do not meet them.
 //!
-//! A file is served directly or through the page cache, never both: a buffered write reads the
-//! whole page around it, and would put back what a direct write to its neighbour has just
-//! replaced. So positions must fit by design (a file whose device wants more than 512-byte
-//! alignment is served through the page cache, or told to the guest as its block size), and memory
-//! that does not fit (an odd buffer of a firmware driver) is copied through memory that does. The
-//! guest chooses how large such a request is and how many there are, so they are copied piece by
-//! piece, and few of a queue at a time.
+//! A file is served either by direct I/O or through the page cache, never both: a buffered write
+//! reads the whole page around it, and would undo a direct write to its neighbour. So offsets are
+//! aligned by design (a file whose device needs more than 512-byte alignment is served through the
+//! page cache, or has its alignment as the guest's block size), and unaligned memory (an odd buffer
+//! of a firmware driver) is copied through aligned memory. The guest chooses the size and the
+//! number of such requests, so they are copied in parts, and only a few per queue at a time.
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -16,18 +15,18 @@ use rustix::fs::{AtFlags, StatxFlags, ioctl_blksszget, statx};
 
 use crate::{FileOp, FileRequest, MemoryList};
 
-/// Alignment that direct I/O on a file demands, in bytes.
+/// Alignment that direct I/O on a file requires, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectLimits {
-    /// Of positions and lengths.
+    /// Alignment of offsets and lengths.
     pub offset_bytes: u64,
-    /// Of memory addresses and of each piece's length.
+    /// Alignment of memory addresses and of each piece's length.
     pub memory_bytes: usize,
 }
 
 impl DirectLimits {
-    /// The limits of an open file; `None` if its file system has no direct I/O, or does not say
-    /// what it demands.
+    /// Returns the limits of an open file; `None` if its file system has no direct I/O, or does not
+    /// report its requirements.
     pub fn of(file: impl AsFd) -> Option<Self> {
         let answer = statx(&file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
         let told = answer.filter(|answer| answer.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
@@ -37,7 +36,8 @@ impl DirectLimits {
                 offset_bytes: u64::from(answer.stx_dio_offset_align),
                 memory_bytes: answer.stx_dio_mem_align.max(1) as usize,
             }),
-            // Before Linux 6.11, devices do not answer; their logical blocks always fit.
+            // Before Linux 6.11 devices do not answer; their logical block size is always
+            // sufficient.
             None => ioctl_blksszget(&file).ok().map(|block_bytes| Self {
                 offset_bytes: u64::from(block_bytes),
                 memory_bytes: block_bytes as usize,
@@ -45,14 +45,14 @@ impl DirectLimits {
         }
     }
 
-    /// Whether every 512-byte sector can be read and written by itself.
+    /// Returns whether every 512-byte sector can be read and written by itself.
     pub fn take_any_sector(&self) -> bool {
         self.offset_bytes <= SECTOR_BYTES
     }
 
-    /// Whether all memory of a request keeps to the limits.
+    /// Returns whether all memory of a request meets the limits.
     pub fn admit(&self, memory: &[IoVec]) -> bool {
-        // Lengths count against the position's limit too: the kernel cuts requests at pieces.
+        // Lengths must meet the offset's alignment too: the kernel splits requests at pieces.
         let address_mask = self.memory_bytes - 1;
         let length_mask = (self.offset_bytes as usize - 1) | address_mask;
         memory.iter().all(|piece| {
@@ -61,15 +61,15 @@ impl DirectLimits {
     }
 }
 
-/// Most memory that stands in for a request's; a larger request goes through it in turns.
+/// Largest bounce buffer; a larger request goes through it in parts.
 pub const BOUNCE_BYTES_MAX: usize = 256 << 10;
-/// Requests of a queue that have such memory at a time.
+/// Requests of a queue that have a bounce buffer at the same time.
 const BOUNCES_MAX: usize = 16;
 
-/// Memory of our own that stands in for a part of a request's memory, one part after the other.
+/// A bounce buffer: aligned memory that holds one part of a request after the other.
 pub struct Bounce {
     buffer: AlignedBuf,
-    /// The part of the buffer that the next transfer uses; empty when all is done.
+    /// The part of the buffer for the next transfer; empty when all is done.
     piece: [IoVec; 1],
     /// Bytes of the request that have been transferred.
     done: usize,
@@ -77,18 +77,18 @@ pub struct Bounce {
 
 #[cfg(test)]
 thread_local! {
-    /// No stand-in gets memory on this thread.
+    /// Allocations of bounce buffers fail on this thread.
     pub static HOST_IS_OUT_OF_MEMORY: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
 impl Bounce {
-    /// Whether a request needs a stand-in under these limits.
+    /// Returns whether a request needs a bounce buffer under these limits.
     pub fn is_needed(limits: Option<&DirectLimits>, request: &FileRequest) -> bool {
         limits.is_some_and(|limits| !limits.admit(request.memory.pieces()))
     }
 
-    /// A stand-in for the first part of a request; a write's data is in it. `NOMEM` if the host has
-    /// no memory for it.
+    /// Makes the buffer for the first part of a request, filled with a write's data. `NOMEM` if the
+    /// host is out of memory.
     pub fn new(request: &FileRequest) -> Result<Self, Errno> {
         let bytes = total_bytes(request).min(BOUNCE_BYTES_MAX);
         #[cfg(test)]
@@ -103,12 +103,12 @@ impl Bounce {
         Ok(bounce)
     }
 
-    /// The stand-in of the part that is next, as a list of pieces.
+    /// Returns the buffer of the next part, as a list of pieces.
     pub fn pieces(&self) -> &[IoVec] {
         &self.piece
     }
 
-    /// What is to be transferred next; `None` when all of `request` is done.
+    /// Returns the next transfer; `None` when all of `request` is done.
     pub fn next_part(&self, request: &FileRequest) -> Option<FileRequest> {
         let bytes = self.piece[0].bytes() as u64;
         let done = self.done as u64;
@@ -130,8 +130,8 @@ impl Bounce {
         Some(FileRequest { op, memory: unsafe { MemoryList::new(&self.piece) }, ..*request })
     }
 
-    /// The first `moved` bytes of the part have been transferred: gives a read its data, and
-    /// prepares the next part. `FAULT` if its data is lost.
+    /// Called when the first `moved` bytes of the part have been transferred: copies the data of a
+    /// read, and prepares the next part. `FAULT` if the memory of its data is lost.
     pub fn advance(&mut self, request: &FileRequest, moved: usize) -> Result<(), Errno> {
         if matches!(request.op, FileOp::Read { .. }) {
             let mut source = &self.buffer[..moved];
@@ -168,7 +168,7 @@ fn total_bytes(request: &FileRequest) -> usize {
     request.memory.pieces().iter().map(|piece| piece.bytes()).sum()
 }
 
-/// Calls `visit` with the pieces that make up `bytes` bytes of a request from byte `at` on.
+/// Calls `visit` with the pieces of `bytes` bytes of a request from its byte `at` on.
 fn for_each_piece(request: &FileRequest, at: usize, bytes: usize, mut visit: impl FnMut(IoVec)) {
     let (mut skip, mut left) = (at, bytes);
     for piece in request.memory.pieces() {
@@ -183,8 +183,8 @@ fn for_each_piece(request: &FileRequest, at: usize, bytes: usize, mut visit: imp
     }
 }
 
-/// The requests of a queue that need a stand-in: few have one at a time, the others wait. So a
-/// queue holds 4 MiB of such memory at most.
+/// The requests of a queue that need a bounce buffer: at most [`BOUNCES_MAX`] have one at a time,
+/// the others wait. So a queue holds at most 4 MiB of such memory.
 #[derive(Default)]
 pub struct Bounces {
     started: usize,
@@ -192,7 +192,8 @@ pub struct Bounces {
 }
 
 impl Bounces {
-    /// Gives a request back if it may start now; else keeps it until [`ended`](Self::ended) does.
+    /// Returns the request if it may start now; else keeps it until [`ended`](Self::ended) returns
+    /// it.
     pub fn admit(&mut self, request: FileRequest) -> Option<FileRequest> {
         if self.started == BOUNCES_MAX {
             self.waiting.push_back(request);
@@ -202,7 +203,7 @@ impl Bounces {
         Some(request)
     }
 
-    /// One that had started has come to its end: the one that may start now.
+    /// Called when a started request has ended; returns the request that may start now.
     pub fn ended(&mut self) -> Option<FileRequest> {
         self.started -= 1;
         let next = self.waiting.pop_front()?;
@@ -234,7 +235,7 @@ mod tests {
         }
     }
 
-    /// A stand-in was as large as the request, which a guest makes as large as it likes.
+    /// A bounce buffer was as large as the request, which a guest can make arbitrarily large.
     #[test]
     fn a_stand_in_is_small_and_moves_all_of_a_request_in_parts_that_may_come_up_short() {
         const BYTES: usize = 3 * BOUNCE_BYTES_MAX + 1536;
@@ -258,7 +259,7 @@ mod tests {
             while let Some(part) = bounce.next_part(&request) {
                 let [piece] = *part.memory.pieces() else { panic!("one piece") };
                 assert!(piece.bytes() <= BOUNCE_BYTES_MAX && LIMITS.admit(&[piece]));
-                // Every other transfer comes up short.
+                // Every other transfer is short.
                 let moved = if parts % 2 == 0 { piece.bytes() } else { 4096.min(piece.bytes()) };
                 let at = match part.op {
                     FileOp::Write { offset, durable: true, .. } | FileOp::Read { offset, .. } => {
@@ -280,7 +281,7 @@ mod tests {
         }
     }
 
-    /// Else zeroes would be written in the place of the guest's data.
+    /// Else zeroes would be written in place of the guest's data.
     #[test]
     fn data_whose_memory_is_lost_is_not_copied_for_a_write() {
         const PAGE: usize = 4096;

@@ -1,4 +1,4 @@
-//! Which engine serves a file, decided once by looking at the host.
+//! The engine that serves a file, chosen once by probing the host.
 
 use std::fmt;
 use std::fs::File;
@@ -10,7 +10,7 @@ use rustix::fs::fstatfs;
 
 use crate::file_system::may_ask_a_server;
 
-/// What the operator asked for.
+/// The engine asked for by the operator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum EngineChoice {
     /// The best that the host offers for this file
@@ -22,14 +22,14 @@ pub enum EngineChoice {
     Sync,
 }
 
-/// How requests reach the file.
+/// The way in which requests reach the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
     /// One io_uring per queue.
     Uring,
     /// A pool of threads that make blocking calls.
     Sync,
-    /// Calls on the queue's own thread: the file is memory, a call never waits for a device.
+    /// Calls on the queue's own thread: the file is in memory, so a call never waits for a device.
     Inline,
 }
 
@@ -44,7 +44,7 @@ impl fmt::Display for Engine {
 }
 
 impl EngineChoice {
-    /// Picks the engine for an open file.
+    /// Picks the engine of an open file.
     pub fn resolve(self, file: &File) -> Result<Engine> {
         match self {
             Self::Sync => Ok(Engine::Sync),
@@ -65,8 +65,8 @@ impl EngineChoice {
     }
 }
 
-/// Whether the file lives in memory (tmpfs, ramfs). The name of a device does so in `/dev`, and the
-/// device does not.
+/// Returns whether the file's data is in memory (tmpfs, ramfs). A device's node in `/dev` is on
+/// such a file system, but the device is not.
 fn is_memory(file: &File) -> bool {
     const RAMFS_MAGIC: i64 = 0x8584_58f6;
     let is_file = file.metadata().is_ok_and(|meta| meta.is_file());
@@ -75,7 +75,7 @@ fn is_memory(file: &File) -> bool {
             .is_ok_and(|answer| answer.f_type == libc::TMPFS_MAGIC || answer.f_type == RAMFS_MAGIC)
 }
 
-/// Whether a ring can be made here and has every operation that the engine uses.
+/// Returns whether a ring can be created here and has every operation that the engine uses.
 fn uring_works() -> bool {
     let Ok(ring) = IoUring::new(2) else {
         return false;
@@ -101,8 +101,8 @@ fn uring_works() -> bool {
 mod tests {
     use super::*;
 
-    /// Block devices were served with calls that wait for them on the queue's own thread: `/dev` is
-    /// a tmpfs, and what was asked about was the name there.
+    /// Block devices were served with blocking calls on the queue's own thread: `/dev` is a tmpfs,
+    /// and the file system of the node was checked.
     #[test]
     fn a_device_is_not_memory_because_its_name_is() {
         let device = File::open("/dev/null").expect("every host has it");

@@ -1,18 +1,17 @@
-//! Which file systems answer a call without asking a server.
+//! Local file systems: those that serve calls without waiting for a server.
 //!
-//! On a local file system io_uring hands a request to a device and returns. On FUSE, NFS and the
-//! like it makes the call on the thread that submits (tried on Linux 6.18: reads and writes of a
-//! file on FUSE wait in `io_uring_enter` for the server, buffered and direct), or on a worker of
-//! the thread's ring, which all disks of that thread share and which counts against the limit on
-//! processes. A server that stops would so stop other disks. Files there are served by threads of
+//! On a local file system io_uring passes a request to a device and returns. On FUSE, NFS and the
+//! like it makes the call on the submitting thread (tried on Linux 6.18: reads and writes of a file
+//! on FUSE wait in `io_uring_enter` for the server, buffered and direct), or on a worker of the
+//! thread's ring, which all disks of that thread share and which counts against the limit on
+//! processes. So a stopped server would stop other disks. Files there are served by threads of
 //! their own (see [`pool`](crate::pool)).
 
 use std::fs::File;
 
 use rustix::fs::fstatfs;
 
-/// Local file systems, from linux/magic.h, bcachefs and OpenZFS. What is not named may ask a
-/// server.
+/// Local file systems, from linux/magic.h, bcachefs and OpenZFS. Others may wait for a server.
 const LOCAL: [u64; 19] = [
     0x0000_ef53, // ext2, ext3, ext4
     0x5846_5342, // XFS
@@ -35,8 +34,8 @@ const LOCAL: [u64; 19] = [
     0x0000_9660, // ISO 9660
 ];
 
-/// Whether a call about the file may wait for a server. Devices are asked through queues of the
-/// kernel's.
+/// Returns whether a call on the file may wait for a server. Devices are reached through queues of
+/// the kernel.
 pub fn may_ask_a_server(file: &File) -> bool {
     let is_file = file.metadata().is_ok_and(|meta| meta.is_file());
     is_file && fstatfs(file).map_or(true, |told| !is_local(told.f_type as u64))
@@ -52,7 +51,7 @@ mod tests {
 
     #[test]
     fn what_is_not_known_to_be_local_may_ask_a_server() {
-        // NFS, CIFS, SMB 2, FUSE, 9P, Ceph, and nothing in particular.
+        // NFS, CIFS, SMB 2, FUSE, 9P, Ceph, and an unknown one.
         for remote in [0x6969, 0xff53_4d42, 0xfe53_4d42, 0x6573_5546, 0x0102_1997, 0x00c3_6400, 1] {
             assert!(!is_local(remote), "{remote:x}");
         }

@@ -1,8 +1,7 @@
-//! Which process has locked a file.
+//! Finds the process that has locked a file.
 //!
-//! A lock belongs to an open file description, and one whose process is gone may live on: until the
-//! kernel has ended the last request that the process had on its way, which takes as long as the
-//! host's device.
+//! A lock belongs to an open file description, which may outlive its process: until the kernel has
+//! ended the process's last request, which takes as long as the host's device.
 
 use std::fmt;
 use std::fs;
@@ -24,9 +23,9 @@ impl fmt::Display for Process {
     }
 }
 
-/// A process that has `file` locked, as far as /proc shows it: not those of other users, of other
-/// containers and of other hosts. Others that have it open may wait for the same lock. Asks no
-/// server for that.
+/// Finds a process that has `file` locked, as far as /proc shows: not those of other users, other
+/// containers and other hosts. Processes that merely have it open may be waiting for the same lock.
+/// Does not contact a file server.
 pub fn holder(file: impl AsFd) -> Option<Process> {
     let known = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let wanted = identity(&statx(&file, c"", known, StatxFlags::INO).ok()?);
@@ -52,7 +51,7 @@ fn leads_to(pid: u32, number: i32) -> Option<(u32, u32, u64)> {
     found.ok().map(|it| identity(&it))
 }
 
-/// Whether locks are held through a descriptor.
+/// Returns whether locks are held through a descriptor.
 fn locks(pid: u32, number: i32) -> bool {
     let told = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).unwrap_or_default();
     told.lines().any(|line| line.starts_with("lock:"))

@@ -1,13 +1,13 @@
-//! Giving space back, and finding out where there is none to give.
+//! Freeing space, and finding ranges that have none to free.
 //!
-//! Guests discard mostly what is free already. To punch a hole into a hole costs little by itself,
-//! but file systems lock the file for it and wait for its direct I/O: every reader and writer
-//! stands still for a moment. A query of the map is cheap and stops no I/O, so a punch begins with
+//! Guests mostly discard ranges that are free already. Punching a hole in a hole costs little by
+//! itself, but file systems lock the file for it and wait for its direct I/O: all reads and writes
+//! stall for a moment. A query of the extent map is cheap and stalls no I/O, so a punch begins with
 //! one.
 //!
-//! `SEEK_DATA` alone would not do: to it, space that was given but never written is a hole.
-//! `FIEMAP` lists extents of either kind. What neither of them finds is not there: `SEEK_DATA`
-//! knows the page cache, in case a file system lists extents only when they have been written out.
+//! `SEEK_DATA` alone is not enough: it takes allocated but unwritten space for a hole. `FIEMAP`
+//! lists extents of both kinds. A range without either has no space: `SEEK_DATA` covers dirty pages
+//! in the page cache, in case a file system lists extents only when they have been written out.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -22,10 +22,10 @@ use crate::block_device;
 use crate::descriptor::{Descriptors, FileKind};
 use crate::zeroes::{is_unsupported, zero, zero_fallback};
 
-/// Most that is punched with one call: a fragmented file stays locked all the while.
+/// Most bytes punched with one call: a fragmented file stays locked during the call.
 const BYTES_PER_PUNCH: u64 = 128 << 20;
 
-/// Gives a range back to the host.
+/// Frees the space of a range; it reads as zeroes.
 pub fn punch(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     let end = offset.forward(bytes).get();
     let mut at = offset.get();
@@ -47,13 +47,13 @@ pub fn punch(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     Ok(())
 }
 
-/// Gives a range back to the host whose content nothing needs.
+/// Frees the space of a range whose content is not needed.
 pub fn discard(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     if files.discards_to_zeroes() {
         return punch(files, offset, bytes);
     }
     if files.kind == FileKind::Regular {
-        // Its file system gives nothing back.
+        // Its file system cannot free parts of files.
         return Ok(());
     }
     files.punches.fetch_add(1, Ordering::Relaxed);
@@ -62,8 +62,9 @@ pub fn discard(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     block_device::discard(&files.file, offset, bytes)
 }
 
-/// Counts by how much the file gets smaller: of a range, all may be data or one block. The kernel
-/// punches one range of a file at a time; so do we, to know which call has freed what.
+/// Punches a hole and counts the bytes by which the file shrinks: the range may be all data or one
+/// block. The kernel punches one range of a file at a time; the lock here tells what each call
+/// freed.
 fn punch_and_weigh(files: &Descriptors, at: u64, end: u64) -> Outcome {
     let _alone = files.punching.lock().unwrap_or_else(PoisonError::into_inner);
     let before = files.allocated_bytes();
@@ -84,8 +85,7 @@ fn punch_at(files: &Descriptors, at: u64, end: u64) -> Outcome {
     }
 }
 
-/// Makes what is data in a range read as zeroes. Holes stay holes, and so do extents that have
-/// space and no data.
+/// Zeroes the data of a range. Holes stay holes, and unwritten extents stay unwritten.
 pub fn clear(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     if files.kind == FileKind::BlockDevice {
         return punch(files, offset, bytes);
@@ -107,7 +107,7 @@ pub fn clear(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     Ok(())
 }
 
-/// Where the first space of the file in `at..end` begins; `end` if there is none, `at` if
+/// Returns the start of the first allocated extent in `at..end`; `end` if there is none, `at` if
 /// the file system does not tell.
 fn first_extent(file: &File, at: u64, end: u64) -> u64 {
     let listed = match first_listed(file, at, end) {
@@ -142,15 +142,17 @@ struct Fiemap {
 // From linux/fs.h: _IOWR('f', 11, struct fiemap), which counts without its extents.
 const FS_IOC_FIEMAP: u32 = 0xc020_660b;
 
-/// In how many extents the file system keeps the file; `None` if it does not tell.
+/// Returns the number of extents of the file; `None` if the file system does not tell.
 pub fn count_extents(file: &File) -> Option<u64> {
-    // Without room for extents the call only counts them; what is not placed yet is placed first.
+    // Without room for extents the call only counts them; delayed allocations are written out
+    // first.
     const SYNC: u32 = 1;
     let mut map = Fiemap { length: u64::MAX, flags: SYNC, ..Fiemap::default() };
     list(file, &mut map).then(|| u64::from(map.mapped_extents))
 }
 
-/// The first extent that the file system lists; `None` if it lists none for any file.
+/// Returns the start of the first extent that the file system lists, `end` if there is none; `None`
+/// if it lists none for any file.
 fn first_listed(file: &File, at: u64, end: u64) -> Option<u64> {
     let mut map = Fiemap { start: at, length: end - at, extent_count: 1, ..Fiemap::default() };
     if !list(file, &mut map) {
@@ -159,7 +161,7 @@ fn first_listed(file: &File, at: u64, end: u64) -> Option<u64> {
     Some(if map.mapped_extents == 0 { end } else { map.extent_logical.clamp(at, end) })
 }
 
-/// Asks for at most one extent. Returns whether there is an answer.
+/// Asks for at most one extent. Returns whether the call succeeded.
 fn list(file: &File, map: &mut Fiemap) -> bool {
     assert!(map.extent_count <= 1, "room for the extents asked for");
     let request = libc::c_ulong::from(FS_IOC_FIEMAP);
@@ -193,7 +195,7 @@ mod tests {
             return;
         }
         assert_eq!(first_extent(&file, 0, end), end);
-        // Not written out, and perhaps not placed yet.
+        // Not written out, and perhaps not allocated yet.
         file.write_all_at(&[1; 4096], 20 * MIB).unwrap();
         assert_eq!(first_extent(&file, 0, end), 20 * MIB);
         assert_eq!(first_extent(&file, 20 * MIB + 512, end), 20 * MIB + 512);

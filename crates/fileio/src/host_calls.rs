@@ -1,4 +1,4 @@
-//! Which calls a host's file system has for a file. Asked once for a file, before its queues run.
+//! Probes of the calls that a host's file system supports, once per file, before its queues run.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -6,12 +6,11 @@ use std::os::fd::AsRawFd;
 use flowstone_block::Errno;
 use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, fstatfs, open};
 
-/// File systems whose files have a call for zeroes.
+/// File systems that can zero a range without writing it.
 const HAVE_ZERO_RANGE: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
 
-/// Whether the host has a call that makes a range of the file zero without writing it. A file
-/// without a name in the folder of this one tells; where none can be made, the file system's number
-/// does.
+/// Returns whether the host can zero a range of the file without writing it. Tried on an unnamed
+/// temporary file in the same folder; if none can be made, the file system's magic number decides.
 pub fn has_zero_range(file: &File) -> bool {
     let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
     match scratch_beside(file) {
@@ -29,8 +28,8 @@ fn scratch_beside(file: &File) -> Option<File> {
     open(path.parent()?, flags, Mode::RUSR | Mode::WUSR).ok().map(File::from)
 }
 
-/// Whether the file system gives parts of a file back. What lies behind the end has nothing to
-/// give.
+/// Returns whether the file system can free parts of a file. Tried beyond the end, where there is
+/// nothing to free.
 pub fn has_punch_hole(file: &File) -> bool {
     const FAR_BEHIND: u64 = 1 << 30;
     let Ok(bytes) = file.metadata().map(|it| it.len().next_multiple_of(4096)) else { return true };

@@ -17,7 +17,7 @@ use crate::pool::{Pool, PoolChannel};
 use crate::uring::UringChannel;
 use crate::{Engine, FileChannel, FileIo, FileOffset, Punched, holes};
 
-/// From linux/magic.h, bcachefs and OpenZFS.
+/// Copy-on-write file systems, from linux/magic.h, bcachefs and OpenZFS.
 const COPY_ON_WRITE: [(u64, &str); 3] =
     [(0x9123_683e, "btrfs"), (0xca45_1a4e, "bcachefs"), (0x2fc1_2fc1, "ZFS")];
 
@@ -25,7 +25,7 @@ const COPY_ON_WRITE: [(u64, &str); 3] =
 pub struct HostFile {
     files: Arc<Descriptors>,
     engine: Engine,
-    /// Started when the first channel asks for it: an io_uring disk may never need it.
+    /// Created when a channel first needs it: an io_uring disk may never need it.
     pool: OnceLock<Arc<Pool>>,
 }
 
@@ -53,8 +53,8 @@ impl FileIo for HostFile {
         if self.is_block_device() {
             return Err(Errno::OPNOTSUPP.into());
         }
-        // The next sync makes it durable. One of ours could take a failure from a guest's flush:
-        // the host tells one caller.
+        // The next sync makes it durable. A sync here could consume an error that belongs to a
+        // guest's flush: the host reports it once.
         self.files.file.set_len(bytes)
     }
 

@@ -1,9 +1,9 @@
-//! Host files. The lower seam of the stack: [`FileIo`] makes a [`FileChannel`] for each queue, and
-//! requests carry [`FileOffset`]s instead of guest sectors.
+//! Host files: the lower interface of the stack. [`FileIo`] makes a [`FileChannel`] for each queue,
+//! and requests carry [`FileOffset`]s instead of guest sectors.
 //!
-//! Three engines serve the seam and behave alike: `uring` (the io_uring of the queue's thread),
-//! `sync` (a pool of threads, for hosts where io_uring is switched off), and `inline` (plain calls
-//! on the queue's own thread, for memory file systems, where a call never waits for a device).
+//! Three engines implement the interface and behave alike: `uring` (the io_uring of the queue's
+//! thread), `sync` (a pool of threads, for hosts without io_uring), and `inline` (plain calls on
+//! the queue's own thread, for memory file systems, where a call never waits for a device).
 
 mod again;
 mod block_device;

@@ -1,20 +1,20 @@
-//! One writer for an image: open-file-description locks, which QEMU honours and sets too.
+//! Locks of images against a second writer: open-file-description locks, as QEMU sets and honours.
 //!
-//! A lock belongs to the open file, not to the process: it goes away with the last user of the
-//! description, however that ends. QEMU marks what it does and what it tolerates with read locks
-//! on single bytes from 100 and from 200 on; a writer of ours locks the whole file and so
-//! conflicts with all of them. A reader of ours says in QEMU's way that it tolerates no writer,
-//! and looks whether there is one.
+//! A lock belongs to the open file description, not to the process: it is released with the last
+//! user of the description, however that ends. QEMU sets read locks on single bytes for the
+//! permissions that it uses (from byte 100) and does not share (from byte 200); our writers lock
+//! the whole file and so conflict with all of them. Our readers lock QEMU's byte for "shares no
+//! write", and check whether there is a writer.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use flowstone_block::{Error, Result};
 
-/// What to do about a process that uses an image.
+/// Advice for an image that another process uses.
 pub const IN_USE: &str = "stop that process, or talk to it through its --control socket";
 
-/// How others may use the file meanwhile.
+/// Access that other processes may have meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     /// No other process may open it.
@@ -26,19 +26,19 @@ pub enum Sharing {
 /// A range of bytes to lock; the file need not have them.
 struct Bytes {
     start: i64,
-    /// 0 means to the end of the file, however far that moves.
+    /// Number of bytes; 0 means up to the end of the file, even if it grows.
     count: i64,
 }
 
 const ALL: Bytes = Bytes { start: 0, count: 0 };
-/// What readers of ours lock to keep writers of ours out: all below QEMU's bytes.
+/// Bytes that our readers lock to exclude our writers: all below QEMU's bytes.
 const OURS: Bytes = Bytes { start: 0, count: 100 };
-/// QEMU has this locked while it may write.
+/// Locked by QEMU while it may write.
 const QEMU_WRITES: Bytes = Bytes { start: 101, count: 1 };
-/// QEMU has this locked while it tolerates no writer.
+/// Locked by QEMU while it shares no write permission.
 const QEMU_NO_WRITERS: Bytes = Bytes { start: 201, count: 1 };
 
-/// Locks `file` for as long as it stays open; `name` is for the message.
+/// Locks `file` for as long as its description is open; `name` is for the error message.
 pub fn lock(file: BorrowedFd<'_>, sharing: Sharing, name: &str) -> Result<()> {
     let locked = match sharing {
         Sharing::Exclusive => set(file, libc::F_WRLCK, ALL),
@@ -58,9 +58,9 @@ pub fn lock(file: BorrowedFd<'_>, sharing: Sharing, name: &str) -> Result<()> {
     })
 }
 
-/// Gives up all locks of the description, although others may still hold it open.
+/// Releases all locks of the description, although others may still hold it open.
 pub fn unlock(file: BorrowedFd<'_>) {
-    // There is nothing to do about a file system that cannot: the lock ends with the file.
+    // Failure is ignored: the lock ends with the description at the latest.
     let _ = set(file, libc::F_UNLCK, ALL);
 }
 

@@ -1,5 +1,5 @@
-//! Opening and creating host files, with an error a person can act on for everything that is
-//! wrong with a path.
+//! Opening and creating host files, with an actionable error for everything that can be wrong with
+//! a path.
 
 use std::fmt;
 use std::fs::{File, Metadata};
@@ -25,13 +25,12 @@ use crate::page_cache::PageCache;
 use crate::{Engine, EngineChoice, FileIo};
 
 const LOCK_RETRY: Duration = Duration::from_millis(20);
-/// The last requests of a killed daemon may take so long, on a device that is slow or has much to
-/// do.
+/// Most time that the last requests of a killed daemon may take, on a slow or busy device.
 const LAST_REQUESTS: Duration = Duration::from_secs(60);
-/// Looks whether they are done. Each looks at all processes, too.
+/// Interval of checks whether they are done. Each also scans all processes.
 const LAST_REQUESTS_RETRY: Duration = Duration::from_millis(500);
 
-/// What the opener is going to do with the file.
+/// The kind of access that a file is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Read it, even while another process writes it. Takes no lock.
@@ -42,7 +41,7 @@ pub enum Access {
     Write,
 }
 
-/// Whether to bypass the host's page cache.
+/// The operator's choice between direct I/O and the host's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum DirectChoice {
     /// Bypass it where the file system can
@@ -66,35 +65,35 @@ pub struct FileArgs {
 }
 
 impl FileArgs {
-    /// To open a file for `access`, with no patience.
+    /// Returns options to open a file for `access` without waiting for locks.
     pub fn options(self, access: Access) -> OpenOptions {
         let Self { engine, direct } = self;
         OpenOptions { engine, direct, ..OpenOptions::new(access) }
     }
 }
 
-/// How long to wait for a lock that another process holds, and how to tell of it. The lock of a
-/// killed daemon lives until its last request has left the kernel, which may be a moment after its
+/// Patience for a lock that another process holds, and how to report the wait. The lock of a killed
+/// daemon lives until its last request has left the kernel, which may be a moment after its
 /// process.
 #[derive(Clone, Copy, Debug)]
 pub struct LockPatience {
-    /// Then it is an error.
+    /// Time until the wait fails.
     pub time: Duration,
-    /// Hears what is waited for, once.
+    /// Called once, with the reason of the wait.
     pub tell: fn(&str),
 }
 
 impl LockPatience {
-    /// No waiting.
+    /// Does not wait.
     pub const NONE: Self = Self { time: Duration::ZERO, tell: |_| {} };
 
-    /// As long as the last requests of a killed daemon may take.
+    /// Waits as long as the last requests of a killed daemon usually take.
     pub const fn telling(tell: fn(&str)) -> Self {
         Self { time: Duration::from_secs(5), tell }
     }
 
-    /// Locks a file. When no process is seen that has it locked, a killed one has had it, and the
-    /// kernel is not done with its requests: these are waited for longer than a user.
+    /// Locks a file. If no process is seen that has it locked, it was locked by a killed one whose
+    /// requests the kernel is still processing: that is waited for longer than a live user.
     fn lock(self, file: &File, sharing: Sharing, name: &str, start: Instant) -> Result<()> {
         let attempt = || lock(file.as_fd(), sharing, name);
         let mut locked = self.wait(name, start, attempt);
@@ -126,7 +125,7 @@ impl LockPatience {
         locked
     }
 
-    /// Tries again while another user has the file called `name`.
+    /// Retries while another user has the file called `name`.
     fn wait<T>(self, name: &str, start: Instant, attempt: impl Fn() -> Result<T>) -> Result<T> {
         let mut told = false;
         loop {
@@ -146,23 +145,24 @@ impl LockPatience {
     }
 }
 
-/// How to open a host file.
+/// Options to open a host file.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOptions {
-    /// What it is opened for.
+    /// The kind of access.
     pub access: Access,
-    /// Whether to bypass the page cache.
+    /// The choice between direct I/O and the page cache.
     pub direct: DirectChoice,
-    /// Which engine serves it.
+    /// The engine that serves it.
     pub engine: EngineChoice,
-    /// How long to wait for a lock that another process holds.
+    /// Patience for a lock that another process holds.
     pub lock_patience: LockPatience,
-    /// Whether to heed requests that ask to be kept out of the page cache.
+    /// Requests that ask to be kept out of the page cache are honoured.
     pub dont_cache: bool,
 }
 
 impl OpenOptions {
-    /// For `access`, with everything else chosen automatically, and no patience.
+    /// Options for `access`, with everything else chosen automatically, and without waiting for
+    /// locks.
     pub fn new(access: Access) -> Self {
         Self {
             access,
@@ -176,7 +176,7 @@ impl OpenOptions {
     /// Opens the file at `path`, locks it, and picks its engine.
     pub fn open(self, path: &Path) -> Result<HostFile> {
         let name = path.display().to_string();
-        // Opening a device and locking it share one patience.
+        // Opening and locking a device share one time limit.
         let (patience, start) = (self.lock_patience, Instant::now());
         let file = patience.wait(&name, start, || self.open_file(path, &name))?;
         let metadata = file.metadata().map_err(|error| explain(&name, error))?;
@@ -188,7 +188,7 @@ impl OpenOptions {
         }
         let direct = self.go_direct(&file, &name)?;
         let engine = self.engine.resolve(&file)?;
-        // What lies in memory anyway cannot be kept out of it.
+        // Files in memory cannot be kept out of the page cache.
         let is_cached = direct.is_none() && engine != Engine::Inline;
         let page_cache = (is_cached && self.dont_cache).then(|| PageCache::of(&file));
         let sync = open_again(&file, path, Path::new(DESCRIPTORS))?;
@@ -201,12 +201,12 @@ impl OpenOptions {
     fn open_file(self, path: &Path, name: &str) -> Result<File> {
         // A lock belongs to an inode, and a device may have several nodes, partitions and mounts:
         // only the kernel's exclusive open of the device itself (O_EXCL) excludes all of them. On
-        // regular files the flag means nothing.
+        // regular files the flag has no effect.
         let exclusive = if self.access == Access::Write { libc::O_EXCL } else { 0 };
         let opened = File::options()
             .read(true)
             .write(self.access == Access::Write)
-            // A FIFO must not block us: kind_of refuses it, with words.
+            // A FIFO must not block; kind_of refuses it with a message.
             .custom_flags(libc::O_NONBLOCK | exclusive)
             .open(path);
         opened.map_err(|error| match error.kind() {
@@ -219,8 +219,8 @@ impl OpenOptions {
         })
     }
 
-    /// Sets the flags that the file is used with from now on. `O_NONBLOCK` must go: on a device
-    /// that cannot tell whether it would block, requests would fail for ever.
+    /// Sets the flags for use. `O_NONBLOCK` must be cleared: on a device that cannot tell whether
+    /// it would block, requests would fail forever.
     fn go_direct(self, file: &File, name: &str) -> Result<Option<DirectLimits>> {
         let limits = match self.direct {
             DirectChoice::Off => None,
@@ -244,30 +244,30 @@ impl OpenOptions {
     }
 }
 
-/// How an image gets its host file: [`open_host_file`], but for tests that put something between
-/// the two.
+/// Opens the host file of an image: [`open_host_file`], except in tests that put a wrapper between
+/// image and file.
 pub type FileOpener = fn(&Path, OpenOptions) -> Result<Box<dyn FileIo>>;
 
-/// Puts something between an image and its files, backing files included.
+/// Wraps the files of an image, backing files included.
 #[derive(Clone)]
 pub struct FileWrapper(Arc<Wrap>);
 
 type Wrap = dyn Fn(Box<dyn FileIo>) -> Box<dyn FileIo> + Send + Sync;
 
 impl FileWrapper {
-    /// What `wrap` makes of a file.
+    /// Makes a wrapper of the function `wrap`.
     pub fn new(wrap: impl Fn(Box<dyn FileIo>) -> Box<dyn FileIo> + Send + Sync + 'static) -> Self {
         Self(Arc::new(wrap))
     }
 
-    /// Makes it of `file`.
+    /// Wraps `file`.
     pub fn wrap(&self, file: Box<dyn FileIo>) -> Box<dyn FileIo> {
         (self.0)(file)
     }
 }
 
 impl Default for FileWrapper {
-    /// Nothing.
+    /// Wraps nothing.
     fn default() -> Self {
         Self::new(|file| file)
     }
@@ -279,12 +279,12 @@ impl fmt::Debug for FileWrapper {
     }
 }
 
-/// Opens the file at `path` as it is.
+/// Opens the file at `path` without a wrapper.
 pub fn open_host_file(path: &Path, options: OpenOptions) -> Result<Box<dyn FileIo>> {
     Ok(Box::new(options.open(path)?))
 }
 
-/// Creates a new file of `bytes` bytes that occupies no space yet.
+/// Creates a sparse file of `bytes` bytes.
 #[expect(clippy::disallowed_methods, reason = "nobody else has the file")]
 pub fn create_sparse(path: &Path, bytes: u64) -> Result<()> {
     let name = format!("create {}", path.display());
@@ -295,7 +295,7 @@ pub fn create_sparse(path: &Path, bytes: u64) -> Result<()> {
         .map_err(|error| explain(&name, error))?;
     let made = file.set_len(bytes).and_then(|()| file.sync_all());
     made.map_err(|error| {
-        // What we made and could not finish must not look like an image.
+        // An unfinished file must not look like an image.
         let _ = std::fs::remove_file(path);
         Error::host(name, error, "choose a smaller --size or another file system")
     })

@@ -1,14 +1,13 @@
-//! Data that the host's page cache is not to keep: it is not going to be read again, and would push
-//! out what is.
+//! Keeps data out of the host's page cache that will not be read again and would evict other data.
 //!
-//! Linux 6.14 can be told so with each call (`RWF_DONTCACHE`). Measured on 6.18, that holds for
-//! reads on ext4 and XFS, and for writes on XFS; ext4 takes such a write and keeps the pages, since
-//! its writes end in an interrupt, and btrfs takes none; and nowhere does it drop pages that were
-//! there before. So the range of a write is dropped when it has been written back, too: at the
-//! second sync that ends after the write, since the first may have begun before it. (An image has
-//! one sync on its way at a time.)
+//! Linux 6.14 has a flag for this on each call (`RWF_DONTCACHE`). Measured on 6.18, it works for
+//! reads on ext4 and XFS, and for writes on XFS; ext4 accepts it on writes and keeps the pages,
+//! since its writes end in an interrupt, and btrfs refuses it; and no file system drops pages that
+//! were cached before. So the range of a write is also dropped when it has been written back: at
+//! the second sync that ends after the write, since the first may have begun before it. (An image
+//! has one sync in flight at a time.)
 //!
-//! Only files that are accessed through the page cache come here.
+//! Only for files that are accessed through the page cache.
 
 use std::fs::File;
 use std::num::NonZeroU64;
@@ -23,30 +22,30 @@ use crate::{FileOffset, FileOp, FileRequest};
 /// From linux/magic.h.
 const XFS_MAGIC: u64 = 0x5846_5342;
 const PAGE_BYTES: u64 = 4096;
-/// Ranges remembered until a sync, each of which costs it a call; of more, some stay in the page
-/// cache. A journal is written in few.
+/// Ranges remembered until a sync, each of which costs it a call; any beyond that stay in the page
+/// cache. A journal is written in few ranges.
 const RANGES_MAX: usize = 64;
 
-/// How the page cache is told.
+/// The page-cache hints of a file.
 #[derive(Debug)]
 pub(crate) struct PageCache {
-    /// Flags of reads and writes whose data is not to be kept.
+    /// Flags of reads and writes whose data is not to be cached.
     read_flag: i32,
     write_flag: i32,
     written: Mutex<Written>,
 }
 
-/// Ranges that are to be dropped.
+/// Written ranges that are to be dropped.
 #[derive(Debug, Default)]
 struct Written {
-    /// Since the last sync that has ended.
+    /// Written since the last completed sync.
     fresh: Vec<(u64, u64)>,
-    /// Before that.
+    /// Written before it.
     old: Vec<(u64, u64)>,
 }
 
 impl PageCache {
-    /// Finds out what the file's file system can do.
+    /// Probes the file's file system.
     pub fn of(file: &File) -> Self {
         let read_flag = if takes_the_flag(file) { libc::RWF_DONTCACHE } else { 0 };
         let is_xfs = fstatfs(file).is_ok_and(|told| told.f_type as u64 == XFS_MAGIC);
@@ -54,7 +53,7 @@ impl PageCache {
         Self { read_flag, write_flag, written: Mutex::default() }
     }
 
-    /// Flags for the call that carries a read or write out.
+    /// Returns the flags of the call that carries out a read or write.
     pub fn flags(&self, request: &FileRequest) -> i32 {
         match request.op {
             FileOp::Read { .. } if request.dont_cache => self.read_flag,
@@ -63,7 +62,7 @@ impl PageCache {
         }
     }
 
-    /// A request has been carried out.
+    /// Called when a request has been carried out.
     pub fn carried_out(&self, file: &File, request: &FileRequest, outcome: Outcome) {
         if outcome.is_err() {
             return;
@@ -72,7 +71,7 @@ impl PageCache {
             FileOp::Read { offset, bytes } if request.dont_cache && self.read_flag == 0 => {
                 drop_range(file, (offset.get(), bytes));
             }
-            // It has been written back already.
+            // Already written back.
             FileOp::Write { offset, bytes, durable: true } if request.dont_cache => {
                 drop_range(file, (offset.get(), bytes));
             }
@@ -88,7 +87,7 @@ impl PageCache {
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         let has_room = written.fresh.len() < RANGES_MAX;
         match written.fresh.last_mut() {
-            // Journals are written in order.
+            // Journals are written sequentially.
             Some((start, length)) if *start + *length == offset.get() => *length += bytes,
             _ if has_room => written.fresh.push((offset.get(), bytes)),
             _ => {}
@@ -104,7 +103,7 @@ impl PageCache {
     }
 }
 
-/// Whether a read may say that its data is not to be kept.
+/// Returns whether reads accept the flag.
 fn takes_the_flag(file: &File) -> bool {
     let mut buffer = [0u8; 512];
     let piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
@@ -112,9 +111,9 @@ fn takes_the_flag(file: &File) -> bool {
     unsafe { libc::preadv2(file.as_raw_fd(), &raw const piece, 1, 0, libc::RWF_DONTCACHE) >= 0 }
 }
 
-/// Drops what is clean of a range, and of the pages that it shares with others: small file systems
-/// have journals of 1 KiB blocks, and Linux drops whole pages only. What cannot be dropped stays,
-/// and costs only its room.
+/// Drops the clean pages of a range, including pages shared with its neighbours: small file systems
+/// have journals of 1 KiB blocks, and Linux drops whole pages only. Pages that cannot be dropped
+/// only cost memory.
 fn drop_range(file: &File, (start, bytes): (u64, u64)) {
     let (from, to) = (start & !(PAGE_BYTES - 1), (start + bytes).next_multiple_of(PAGE_BYTES));
     let _ = fadvise(file, from, NonZeroU64::new(to - from), Advice::DontNeed);

@@ -1,8 +1,8 @@
-//! The `sync` engine: a pool of threads making blocking calls, for hosts without io_uring, and
-//! for the few operations that io_uring does not have.
+//! The `sync` engine: a pool of threads making blocking calls, for hosts without io_uring, and for
+//! the few operations that io_uring does not have.
 //!
 //! Threads start when there is work and none is idle, and end after a while without work, so an
-//! idle disk keeps none.
+//! idle disk has none.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,7 +21,7 @@ use crate::{FileChannel, FileCompletion, FileRequest};
 
 const THREADS_MAX: usize = 16;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long to wait after no thread could be started.
+/// Delay before another try after no thread could be started.
 const RETRY: Duration = Duration::from_millis(10);
 
 /// The threads of one file, shared by its queues.
@@ -55,17 +55,17 @@ struct Job {
     reply_to: Arc<CompletionQueue>,
 }
 
-/// Where threads leave completions for one channel.
+/// Completions for one channel, delivered by the pool's threads.
 struct CompletionQueue {
     done: Mutex<Vec<FileCompletion>>,
-    /// Whether there is something in it.
+    /// Set if it is not empty.
     full: AtomicBool,
     waker: Arc<Waker>,
 }
 
 impl Job {
-    /// A request is answered although its call panics, and the thread goes on: the queue waits for
-    /// each answer, and the next request for the thread.
+    /// Carries out the request. It is completed even if its call panics, and the thread goes on:
+    /// the queue waits for each completion, and the next request for the thread.
     fn run(self) {
         let Self { file, request, reply_to } = self;
         let completion = match mutant("fileio.pool.dies-with-its-request") {
@@ -73,14 +73,15 @@ impl Job {
             false => catch_unwind(AssertUnwindSafe(|| blocking::execute(&file, &request)))
                 .unwrap_or_else(|_| failed_by_panic(&request)),
         };
-        // Before the answer: its receiver may be the last user of the file, and the lock must end
-        // with that use, not with this thread's.
+        // Before the completion: its receiver may be the last user of the file, and the lock must
+        // end with that use, not with this thread's.
         drop(file);
         reply_to.deliver(completion);
     }
 }
 
-/// The host may have been asked: a sync that ends so has failed.
+/// Makes the completion of a request whose call panicked. The host may have been asked: a sync that
+/// ends so has failed.
 #[cold]
 fn failed_by_panic(request: &FileRequest) -> FileCompletion {
     error!("a request of a file has made its thread panic, and fails: {:?}", request.op);
@@ -89,7 +90,7 @@ fn failed_by_panic(request: &FileRequest) -> FileCompletion {
 
 impl Pool {
     fn state(&self) -> MutexGuard<'_, State> {
-        // A thread that panicked left the queue itself whole.
+        // A panic elsewhere does not leave the queue inconsistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -103,7 +104,7 @@ impl Pool {
         for _ in 0..started {
             match (self.start)(Arc::clone(self)) {
                 Ok(()) => state.threads += 1,
-                // Fewer threads are slower; none at all cannot work.
+                // Fewer threads are slower; with none, no request completes.
                 Err(error) if state.threads == 0 => return Err(error),
                 Err(_) => break,
             }
@@ -113,8 +114,8 @@ impl Pool {
         Ok(())
     }
 
-    /// A job that waits. The lock is free again when this returns: what runs the job must not keep
-    /// other queues from leaving theirs.
+    /// Takes a waiting job. The lock is released before this returns, so that running the job does
+    /// not keep other queues from adding theirs.
     fn take_job(&self) -> Option<Job> {
         self.state().jobs.pop_front()
     }
@@ -125,7 +126,7 @@ impl Pool {
         }
     }
 
-    /// The next job, or `None` when this thread has idled for long enough to end.
+    /// Returns the next job, or `None` when this thread has been idle for long enough to end.
     fn next_job(&self) -> Option<Job> {
         let mut state = self.state();
         loop {
@@ -157,7 +158,7 @@ impl CompletionQueue {
     }
 
     fn take(&self, done: &mut Vec<FileCompletion>) -> usize {
-        // Before the list is taken: what comes later raises it again.
+        // Cleared before the list is taken: later completions set it again.
         self.full.store(false, Ordering::Release);
         let mut mine = self.done.lock().unwrap_or_else(PoisonError::into_inner);
         let count = mine.len();
@@ -166,7 +167,7 @@ impl CompletionQueue {
     }
 }
 
-/// A queue's way to the pool.
+/// One queue's channel into the pool.
 pub(crate) struct PoolChannel {
     pool: Arc<Pool>,
     file: Arc<Descriptors>,
@@ -174,7 +175,7 @@ pub(crate) struct PoolChannel {
     reactor: Reactor,
     batch: Vec<FileRequest>,
     in_flight: usize,
-    /// When to try again to start a thread for what waits.
+    /// When to try again to start a thread for waiting requests.
     retry_at: Option<Instant>,
 }
 
@@ -187,8 +188,9 @@ impl PoolChannel {
         Self { pool, file, completions, reactor, batch, in_flight, retry_at }
     }
 
-    /// What waits has been queued, if there is a thread for it. Else the queue's own thread does
-    /// the work this once, unless that may wait for a server: other disks may need the thread.
+    /// Handles the outcome of queueing requests. If no thread could be started, the queue's own
+    /// thread carries them out this once, unless the file may wait for a server: other disks may
+    /// need the thread.
     fn queued(&mut self, outcome: io::Result<()>) {
         self.retry_at = None;
         if outcome.is_ok() {

@@ -1,4 +1,4 @@
-//! The lower seam: what an image needs of a host file, and nothing that knows guests.
+//! The lower interface: the operations of a host file that an image needs, independent of guests.
 
 use std::io;
 use std::ops::Range;
@@ -7,144 +7,140 @@ use flowstone_block::{Clock, NextLook, QueueContext};
 
 use crate::{Engine, FileCompletion, FileOffset, FileRequest};
 
-/// Space given back to the host: calls made, and bytes in their ranges. Holes that were holes
-/// before take no call.
+/// Statistics of freed host space. Ranges that are already holes take no call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Punched {
     /// System calls.
     pub calls: u64,
     /// Bytes of their ranges.
     pub bytes: u64,
-    /// Bytes by which they made the file smaller on the host. A device does not say; there it is
-    /// the bytes of the ranges.
+    /// Bytes by which they shrank the file on the host. Unknown for a device; there it is the bytes
+    /// of the ranges.
     pub freed_bytes: u64,
 }
 
 /// A host file, shared by all queues of a disk.
 pub trait FileIo: Send + Sync {
-    /// Size of the file in bytes.
+    /// Returns the size of the file in bytes.
     fn size(&self) -> io::Result<u64>;
 
-    /// Makes the file this long; a longer file reads as zeroes at its end. Durable after the next
-    /// [`FileOp::Datasync`](crate::FileOp::Datasync). A block device has the size it has, and says
-    /// `EOPNOTSUPP`.
+    /// Sets the size of the file; an extension reads as zeroes. Durable after the next
+    /// [`FileOp::Datasync`](crate::FileOp::Datasync). The size of a block device is fixed: it fails
+    /// with `EOPNOTSUPP`.
     fn set_size(&self, bytes: u64) -> io::Result<()>;
 
-    /// Bytes that the host has given to the file.
+    /// Returns the bytes that the host has allocated to the file.
     fn allocated_bytes(&self) -> io::Result<u64>;
 
-    /// The next range at or after `from` that may hold something other than zeroes.
+    /// Returns the next range at or after `from` that may hold non-zero data.
     fn next_data(&self, from: FileOffset) -> io::Result<Option<Range<FileOffset>>>;
 
-    /// In how many extents the host keeps the file, if it tells.
+    /// Returns the number of extents of the file on the host, if it tells.
     fn extents(&self) -> Option<u64> {
         None
     }
 
-    /// Whether the drive below hears of space that is given back, and giving it back costs no more
-    /// than that: a device that takes discards. A file has to get its space again.
+    /// Returns whether freed space is passed on to the drive as a discard, and freeing costs no
+    /// more than that: a device that takes discards. A file would have to allocate its space again.
     fn tells_drive(&self) -> bool {
         false
     }
 
-    /// What the device below erases as one, in bytes, if it says so.
+    /// Returns the erase unit of the device below in bytes, if it is known.
     fn erase_unit(&self) -> Option<u64> {
         None
     }
 
-    /// Whether reads and writes bypass the host's page cache.
+    /// Returns whether reads and writes bypass the host's page cache.
     fn is_direct(&self) -> bool {
         false
     }
 
-    /// Whether it keeps out of the host's page cache what is to be kept out of it
-    /// ([`FileRequest::dont_cache`]).
+    /// Returns whether it honours [`FileRequest::dont_cache`].
     fn heeds_dont_cache(&self) -> bool {
         false
     }
 
-    /// Whether space that is given back reads as zeroes without being written, so that a discard
-    /// is a punch. A file's space does; a device's may not (dm-crypt, thin volumes, some SSDs).
+    /// Returns whether discarded space reads as zeroes without being written, so that a discard is
+    /// a punch. A file's space does; a device's may not (dm-crypt, thin volumes, some SSDs).
     fn discards_to_zeroes(&self) -> bool {
         true
     }
 
-    /// Whether a discard does anything, or may: a file system may know no way to give a part of a
-    /// file back.
+    /// Returns whether a discard has, or may have, an effect: a file system may be unable to free
+    /// part of a file.
     fn takes_discards(&self) -> bool {
         true
     }
 
-    /// Whether the host writes what is to be zeroes and keeps its space, for want of a call that
-    /// does not. Of such a file no more than a few MiB are made zero with one request.
+    /// Returns whether the host zeroes a range by writing and keeps its space, for want of a call
+    /// that does not. Then one request may zero a few MiB only.
     fn zeroes_are_written(&self) -> bool {
         false
     }
 
-    /// Whether a completed write is still there when the process is killed before it is flushed.
-    /// The host's file is; what tests put before it need not be.
+    /// Returns whether a completed write survives if the process is killed before it is flushed. It
+    /// does in a host file; wrappers in tests may buffer it.
     fn survives_a_kill(&self) -> bool {
         true
     }
 
-    /// The host's file system, if it is one that writes what is replaced to another place: space
-    /// that is kept for a range does not serve the data to come.
+    /// Returns the name of the host's file system if it is copy-on-write: allocated space does not
+    /// guarantee that later writes to the range find space.
     fn copies_on_write(&self) -> io::Result<Option<&'static str>> {
         Ok(None)
     }
 
-    /// What has been given back to the host since the file was opened.
+    /// Returns the statistics of space freed since the file was opened.
     fn punched(&self) -> Punched {
         Punched::default()
     }
 
-    /// The number of the device whose time requests take: files with the same one contend for it. A
-    /// file in memory has none.
+    /// Returns the number of the device that serves requests; files with the same one contend for
+    /// it. `None` for a file in memory.
     fn device(&self) -> Option<u64> {
         None
     }
 
-    /// The clock by which requests take time: that of a model if the file lies on one.
+    /// Returns the clock by which requests take time: that of a model if the file is on one.
     fn clock(&self) -> Clock {
         Clock::default()
     }
 
-    /// Smallest unit in which the file can be read and written, in bytes.
+    /// Returns the smallest unit in which the file can be read and written, in bytes.
     fn block_bytes(&self) -> u32;
 
-    /// How requests reach the file; nothing where they reach no file of the host.
+    /// Returns the engine that serves the file; `None` if it is not a file of the host.
     fn engine(&self) -> Option<Engine> {
         None
     }
 
-    /// How the file is accessed, in a few words for an operator.
+    /// Describes the access to the file, in a few words for an operator.
     fn describe(&self) -> String;
 
-    /// A way to submit requests from the thread of `context.reactor`, which is the one that called
-    /// this.
+    /// Makes a channel for the thread of `context.reactor`, which is the calling thread.
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn FileChannel>>;
 }
 
-/// One queue's way into a host file. Every request submitted comes back from
-/// [`reap`](Self::reap) exactly once, whole or as an error: short transfers are resumed.
+/// One queue's way into a host file. Every submitted request comes back from [`reap`](Self::reap)
+/// exactly once, in full or as an error: short transfers are resumed.
 ///
 /// Dropping a channel waits for what is in flight: until then the host may use its memory.
 pub trait FileChannel {
-    /// Takes a request; a refusal is a completion.
+    /// Takes a request. A refusal is a completion.
     fn submit(&mut self, request: FileRequest);
 
     /// Starts everything submitted so far, with at most one system call.
     fn kick(&mut self);
 
-    /// Appends what has completed. Does not wait.
+    /// Appends completed requests to `done`. Does not wait.
     fn reap(&mut self, done: &mut Vec<FileCompletion>);
 
-    /// When the channel wants to be looked at again, that is, [`reap`](Self::reap) to be called.
-    /// Asked as the last look before the thread sleeps
+    /// Returns when [`reap`](Self::reap) is to be called next. Called last before the thread sleeps
     /// ([`Reactor::sleep`](flowstone_block::Reactor::sleep)), which starts what has been submitted.
     fn next_look(&mut self) -> NextLook;
 
-    /// Whether everything has come back: a drop waits for nothing.
+    /// Returns whether nothing is in flight: a drop waits for nothing.
     fn is_idle(&self) -> bool {
         true
     }

@@ -1,14 +1,15 @@
-//! The `uring` engine: the io_uring of the queue's thread, no runtime.
+//! The `uring` engine: the io_uring of the queue's thread, without an async runtime.
 //!
 //! A batch is submitted with one `io_uring_enter`, which also runs the ring's deferred completion
-//! work, so finished requests are reaped in the issue context. The thread's sleep is one
-//! `io_uring_enter` too, in the same ring.
+//! work, so completed requests are reaped in the issue context. The thread sleeps in one
+//! `io_uring_enter` on the same ring, too.
 //!
-//! What the ring cannot do goes to the pool of the `sync` engine, which wakes the thread.
+//! Operations that the ring does not have go to the pool of the `sync` engine, which wakes the
+//! thread.
 //!
-//! The file is named by its descriptor and not registered with the ring: a ring that several disks
+//! The file is passed by descriptor and not registered with the ring: a ring that several disks
 //! share would keep the files of all of them, and their locks, until the slowest request of a
-//! killed daemon has ended. So each request holds its own file, and nothing else does.
+//! killed daemon has ended. So each request holds its own file, and the ring holds none.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -35,24 +36,24 @@ pub(crate) struct UringChannel {
     file: Arc<Descriptors>,
     pool: PoolChannel,
     in_flight: Slab<InFlight>,
-    /// Requests that memory of our own stands in for.
+    /// Requests with a bounce buffer.
     bounces: Bounces,
     /// Completions of requests that could not be started.
     refused: Vec<FileCompletion>,
-    /// Requests in flight that the ring has given back unbegun.
+    /// Requests in flight that the ring has returned unstarted.
     not_begun: NotBegun,
 }
 
-/// A request the kernel works on.
+/// A request in the kernel.
 struct InFlight {
     request: FileRequest,
-    /// Bytes moved by transfers that came up short.
+    /// Bytes moved by short transfers so far.
     moved: u64,
-    /// What is left of the memory after a short transfer; its address is given to the kernel.
+    /// The remaining memory after a short transfer; its address is passed to the kernel.
     rest: Vec<IoVec>,
-    /// Stands in for memory that direct I/O cannot take.
+    /// The bounce buffer for memory that direct I/O cannot take.
     bounce: Option<Bounce>,
-    /// How often the ring has given it back without having begun it.
+    /// Number of times that the ring has returned it unstarted.
     refusals: u32,
 }
 
@@ -69,8 +70,8 @@ impl UringChannel {
         Ok(Self { ring, file, pool, in_flight, bounces, refused, not_begun })
     }
 
-    /// Gives the ring a request, or what is left of it. What is to be written may have been lost
-    /// since the last time, and then zeroes lie in its place.
+    /// Submits a request, or its rest, to the ring. The memory of a write may have been lost since
+    /// the last check, and then holds zeroes.
     fn start(&mut self, index: usize) {
         let is_lost = self.in_flight[index].request.is_lost();
         if is_lost && !mutant("fileio.uring.resumes-from-lost-memory") {
@@ -92,7 +93,7 @@ impl UringChannel {
         });
     }
 
-    /// Starts a request whose memory needs a stand-in. A refusal makes room for the next one.
+    /// Starts a request that needs a bounce buffer. A refusal makes room for the next one.
     fn start_bounced(&mut self, request: FileRequest) {
         let mut next = Some(request);
         while let Some(request) = next.take() {
@@ -114,7 +115,7 @@ impl UringChannel {
         self.start(index);
     }
 
-    /// Takes a request out that has come to its end here.
+    /// Removes a request that has ended here.
     fn remove(&mut self, index: usize) -> FileRequest {
         let InFlight { request, bounce, .. } = self.in_flight.remove(index);
         if bounce.is_some()
@@ -150,7 +151,7 @@ impl UringChannel {
         self.pool.kick();
     }
 
-    /// Tries again what the ring did not begin, and whose time has come.
+    /// Retries requests that the ring did not start and whose retry is due.
     fn start_put_off(&mut self) {
         if self.not_begun.is_empty() {
             return;
@@ -209,12 +210,12 @@ impl FileChannel for UringChannel {
 }
 
 impl Drop for UringChannel {
-    /// Waits for the kernel to be done with the memory of every request.
+    /// Waits until the kernel has released the memory of every request.
     fn drop(&mut self) {
         let mut done = Vec::new();
         self.kick();
         loop {
-            // Whose drop waits for its own.
+            // The pool's channel waits for its own requests when dropped.
             while let Some(index) = self.not_begun.take() {
                 self.give_to_the_pool(index);
             }
@@ -227,7 +228,7 @@ impl Drop for UringChannel {
     }
 }
 
-/// What a completion means for its request.
+/// The meaning of a completion for its request.
 enum Progress {
     Done(Outcome),
     Again,
@@ -254,7 +255,7 @@ impl InFlight {
             return Progress::Done(Ok(()));
         }
         if moved == 0 {
-            // The file ends before the request does: it has been truncated.
+            // End of file inside the request: the file has been truncated.
             return Progress::Done(Err(Errno::IO));
         }
         if self.bounce.is_none() {
@@ -267,10 +268,10 @@ impl InFlight {
         let space = matches!(self.request.op, FileOp::Zero { .. } | FileOp::Allocate { .. });
         match errno {
             Errno::INTR => Progress::Again,
-            // The ring would not wait for the device; a thread will.
+            // The ring would not wait for the device; a thread of the pool will.
             Errno::AGAIN => Progress::Unsupported,
-            // The kernel needed a thread for it and could start none (a limit of processes). We
-            // cancel nothing ourselves.
+            // The kernel needed a worker thread and could not start one (a limit of processes). We
+            // cancel no requests ourselves.
             Errno::CANCELED if !mutant("fileio.uring.takes-what-was-not-begun-for-failed") => {
                 Progress::NotBegun
             }
@@ -279,7 +280,7 @@ impl InFlight {
         }
     }
 
-    /// The memory that the kernel is given now.
+    /// Returns the memory of the current transfer.
     fn pieces(&self) -> &[IoVec] {
         match &self.bounce {
             Some(bounce) => bounce.pieces(),
@@ -289,13 +290,13 @@ impl InFlight {
     }
 }
 
-/// They look for holes first, for which a ring has no call; and a ring would give what locks a file
-/// to a thread anyway.
+/// Returns whether an operation goes to the pool: these look for holes first, for which a ring has
+/// no operation; and a ring would pass operations that lock a file to a worker anyway.
 const fn goes_to_the_pool(op: FileOp) -> bool {
     matches!(op, FileOp::Punch { .. } | FileOp::Discard { .. } | FileOp::Clear { .. })
 }
 
-/// The submission for what is left of a request.
+/// Makes the submission entry of the rest of a request.
 fn entry_for(files: &Descriptors, in_flight: &InFlight) -> squeue::Entry {
     let request = remaining(in_flight);
     let file = Fd(files.file.as_raw_fd());
@@ -338,7 +339,7 @@ fn entry_for(files: &Descriptors, in_flight: &InFlight) -> squeue::Entry {
     }
 }
 
-/// The request without what short transfers have moved already.
+/// Returns the request without the part that short transfers have already moved.
 fn remaining(in_flight: &InFlight) -> FileRequest {
     let mut request = in_flight.request;
     let moved = in_flight.moved;

@@ -1,4 +1,4 @@
-//! Ranges made zero without giving their space back.
+//! Zeroing of ranges that keeps their space.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,14 +10,13 @@ use crate::FileOffset;
 use crate::block_device;
 use crate::descriptor::{Descriptors, FileKind};
 
-/// Whether a host says that it has no such call, or (a device with large blocks) none for such a
-/// range.
+/// Returns whether a host has no such call, or (a device with large blocks) none for such a range.
 pub fn is_unsupported(errno: Errno) -> bool {
     matches!(errno, Errno::OPNOTSUPP | Errno::INVAL)
 }
 
-/// Makes a range read as zeroes and keeps its space. A host that has no call for that is asked to
-/// write no more than [`FILL_BYTES_MAX`].
+/// Makes a range read as zeroes and keeps its space. On a host without a call for that at most
+/// [`FILL_BYTES_MAX`] are written.
 pub fn zero(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
     match fallocate(&files.file, flags, offset.get(), bytes) {
@@ -29,8 +28,8 @@ pub fn zero(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     }
 }
 
-/// Zeroes for hosts whose file system or device has no call for them. It must be the last that
-/// touches the range: a discard after it may bring back anything.
+/// Zeroes a range on hosts whose file system or device has no call for it. Must be the last access
+/// to the range: a discard after it may change the content.
 pub fn zero_fallback(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     let is_device = files.kind == FileKind::BlockDevice;
     if is_device && block_device::zero_out(&files.file, offset, bytes).is_ok() {
@@ -56,8 +55,8 @@ fn write_zeroes(file: &File, offset: FileOffset, bytes: u64) -> Outcome {
 mod tests {
     use super::*;
 
-    /// 17 requests kept SIGTERM waiting for a minute, and 212 GiB were written; one of them held a
-    /// thread for 29 s.
+    /// 17 requests delayed SIGTERM for a minute and wrote 212 GiB; one of them held a thread for 29
+    /// s.
     #[test]
     fn a_host_without_a_call_for_zeroes_is_not_asked_to_write_many() {
         let file = tempfile::tempfile_in("/dev/shm").unwrap();

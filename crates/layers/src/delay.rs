@@ -1,4 +1,4 @@
-//! Completions come later: by a fixed time, or by a random one, and then out of order.
+//! Delays completions: by a fixed time, or by a random one, so that they are reordered.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::{Channel, Completion, Geometry, Layer, NextLook, QueueContext, Request};
 
-/// How much later, at least and at most.
+/// Shortest and longest delay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DelayRange {
     min: Duration,
@@ -19,7 +19,7 @@ pub struct DelayRange {
 impl FromStr for DelayRange {
     type Err = String;
 
-    /// `2ms`, `500us`, or a range such as `0-5ms`.
+    /// Parses `2ms`, `500us`, or a range such as `0-5ms`.
     fn from_str(text: &str) -> Result<Self, String> {
         let explain = || format!("`{text}` is not a delay; write 2ms, 500us or a range like 0-5ms");
         let (number, unit) = if let Some(number) = text.strip_suffix("ms") {
@@ -37,7 +37,7 @@ impl FromStr for DelayRange {
     }
 }
 
-/// The layer.
+/// The delay layer.
 pub struct Delay {
     base: Arc<dyn Layer>,
     range: DelayRange,
@@ -51,14 +51,14 @@ struct DelayChannel {
     arrived: Vec<Completion>,
 }
 
-/// A completion and when to let it go.
+/// A delayed completion and the time of its release.
 struct Held {
     due: Instant,
     completion: Completion,
 }
 
 impl Delay {
-    /// Delays what `base` completes.
+    /// Delays the completions of `base`.
     pub fn new(base: Arc<dyn Layer>, range: DelayRange) -> Self {
         Self { base, range }
     }

@@ -1,4 +1,4 @@
-//! Requests that fail on purpose: every n-th of a kind, with a chosen errno.
+//! Fault injection: every n-th request of a kind fails, with a chosen errno.
 
 use std::io;
 use std::str::FromStr;
@@ -9,20 +9,20 @@ use flowstone_block::{
     Channel, Completion, Errno, Geometry, Layer, NextLook, OpKind, QueueContext, Request,
 };
 
-/// Which requests fail, and how.
+/// The requests that fail, and their error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorRule {
-    /// Only this kind; `None` for all.
+    /// The kind of requests that fail; `None` for all.
     kind: Option<OpKind>,
     errno: Errno,
-    /// One request in so many.
+    /// Fail one request in `every`.
     every: u64,
 }
 
 impl FromStr for ErrorRule {
     type Err = String;
 
-    /// `OP[:ERRNO[:EVERY]]`, e.g. `write`, `write:enospc`, `any:eio:100`.
+    /// Parses `OP[:ERRNO[:EVERY]]`, e.g. `write`, `write:enospc`, `any:eio:100`.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut parts = text.split(':');
         let kind = parse_kind(parts.next().unwrap_or_default())?;
@@ -60,7 +60,7 @@ fn parse_errno(text: &str) -> Result<Errno, String> {
     }
 }
 
-/// The layer.
+/// The fault injection layer.
 pub struct Errors {
     base: Arc<dyn Layer>,
     rule: ErrorRule,
@@ -75,7 +75,7 @@ struct ErrorsChannel {
 }
 
 impl Errors {
-    /// Fails some of the requests meant for `base`; they do not reach it.
+    /// Fails some of the requests to `base`; they do not reach it.
     pub fn new(base: Arc<dyn Layer>, rule: ErrorRule) -> Self {
         Self { base, rule, seen: Arc::default() }
     }

@@ -1,8 +1,8 @@
 //! Layers that stack between the front end and an image, most of them for tests and diagnosis.
 //!
-//! Two stand in for an image ([`Null`], [`Mem`]); the others wrap the layer below and change or
-//! watch what passes. Each is selected on the command line, e.g. `--layer delay=0-5ms`, and
-//! [`Zeroes`], which is for everyday use, by `--detect-zeroes`. [`Record`] is always there.
+//! Two replace an image ([`Null`], [`Mem`]); the others wrap the layer below and change or observe
+//! its requests. Each is selected on the command line, e.g. `--layer delay=0-5ms`, and [`Zeroes`],
+//! which is for production use, by `--detect-zeroes`. [`Record`] is always present.
 
 mod delay;
 mod error;

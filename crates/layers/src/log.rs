@@ -1,4 +1,4 @@
-//! One line per request and per completion, in a file: what the guest really does.
+//! Logs one line per request and per completion to a file.
 //!
 //! ```text
 //! 0.001234567 q1 submit 17 write sectors 2048+8 priority 0x4003
@@ -6,9 +6,9 @@
 //! 0.001400000 q0 submit 4 write sectors 90112+24 priority 0x4003
 //! 0.001600000 q0 finish 4 ok journal
 //! ```
-//! Times are seconds since the layer was made, `q1` is queue 1 of the disk, `own` stands for what
-//! no guest asked for, and the number is the request's tag. What is not data is called by its
-//! class.
+//! Times are seconds since the layer was made, `q1` is queue 1 of the disk, `own` means that the
+//! request is not from a guest, and the number is the request's tag. The class is shown unless it
+//! is data.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -20,7 +20,7 @@ use flowstone_block::{
     Channel, Class, Completion, Geometry, Layer, NextLook, Origin, QueueContext, Request,
 };
 
-/// The layer.
+/// The log layer.
 pub struct Log {
     base: Arc<dyn Layer>,
     sink: Arc<Sink>,
@@ -37,7 +37,7 @@ struct LogChannel {
 }
 
 impl Log {
-    /// Logs what passes to and from `base` into a new file at `path`.
+    /// Logs the requests to `base` and their completions to a new file at `path`.
     pub fn new(base: Arc<dyn Layer>, path: &Path) -> io::Result<Self> {
         let file = Mutex::new(BufWriter::new(File::create(path)?));
         let sink = Arc::new(Sink { start: Instant::now(), file });
@@ -49,7 +49,7 @@ impl Sink {
     fn line(&self, origin: Origin, words: std::fmt::Arguments<'_>) {
         let time = self.start.elapsed();
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        // A full disk under the log must not stop the guest: the log then ends early.
+        // A full disk under the log must not stop the guest: the log is then truncated.
         let _ = writeln!(file, "{}.{:09} {origin} {words}", time.as_secs(), time.subsec_nanos());
     }
 

@@ -1,8 +1,7 @@
 //! A disk in the daemon's memory. It is lost with the daemon.
 //!
-//! The memory is one anonymous mapping that takes no room before it is written. Queues copy into
-//! and out of it without locks, like the sectors of a real disk: requests in flight to the same
-//! sector at once may mix, and nothing else may.
+//! The memory is one anonymous mapping, committed when it is written. Queues copy into and out of
+//! it without locks, as with a real disk: only concurrent requests to the same sector may mix.
 
 use std::io;
 use std::ptr;
@@ -22,7 +21,7 @@ pub struct Mem {
 struct Store(Pages);
 
 impl Mem {
-    /// A zeroed disk of this size.
+    /// Makes a zeroed disk of `capacity`.
     pub fn new(capacity: SectorCount) -> io::Result<Self> {
         let bytes = usize::try_from(capacity.bytes()).map_err(io::Error::other)?;
         let store = Arc::new(Store(Pages::new(bytes)?));

@@ -1,4 +1,5 @@
-//! A disk that does nothing, at once: what is left is the cost of everything above it.
+//! A disk that completes every request at once and does nothing: it leaves the cost of everything
+//! above it to measure.
 //!
 //! Reads leave the guest's memory as it is.
 
@@ -8,7 +9,7 @@ use flowstone_block::{
     Channel, Completion, Geometry, Layer, NextLook, QueueContext, Request, SectorCount,
 };
 
-/// The disk that does nothing.
+/// The null disk.
 pub struct Null {
     geometry: Geometry,
 }
@@ -18,7 +19,7 @@ struct NullChannel {
 }
 
 impl Null {
-    /// A null disk of this size.
+    /// Makes a null disk of `capacity`.
     pub const fn new(capacity: SectorCount) -> Self {
         Self { geometry: Geometry::with_capacity(capacity) }
     }

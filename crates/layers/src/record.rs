@@ -1,8 +1,9 @@
-//! Tells recordings what a guest asks for. While there are none, that is a look for one with each
-//! batch and with each reap.
+//! Passes a guest's requests to recordings. Without recordings its cost is one check per batch and
+//! per reap.
 //!
-//! A batch has one time, that of its first request. A request is recorded before the layer below
-//! has it: what a guest asks for because it has completed is recorded later.
+//! A batch has one timestamp, that of its first request. A request is recorded before the layer
+//! below gets it, so requests that the guest makes in response to its completion are recorded
+//! later.
 
 use std::io;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use flowstone_block::{
 
 use crate::recorder::{Recorder, Tape, Track};
 
-/// The layer.
+/// The recording layer.
 pub struct Record {
     base: Arc<dyn Layer>,
     recorder: Arc<Recorder>,
@@ -27,19 +28,19 @@ struct RecordChannel {
     tapes: Seen<Vec<Arc<Tape>>>,
     /// Ends the sleep of its thread when a recording begins or ends.
     _waker: Arc<ReaderWaker>,
-    /// One for each recording.
+    /// One track for each recording.
     tracks: Vec<Track>,
-    /// Whether the batch that is being submitted has its time.
+    /// The current batch has its timestamp.
     is_fresh: bool,
 }
 
 impl Record {
-    /// Of requests to `base`.
+    /// Records requests to `base`.
     pub fn new(base: Arc<dyn Layer>) -> Self {
         Self { base, recorder: Arc::default() }
     }
 
-    /// Where recordings begin.
+    /// Returns the recorder, which begins recordings.
     pub fn recorder(&self) -> Arc<Recorder> {
         Arc::clone(&self.recorder)
     }
@@ -53,13 +54,13 @@ impl Layer for Record {
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
         let base = self.base.channel(context)?;
         if context.origin == Origin::Own {
-            // No guest's.
+            // Not a guest's queue.
             return Ok(base);
         }
         let recorder = Arc::clone(&self.recorder);
         let mut channel = RecordChannel {
             base,
-            // Before it looks for the first time: it hears of all that begin later.
+            // Registered before the first check, so that no later recording is missed.
             _waker: recorder.tapes.wakes(&context.reactor),
             tapes: Seen::of(&recorder.tapes),
             recorder,
@@ -115,14 +116,14 @@ impl Channel for RecordChannel {
 
     fn reap(&mut self, done: &mut Vec<Completion>) {
         self.base.reap(done);
-        // An idle queue, too, is to let go of a recording that has ended.
+        // An idle queue must also drop a recording that has ended.
         if !mutant("layers.record.keeps-what-has-ended") {
             self.look();
         }
     }
 
     fn next_look(&mut self) -> NextLook {
-        // One that began or ended when this thread did not sleep yet has woken no thread.
+        // A recording that began or ended before this thread slept has not woken it.
         NextLook::now_if(self.tapes.is_old(&self.recorder.tapes)).min(self.base.next_look())
     }
 

@@ -1,13 +1,13 @@
-//! Recordings of a disk: what its queues put down, and who reads that.
+//! Recordings of a disk: the queues' tracks, and the client's end.
 //!
 //! ```text
 //!  queue ── Track ──► ring ──┐
 //!                            ├──► Recording: in the order of time
 //!  queue ── Track ──► ring ──┘
 //! ```
-//! Each recording has a ring for each queue. A queue never waits: what finds no room in a ring
-//! is counted. What follows from the completion of a request has a later time than that, and comes
-//! after it.
+//! Each recording has one ring per queue. A queue never waits: requests that do not fit in a ring
+//! are counted as lost. A request made in response to a completion has a later time than the
+//! completed one, and comes after it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,37 +16,37 @@ use std::time::{Duration, Instant};
 use flowstone_block::{Class, Op, Published, Request, mutant};
 use rtrb::{Consumer, Producer, RingBuffer};
 
-/// Requests that a ring holds, of 40 bytes each: a tenth of a second of a fast queue. So long may
-/// the reader have to wait for a CPU.
+/// Requests that a ring holds, of 40 bytes each: those of a fast queue in 100 ms, for which the
+/// reader may have to wait for a CPU.
 const TRACK_REQUESTS: usize = 64 << 10;
 
-/// One request. No byte of what is read or written.
+/// One request, without its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recorded {
-    /// When it came, in nanoseconds since the recording began.
+    /// Its arrival, in nanoseconds since the recording began.
     pub at_ns: u64,
-    /// What is to be done.
+    /// Its operation.
     pub op: Op,
-    /// What kind of data it is.
+    /// The class of its data.
     pub class: Class,
-    /// Whether it has to be durable before it completes.
+    /// It has to be durable before it completes.
     pub durable: bool,
 }
 
-/// Begins recordings of one disk.
+/// The recorder of one disk, which begins recordings.
 #[derive(Default)]
 pub struct Recorder {
     pub(crate) tapes: Published<Vec<Arc<Tape>>>,
-    /// Held while that changes.
+    /// Locked while `tapes` changes; set when the disk is closed.
     is_closed: Mutex<bool>,
-    /// Rings when one has ended.
+    /// Signalled when a recording has ended.
     ended: Condvar,
 }
 
-/// What a recording and the queues share.
+/// The state shared by a recording and the queues.
 pub struct Tape {
     start: Instant,
-    /// Ends of rings that the recording has not got yet.
+    /// Reading ends of new rings, which the recording has not taken yet.
     joined: Mutex<Vec<TrackEnd>>,
 }
 
@@ -55,15 +55,15 @@ pub struct Track {
     tape: Arc<Tape>,
     requests: Producer<Recorded>,
     lost: Arc<AtomicU64>,
-    /// Of the batch that is being submitted.
+    /// Timestamp of the current batch.
     at_ns: u64,
 }
 
-/// The other end.
+/// The recording's end of a ring.
 struct TrackEnd {
     requests: Consumer<Recorded>,
     lost: Arc<AtomicU64>,
-    /// Of these, those that have been told.
+    /// The part of `lost` already reported.
     told: u64,
 }
 
@@ -72,9 +72,9 @@ pub struct Recording {
     recorder: Arc<Recorder>,
     tape: Arc<Tape>,
     tracks: Vec<TrackEnd>,
-    /// Requests that an older one may still follow.
+    /// Requests that are held back because an older one may still arrive.
     held: Vec<Recorded>,
-    /// What is older than this has been given.
+    /// Requests older than this have been returned.
     given_ns: u64,
 }
 
@@ -83,8 +83,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Recorder {
-    /// Records what queues submit from now on; several recordings know nothing of each other. None
-    /// after [`close`](Self::close).
+    /// Starts recording the requests that queues submit from now on; recordings are independent of
+    /// each other. `None` after [`close`](Self::close).
     pub fn begin(self: &Arc<Self>) -> Option<Recording> {
         let tape = Arc::new(Tape { start: Instant::now(), joined: Mutex::default() });
         let is_closed = lock(&self.is_closed);
@@ -106,12 +106,13 @@ impl Recorder {
         self.ended.notify_all();
     }
 
-    /// The disk has ended: tells recordings. Does not wait.
+    /// Marks the disk as closed, which recordings can see. Does not wait.
     pub fn close(&self) {
         *lock(&self.is_closed) = true;
     }
 
-    /// After [`close`](Self::close): waits for recordings to end, until `deadline` at most.
+    /// Waits until all recordings have ended, up to `deadline`; to be called after
+    /// [`close`](Self::close).
     pub fn wait(&self, deadline: Instant) {
         let mut is_closed = lock(&self.is_closed);
         while !self.tapes.get().is_empty() {
@@ -158,7 +159,7 @@ impl Track {
 }
 
 impl TrackEnd {
-    /// Moves what there is to `into`. Returns how many more have been lost.
+    /// Moves all its requests to `into`. Returns how many more have been lost.
     fn empty(&mut self, into: &mut Vec<Recorded>) -> u64 {
         if let Ok(all) = self.requests.read_chunk(self.requests.slots()) {
             into.extend(all);
@@ -169,16 +170,16 @@ impl TrackEnd {
 }
 
 impl Recording {
-    /// Whether the disk has ended. What [`take`](Self::take) gives then is the rest.
+    /// Returns whether the disk is closed; the next [`take`](Self::take) then returns the rest.
     pub fn is_over(&self) -> bool {
         *lock(&self.recorder.is_closed)
     }
 
-    /// What has been recorded since the last time, in the order of time, and how many requests have
-    /// been lost since.
+    /// Returns the requests recorded since the last call in order of time, and the number of
+    /// requests lost since.
     pub fn take(&mut self) -> (impl Iterator<Item = Recorded>, u64) {
-        // Before any ring is looked at. A request that is there may follow from one that comes to a
-        // ring after the look at that; then its time is later than this.
+        // Read before any ring. A request found in a ring may cause one that arrives in a ring
+        // already emptied; that one's time is later than this.
         let now_ns = nanos(self.tape.start.elapsed());
         self.tracks.append(&mut lock(&self.tape.joined));
         let mut lost = 0;
@@ -192,8 +193,8 @@ impl Recording {
             it.at_ns < now_ns || mutant("layers.record.does-not-wait-for-what-comes-before")
         };
         let due = self.held.partition_point(is_due);
-        // A thread may have been stopped between its look at the clock and the ring. It has
-        // submitted nothing meanwhile.
+        // A thread may have been preempted between reading the clock and writing to the ring. It
+        // has submitted nothing meanwhile.
         let given_ns = std::mem::replace(&mut self.given_ns, now_ns);
         let in_order = move |it: Recorded| Recorded { at_ns: it.at_ns.max(given_ns), ..it };
         (self.held.drain(..due).map(in_order), lost)
@@ -202,7 +203,7 @@ impl Recording {
 
 #[cfg(test)]
 impl Recording {
-    /// Of queues that are there.
+    /// Returns the number of attached queues.
     pub fn rings(&self) -> usize {
         self.tracks.len()
     }

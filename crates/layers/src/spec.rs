@@ -1,4 +1,4 @@
-//! Diagnosis layers, as they are asked for.
+//! Command-line options of diagnosis layers.
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
 
@@ -36,7 +36,8 @@ pub enum LayerSpec {
 }
 
 impl LayerArgs {
-    /// The layers over `base`, the first named lowest; those that count add to `counters`.
+    /// Stacks the layers over `base`, the first named lowest; the counters of stats layers are
+    /// added to `counters`.
     pub fn stack(
         &self,
         base: Arc<dyn Layer>,

@@ -1,4 +1,4 @@
-//! Counts what passes one place in the stack, e.g. below another layer.
+//! Counts the requests that pass one place in the stack, e.g. below another layer.
 
 use std::io;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ pub struct LayerCounters {
     errors: [AtomicU64; OpKind::ALL.len()],
 }
 
-/// What has passed of one kind.
+/// Counts of requests of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Passed {
     /// Requests.
     pub requests: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Those that failed.
+    /// Requests that failed.
     pub errors: u64,
 }
 
 impl LayerCounters {
-    /// What has passed of a kind so far.
+    /// Returns the counts of a kind so far.
     pub fn of(&self, kind: OpKind) -> Passed {
         let get = |counters: &[AtomicU64]| counters[kind as usize].load(Ordering::Relaxed);
         let [requests, bytes, errors] =
@@ -44,7 +44,7 @@ impl Serialize for LayerCounters {
     }
 }
 
-/// The layer.
+/// The counting layer.
 pub struct Stats {
     base: Arc<dyn Layer>,
     counters: Arc<LayerCounters>,
@@ -56,12 +56,12 @@ struct StatsChannel {
 }
 
 impl Stats {
-    /// Counts what passes to and from `base`.
+    /// Counts the requests to `base`.
     pub fn new(base: Arc<dyn Layer>) -> Self {
         Self { base, counters: Arc::default() }
     }
 
-    /// The counters, to be reported.
+    /// Returns the counters, for statistics.
     pub fn counters(&self) -> Arc<LayerCounters> {
         Arc::clone(&self.counters)
     }

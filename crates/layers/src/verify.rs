@@ -1,7 +1,7 @@
-//! Remembers a checksum of every sector written, and fails reads that return something else.
+//! Keeps a checksum of every sector written, and fails reads that return something else.
 //!
-//! Only sectors whose content is certain are judged: written by a write that succeeded while no
-//! other change to the sector was in flight, and unchanged since the read was submitted.
+//! Only sectors of known content are checked: written by a successful write while no other change
+//! to the sector was in flight, and unchanged since the read was submitted.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,26 +15,26 @@ use flowstone_block::{
 use slab::Slab;
 use tracing::error;
 
-/// What is known of a sector.
+/// The state of a sector.
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
-    /// Checksum of its content, if that is certain.
+    /// Checksum of its content, if that is known.
     checksum: Option<u32>,
-    /// Counts changes submitted, so that a reader sees whether there was one meanwhile.
+    /// Counts submitted changes, so that a reader can see whether there was one meanwhile.
     version: u32,
     /// Writes in flight.
     writing: u16,
 }
 
-/// What all channels know.
+/// The state shared by all channels.
 #[derive(Default)]
 struct Knowledge {
     sectors: HashMap<u64, Known>,
-    /// Discards and zeroings in flight: they may hit sectors that are not listed yet.
+    /// Discards and zeroings in flight: they may cover sectors that are not in the map yet.
     zeroing: Vec<Extent>,
 }
 
-/// The layer.
+/// The verifying layer.
 pub struct Verify {
     base: Arc<dyn Layer>,
     knowledge: Arc<Mutex<Knowledge>>,
@@ -47,16 +47,16 @@ struct VerifyChannel {
     tokens: TokenSource,
 }
 
-/// What is kept about a request in flight.
+/// State of a request in flight.
 struct Submitted {
-    /// What was known of its sectors when it was submitted.
+    /// The state of its sectors at submission.
     known: Vec<Known>,
-    /// The mark that it had.
+    /// The token that it had before.
     token: Token,
 }
 
 impl Verify {
-    /// Judges what `base` returns.
+    /// Checks the reads of `base`.
     pub fn new(base: Arc<dyn Layer>) -> Self {
         Self { base, knowledge: Arc::default() }
     }
@@ -91,8 +91,8 @@ impl VerifyChannel {
         numbers(extent).map(|number| sectors.get(&number).copied().unwrap_or_default()).collect()
     }
 
-    /// Forgets the old content. The new one will be certain only if no other change is in flight
-    /// now: two changes at once may reach the disk in any order.
+    /// Forgets the old content. The new content will be known only if no other change is in flight
+    /// now: two concurrent changes may reach the disk in any order.
     fn begin_write(&self, extent: Extent, request: &Request) -> Vec<Known> {
         let mut checksums = Vec::new();
         request.for_each_sector(|sector| checksums.push(crc32c(sector)));
@@ -111,7 +111,7 @@ impl VerifyChannel {
             .collect()
     }
 
-    /// A zeroed or discarded sector may be large in number: forget it instead of listing it.
+    /// Forgets the sectors instead of listing them as zero, since there may be many.
     fn begin_zero(&self, extent: Extent) {
         let Knowledge { sectors, zeroing } = &mut *self.knowledge();
         zeroing.push(extent);
@@ -147,7 +147,7 @@ impl VerifyChannel {
         }
     }
 
-    /// The first sector that is not what it was known to be.
+    /// Returns the first sector whose content differs from the known one.
     fn find_wrong(&self, extent: Extent, before: &[Known], request: &Request) -> Option<u64> {
         let mut checksums = Vec::with_capacity(before.len());
         request.for_each_sector(|sector| checksums.push(crc32c(sector)));

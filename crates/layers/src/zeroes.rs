@@ -1,14 +1,14 @@
-//! Writes of nothing but zeroes become write-zeroes, which take no room and move no data.
+//! Turns writes of zeroes into write-zeroes requests, which take no space and move no data.
 //!
-//! The whole request counts, as with QEMU: all of its data is zero, or it goes on as it is. So is
-//! a request that does not begin and end at the disk's discard granularity, since the host would
-//! have to read and write what is left over at its ends.
+//! A request is converted as a whole or not at all, as with QEMU: all of its data must be zero, and
+//! it must begin and end at the disk's discard granularity, since the host would have to read and
+//! write the unaligned ends.
 //!
-//! The guest may change its memory while we look. Each byte is looked at once, and a zero that
-//! was seen is what the disk holds afterwards; a request that goes on as it is is read by the
-//! disk itself, later. Either way every byte on the disk is one that its place in memory held
-//! between submission and completion, which is all that any disk promises: a device that copies
-//! the buffer while it changes mixes old and new in the same way.
+//! The guest may change its memory meanwhile. Each byte is read once, and a zero that was seen is
+//! what the disk holds afterwards; the data of an unconverted request is read by the disk itself,
+//! later. Either way every byte on the disk is one that its place in memory held between submission
+//! and completion, which is all that any disk promises: a device that copies the buffer while it
+//! changes mixes old and new in the same way.
 
 use std::io;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use flowstone_block::{
 use serde::Serialize;
 use slab::Slab;
 
-/// What becomes of writes that are all zero.
+/// The treatment of writes that are all zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum DetectZeroes {
     /// They are written
@@ -43,7 +43,7 @@ pub struct ZeroesArgs {
 }
 
 impl ZeroesArgs {
-    /// The layer over `base`, and its counters, if it is asked for.
+    /// Puts the layer over `base` if it is enabled; returns it with its counters.
     pub fn layer(self, base: Arc<dyn Layer>) -> (Arc<dyn Layer>, Option<Arc<ZeroCounters>>) {
         if self.detect_zeroes == DetectZeroes::Off {
             return (base, None);
@@ -54,7 +54,7 @@ impl ZeroesArgs {
     }
 }
 
-/// How many writes were found to be zero. Shared by all queues, and touched for those only.
+/// Counts writes found to be all zero. Shared by all queues, and updated for those writes only.
 #[derive(Debug, Default, Serialize)]
 pub struct ZeroCounters {
     /// Writes.
@@ -63,7 +63,7 @@ pub struct ZeroCounters {
     pub bytes: AtomicU64,
 }
 
-/// The layer.
+/// The zero-detecting layer.
 pub struct Zeroes {
     base: Arc<dyn Layer>,
     unmap: bool,
@@ -74,28 +74,28 @@ struct ZeroesChannel {
     base: Box<dyn Channel>,
     unmap: bool,
     granularity: u64,
-    /// More in one request is left as it is.
+    /// Longer requests are not converted.
     bytes_max: u64,
     counters: Arc<ZeroCounters>,
-    /// What was made into write-zeroes, and is to come back as it went.
+    /// Writes converted into write-zeroes, to be restored on completion.
     disguised: Slab<Disguised>,
     tokens: TokenSource,
 }
 
-/// A write on its way as something else.
+/// The state of a converted write.
 struct Disguised {
     memory: Vec<IoVec>,
-    /// The mark that it had.
+    /// The token that it had before.
     token: Token,
 }
 
 impl Zeroes {
-    /// Looks for zeroes in writes to `base`; with `unmap`, their space is given back.
+    /// Converts writes of zeroes to `base`; with `unmap`, their space is freed.
     pub fn new(base: Arc<dyn Layer>, unmap: bool) -> Self {
         Self { base, unmap, counters: Arc::default() }
     }
 
-    /// The counters, to be reported.
+    /// Returns the counters, for statistics.
     pub fn counters(&self) -> Arc<ZeroCounters> {
         Arc::clone(&self.counters)
     }
@@ -150,7 +150,7 @@ impl Channel for ZeroesChannel {
         if let Op::Write(extent) = request.op
             && self.is_suitable(extent)
             && request.is_zero()
-            // What was lost looks like zeroes.
+            // Lost memory reads as zeroes.
             && is_whole(&request.memory)
         {
             self.disguise(&mut request, extent);

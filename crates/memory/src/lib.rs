@@ -1,11 +1,11 @@
-//! How large a cache may be, for the host's sector cache and for the file cache of a guest alike.
+//! Sizing of a cache, for the host's sector cache and for the file cache of a guest alike.
 //!
 //! ```text
 //!   /proc, cgroups ──► Reader ──► Reading ──► Sizer ──► Change
 //! ```
 //!
-//! The host and its guests tell each other what they have and may have in [`message`]s (S5.4,
-//! S5.8). Only [`reading`] does any I/O.
+//! The host and its guests exchange the sizes of their caches in [`message`]s (S5.4, S5.8). Only
+//! [`reading`] does any I/O.
 
 pub mod message;
 mod mutant;

@@ -1,7 +1,7 @@
-//! What a guest's file cache and the host tell each other: one line of JSON each.
+//! Messages between a guest's file cache and the host: one line of JSON each.
 //!
-//! The guest reports at each epoch what it has. The host grants what it may have, as a lease:
-//! either side may die, and a guest must not stay small for ever because its host did.
+//! The guest reports the state of its cache at each epoch. The host grants it a size, as a lease:
+//! either side may die, and a guest must not stay small forever because its host did.
 
 use std::time::Duration;
 
@@ -9,93 +9,93 @@ use serde::{Deserialize, Serialize};
 
 /// The name of the virtio port that connects them.
 pub const PORT: &str = "org.flowstone.guest.0";
-/// For so long a grant holds if no other one comes.
+/// Validity of a grant.
 pub const LEASE: Duration = Duration::from_secs(30);
-/// A longer line ends the conversation.
+/// Longest line; a longer one ends the connection.
 pub const LINE_BYTES_MAX: usize = 4096;
-/// Points of a curve that are looked at.
+/// Most points of a curve that are evaluated.
 pub const CURVE_POINTS_MAX: usize = 16;
 
-/// From a guest.
+/// A message from a guest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToHost {
-    /// What its cache has.
+    /// The state of its cache.
     Report(Report),
 }
 
-/// From the host.
+/// A message from the host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToGuest {
-    /// What its cache may have.
+    /// The size that its cache may have.
     Grant(Grant),
-    /// Its reports are not heard. It may go on: that can change.
+    /// Its reports are ignored. It may go on reporting: that can change.
     Refused(Refusal),
 }
 
-/// What the cache of a guest has.
+/// The state of a guest's cache.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Report {
-    /// What its copies take.
+    /// Bytes of its copies.
     pub used_bytes: u64,
-    /// What they may take now.
+    /// Bytes that they may take now.
     pub limit_bytes: u64,
-    /// What they would take at most: its option.
+    /// Bytes that they would take at most: its option.
     pub wanted_bytes: u64,
-    /// Of what is used, changes that are not at the source yet.
+    /// Bytes of `used_bytes` that are changes not yet written to the source.
     pub dirty_bytes: u64,
-    /// Of what is used, copies that are open: they cannot be given up.
+    /// Bytes of `used_bytes` in open copies, which cannot be evicted.
     pub pinned_bytes: u64,
-    /// Opens that a copy answered.
+    /// Opens served from a copy.
     pub hits: u64,
-    /// Opens that none did.
+    /// Opens not served from a copy.
     pub misses: u64,
-    /// Fetched ahead.
+    /// Prefetched bytes.
     pub prefetched_bytes: u64,
-    /// What part of the uses a cache would answer, of sizes in equal steps up to `wanted_bytes`;
-    /// empty while that is not known.
+    /// Hit ratio of a cache at sizes in equal steps up to `wanted_bytes`; empty while it is not
+    /// known.
     pub curve: Vec<f64>,
 }
 
-/// What the cache of a guest may have.
+/// The size granted to a guest's cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Grant {
-    /// So much.
+    /// Bytes of the cache.
     pub bytes: u64,
-    /// For so many seconds.
+    /// Duration of the lease in seconds.
     pub lease_s: u64,
-    /// Why, for people.
+    /// Reason, for an operator.
     pub reason: String,
 }
 
-/// Why reports are not heard.
+/// Reason why reports are ignored.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// For people.
+    /// Reason, for an operator.
     pub reason: String,
 }
 
-/// A message as it is sent.
+/// Encodes a message for sending.
 pub fn line(message: &impl Serialize) -> Vec<u8> {
     let mut line = serde_json::to_vec(message).expect("a message has nothing that JSON has not");
     line.push(b'\n');
     line
 }
 
-/// Bytes that arrive, cut into lines.
+/// Splits received bytes into lines.
 #[derive(Debug, Default)]
 pub struct Lines {
     begun: Vec<u8>,
 }
 
-/// A line is longer than a line may be.
+/// A line exceeds [`LINE_BYTES_MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLong;
 
 impl Lines {
-    /// Passes on each line that ends in these bytes, without its end.
+    /// Adds received bytes, and passes each completed line to `each`, without its end.
     pub fn push(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8])) -> Result<(), TooLong> {
         for part in bytes.split_inclusive(|byte| *byte == b'\n') {
             self.begun.extend_from_slice(part);
@@ -120,7 +120,7 @@ mod tests {
         let grant = ToGuest::Grant(Grant { bytes: 5, lease_s: 30, reason: "short".into() });
         let text = br#"{"grant":{"bytes":5,"lease_s":30,"reason":"short"}}"#;
         assert_eq!(line(&grant), [&text[..], b"\n"].concat());
-        // A later version may say more, an earlier one says less.
+        // A later version may have more fields, an earlier one fewer.
         let told: ToHost = serde_json::from_str(r#"{"report":{"used_bytes":7,"new":1}}"#).unwrap();
         assert_eq!(told, ToHost::Report(Report { used_bytes: 7, ..Report::default() }));
     }

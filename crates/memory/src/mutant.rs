@@ -1,7 +1,7 @@
-//! Protocol mutants of this crate and of the guest's half, as `crates/reactor/src/mutant.rs`
-//! explains them. (The guest shares no other code with the daemon of the host.)
+//! Protocol mutants of this crate and of the guest's half, as explained in
+//! `crates/reactor/src/mutant.rs`. (The guest shares no other code with the daemon of the host.)
 
-/// Whether the step that `name` stands for is to be done wrong: `AREA.PLACE.what-is-wrong`.
+/// Returns whether the step of the mutant `name` (`AREA.PLACE.what-is-wrong`) is to be broken.
 #[cfg(not(feature = "mutants"))]
 #[inline(always)]
 #[must_use]
@@ -9,7 +9,7 @@ pub const fn mutant(_name: &'static str) -> bool {
     false
 }
 
-/// Whether the step that `name` stands for is to be done wrong: `AREA.PLACE.what-is-wrong`.
+/// Returns whether the step of the mutant `name` (`AREA.PLACE.what-is-wrong`) is to be broken.
 #[cfg(feature = "mutants")]
 #[must_use]
 pub fn mutant(name: &'static str) -> bool {

@@ -1,4 +1,4 @@
-//! What Linux says of memory: /proc/meminfo, pressure stall information, and memory cgroups of
+//! Reads Linux memory statistics: /proc/meminfo, pressure stall information, and memory cgroups of
 //! either version.
 
 use std::fs;
@@ -12,10 +12,10 @@ const MEMINFO: &str = "/proc/meminfo";
 const PRESSURE: &str = "/proc/pressure/memory";
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// Reads again and again.
+/// Takes readings repeatedly.
 pub struct Reader {
     groups: Vec<Group>,
-    /// When, and how long processes had waited by then, in microseconds.
+    /// Time of the last reading, and the total stall time of processes by then, in microseconds.
     last: Option<(Instant, u64)>,
 }
 
@@ -33,13 +33,13 @@ enum Version {
 }
 
 impl Reader {
-    /// Finds the cgroups of this process.
+    /// Finds the memory cgroups of this process.
     pub fn of_this_process() -> Self {
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         Self { groups: groups_of(&own, Path::new(CGROUPS)), last: None }
     }
 
-    /// What there is now; nothing on a host that does not say.
+    /// Takes a reading; `None` on a host without the statistics.
     pub fn read(&mut self) -> Option<Reading> {
         let meminfo = fs::read_to_string(MEMINFO).ok()?;
         let (mut available, mut total) = of_host(&meminfo)?;
@@ -52,8 +52,8 @@ impl Reader {
         Some(Reading { available, total, waiting: self.waiting(is_short) })
     }
 
-    /// Part of the time since the last call in which some process waited for memory: of the
-    /// process's own cgroup if that tells, else of the host.
+    /// Returns the share of the time since the last call in which some process stalled on memory:
+    /// of the process's own cgroup if it has that statistic, else of the host.
     fn waiting(&mut self, is_short: bool) -> f64 {
         let own = self.groups.first().map(|group| group.folder.join("memory.pressure"));
         let own = own.and_then(|path| fs::read_to_string(path).ok());
@@ -70,15 +70,14 @@ impl Reader {
     }
 }
 
-/// Whether it says anything of this process that others waited. Those of the host may have waited
-/// for memory of cgroups of theirs, or for pages of files that they have read themselves out of
-/// memory.
+/// Returns whether the stalls count for this process. Processes of the host may have stalled on the
+/// limits of their own cgroups, or on refaults of file pages that they have evicted themselves.
 fn waits_count(is_own: bool, is_short: bool) -> bool {
     is_own || is_short || mutant("memory.reading.counts-all-waits")
 }
 
-/// The lowest limit of memory that the cgroups of this process have; none if that is more than the
-/// host has.
+/// Returns the lowest memory limit of this process's cgroups; `None` if it exceeds the host's
+/// memory.
 pub fn memory_limit() -> Option<u64> {
     let limits = Reader::of_this_process().groups;
     let limit = limits.iter().filter_map(|group| Some(group.read()?.0)).min()?;
@@ -86,7 +85,7 @@ pub fn memory_limit() -> Option<u64> {
     (limit < total).then_some(limit)
 }
 
-/// All memory of the host, swapped or not.
+/// Returns the host's memory including swap.
 pub fn host_memory() -> Option<u64> {
     let meminfo = fs::read_to_string(MEMINFO).ok()?;
     let kib = |name: &str| number_after(&meminfo, name);
@@ -94,9 +93,9 @@ pub fn host_memory() -> Option<u64> {
 }
 
 impl Group {
-    /// Its limit and what counts against that, without what the kernel can drop, as in MemAvailable
-    /// of a host: pages of files, and inodes and names. (Version 1 counts these among all that the
-    /// kernel holds for the group; half of that is taken for them.)
+    /// Returns the group's limit and its usage, without reclaimable memory as in a host's
+    /// MemAvailable: page cache, inodes and dentries. (Version 1 counts the latter two in the
+    /// group's kernel memory; half of that is taken for them.)
     fn read(&self) -> Option<(u64, u64)> {
         let (limit, used, prefix) = match self.version {
             Version::One => ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
@@ -104,7 +103,7 @@ impl Group {
         };
         let text = |name: &str| fs::read_to_string(self.folder.join(name)).ok();
         let number = |name: &str| text(name)?.trim().parse::<u64>().ok();
-        // "max" is no number: there is no limit.
+        // "max" is not a number: there is no limit.
         let (limit, used) = (number(limit)?, number(used)?);
         let stat = text("memory.stat").unwrap_or_default();
         let pages = |name: &str| number_after(&stat, &format!("{prefix}{name}")).unwrap_or(0);
@@ -117,7 +116,7 @@ impl Group {
     }
 }
 
-/// The memory cgroups that /proc/self/cgroup names, the innermost first.
+/// Returns the memory cgroups in /proc/self/cgroup, the innermost first.
 fn groups_of(own: &str, root: &Path) -> Vec<Group> {
     let mut groups = Vec::new();
     for line in own.lines() {
@@ -135,7 +134,7 @@ fn groups_of(own: &str, root: &Path) -> Vec<Group> {
         let folder_of = |folder| Group { folder, version };
         groups.extend(folders.map(folder_of));
     }
-    // Where version 1 has the memory controller, version 2 has none.
+    // Version 1 and version 2 never both have the memory controller.
     groups.retain(|group| match group.version {
         Version::One => group.folder.join("memory.limit_in_bytes").exists(),
         Version::Two => group.folder.join("memory.current").exists(),
@@ -143,13 +142,13 @@ fn groups_of(own: &str, root: &Path) -> Vec<Group> {
     groups
 }
 
-/// Bytes available and in all.
+/// Returns the available and the total bytes.
 fn of_host(meminfo: &str) -> Option<(u64, u64)> {
     let kib = |name: &str| number_after(meminfo, name);
     Some((kib("MemAvailable:")? << 10, kib("MemTotal:")? << 10))
 }
 
-/// The number after a name at the beginning of a line.
+/// Returns the number after `name` at the start of a line.
 pub fn number_after(text: &str, name: &str) -> Option<u64> {
     let mut lines = text.lines().map(str::split_whitespace);
     lines.find_map(|mut words| {
@@ -158,7 +157,7 @@ pub fn number_after(text: &str, name: &str) -> Option<u64> {
     })
 }
 
-/// For how long some process has waited, in microseconds, since the host started.
+/// Returns the time in which some process stalled, in microseconds since the host's boot.
 fn waited(pressure: &str) -> Option<u64> {
     let some = pressure.lines().find(|line| line.starts_with("some "))?;
     some.rsplit_once("total=")?.1.trim().parse().ok()
@@ -181,7 +180,7 @@ mod tests {
         assert!(reading.available > 0 && reading.available <= reading.total);
     }
 
-    /// A host whose other processes wait has memory for this one.
+    /// On a host with plenty of memory, stalls of other processes do not count.
     #[test]
     fn waits_of_others_count_while_memory_is_short() {
         let all = [(true, true), (true, false), (false, true), (false, false)];

@@ -1,100 +1,96 @@
-//! How large the cache may be, from what the host says: pure.
+//! Decides the size of a cache from memory readings; does no I/O.
 //!
-//! Memory is short when less than a sixteenth of it is available, or when processes waited for
-//! memory in a tenth of the time. Then the cache becomes smaller at once, by what is missing to an
-//! eighth and by an eighth of itself at least. When memory has been plentiful for a while (more
-//! than an eighth available, next to no waiting), the cache may take half of what is above that, a
-//! sixteenth of its maximum at a time, as long as that brings hits: its miss-ratio curve says so.
-//! In between, it gives up what brings next to none. If memory runs short soon after the cache has
-//! grown, the next growth has to wait twice as long: it does not swing.
+//! Memory is short when less than a sixteenth of it is available, or when processes stalled on
+//! memory for a tenth of the time. Then the cache shrinks at once, by the shortfall below an eighth
+//! and by at least an eighth of itself. When memory has been plentiful for a while (more than an
+//! eighth available, almost no stalls), the cache may take half of the surplus, at most a sixteenth
+//! of its maximum at a time, as long as its miss-ratio curve promises hits. In between, it gives up
+//! memory that brings almost no hits. If memory becomes short soon after the cache has grown, the
+//! next growth has to wait twice as long, so that its size does not oscillate.
 
 use std::time::Duration;
 
 use crate::mutant;
 
-/// Available memory below which it is short, and above which it is plentiful: in parts of all
-/// memory.
+/// Divisors of the total memory: it is short below 1/16 available, and plentiful above 1/8.
 const SHORT_OF: u64 = 16;
 pub(crate) const PLENTY_OF: u64 = 8;
-/// Parts of the time in which processes waited for memory, likewise.
+/// Shares of the time with stalls above which memory is short, and below which it is plentiful.
 const SHORT_WAITING: f64 = 0.1;
 const PLENTY_WAITING: f64 = 0.01;
-/// Steps: in parts of what is held, and of the maximum.
+/// Divisors of steps: of the held bytes, and of the maximum.
 const SHRINK_OF: u64 = 8;
 const GROW_OF: u64 = 16;
 const STEP_MIN_OF: u64 = 256;
-/// How long memory has to be plentiful before the cache grows, at first and at most.
+/// Shortest and longest time of plentiful memory before the cache grows.
 const CALM_MIN: Duration = Duration::from_secs(10);
 const CALM_MAX: Duration = Duration::from_secs(1280);
-/// What may be lost of all accesses as hits so that memory becomes free; the cache grows for twice
-/// as many.
+/// Largest loss of hit ratio that is accepted to free memory; the cache grows for twice as much.
 const LOSS_MAX: f64 = 0.002;
-/// A shortage within that time of a growth is its consequence.
+/// A shortage within this time of a growth is attributed to it.
 const SOON: Duration = Duration::from_secs(60);
 
-/// What the host says.
+/// A reading of the host's memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reading {
-    /// Bytes that can be had without swapping: the least of the host's and those of the memory
-    /// cgroups.
+    /// Bytes available without swapping: the minimum over the host and the memory cgroups.
     pub available: u64,
-    /// Bytes of memory there, in all.
+    /// Total bytes of memory.
     pub total: u64,
-    /// Part of the time since the last reading in which some process waited for memory.
+    /// Share of the time since the last reading in which some process stalled on memory.
     pub waiting: f64,
 }
 
-/// What part of the accesses a cache of so many bytes would answer, each VM by its weight; nothing
-/// while that is not known.
+/// Estimated hit ratio of a cache of the given bytes, weighted by VM; `None` while it is unknown.
 pub type HitRatio<'a> = &'a dyn Fn(u64) -> Option<f64>;
 
-/// Between which sizes a cache is kept.
+/// Bounds of a cache's size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// At least.
+    /// Least bytes.
     pub min: u64,
-    /// At most.
+    /// Most bytes.
     pub max: u64,
 }
 
-/// The cache is to have another size.
+/// A change of the cache's size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Change {
-    /// From.
+    /// Old size in bytes.
     pub from: u64,
-    /// To.
+    /// New size in bytes.
     pub to: u64,
-    /// Why.
+    /// Its reason.
     pub reason: Reason,
 }
 
-/// Why a cache is to have another size.
+/// Reasons for a change of the cache's size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Reason {
     /// Memory is short.
     Short(Reading),
-    /// What is given up brings so small a part of all accesses as hits.
+    /// The memory given up brings only this hit ratio.
     Unused(f64),
-    /// So many bytes have been available for so long.
+    /// These bytes have been available for this time.
     Plenty(u64, Duration),
 }
 
-/// Decides.
+/// The sizing policy.
 #[derive(Debug)]
 pub struct Sizer {
     limits: Limits,
     target: u64,
-    /// Since when memory has been plentiful.
+    /// Start of the current period of plentiful memory.
     calm_since: Option<Duration>,
-    /// How long it has to be.
+    /// Required length of that period.
     calm: Duration,
-    /// Since when it has been neither plentiful nor short.
+    /// Start of the current period of neither plentiful nor short memory.
     tight_since: Option<Duration>,
     grown: Option<Duration>,
 }
 
 impl Sizer {
-    /// The cache may take its maximum.
+    /// Makes a sizer whose cache may take its maximum.
     pub fn new(limits: Limits) -> Self {
         Self {
             limits,
@@ -106,13 +102,13 @@ impl Sizer {
         }
     }
 
-    /// What the cache may take now.
+    /// Returns the bytes that the cache may take now.
     pub fn target(&self) -> u64 {
         self.target
     }
 
-    /// Keeps the cache between other sizes from now on. It goes on having the same part of its
-    /// maximum: what comes and goes again leaves it as it was.
+    /// Sets other bounds. The cache keeps its share of the maximum, so that a change that is undone
+    /// leaves it as it was.
     pub fn set_limits(&mut self, limits: Limits) {
         if limits == self.limits {
             return;
@@ -123,7 +119,7 @@ impl Sizer {
         self.limits = limits;
     }
 
-    /// What is to be done at the time `now`, when the cache holds `held` bytes.
+    /// Returns the change to be made at time `now`, when the cache holds `held` bytes.
     pub fn decide(
         &mut self,
         now: Duration,
@@ -149,10 +145,11 @@ impl Sizer {
         if now - since < self.calm {
             return None;
         }
-        // What the cache may take already, and has not taken, is not there for a second time.
+        // Memory that the cache may already take but does not hold must not be granted a second
+        // time.
         let promised = self.target.saturating_sub(held);
         let promised = if mutant("memory.sizer.promises-twice") { 0 } else { promised };
-        // What is not known yet is worth a try.
+        // While the hit ratio is unknown, growth is tried.
         let gain = hit_ratio(self.limits.max).zip(hit_ratio(self.target));
         let is_idle = gain.is_some_and(|(most, now)| most - now < 2.0 * LOSS_MAX);
         if is_idle && !mutant("memory.sizer.grows-for-nothing") {
@@ -161,7 +158,7 @@ impl Sizer {
         self.grow(now, available, (available - plenty).saturating_sub(promised))
     }
 
-    /// Gives up what brings next to no hits.
+    /// Gives up memory that brings almost no hits.
     fn trim(&mut self, now: Duration, hit_ratio: HitRatio<'_>) -> Option<Change> {
         let to = self.target.saturating_sub(self.limits.max / GROW_OF).max(self.limits.min);
         let loss = hit_ratio(self.limits.max)? - hit_ratio(to)?;
@@ -179,7 +176,7 @@ impl Sizer {
         if is_soon && !mutant("memory.sizer.swings") {
             self.calm = (self.calm * 2).min(CALM_MAX);
         }
-        // What the cache may take and has not taken is nobody's.
+        // Memory that the cache may take but does not hold is free anyway.
         let size = self.target.min(held);
         let missing = (total / PLENTY_OF).saturating_sub(available);
         let less = missing.max(size / SHRINK_OF);
@@ -217,12 +214,12 @@ mod tests {
         Some(bytes as f64 / GIB as f64)
     }
 
-    /// A half of it would do.
+    /// Half of it has all the hits.
     fn a_half_of_it(bytes: u64) -> Option<f64> {
         Some((bytes as f64 / GIB as f64).min(0.5))
     }
 
-    /// A host of 8 GiB on which others use `used`, and a cache that holds what it may.
+    /// A host of 8 GiB on which others use `used`, with a cache that holds all it may.
     struct Host {
         sizer: Sizer,
         now: Duration,
@@ -280,7 +277,7 @@ mod tests {
         assert_eq!(host.changes, changes, "there is nothing left to give");
     }
 
-    /// The host has room for a half of the cache: it settles near that.
+    /// The host has room for half of the cache: its size settles near that.
     #[test]
     fn the_size_does_not_swing() {
         let mut host = Host::new();
@@ -288,7 +285,7 @@ mod tests {
         let settled = host.changes;
         host.run(3600, 8 * GIB - GIB / 2 - 9 * GIB / 16, 0.0);
         assert!(host.changes <= settled + 2, "{settled}, then {}", host.changes);
-        // Others come and go each half a minute: it follows less and less often.
+        // Others come and go every half minute: the size follows less and less often.
         let mut changes = Vec::new();
         for _ in 0..4 {
             let before = host.changes;
@@ -301,8 +298,7 @@ mod tests {
         assert!(changes[3] * 2 <= changes[0].max(2), "{changes:?}");
     }
 
-    /// Nobody reads or writes for a while: what the cache may take, and has not taken, is available
-    /// still.
+    /// Without I/O, memory that the cache may take but does not hold stays available.
     #[test]
     fn what_is_promised_is_not_promised_again() {
         let mut sizer = Sizer::new(LIMITS);

@@ -1,4 +1,4 @@
-//! What one thread rings and another one's sleep ends by: an eventfd.
+//! An event that one thread signals and that ends another one's sleep: an eventfd.
 
 #[cfg(not(feature = "model"))]
 pub use self::kernel::Event;
@@ -12,27 +12,27 @@ mod kernel {
 
     use rustix::event::{EventfdFlags, eventfd};
 
-    /// Readable from a ring until it is taken.
+    /// An event that a ring can poll; readable until it is taken.
     pub struct Event(OwnedFd);
 
     impl Event {
-        /// Not readable.
+        /// Makes an event that is not readable.
         pub fn new() -> io::Result<Self> {
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Self).map_err(Into::into)
         }
 
         /// Makes it readable.
         pub fn ring(&self) {
-            // The counter cannot be full: it is written once per sleep.
+            // The counter cannot overflow: it is written once per sleep.
             let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
         }
 
-        /// Whether it was readable. It is not any more.
+        /// Clears the event. Returns whether it was readable.
         pub fn take(&self) -> bool {
             rustix::io::read(&self.0, &mut [0; 8]).is_ok()
         }
 
-        /// In a model, sleeps until it is readable, or for a moment, and returns `true`.
+        /// In a model, sleeps until the event is readable, or for a moment, and returns `true`.
         #[inline(always)]
         pub fn sleep_in_model(&self, _for_a_moment: bool) -> bool {
             false

@@ -1,14 +1,14 @@
-//! The one place where a thread sleeps.
+//! The only place where a thread that serves queues sleeps.
 //!
-//! A thread that serves queues has one [`Reactor`]: one io_uring that all its file channels submit
-//! to, descriptors that it watches, and one [`Waker`] by which other threads end its sleep. So one
-//! `io_uring_enter` submits for every disk of the thread and waits for everything that any of them
-//! waits for. How many there are does not matter.
+//! Such a thread has one [`Reactor`]: one io_uring that all its file channels submit to,
+//! descriptors that it watches, and one [`Waker`] by which other threads end its sleep. So one
+//! `io_uring_enter` submits for every disk of the thread and waits for all events of all of them,
+//! whatever their number.
 //!
-//! The ring is made when the first [`RingUser`] asks for it. A thread whose disks need none (memory
-//! file systems, hosts without io_uring) sleeps in `poll(2)` instead.
+//! The ring is created with the first [`RingUser`]. A thread whose disks need none (memory file
+//! systems, hosts without io_uring) sleeps in `poll(2)` instead.
 //!
-//! It knows nothing of disks: see docs/reactor.md.
+//! Independent of disks: see docs/reactor.md.
 
 mod event;
 #[cfg(feature = "model")]

@@ -1,8 +1,8 @@
-//! A thread that sleeps and those that wake it, in each order and with each value that the memory
-//! model allows.
+//! Models of a sleeping thread and its wakers, in each interleaving and with each value that the
+//! memory model allows.
 //!
-//! What the others leave is stored and loaded without any order (`Relaxed`), so nothing but the
-//! protocol makes it seen.
+//! The data is stored and loaded without ordering (`Relaxed`), so only the sleep protocol makes it
+//! visible.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use crate::model::{check, spawn};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::{NextLook, Reactor, Waker};
 
-/// Leaves something, so many times, and wakes.
+/// Stores a value and wakes, `times` times.
 fn leave(left: &AtomicUsize, times: usize, waker: &Waker) {
     for time in 1..=times {
         left.store(time, Ordering::Relaxed);
@@ -19,8 +19,8 @@ fn leave(left: &AtomicUsize, times: usize, waker: &Waker) {
     }
 }
 
-/// Sleeps until all of it has been found. Where a wake-up is lost, it does so for ever, and loom
-/// says that.
+/// Sleeps until all values have been found. If a wake-up is lost, it sleeps forever, which loom
+/// reports.
 fn find(left: &[Arc<AtomicUsize>], times: usize, reactor: &Reactor) {
     let found = || left.iter().all(|left| left.load(Ordering::Relaxed) == times);
     while !found() {
@@ -52,8 +52,8 @@ fn what_two_threads_leave_is_found() {
     no_wake_up_is_lost("reactor, two wake", 3, 2, 1);
 }
 
-/// The owner wakes up by itself while it is being rung. The event that comes then ends one sleep,
-/// and the next ring is heard.
+/// The owner wakes up by itself while it is being woken. The late event ends one sleep, and the
+/// next wake-up is not lost.
 #[test]
 fn an_event_that_comes_late_ends_one_sleep_and_no_more() {
     check("reactor, a late event", 4, || {

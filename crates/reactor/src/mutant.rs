@@ -1,15 +1,15 @@
-//! Protocol mutants: deliberate mistakes at the places that keep data safe, to prove that the
-//! tests see them.
+//! Protocol mutants: deliberate bugs at the places that keep data safe, to prove that the tests
+//! detect them.
 //!
-//! A step that syncs, orders, holds or checks something for durability names its mutant where it
-//! stands: `if !mutant("log.commit.skips-sync") { file.datasync()?; }`. A mutant is a branch of
-//! the code and not a patch beside it, so it moves with the code that it breaks. Without the
-//! feature `mutants` the function is `false` at compile time and the branch is gone; no released
-//! binary has it. With the feature, `FLOWSTONE_MUTANT=NAME` breaks one step in every process of
-//! a test run. `make mutants` finds the names in the sources, runs the tests against each, and
-//! writes which test killed it (docs/testing.md).
+//! A step that syncs, orders, holds or checks something for durability names its mutant in place:
+//! `if !mutant("log.commit.skips-sync") { file.datasync()?; }`. A mutant is a branch of the code
+//! and not a separate patch, so it moves with the code that it breaks. Without the feature
+//! `mutants` the function is `false` at compile time and the branch is removed; no released binary
+//! has it. With the feature, `FLOWSTONE_MUTANT=NAME` breaks one step in every process of a test
+//! run. `make mutants` finds the names in the sources, runs the tests against each, and records
+//! which test killed it (docs/testing.md).
 
-/// Whether the step that `name` stands for is to be done wrong: `AREA.PLACE.what-is-wrong`.
+/// Returns whether the step of the mutant `name` (`AREA.PLACE.what-is-wrong`) is to be broken.
 #[cfg(not(feature = "mutants"))]
 #[inline(always)]
 #[must_use]
@@ -17,7 +17,7 @@ pub const fn mutant(_name: &'static str) -> bool {
     false
 }
 
-/// Whether the step that `name` stands for is to be done wrong: `AREA.PLACE.what-is-wrong`.
+/// Returns whether the step of the mutant `name` (`AREA.PLACE.what-is-wrong`) is to be broken.
 #[cfg(feature = "mutants")]
 #[must_use]
 pub fn mutant(name: &'static str) -> bool {

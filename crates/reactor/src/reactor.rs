@@ -1,4 +1,4 @@
-//! A thread's reactor: whose completion it is, and the sleep.
+//! A thread's reactor: dispatches completions to their owners, and sleeps.
 
 use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
@@ -17,14 +17,14 @@ use slab::Slab;
 use crate::ring::Ring;
 use crate::{NextLook, Waker, mutant};
 
-/// Threads of the kernel's for each user of a ring, and for all of them: one guest's many queues
-/// must not use a limit of processes up.
+/// Kernel worker threads per user of a ring, and in total: one guest's many queues must not use up
+/// a limit of processes.
 const WORKERS_PER_USER: usize = 4;
 const WORKERS_MAX: usize = 64;
 
 const POLL_IN: u32 = libc::POLLIN as u32;
 
-/// What one thread waits for. A handle: its clones are the same reactor, and stay on its thread.
+/// The reactor of one thread. A handle: its clones are the same reactor, and stay on its thread.
 #[derive(Clone)]
 pub struct Reactor(Rc<Inner>);
 
@@ -33,36 +33,36 @@ struct Inner {
     state: RefCell<State>,
 }
 
-/// Everything that completions change.
+/// The state that completions change.
 #[derive(Default)]
 pub(crate) struct State {
     ring: Option<Ring>,
-    /// Completions that somebody else's look has brought out, for each user of the ring.
+    /// Completions taken from the ring on behalf of other users, by user.
     pub(crate) mailboxes: Slab<VecDeque<(u32, i32)>>,
     watches: Slab<Watched>,
-    /// Whether the ring polls the waker's event.
+    /// The ring polls the waker's event.
     waker_armed: bool,
 }
 
-/// A watched descriptor. Its place is kept until the kernel has given its poll back, so that a late
-/// completion is never taken for a later watch's.
+/// A watched descriptor. Its slot is kept until the kernel has returned its poll, so that a late
+/// completion is never attributed to a later watch.
 struct Watched {
     file: Arc<File>,
-    /// Whether the ring polls it.
+    /// The ring polls it.
     armed: bool,
-    /// Readable, and its owner has not looked yet: no sleep waits for it meanwhile.
+    /// It became readable and its owner has not checked yet: no sleep waits for it meanwhile.
     ready: bool,
-    /// Whether the owner is gone.
+    /// Its owner is gone.
     dropped: bool,
 }
 
-/// Whose completion it is, in the upper half of its mark; the lower half is the owner's.
+/// The owner of a completion, in the upper half of its user data; the lower half is the owner's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     User(usize),
     Watch(usize),
     Waker,
-    /// An answer that nobody needs: a poll is being taken back.
+    /// No owner: the cancellation of a poll.
     Nobody,
 }
 
@@ -92,19 +92,19 @@ impl Owner {
     }
 }
 
-/// The mark of a submission of the user at `slot`.
+/// Returns the user data of a submission of the user at `slot`.
 pub(crate) fn user_mark(slot: usize, own: u32) -> u64 {
     Owner::User(slot).mark(own)
 }
 
 impl Reactor {
-    /// For the calling thread.
+    /// Makes a reactor of the calling thread.
     pub fn new() -> io::Result<Self> {
         let waker = Arc::new(Waker::new()?);
         Ok(Self(Rc::new(Inner { waker, state: RefCell::default() })))
     }
 
-    /// Ends this thread's sleep, from any thread.
+    /// Returns the waker, which ends this thread's sleep from any thread.
     pub fn waker(&self) -> Arc<Waker> {
         Arc::clone(&self.0.waker)
     }
@@ -113,12 +113,12 @@ impl Reactor {
         self.0.state.borrow_mut()
     }
 
-    /// Starts what has been submitted, and sleeps until there may be something to do: a completion,
-    /// a readable descriptor, another thread's wake-up, or the time that `last_look` names. Wakes
-    /// up early at times.
+    /// Submits what is queued, and sleeps until there may be something to do: a completion, a
+    /// readable descriptor, a wake-up by another thread, or the time that `last_look` returns.
+    /// Spurious wake-ups are possible.
     ///
-    /// `last_look` is called when other threads know that they have to wake us. So it must look at
-    /// everything that they may have left.
+    /// `last_look` is called after other threads can see that they have to wake us. So it must
+    /// check everything that they may have stored.
     pub fn sleep(&self, last_look: impl FnOnce() -> NextLook) {
         let looks_first = mutant("reactor.sleep.looks-before-it-says-so");
         if !looks_first {
@@ -150,7 +150,7 @@ impl Reactor {
 }
 
 impl State {
-    /// Makes the ring if this is its first user, with room for so many submissions at once.
+    /// Adds a user, and makes the ring if it is the first, with room for `entries` submissions.
     pub fn add_user(&mut self, entries: u32) -> io::Result<usize> {
         if self.ring.is_none() {
             self.ring = Some(Ring::new(entries)?);
@@ -163,7 +163,7 @@ impl State {
         Ok(slot)
     }
 
-    /// The ring of a state that has users.
+    /// Returns the ring of a state that has users.
     pub fn ring(&mut self) -> &mut Ring {
         self.ring.as_mut().expect("made with the first user")
     }
@@ -174,7 +174,8 @@ impl State {
         }
     }
 
-    /// The next completion of the user at `slot`; those of others go into their mailboxes.
+    /// Returns the next completion of the user at `slot`; moves those of others into their
+    /// mailboxes.
     pub fn next_for(&mut self, slot: usize) -> Option<(u32, i32)> {
         if let Some(kept) = self.mailboxes[slot].pop_front() {
             return Some(kept);
@@ -188,7 +189,7 @@ impl State {
         None
     }
 
-    /// Brings every completion to where its owner looks.
+    /// Moves every completion to its owner.
     pub fn deliver_all(&mut self) {
         while let Some((mark, result)) = self.ring.as_mut().and_then(Ring::next) {
             let (owner, own) = Owner::of(mark);
@@ -244,7 +245,7 @@ impl State {
             let tv_sec = i64::try_from(left.as_secs()).unwrap_or(i64::MAX);
             Timespec { tv_sec, tv_nsec: i64::from(left.subsec_nanos()) }
         });
-        // An interrupted or failed poll is an early wake-up: the caller looks again.
+        // An interrupted or failed poll is an early wake-up: the caller checks again.
         let _ = poll(&mut fds, timeout.as_ref());
         let readable: Vec<bool> = fds[1..].iter().map(|fd| !fd.revents().is_empty()).collect();
         for (slot, readable) in slots.into_iter().zip(readable) {
@@ -256,7 +257,8 @@ impl State {
         self.watches.insert(Watched { file, armed: false, ready: false, dropped: false })
     }
 
-    /// Whether the descriptor has become readable since the last call; sleeps wait for it again.
+    /// Returns whether the descriptor has become readable since the last call, and rearms it for
+    /// the next sleep.
     pub fn take_ready(&mut self, slot: usize) -> bool {
         std::mem::take(&mut self.watches[slot].ready)
     }

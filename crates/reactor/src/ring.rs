@@ -1,8 +1,8 @@
-//! An io_uring and what its kernel side has not been told yet.
+//! An io_uring and its submissions that the kernel has not seen yet.
 //!
-//! It defers its work to the thread that owns it (`DEFER_TASKRUN`), so a look at the completion
-//! queue shows nothing until that thread enters the kernel; the `TASKRUN` flag in shared memory
-//! says when entering is worth it.
+//! It defers completion work to the thread that owns it (`DEFER_TASKRUN`), so the completion queue
+//! stays empty until that thread enters the kernel; the `TASKRUN` flag in shared memory says when
+//! entering is worth it.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -12,12 +12,12 @@ use io_uring::{EnterFlags, IoUring, squeue};
 
 pub struct Ring {
     ring: IoUring,
-    /// Submissions in the queue that the kernel has not been told of.
+    /// Submissions in the queue that are not submitted to the kernel yet.
     queued: usize,
 }
 
 impl Ring {
-    /// With room for so many submissions; more than that at once cost another call.
+    /// Makes a ring with room for `entries` submissions; more at once cost another call.
     pub fn new(entries: u32) -> io::Result<Self> {
         let deferred = IoUring::builder()
             .setup_single_issuer()
@@ -27,15 +27,15 @@ impl Ring {
             .setup_submit_all()
             .setup_clamp()
             .build(entries);
-        // Kernels before 6.1 do not know these flags; the plain ring works the same, a little
+        // Kernels before 6.1 do not know these flags; the plain ring works the same, slightly
         // slower.
         let ring = deferred.or_else(|_| IoUring::builder().setup_clamp().build(entries))?;
         Ok(Self { ring, queued: 0 })
     }
 
-    /// Allows the kernel so many threads for requests to files, and as many for those to devices.
-    /// It would take up to four for each CPU by itself, for each ring. A kernel that cannot be told
-    /// (before 5.15) takes these.
+    /// Limits the kernel's worker threads to `count` bounded and `count` unbounded ones. The
+    /// default is up to four per CPU for each ring, and stays on kernels without the call (before
+    /// 5.15).
     pub fn limit_workers(&self, count: u32) {
         let _ = self.ring.submitter().register_iowq_max_workers(&mut [count; 2]);
     }
@@ -43,8 +43,8 @@ impl Ring {
     /// Queues a submission.
     ///
     /// # Safety
-    /// What the entry names, memory and descriptor, must stay valid until its completion has been
-    /// taken.
+    /// The memory and the descriptor that the entry names must stay valid until its completion has
+    /// been taken.
     pub unsafe fn push(&mut self, entry: &squeue::Entry) {
         // SAFETY: the caller vouches for the entry.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
@@ -53,15 +53,15 @@ impl Ring {
         self.queued += 1;
     }
 
-    /// Tells the kernel of what is queued.
+    /// Submits the queued entries to the kernel.
     pub fn submit(&mut self) {
         if self.queued > 0 {
             self.enter(0, None);
         }
     }
 
-    /// Tells the kernel of what is queued, runs completion work, and waits for `wanted`
-    /// completions or the deadline.
+    /// Submits the queued entries, runs completion work, and waits for `wanted` completions or the
+    /// deadline.
     pub fn enter(&mut self, wanted: u32, deadline: Option<Instant>) {
         let entered = match deadline {
             None => {
@@ -79,20 +79,20 @@ impl Ring {
         };
         match entered {
             Ok(accepted) => self.queued -= accepted.min(self.queued),
-            // Interrupted, timed out, or out of room until completions are reaped: the kernel has
-            // taken what it took; count what is left in the queue.
+            // Interrupted, timed out, or out of room until completions are reaped: some entries may
+            // have been submitted; count the rest in the queue.
             Err(_) => self.queued = self.ring.submission().len(),
         }
     }
 
-    /// Whether the kernel holds completions that only entering it brings out: their work waits for
-    /// this thread, or the completion queue was full when they came.
+    /// Returns whether the kernel holds completions that only entering it delivers: their work is
+    /// deferred to this thread, or the completion queue was full when they came.
     pub fn has_more_inside(&mut self) -> bool {
         let queue = self.ring.submission();
         queue.taskrun() || queue.cq_overflow()
     }
 
-    /// The next completion: the mark of its submission, and its result.
+    /// Returns the next completion: its user data and result.
     pub fn next(&mut self) -> Option<(u64, i32)> {
         self.ring.completion().next().map(|entry| (entry.user_data(), entry.result()))
     }

@@ -1,4 +1,4 @@
-//! A share of a thread's ring.
+//! A user of a thread's ring.
 
 use std::io;
 
@@ -7,8 +7,8 @@ use io_uring::squeue;
 use crate::Reactor;
 use crate::reactor::user_mark;
 
-/// Submits to its reactor's ring and takes its own completions. Its owner takes all of them before
-/// it drops this.
+/// Submits to its reactor's ring and takes its own completions. Its owner must take all of them
+/// before dropping it.
 pub struct RingUser {
     reactor: Reactor,
     slot: usize,
@@ -17,17 +17,17 @@ pub struct RingUser {
 }
 
 impl RingUser {
-    /// With room for about so many submissions at once. Fails where the host offers no io_uring.
+    /// Makes a user with room for about `entries` submissions. Fails on a host without io_uring.
     pub fn new(reactor: &Reactor, entries: u32) -> io::Result<Self> {
         let slot = reactor.state().add_user(entries)?;
         Ok(Self { reactor: reactor.clone(), slot, in_flight: 0 })
     }
 
-    /// Queues a submission. Its completion carries `mark`.
+    /// Queues a submission, whose completion carries `mark`.
     ///
     /// # Safety
-    /// What the entry names, memory and descriptor, must stay valid until its completion has been
-    /// taken.
+    /// The memory and the descriptor that the entry names must stay valid until its completion has
+    /// been taken.
     pub unsafe fn push(&mut self, entry: squeue::Entry, mark: u32) {
         let entry = entry.user_data(user_mark(self.slot, mark));
         self.in_flight += 1;
@@ -35,20 +35,21 @@ impl RingUser {
         unsafe { self.reactor.state().ring().push(&entry) };
     }
 
-    /// Starts what the thread has queued, if anything.
+    /// Submits the thread's queued entries, if any.
     pub fn submit(&mut self) {
         self.reactor.state().submit();
     }
 
-    /// The mark and the result of the next completion that has come. Does not enter the kernel.
+    /// Returns the mark and the result of the next completion that has arrived. Does not enter the
+    /// kernel.
     pub fn next_completion(&mut self) -> Option<(u32, i32)> {
         let next = self.reactor.state().next_for(self.slot);
         self.in_flight -= usize::from(next.is_some());
         next
     }
 
-    /// Enters the kernel if that holds completions which only entering brings out. Returns whether
-    /// it did.
+    /// Enters the kernel if it holds completions that only entering delivers. Returns whether it
+    /// did.
     pub fn bring_out(&mut self) -> bool {
         let mut state = self.reactor.state();
         let inside = state.ring().has_more_inside();
@@ -58,13 +59,12 @@ impl RingUser {
         inside
     }
 
-    /// Whether another user's look has brought out a completion of ours.
+    /// Returns whether another user has taken a completion of ours from the ring.
     pub fn has_mail(&self) -> bool {
         !self.reactor.state().mailboxes[self.slot].is_empty()
     }
 
-    /// Waits for a completion of anything in the ring: for a drop, which cannot leave before the
-    /// kernel has.
+    /// Waits for any completion in the ring: for a drop, which must wait for the kernel.
     pub fn wait(&mut self) {
         if !self.has_mail() {
             self.reactor.state().ring().enter(1, None);

@@ -1,9 +1,9 @@
-//! What threads meet in: atomics, fences, locks and channels, and threads themselves. They are
-//! those of `std`; in a model (feature `model`) they are those of loom, which tries the orders of
+//! Synchronisation primitives: atomics, fences, locks, channels and threads. They are those of
+//! `std`; in a model (feature `model`) they are those of loom, which tries interleavings of
 //! threads, and for each load the values that the memory model allows.
 //!
-//! Code takes them from here if a model runs it (docs/testing.md). `Arc` is std's in models, too:
-//! no model asks when something is freed.
+//! Code that models run imports them from here (docs/testing.md). `Arc` is std's in models, too: no
+//! model checks when something is freed.
 
 #[cfg(feature = "model")]
 pub use loom::{

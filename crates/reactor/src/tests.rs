@@ -1,4 +1,4 @@
-//! Each promise of the reactor, with a ring and without one.
+//! Tests of the reactor's guarantees, with a ring and without one.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -31,14 +31,14 @@ fn clear(event: &File) {
     rustix::io::read(event, &mut [0; 8]).unwrap();
 }
 
-/// A reactor that sleeps in `poll(2)`, and one that sleeps in its ring.
+/// Makes a reactor that sleeps in `poll(2)`, and one that sleeps in its ring.
 fn both() -> [(Reactor, Option<RingUser>); 2] {
     let (plain, with_ring) = (Reactor::new().unwrap(), Reactor::new().unwrap());
     let user = RingUser::new(&with_ring, 8).unwrap();
     [(plain, None), (with_ring, Some(user))]
 }
 
-/// Sleeps until `over`, which nothing but a wake-up makes true.
+/// Sleeps until `over`, which only a wake-up makes true.
 fn sleep_until(reactor: &Reactor, mut over: impl FnMut() -> bool) {
     let start = Instant::now();
     while !over() {
@@ -47,7 +47,7 @@ fn sleep_until(reactor: &Reactor, mut over: impl FnMut() -> bool) {
     }
 }
 
-/// How long a sleep lasts that nothing but a deadline ends.
+/// Returns the length of a sleep that only its deadline ends.
 fn nap(reactor: &Reactor) -> Duration {
     let start = Instant::now();
     reactor.sleep(|| NextLook::At(start + SHORT));
@@ -79,7 +79,7 @@ fn what_can_go_on_does_not_sleep() {
     }
 }
 
-/// There were four once, and a fifth was a panic.
+/// The number was once limited to four, and a fifth caused a panic.
 #[test]
 fn any_number_of_descriptors_end_a_sleep_each() {
     for (reactor, _user) in both() {
@@ -95,7 +95,7 @@ fn any_number_of_descriptors_end_a_sleep_each() {
     }
 }
 
-/// A queue that drains leaves its notifications unread. They must not keep its thread awake.
+/// A draining queue leaves its notifications unread. They must not keep its thread awake.
 #[test]
 fn a_descriptor_that_stays_readable_ends_one_sleep() {
     for (reactor, _user) in both() {
@@ -105,7 +105,7 @@ fn a_descriptor_that_stays_readable_ends_one_sleep() {
         reactor.sleep(|| NextLook::At(Instant::now() + LONG));
         assert!(nap(&reactor) >= SHORT, "its owner has not looked");
         assert!(watch.take_ready());
-        // It has looked, and the descriptor is still readable.
+        // The watch was checked, and the descriptor is still readable.
         sleep_until(&reactor, || watch.take_ready());
     }
 }
@@ -134,7 +134,8 @@ fn nap_shortly(reactor: &Reactor) {
     reactor.sleep(|| NextLook::At(Instant::now() + Duration::from_micros(200)));
 }
 
-/// Each value is left, then the waker called: the owner sees every one of them, and sleeps between.
+/// Each value is stored before the waker is called: the owner sees every one of them, and sleeps in
+/// between.
 #[test]
 fn no_wake_up_of_another_thread_is_lost() {
     for (reactor, _user) in both() {
@@ -178,7 +179,7 @@ fn each_user_of_a_ring_gets_its_own_completions() {
         }
     }
     users[0].submit();
-    // The last one's look brings out what belongs to the others.
+    // The last user's check takes the completions of the others from the ring.
     for n in [4, 0, 1, 2, 3] {
         assert_eq!(users[n].has_mail(), n != 4);
         let mut marks: Vec<u32> = Vec::new();
@@ -203,14 +204,14 @@ fn a_sleep_starts_what_has_been_submitted_and_ends_with_its_completion() {
     push_nop(&mut user, 7);
     reactor.sleep(|| NextLook::At(Instant::now() + LONG));
     assert_eq!(user.next_completion(), Some((7, 0)));
-    // Also if it turns out that there is no time to sleep.
+    // Also if there turns out to be no time to sleep.
     push_nop(&mut user, 8);
     reactor.sleep(|| NextLook::Now);
     user.bring_out();
     assert_eq!(user.next_completion(), Some((8, 0)));
 }
 
-/// A user that goes while another one has submissions in flight leaves them alone.
+/// A user that is dropped while another one has submissions in flight does not affect them.
 #[test]
 fn a_user_that_waits_for_the_kernel_loses_nothing_of_others() {
     let reactor = Reactor::new().unwrap();
@@ -229,7 +230,7 @@ fn a_user_that_waits_for_the_kernel_loses_nothing_of_others() {
     assert_eq!(ended, (1, -libc::ETIME));
     drop(slow);
     assert_eq!(other.next_completion(), Some((2, 0)));
-    // Its place is used again.
+    // Its slot is used again.
     let mut third = RingUser::new(&reactor, 8).unwrap();
     push_nop(&mut third, 3);
     third.wait();
@@ -237,7 +238,7 @@ fn a_user_that_waits_for_the_kernel_loses_nothing_of_others() {
     assert_eq!(other.next_completion(), None);
 }
 
-/// The ring comes into being while descriptors are being watched.
+/// The ring is created while descriptors are being watched.
 #[test]
 fn a_ring_that_comes_late_watches_what_was_watched() {
     let reactor = Reactor::new().unwrap();
@@ -273,7 +274,7 @@ fn a_user_whose_completion_has_come_does_not_wait() {
     };
     let (over, is_over) = std::sync::mpsc::channel();
     let ends_it = Arc::clone(&never);
-    // So that a wait for nothing ends.
+    // Ends a wait that would last forever.
     let watch = thread::spawn(move || {
         let waits_on = is_over.recv_timeout(LONG).is_err();
         ring_it(&ends_it);
@@ -303,8 +304,8 @@ fn a_watch_that_is_gone_lets_go_of_its_descriptor() {
     }
 }
 
-/// 24 queues that wrote into holes had 121 threads of the kernel's, and at the limit of processes a
-/// neighbour could have none. What opens a pipe that nobody writes to keeps its worker.
+/// 24 queues that wrote into holes had 121 kernel worker threads, and at the limit of processes a
+/// neighbour could start none. Opening a pipe without a writer blocks its worker.
 #[test]
 fn a_ring_has_four_workers_for_each_user() {
     let folder = tempfile::tempdir().unwrap();
@@ -325,7 +326,7 @@ fn a_ring_has_four_workers_for_each_user() {
         assert!(start.elapsed() < 3 * LONG, "{} workers", workers_of_this_thread());
         thread::yield_now();
     }
-    // More would come at once.
+    // More workers would be started at once.
     thread::sleep(5 * SHORT);
     let workers = workers_of_this_thread();
     let _both_ends = File::options().read(true).write(true).open(&path).unwrap();
@@ -337,7 +338,7 @@ fn a_ring_has_four_workers_for_each_user() {
     assert_eq!(workers, 4);
 }
 
-/// A thread of the kernel's is named after the one that it works for.
+/// Counts the kernel worker threads of this thread, which are named after it.
 fn workers_of_this_thread() -> usize {
     let name = format!("iou-wrk-{}\n", rustix::thread::gettid().as_raw_nonzero());
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();

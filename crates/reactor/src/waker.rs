@@ -1,4 +1,4 @@
-//! How any thread ends the sleep of one.
+//! The waker of a thread, by which any other thread ends its sleep.
 
 use std::io;
 
@@ -14,7 +14,7 @@ pub struct Waker {
 }
 
 impl Waker {
-    /// Of a thread that is awake.
+    /// Makes the waker of a thread that is awake.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             event: Event::new()?,
@@ -23,9 +23,9 @@ impl Waker {
         })
     }
 
-    /// Wakes the thread if it sleeps. What it will find must have been stored before.
+    /// Wakes the thread if it sleeps. The data that it is to find must have been stored before.
     pub fn wake(&self) {
-        // Pairs with the fence in `fall_asleep`: either we see that it sleeps, or its last look
+        // Pairs with the fence in `fall_asleep`: either we see that it sleeps, or its last check
         // sees what we have stored.
         if !mutant("reactor.waker.wakes-without-fence") {
             fence(Ordering::SeqCst);
@@ -35,7 +35,7 @@ impl Waker {
         }
     }
 
-    /// To be followed by a last look, then the sleep, then `wake_up`.
+    /// Announces a sleep. Must be followed by a last check, then the sleep, then `wake_up`.
     pub(crate) fn fall_asleep(&self) {
         self.asleep.store(true, Ordering::Relaxed);
         if !mutant("reactor.waker.falls-asleep-without-fence") {
@@ -43,20 +43,22 @@ impl Waker {
         }
     }
 
-    /// The thread is awake again.
+    /// Announces that the thread is awake again.
     pub(crate) fn wake_up(&self) {
         self.asleep.store(false, Ordering::Relaxed);
-        // `wake` sets the mark before it writes the event. Until the event has come the mark stays,
-        // or the event would come later, never be read, and end every sleep from then on.
+        // `wake` sets the mark before it writes the event. The mark stays until the event has
+        // arrived; otherwise a late event would never be read, and would end every sleep from then
+        // on.
         if self.rung.load(Ordering::Acquire)
             && (self.event.take() || mutant("reactor.waker.forgets-an-event-that-comes-late"))
         {
-            // An exchange: what those have left that found the mark set is seen from here on.
+            // An exchange, so that the stores of threads that found the mark set are visible from
+            // here on.
             self.rung.swap(false, Ordering::AcqRel);
         }
     }
 
-    /// Readable when rung.
+    /// Returns the event, which is readable after a wake-up.
     pub(crate) fn event(&self) -> &Event {
         &self.event
     }
@@ -85,8 +87,8 @@ mod tests {
         assert!(!is_readable(&waker), "the owner is awake");
     }
 
-    /// The owner woke up by itself between the two steps of a ring. The event stayed, and the owner
-    /// never slept again.
+    /// The owner woke up by itself between the two steps of a wake-up. The event stayed readable,
+    /// and the owner never slept again.
     #[test]
     fn an_event_that_comes_late_ends_one_sleep_and_no_more() {
         let waker = Waker::new().unwrap();

@@ -12,14 +12,14 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// From the next sleep on.
+    /// Watches `file` from the next sleep on.
     pub fn new(reactor: &Reactor, file: Arc<File>) -> Self {
         let slot = reactor.state().add_watch(file);
         Self { reactor: reactor.clone(), slot }
     }
 
-    /// Whether it has become readable since the last call. Until this is asked, no sleep waits for
-    /// it; so a descriptor that stays readable does not end every sleep of its thread.
+    /// Returns whether it has become readable since the last call. Until this is called, no sleep
+    /// waits for it; so a descriptor that stays readable does not end every sleep of its thread.
     pub fn take_ready(&self) -> bool {
         self.reactor.state().take_ready(self.slot)
     }

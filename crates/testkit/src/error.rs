@@ -1,27 +1,27 @@
-//! The one error type of the kit: a small kind to match on, the cause kept as source.
+//! The error type of the kit: a kind to match on, with the cause as source.
 //!
-//! Every variant says what was being done. A status byte other than OK is not an error here: it
-//! is an answer, and the test decides whether it was the right one.
+//! Every variant names the failed action. A status byte other than OK is not an error: the test
+//! decides whether it is the right answer.
 
 use std::io;
 
 /// Shorthand for results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What went wrong while playing the guest.
+/// An error of the kit.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A system call failed.
     #[error("{action}")]
     Io {
-        /// What was being done.
+        /// The failed action.
         action: String,
         /// The reason given by the system.
         #[source]
         source: io::Error,
     },
-    /// The vhost-user conversation failed or the backend refused a message.
+    /// A vhost-user message failed, or the backend refused it.
     #[error("vhost-user: {action}")]
     Vhost {
         /// The message that failed.
@@ -30,39 +30,39 @@ pub enum Error {
         #[source]
         source: vhost::Error,
     },
-    /// The backend did something the specification does not allow.
+    /// The backend violated the specification.
     #[error("backend broke the protocol: {0}")]
     Protocol(String),
     /// The backend closed the connection.
     #[error("backend closed the connection while {0}")]
     Disconnected(String),
-    /// Nothing happened in the time given.
+    /// The timeout of a wait.
     #[error("timeout after {timeout_ms} ms while {action}")]
     Timeout {
-        /// What was being waited for.
+        /// The event that was awaited.
         action: String,
-        /// How long.
+        /// The timeout.
         timeout_ms: u64,
     },
-    /// The request was completed in the ring but no call was signalled although one was asked for.
+    /// The request was completed in the ring, but the requested call was not signalled.
     #[error("a completion arrived without a call on queue {queue}")]
     LostCall {
         /// The queue that was waited on.
         queue: usize,
     },
-    /// Data read back is not the data written.
+    /// Data read back differs from the data written.
     #[error("verify: {0}")]
     Verify(String),
-    /// The kit was asked for something it cannot do (too large, not negotiated, wrong state).
+    /// The kit was asked for something impossible (too large, not negotiated, wrong state).
     #[error("misuse: {0}")]
     Misuse(String),
-    /// The daemon did not start, or ended when it should not.
+    /// The daemon did not start, or ended unexpectedly.
     #[error("daemon: {0}")]
     Daemon(String),
 }
 
 impl Error {
-    /// Wraps a system error with what was being done.
+    /// Wraps a system error with the failed action.
     pub fn io(action: impl Into<String>, source: impl Into<io::Error>) -> Self {
         Error::Io { action: action.into(), source: source.into() }
     }
@@ -72,7 +72,8 @@ impl Error {
         Error::Vhost { action: action.into(), source }
     }
 
-    /// The whole chain on one line, for messages that leave the `source()` convention.
+    /// Formats the whole chain of causes on one line, for messages outside the `source()`
+    /// convention.
     pub fn chain(&self) -> String {
         let mut text = self.to_string();
         let mut cause = std::error::Error::source(self);

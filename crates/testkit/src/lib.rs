@@ -1,13 +1,13 @@
-//! Test and measurement kit: everything needed to play the guest's side of vhost-user-blk.
+//! Test and measurement kit: the guest's side of vhost-user-blk.
 //!
-//! `driver` is a split virtqueue as a guest driver keeps it, `client` a session that talks to a
-//! backend over its socket, `load` a workload generator on top of both, `model` a reference disk to
-//! compare answers with, `process` starts and stops the program under test, `patience` waits for
-//! what others do, `page_cache` says what the host keeps of a file, `truth` says what the blocks of
-//! a file system hold, `fuse` is a host that can be stopped, `table` compares documents with code.
+//! `driver` is a split virtqueue as in a guest driver, `client` a session with a backend over its
+//! socket, `load` a workload generator on top of both, `model` a reference disk to compare answers
+//! with, `process` starts and stops the program under test, `patience` waits for other threads and
+//! processes, `page_cache` shows the cached pages of a file, `truth` shows the content of a file
+//! system's blocks, `fuse` is a host that can be stopped, `table` compares documents with code.
 //!
-//! The kit knows the virtio and vhost-user specifications and nothing of Flowstone's own crates,
-//! so that a mistake made there cannot be repeated here unseen. It runs against any backend.
+//! The kit implements the virtio and vhost-user specifications without Flowstone's own crates, so
+//! that a mistake made there is not repeated here unnoticed. It works with any backend.
 
 pub mod client;
 pub mod driver;

@@ -1,4 +1,4 @@
-//! What the host's page cache holds of a file.
+//! Inspection of the host's page cache.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -7,7 +7,7 @@ use std::ptr;
 
 const PAGE_BYTES: usize = 4096;
 
-/// Whether each page of a file is in the page cache.
+/// Returns, for each page of a file, whether it is in the page cache.
 ///
 /// # Panics
 /// If the file cannot be opened, or is empty.

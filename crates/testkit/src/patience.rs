@@ -1,4 +1,4 @@
-//! How tests wait, and how they say that they cannot run here.
+//! Waiting in tests, and skipping of tests that cannot run here.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -7,29 +7,29 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// A wait that lasts this long is a hang. No test measures with it: what it waits for may take any
-/// time below it, on a machine that does other work too.
+/// Time after which a wait is a hang. No test measures with it: the awaited event may take any
+/// shorter time on a busy machine.
 pub const HANG: Duration = Duration::from_secs(120);
-/// Between two looks.
+/// Interval of checks.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Makes each test that cannot run here fail.
+/// Environment variable that makes tests fail that cannot run here.
 const REQUIRE_ALL: &str = "FLOWSTONE_REQUIRE_ALL";
 
-/// Waits until this holds.
+/// Waits until `holds` returns `true`.
 ///
 /// # Panics
-/// If it does not hold for [`HANG`].
+/// If it does not within [`HANG`].
 #[track_caller]
 pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     wait_for(what, || if holds() { Ok(()) } else { Err(()) });
 }
 
-/// Waits until `look` has what the test needs, and returns it. The last thing that it saw instead
-/// is in the message when nothing comes.
+/// Waits until `look` returns the wanted value, and returns it. The last other value is in the
+/// panic message.
 ///
 /// # Panics
-/// If nothing comes for [`HANG`].
+/// If it does not within [`HANG`].
 #[track_caller]
 pub fn wait_for<T, E: std::fmt::Debug>(what: &str, mut look: impl FnMut() -> Result<T, E>) -> T {
     let began = Instant::now();
@@ -42,14 +42,14 @@ pub fn wait_for<T, E: std::fmt::Debug>(what: &str, mut look: impl FnMut() -> Res
     }
 }
 
-/// The CPU time of this thread: what a test has cost, whatever else the machine does.
+/// Returns the CPU time of this thread: the cost of a test, whatever else the machine does.
 pub fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
 }
 
-/// Says that the test of this thread, or a part of it, is left out. The line passes by the capture
-/// of the output of tests that pass: `make test` counts it.
+/// Reports that the test of this thread, or a part of it, is skipped. The line bypasses the capture
+/// of the output of passing tests: `make test` counts it.
 ///
 /// # Panics
 /// If `FLOWSTONE_REQUIRE_ALL` is set.
@@ -59,7 +59,7 @@ pub fn skip(why: impl Display) {
     let name = thread.name().unwrap_or("a part of a test");
     let why = why.to_string();
     let line = format!("skipped {name}: {}\n", why.trim().replace('\n', " "));
-    // Not through `eprint`, which is captured. A line that is lost changes no result.
+    // Not through `eprint`, which is captured. A lost line changes no result.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 

@@ -1,13 +1,13 @@
-//! Tables in documents that the code has, too, and the tests that they name.
+//! Checks of tables in documents against the code, and of the tests that they name.
 
 use std::fs;
 use std::path::Path;
 
-/// The table of a document behind this mark has these rows.
+/// Checks that the table of a document behind this mark has these rows.
 ///
 /// # Panics
 ///
-/// If it has others: says what to write.
+/// If it has others: the message is the correct table.
 pub fn assert_rows(document: &str, mark: &str, expected: &[String]) {
     let table = document.split_once(mark).expect("the mark of the table").1;
     let rows: Vec<&str> = table.lines().skip(2).take_while(|line| line.starts_with('|')).collect();
@@ -24,7 +24,7 @@ fn sources(folder: &Path, text: &mut String) {
     }
 }
 
-/// The sources in these folders have tests with these names.
+/// Checks that the sources in these folders have tests of these names.
 ///
 /// # Panics
 ///

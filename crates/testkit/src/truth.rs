@@ -1,9 +1,9 @@
-//! What the blocks of a file system hold, as its own tools say: dumpe2fs, debugfs and e2image for
-//! ext2 to ext4, xfs_db and xfs_metadump for XFS, btrfs for itself. To compare with what others
-//! find out.
+//! The content of a file system's blocks, according to its own tools: dumpe2fs, debugfs and e2image
+//! for ext2 to ext4, xfs_db and xfs_metadump for XFS, btrfs for btrfs. For comparison with the
+//! classifier.
 //!
 //! # Panics
-//! All of it does where a tool is missing or does not say what it says today.
+//! All functions do if a tool is missing or its output format has changed.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -11,30 +11,30 @@ use std::ops::Range;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What a block holds. All others hold the contents of files, or nothing.
+/// The content of a block. Others hold file contents, or nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Holds {
     /// A journal.
     Journal,
-    /// Metadata at a place that is chosen when the file system is made.
+    /// Metadata at a place fixed by mkfs.
     FixedMetadata,
     /// Other metadata: directories, lists of extents.
     MovingMetadata,
 }
 
-/// What is where on a file system.
+/// The content of a file system by address.
 #[derive(Debug, Default)]
 pub struct Truth {
-    /// Of which block size, in bytes.
+    /// Its block size, in bytes.
     pub block_bytes: u64,
     /// Size of the file system, in bytes.
     pub bytes: u64,
-    /// End and content of ranges, by their start.
+    /// Ends and content of ranges, by their start.
     ranges: BTreeMap<u64, (u64, Holds)>,
 }
 
 impl Truth {
-    /// Of an image of ext2, ext3 or ext4.
+    /// Reads an image of ext2, ext3 or ext4.
     pub fn of_ext4(image: &str) -> Self {
         let header = run("dumpe2fs", &["-h", image], "");
         let field = |key: &str| listed(&header, key).map(number);
@@ -55,7 +55,7 @@ impl Truth {
         truth
     }
 
-    /// Of an image of XFS with its log inside.
+    /// Reads an image of XFS with an internal log.
     pub fn of_xfs(image: &str) -> Self {
         let field = |name: &str| ask_xfs(image, &["sb 0", &format!("p {name}")]);
         let block_bytes = field("blocksize");
@@ -70,7 +70,7 @@ impl Truth {
         truth
     }
 
-    /// Of an image of btrfs on one device, whose metadata is in chunks of its own.
+    /// Reads an image of btrfs on one device, with separate chunks for metadata.
     pub fn of_btrfs(image: &str) -> Self {
         let chunks = run("btrfs", &["inspect-internal", "dump-tree", "-t", "chunk", image], "");
         let mut truth = Self { block_bytes: 4096, ..Self::default() };
@@ -97,14 +97,14 @@ impl Truth {
         truth
     }
 
-    /// Adds directories and lists of extents of an image of ext4, as it is now.
+    /// Adds directories and extent lists of an image of ext4, as of now.
     pub fn add_moving(&mut self, image: &str) {
         let metadata = tempfile::NamedTempFile::new().expect("a temporary file");
         run("e2image", &["-r", image, text_of(metadata.path())], "");
         self.add_all_of(metadata.path());
     }
 
-    /// Adds trees, inodes and directories of an image of XFS, as it is now.
+    /// Adds trees, inodes and directories of an image of XFS, as of now.
     pub fn add_moving_of_xfs(&mut self, image: &str) {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let [dump, metadata] = ["dump", "metadata"].map(|name| folder.path().join(name));
@@ -113,7 +113,7 @@ impl Truth {
         self.add_all_of(&metadata);
     }
 
-    /// Adds blocks that hold something in a copy of the metadata.
+    /// Adds blocks that are not zero in a copy of the metadata.
     fn add_all_of(&mut self, metadata: &Path) {
         let bytes = std::fs::read(metadata).expect("a copy of the metadata");
         let blocks = bytes.chunks(usize::try_from(self.block_bytes).expect("a small number"));
@@ -125,13 +125,13 @@ impl Truth {
         }
     }
 
-    /// What is at this byte.
+    /// Returns the content at this byte.
     pub fn at(&self, byte: u64) -> Option<Holds> {
         let (_, (end, holds)) = self.ranges.range(..=byte).next_back()?;
         (*end > byte).then_some(*holds)
     }
 
-    /// How many bytes hold this.
+    /// Returns the bytes of this content.
     pub fn bytes_of(&self, holds: Holds) -> u64 {
         let ranges = self.ranges.iter().filter(|(_, (_, it))| *it == holds);
         ranges.map(|(start, (end, _))| end - start).sum()
@@ -165,7 +165,7 @@ impl Truth {
         }
     }
 
-    /// The blocks of a file; those that say where others are, are metadata.
+    /// Adds the blocks of a file; the blocks of its block map are metadata.
     fn add_file(&mut self, image: &str, inode: u64, holds: Holds) {
         let status = run("debugfs", &["-R", &format!("stat <{inode}>"), image], "");
         let (_, list) =
@@ -185,7 +185,7 @@ fn text_of(path: &Path) -> &str {
 
 /// Runs a tool with `input`, and returns what it prints.
 pub fn run(program: &str, arguments: &[&str], input: &str) -> String {
-    // Tools of root are not on every user's path.
+    // Some users have no PATH to root's tools.
     let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
     let mut child = Command::new(program)
         .args(arguments)
@@ -207,18 +207,18 @@ fn number(text: &str) -> u64 {
     text.parse().unwrap_or_else(|_| panic!("{text:?} is no number"))
 }
 
-/// `5` or `5-9`.
+/// Parses `5` or `5-9`.
 fn numbers(text: &str) -> Range<u64> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     number(first)..number(last) + 1
 }
 
-/// What follows `key` at the begin of a line.
+/// Returns the text after `key` at the begin of a line.
 fn listed<'text>(text: &'text str, key: &str) -> Option<&'text str> {
     text.lines().find_map(|line| Some(line.strip_prefix(key)?.trim()))
 }
 
-/// A number that xfs_db prints after `=`, or in brackets.
+/// Returns a number that xfs_db prints after `=`, or in brackets.
 fn ask_xfs(image: &str, commands: &[&str]) -> u64 {
     let mut arguments = vec!["-r"];
     commands.iter().for_each(|command| arguments.extend(["-c", command]));

@@ -1,6 +1,6 @@
-//! Numbers of the virtio and virtio-blk specifications that the kit needs.
+//! Numbers of the virtio and virtio-blk specifications used by the kit.
 //!
-//! Plain constants on purpose: tests mask, combine and corrupt them at will.
+//! Plain constants, so that tests can mask, combine and corrupt them.
 
 /// Maximum size of any single segment is in `size_max`.
 pub const F_SIZE_MAX: u64 = 1 << 1;
@@ -35,7 +35,7 @@ pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 /// Modern device.
 pub const F_VERSION_1: u64 = 1 << 32;
 
-/// What QEMU 7.2 lets through for vhost-user-blk and a modern driver acknowledges.
+/// Features that QEMU 7.2 offers for vhost-user-blk and a modern driver acknowledges.
 pub const F_DEFAULT: u64 = F_SEG_MAX
     | F_SIZE_MAX
     | F_GEOMETRY
@@ -76,7 +76,7 @@ pub const SECTOR_BYTES: u64 = 512;
 /// Flag in a write-zeroes range: the device may unmap.
 pub const RANGE_UNMAP: u32 = 1;
 
-/// Descriptor flag: the chain goes on at `next`.
+/// Descriptor flag: the chain continues at `next`.
 pub const DESC_NEXT: u16 = 1;
 /// Descriptor flag: the device writes to this buffer.
 pub const DESC_WRITE: u16 = 2;

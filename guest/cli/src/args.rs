@@ -9,7 +9,7 @@ use flowstone_policy::PolicyKind;
 
 use crate::units::{parse_size, parse_time};
 
-/// A shorter silence says nothing.
+/// Shortest timeout: a shorter silence is normal.
 const TIMEOUT_MIN: Duration = Duration::from_millis(100);
 
 /// A file cache in front of shared storage

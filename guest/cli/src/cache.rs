@@ -9,12 +9,12 @@ use flowstone_policy::Windows;
 use crate::Failure;
 use crate::args::{Cache, OpenMode, WhenDown};
 
-/// Serves until a signal or an unmount.
+/// Serves a mount until a signal or an unmount.
 pub fn run(args: &Cache) -> Result<(), Failure> {
     let shown = args.mount.display();
     let is_up = |_: &std::path::Path| {
         println!("serving {shown}");
-        // Who started it may not read what it says.
+        // The parent process may not read our output.
         let _ = std::io::stdout().flush();
     };
     serve(&options(args), is_up).map_err(|failed| failed.to_string())

@@ -1,4 +1,4 @@
-//! Commands that talk to a running cache.
+//! Commands that query a running cache.
 
 use std::fs::File;
 use std::io::{self, BufRead};
@@ -13,7 +13,7 @@ use crate::Failure;
 use crate::args::{Drop, Record, Stats};
 use crate::units::format_size;
 
-/// Shows the counters.
+/// Prints the counters.
 pub fn stats(args: &Stats) -> Result<(), Failure> {
     let line = first_line(&args.mount, &Question::Stats)?.0;
     end_with_the_reader();
@@ -53,13 +53,14 @@ fn show(it: &Report) {
     println!("epochs    {}", it.epochs);
 }
 
-/// As with `flowstone-guest stats MOUNT | head -1`: nothing is left to do but print.
+/// Lets SIGPIPE end the process, as in `flowstone-guest stats MOUNT | head -1`: only printing is
+/// left to do.
 fn end_with_the_reader() {
     // SAFETY: the default action of a signal runs no code of ours.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
-/// Writes down uses of files.
+/// Records uses of files.
 pub fn record(args: &Record) -> Result<(), Failure> {
     let (_, mut lines) = first_line(&args.mount, &Question::Record)?;
     let failed = |error: io::Error| {
@@ -67,7 +68,7 @@ pub fn record(args: &Record) -> Result<(), Failure> {
     };
     let mut output = File::create(&args.output).map_err(failed)?;
     eprintln!("recording {}", args.mount.display());
-    // Ends with the cache, or with a signal: each line is written when it comes.
+    // Ends with the cache, or with a signal: each line is written as it arrives.
     io::copy(&mut lines, &mut output).map(|_| ()).map_err(failed)
 }
 
@@ -103,7 +104,7 @@ fn first_line(
     })
 }
 
-/// What says how much copies may take, for people.
+/// Describes the origin of the copies' limit, for an operator.
 fn limit(by: &str) -> String {
     match by {
         "guest" => "this guest's memory is short".to_owned(),

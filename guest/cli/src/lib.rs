@@ -11,10 +11,10 @@ use clap::Parser;
 
 use crate::args::{Args, Command};
 
-/// What went wrong, in one line: what failed, why, and what to try.
+/// A failure in one line: the operation, its reason, and advice.
 type Failure = String;
 
-/// Runs the command that was typed.
+/// Runs the command of the command line.
 pub fn main() -> ExitCode {
     let done = match Args::parse().command {
         Command::Cache(args) => cache::run(&args),

@@ -1,8 +1,8 @@
-//! Sizes and times as they are typed and shown.
+//! Parsing and formatting of sizes and times.
 
 use std::time::Duration;
 
-/// Letters of the powers of 1024.
+/// Suffixes of the powers of 1024.
 const LETTERS: &str = "KMGT";
 
 /// Parses a size: `4096`, `64K`, `512MiB`, `1.5G`.
@@ -32,7 +32,7 @@ pub fn parse_time(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * unit).map_err(|_| wrong())
 }
 
-/// Shows a size with the largest letter that leaves a whole part.
+/// Formats a size with the largest suffix that leaves a whole part.
 pub fn format_size(bytes: u64) -> String {
     let powers = (1..).zip(LETTERS.chars());
     let fitting = powers.take_while(|(power, _)| bytes >> (10 * power) > 0).last();

@@ -1,7 +1,7 @@
-//! Sizes copies that are in memory, and talks to the host about it through a virtio port, if there
-//! is one: a report each epoch, or three in a lease, and grants as they come.
+//! Sizes copies in memory, and exchanges messages with the host about it over a virtio port, if
+//! there is one: a report each epoch, at least three per lease, and grants as they come.
 //!
-//! A host that is not there costs nothing: lines are kept by QEMU, or given up.
+//! An absent host costs nothing: lines are buffered by QEMU, or dropped.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -19,14 +19,14 @@ use crate::budget::Budgets;
 use crate::files::Files;
 
 const PORTS: &str = "/sys/class/virtio-ports";
-/// Memory is looked at so often.
+/// Interval of memory readings.
 const PERIOD: Duration = Duration::from_millis(500);
-/// No more often, however short an epoch is.
+/// Lower limit of that interval, for short epochs.
 const PERIOD_MIN: Duration = Duration::from_millis(10);
-/// A host that has gone may be back after so long.
+/// Delay before another try to reach a host that has gone.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Begins to size the copies of a mount.
+/// Starts the thread that sizes the copies of a mount.
 pub fn start(
     files: &Arc<Files>,
     budgets: Budgets,
@@ -42,11 +42,11 @@ pub fn start(
 struct Agent {
     budgets: Budgets,
     files: Arc<Files>,
-    /// Given by an option.
+    /// The path given by an option.
     port: Option<PathBuf>,
     talk: Option<Talk>,
     tried: Option<Instant>,
-    /// It was said that the host hears another cache of this VM.
+    /// A refusal by the host, which hears another cache of this VM, has been logged.
     refused: bool,
 }
 
@@ -71,7 +71,7 @@ impl Agent {
         }
     }
 
-    /// Takes the grants that have come.
+    /// Processes the grants that have arrived.
     fn listen(&mut self, now: Instant) {
         if self.talk.is_none() && self.tried.is_none_or(|at| now - at >= RETRY) {
             self.tried = Some(now);
@@ -85,12 +85,12 @@ impl Agent {
                 *refused = false;
             }
             Ok(ToGuest::Refused(refusal)) => {
-                // The host says so again and again.
+                // The host repeats its refusal.
                 if !std::mem::replace(refused, true) {
                     eprintln!("the host does not hear this cache: {}", refusal.reason);
                 }
             }
-            // A later host may say what this guest does not know.
+            // A later host may send messages that this guest does not know.
             Err(_) => {}
         });
         if heard.is_err() {
@@ -118,7 +118,7 @@ impl Agent {
     }
 }
 
-/// The way to the host.
+/// The connection to the host.
 struct Talk {
     to_host: ToHostEnd,
     lines: Lines,
@@ -130,7 +130,7 @@ enum ToHostEnd {
 }
 
 impl Talk {
-    /// Opens what was given, or else the virtio port. One process has it at a time.
+    /// Opens the given path, or else the virtio port. One process can have it open at a time.
     fn open(given: Option<&Path>) -> Option<Self> {
         let path = match given {
             Some(path) => path.to_owned(),
@@ -158,7 +158,7 @@ impl Talk {
                 ToHostEnd::Socket(socket) => socket.read(&mut buffer),
             };
             let bytes = match read {
-                // A port stays when the host's end goes; a socket does not.
+                // A port stays open when the host disconnects; a socket does not.
                 Ok(0) if matches!(self.to_host, ToHostEnd::Port(_)) => return Ok(()),
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
@@ -169,7 +169,7 @@ impl Talk {
         }
     }
 
-    /// A line that has no room is given up whole; the next one says more.
+    /// Sends a line. One that does not fit is dropped; the next one is newer.
     fn say(&mut self, line: &[u8]) -> io::Result<()> {
         let said = match &mut self.to_host {
             ToHostEnd::Port(port) => port.write(line),
@@ -177,7 +177,7 @@ impl Talk {
         };
         match said {
             Ok(bytes) if bytes == line.len() => Ok(()),
-            // Half a line would spoil the next one.
+            // A partial line would corrupt the next one.
             Ok(_) => Err(io::ErrorKind::WriteZero.into()),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
             Err(error) => Err(error),
@@ -185,7 +185,7 @@ impl Talk {
     }
 }
 
-/// The device of a virtio port, by the name that QEMU was given.
+/// Returns the device of a virtio port by its name in QEMU.
 fn port_called(name: &str, ports: &Path) -> Option<PathBuf> {
     let is_it = |entry: &fs::DirEntry| {
         fs::read_to_string(entry.path().join("name")).is_ok_and(|found| found.trim_end() == name)

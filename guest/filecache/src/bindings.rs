@@ -1,5 +1,5 @@
-//! What is bound: which node of a file is open, in which mode, and how often. The kernel keeps the
-//! same account; a close reaches us after it has taken the node out of it, so a node that is closed
+//! Bindings: the open node of each file, its mode, and its number of opens. The kernel does the
+//! same accounting; a close reaches us after the kernel has done its part, so a node that is closed
 //! here is closed there.
 
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ use crate::nodes::Node;
 use crate::open_mode::{Answer, Ask, Mode, Modes, NodeState, answer};
 use crate::stamp::Identity;
 
-/// Open files.
+/// All open files.
 #[derive(Default)]
 pub struct Bindings {
     files: Mutex<HashMap<Identity, OpenFile>>,
@@ -29,13 +29,13 @@ pub struct Bindings {
 struct OpenFile {
     main: Option<Binding>,
     split_opens: u32,
-    /// Holds the file while it is open: its name may lead elsewhere meanwhile.
+    /// Holds the file while it is open: its name may lead to another file meanwhile.
     anchor: Option<Arc<OwnedFd>>,
-    /// What is known of a file that was opened without a look at it.
+    /// The copy of a file that was opened without asking the source.
     trusted: Option<Arc<Copy>>,
 }
 
-/// A node that is open in a mode.
+/// A node that is open in some mode.
 struct Binding {
     node: Arc<Node>,
     mode: Mode,
@@ -43,75 +43,75 @@ struct Binding {
     caller: Caller,
     copy: Option<Arc<Copy>>,
     backing: Option<Arc<Backing>>,
-    /// The source's file of an open in mode Copy.
+    /// The source's file of an open in mode Copy, to compare the copy with.
     checked_by: Option<Arc<File>>,
 }
 
-/// An open of a node.
+/// The parameters of an open.
 #[derive(Clone, Copy)]
 pub struct Opening<'a> {
     /// The node.
     pub node: &'a Arc<Node>,
-    /// Whether it is the split node of its file.
+    /// It is the split node of its file.
     pub is_split: bool,
-    /// Whether it is opened for writing.
+    /// It is opened for writing.
     pub writes: bool,
-    /// Whether it has the set-user-id or set-group-id bit.
+    /// The file has the set-user-id or set-group-id bit.
     pub is_set_id: bool,
-    /// Whether its writes are kept back.
+    /// Its writes are kept back (write-back).
     pub is_kept_back: bool,
-    /// Whether it has just been made, at a server.
+    /// The file has just been created, at a server.
     pub is_new: bool,
-    /// For whom.
+    /// The caller.
     pub caller: &'a Caller,
-    /// The modes that are possible.
+    /// The allowed modes.
     pub allowed: Modes,
 }
 
-/// What an open has in its hands to be bound with.
+/// The objects that an open has prepared for its binding.
 #[derive(Default)]
 pub struct Prepared {
     /// The fresh copy.
     pub copy: Option<Arc<Copy>>,
-    /// The kernel's hold on the source's file.
+    /// The kernel's registration of the source's file.
     pub backing: Option<Arc<Backing>>,
     /// The source's file.
     pub file: Option<Arc<File>>,
-    /// The file, held.
+    /// The anchor of the file.
     pub anchor: Option<Arc<OwnedFd>>,
 }
 
 impl Prepared {
-    /// What the daemon reads: a copy does until it is dropped.
+    /// Returns whether the daemon has a file to read: a copy can be read until it is dropped.
     fn something_to_read(&self) -> bool {
         self.file.is_some() || self.copy.is_some()
     }
 }
 
-/// What an open comes to.
+/// The result of binding an open.
 pub enum Bound {
-    /// It is bound; the kernel's hold on the backing file goes with it.
+    /// It is bound; with the kernel's registration of the backing file.
     As(Mode, Option<Arc<Backing>>),
-    /// It needs something first: the kernel's hold on a file, or the file.
+    /// Something is missing: the kernel's registration of a file, or the file.
     Needs(Mode),
-    /// The kernel must look the name up again.
+    /// The kernel must look the name up again, to open another node.
     Elsewhere,
 }
 
-/// An open copy, to be compared with the source.
+/// An open copy, for comparison with the source.
 pub struct OpenCopy {
     /// The node.
     pub node: Arc<Node>,
     /// The copy.
     pub copy: Arc<Copy>,
-    /// The source's file, if the open has looked at it.
+    /// The source's file, if the open has opened it.
     pub file: Option<Arc<File>>,
-    /// For whom it was opened.
+    /// The caller of the open.
     pub caller: Caller,
 }
 
 impl Bindings {
-    /// Binds a node for an open, or says what is missing.
+    /// Binds a node for an open, or returns what is missing.
     pub fn bind(&self, opening: &Opening<'_>, has: &mut Prepared) -> Bound {
         let mut files = lock(&self.files);
         let identity = opening.node.identity;
@@ -126,12 +126,13 @@ impl Bindings {
         bound
     }
 
-    /// Whether anybody has a file open.
+    /// Returns whether a file is open.
     pub fn is_open(&self, identity: Identity) -> bool {
         lock(&self.files).contains_key(&identity)
     }
 
-    /// Whether writes of a node may be kept back: the kernel opens none of its files itself.
+    /// Returns whether writes of a node may be kept back: the kernel must not have any of its files
+    /// open itself.
     pub fn suits_write_back(&self, node: &Node) -> bool {
         lock(&self.files).get(&node.identity).is_none_or(|file| {
             let is_plain = file.main.as_ref().is_none_or(|main| main.mode == Mode::Plain);
@@ -139,12 +140,12 @@ impl Bindings {
         })
     }
 
-    /// The file of a node, if it is open and held.
+    /// Returns the anchor of a node's file, if it is open and has one.
     pub fn anchor(&self, node: &Node) -> Option<Arc<OwnedFd>> {
         lock(&self.files).get(&node.identity)?.anchor.clone()
     }
 
-    /// The copy of a node that the kernel itself reads.
+    /// Returns the copy of a node that the kernel reads directly (mode Copy).
     pub fn copy_in_kernel(&self, node: &Node) -> Option<Arc<Copy>> {
         let files = lock(&self.files);
         let main = files.get(&node.identity)?.main.as_ref()?;
@@ -152,13 +153,13 @@ impl Bindings {
         main.copy.clone().filter(|_| is_it)
     }
 
-    /// The copy of a node that was opened on trust.
+    /// Returns the copy of a node that was opened on trust.
     pub fn trusted_copy(&self, node: &Node) -> Option<Arc<Copy>> {
         lock(&self.files).get(&node.identity)?.trusted.clone()
     }
 
-    /// A handle is closed. Returns whether the name can lead to the main node again: the split node
-    /// is closed, or the whole file.
+    /// Removes a closed handle. Returns whether the name can lead to the main node again: the split
+    /// node is closed, or the whole file.
     pub fn unbind(&self, handle: &Handle) -> bool {
         let mut files = lock(&self.files);
         let Some(file) = files.get_mut(&handle.node.identity) else { return false };
@@ -175,24 +176,24 @@ impl Bindings {
             files.remove(&handle.node.identity);
         }
         drop(files);
-        // Closes a file of the source, which may hang: nothing is locked any more.
+        // Outside the lock: closes a file of the source, which may hang.
         drop(unbound);
         joins
     }
 
-    /// The copy that is open of a file.
+    /// Returns the open copy of a file.
     pub fn open_copy(&self, identity: Identity) -> Option<OpenCopy> {
         lock(&self.files).get(&identity)?.main.as_ref()?.open_copy()
     }
 
-    /// All copies that are open.
+    /// Returns all open copies.
     pub fn open_copies(&self) -> Vec<OpenCopy> {
         let files = lock(&self.files);
         let bound = files.values().filter_map(|file| file.main.as_ref());
         bound.filter_map(Binding::open_copy).collect()
     }
 
-    /// What copies take that are open.
+    /// Returns the bytes of open copies.
     pub fn pinned_bytes(&self) -> u64 {
         let files = lock(&self.files);
         let bound = files.values().filter_map(|file| file.main.as_ref());
@@ -208,7 +209,7 @@ impl OpenFile {
     fn bind(&mut self, opening: &Opening<'_>, has: &mut Prepared) -> Bound {
         let Opening { node, caller, .. } = *opening;
         let main = self.main.as_ref();
-        // A writer may have opened the file since the copy was looked at, and the node may be bound
+        // A writer may have opened the file since the copy was checked, and the node may be bound
         // to an older copy.
         let bound_copy = main.and_then(|it| it.copy.as_ref());
         has.copy = has.copy.take().filter(|copy| {
@@ -248,7 +249,7 @@ impl OpenFile {
 }
 
 impl Binding {
-    /// The first open of a node, if everything is there that it needs.
+    /// Makes the binding of a node's first open, if everything that it needs is there.
     fn new(node: &Arc<Node>, mode: Mode, caller: &Caller, has: &Prepared) -> Option<Self> {
         let copy = has.copy.clone().filter(|_| mode == Mode::Copy);
         let backing = match mode {

@@ -1,4 +1,4 @@
-//! What an open is bound to, as far as no kernel is needed to say.
+//! Tests of bindings that need no kernel.
 
 use std::ffi::OsStr;
 

@@ -1,5 +1,5 @@
-//! What copies in memory may take: the least of what the options say, of what the guest's own
-//! memory allows, and of what the host grants (M_g of the paper). Pure.
+//! The limit of copies in memory: the minimum of the options, of what the guest's own memory
+//! allows, and of the host's grant (M_g of the paper). Does no I/O.
 
 use std::time::{Duration, Instant};
 
@@ -7,21 +7,21 @@ use flowstone_memory::message::Grant;
 use flowstone_memory::mutant;
 use flowstone_memory::sizer::{Limits, Reading, Sizer};
 
-/// However short memory is, copies may take this part of what the options say.
+/// Divisor: copies may always take this part of the options' limit, however short memory is.
 const MIN_OF: u64 = 16;
-/// The longest lease that is believed.
+/// The longest lease that is accepted.
 const LEASE_MAX: Duration = Duration::from_secs(300);
 
-/// A limit, and what it comes from.
+/// A limit and its origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// So many bytes.
+    /// The limit in bytes.
     pub bytes: u64,
     /// `memory` or `size` (the options), `guest` (its memory is short), `host` (its grant).
     pub by: &'static str,
 }
 
-/// See the module.
+/// The limits of a mount; see the module.
 pub struct Budgets {
     option: Budget,
     guest: Sizer,
@@ -29,38 +29,38 @@ pub struct Budgets {
 }
 
 impl Budgets {
-    /// What the options say.
+    /// Starts with the limit of the options.
     pub fn new(option: Budget) -> Self {
         let limits = Limits { min: option.bytes / MIN_OF, max: option.bytes };
         Self { option, guest: Sizer::new(limits), granted: None }
     }
 
-    /// The guest's memory is so; the copies take `held` bytes.
+    /// Processes a reading of the guest's memory; the copies take `held` bytes.
     pub fn read(&mut self, at: Duration, reading: Reading, held: u64, curve: &[f64]) {
         let bytes_max = self.option.bytes;
         let hit_ratio = |bytes: u64| ratio_of(curve, bytes, bytes_max);
         self.guest.decide(at, reading, held, &hit_ratio);
     }
 
-    /// The host says what it may be for a while.
+    /// Processes a grant of the host, which is valid for its lease.
     pub fn granted(&mut self, grant: &Grant, now: Instant) {
         let lease = Duration::from_secs(grant.lease_s).min(LEASE_MAX);
         self.granted = Some((now + lease, grant.bytes));
     }
 
-    /// The limit.
+    /// Returns the current limit.
     pub fn now(&self, now: Instant) -> Budget {
         let guest = Budget { bytes: self.guest.target(), by: "guest" };
         let holds = |end: Instant| end > now || mutant("guest.budget.keeps-a-lease-that-is-over");
         let granted = self.granted.filter(|(end, _)| holds(*end));
         let host = granted.map_or(self.option, |(_, bytes)| Budget { bytes, by: "host" });
-        // Of equal ones the first is named.
+        // Of equal limits the first is named.
         let least = |one: Budget, other: Budget| if other.bytes < one.bytes { other } else { one };
         least(least(self.option, guest), host)
     }
 }
 
-/// From points of equal steps up to `bytes_max`; nothing if there are none.
+/// Interpolates a curve of points in equal steps up to `bytes_max`; `None` if it is empty.
 fn ratio_of(points: &[f64], bytes: u64, bytes_max: u64) -> Option<f64> {
     let last = points.len().checked_sub(1)?;
     let place = bytes as f64 / bytes_max.max(1) as f64 * points.len() as f64;
@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(budgets.now(start), Budget { bytes: 128 * MIB, by: "guest" });
     }
 
-    /// A guest would stay small for ever because its host died.
+    /// A guest would stay small forever because its host died.
     #[test]
     fn a_grant_ends_with_its_lease() {
         let (mut budgets, start) = (Budgets::new(OPTION), Instant::now());

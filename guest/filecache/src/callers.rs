@@ -1,9 +1,9 @@
-//! Who asks, and acting for them: calls to the source are made with the caller's ids, so that the
-//! server judges them, and what is created belongs to the caller.
+//! Callers, and acting for them: calls to the source are made with the caller's ids, so that the
+//! server checks their permissions, and created files belong to the caller.
 //!
-//! FUSE tells the user and the group. Supplementary groups are read from the caller's status in
-//! `/proc`; what cannot be read (another pid namespace) counts as none, and such a caller never
-//! shares a file that was registered for others.
+//! FUSE passes the user and the group. Supplementary groups are read from the caller's status in
+//! `/proc`; unreadable ones (another pid namespace) count as none, and such a caller never shares a
+//! file that was registered for others.
 
 use std::fs;
 use std::marker::PhantomData;
@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 
 use flowstone_memory::mutant;
 
-/// Ids of a process that has asked for something.
+/// The ids of a calling process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// User.
@@ -22,14 +22,15 @@ pub struct Caller {
     pub groups: Option<Box<[u32]>>,
 }
 
-/// Only the superuser can act for others. Another user who runs the daemon is the only one
-/// whom the kernel lets in.
+/// Only the superuser can act for others. If another user runs the daemon, the kernel admits only
+/// that user.
 static CAN_ACT: LazyLock<bool> = LazyLock::new(|| rustix::process::geteuid().is_root());
 
 impl Caller {
-    /// Reads who has sent a request.
+    /// Reads the ids of a request's sender.
     pub fn of(uid: u32, gid: u32, task: u32) -> Self {
-        // The superuser of the guest needs no groups here; a server that squashes it ignores them.
+        // The superuser of the guest needs no groups here; a server that squashes root ignores
+        // them.
         let groups = if uid == 0 { Some(Box::default()) } else { groups_of(task) };
         Self { uid, gid, groups }
     }
@@ -48,7 +49,7 @@ impl Caller {
     }
 }
 
-/// This thread acts for a caller. Dropped, it is the daemon again.
+/// Guard of acting for a caller on this thread. Dropped, it restores the daemon's ids.
 pub struct Acting {
     acts: bool,
     on_this_thread: PhantomData<*const ()>,
@@ -63,7 +64,7 @@ impl Drop for Acting {
     }
 }
 
-/// The superuser's rights over files go and come with the user id.
+/// Sets the thread's ids. The superuser's file capabilities go and come with the user id.
 fn set_ids(uid: u32, gid: u32) {
     // SAFETY: these two change the ids of this thread, and touch no memory. They report no error;
     // a superuser may set any.
@@ -73,7 +74,7 @@ fn set_ids(uid: u32, gid: u32) {
     }
 }
 
-/// The system call itself: glibc's function of this name changes all threads.
+/// Makes the system call directly: glibc's function of this name changes all threads.
 fn set_groups(groups: &[u32]) {
     // SAFETY: the pointer and the length are those of a slice, which is only read.
     let result = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
@@ -88,8 +89,8 @@ fn groups_of(task: u32) -> Option<Box<[u32]>> {
 
 const KILL: u64 = 1 << (libc::SIGKILL - 1);
 
-/// Whether a signal waits for a task: then it is to wait for nothing else. Of a task in another
-/// pid namespace (0) this cannot be known.
+/// Returns whether a signal is pending for a task, which then must not block. Unknown for a task in
+/// another pid namespace (0).
 pub fn is_interrupted(task: u32) -> bool {
     if task == 0 {
         return false;
@@ -101,14 +102,14 @@ pub fn is_interrupted(task: u32) -> bool {
     waiting & (!ignored | KILL) != 0
 }
 
-/// A set of signals in a task's status.
+/// Returns a signal set from a task's status.
 fn signals(status: &str, name: &str) -> u64 {
     let mask = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
     u64::from_str_radix(mask.trim(), 16).unwrap_or_default()
 }
 
-/// Whether a task is being killed. (A signal that is to end a process is there as SIGKILL for each
-/// of its tasks.) Of a task in another pid namespace (0) this cannot be known.
+/// Returns whether a task is being killed. (A signal that terminates a process is pending as
+/// SIGKILL for each of its tasks.) Unknown for a task in another pid namespace (0).
 pub fn is_killed(task: u32) -> bool {
     if task == 0 {
         return false;

@@ -1,8 +1,8 @@
-//! The way to a running daemon, for `stats`, `record` and `drop`: a socket named after the number
-//! of the mount's file system, so that the path of the mount is all that has to be known. It is the
-//! daemon's user's alone.
+//! The control socket of a running daemon, for `stats`, `record` and `drop`. It is named after the
+//! device number of the mount's file system, so that a client needs only the path of the mount.
+//! Only the daemon's user has access.
 //!
-//! A client sends one line of JSON and gets one back; `record` gets lines until it goes.
+//! A client sends one line of JSON and gets one back; `record` gets lines until it disconnects.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufRead, BufReader, Write};
@@ -20,23 +20,23 @@ use serde::{Deserialize, Serialize};
 use crate::files::Files;
 use crate::mount_point;
 
-/// A question may be so long.
+/// Longest question in bytes.
 const LINE_MAX: u64 = 4 << 10;
 
-/// What can be asked.
+/// A question to the daemon.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Question {
-    /// The counters.
+    /// Return the counters.
     Stats,
-    /// A line for each use of a file from now on.
+    /// Return a line for each use of a file from now on.
     Record,
     /// Drop all copies.
     DropAll,
-    /// Drop the copy of the file with this number in the mount.
+    /// Drop the copy of the file with this inode number in the mount.
     DropFile(u64),
 }
 
-/// The socket of a mount.
+/// Returns the path of a mount's socket.
 fn socket(device: &str) -> PathBuf {
     let private = std::env::var_os("XDG_RUNTIME_DIR").filter(|_| !is_root());
     let folder = private.map_or_else(|| PathBuf::from("/run"), PathBuf::from);
@@ -47,7 +47,7 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Asks the daemon of a mount. Returns where its answer can be read.
+/// Asks the daemon of a mount. Returns the stream of its answer.
 pub fn ask(mount: &Path, question: &Question) -> io::Result<BufReader<UnixStream>> {
     let at = fs::canonicalize(mount).or_else(|_| std::path::absolute(mount))?;
     let listed =
@@ -59,16 +59,16 @@ pub fn ask(mount: &Path, question: &Question) -> io::Result<BufReader<UnixStream
     Ok(BufReader::new(stream))
 }
 
-/// The socket of a mount that is served.
+/// The socket of a served mount.
 pub struct Socket {
     path: PathBuf,
-    /// Device and inode. No other file gets that one while the socket is open.
+    /// Device and inode number, which no other file gets while the socket is open.
     file: (u64, u64),
 }
 
 impl Socket {
-    /// Makes it. The number of a mount that is gone is soon another's, so one that is there is that
-    /// of a daemon that was killed, or whose mount is gone.
+    /// Makes the socket. Device numbers of former mounts are reused, so an existing socket of this
+    /// name belongs to a daemon that was killed or whose mount is gone.
     fn make(path: PathBuf) -> io::Result<(Self, UnixListener)> {
         let folder = path.parent().ok_or(io::ErrorKind::NotFound)?;
         fs::create_dir_all(folder)?;
@@ -84,7 +84,7 @@ impl Socket {
         Ok((Self { path, file }, listener))
     }
 
-    /// Takes it away, if it is still there: another daemon may have its name by now.
+    /// Removes the socket if it is still ours: another daemon may have its name by now.
     pub fn remove(&self) -> io::Result<()> {
         let _locked = lock(self.path.parent().ok_or(io::ErrorKind::NotFound)?)?;
         let is_ours = number_of(&self.path)? == self.file;
@@ -95,13 +95,13 @@ impl Socket {
     }
 }
 
-/// Device and inode.
+/// Returns device and inode number.
 fn number_of(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|it| (it.dev(), it.ino()))
 }
 
-/// One daemon at a time makes or removes sockets: one that is made cannot be connected to for a
-/// moment, and would be taken for that of a daemon that was killed.
+/// Serialises daemons that make or remove sockets: a new socket cannot be connected to for a
+/// moment, and would be taken for that of a killed daemon.
 fn lock(folder: &Path) -> io::Result<File> {
     let folder = File::open(folder)?;
     if !mutant("guest.control.does-not-lock") {
@@ -110,7 +110,7 @@ fn lock(folder: &Path) -> io::Result<File> {
     Ok(folder)
 }
 
-/// Answers questions about a mount, each client on a thread.
+/// Answers questions about a mount, each client on its own thread.
 pub fn serve(files: &Arc<Files>, mount: &Path) -> io::Result<Socket> {
     let listed = mount_point::listed(mount)
         .ok_or_else(|| io::Error::other("the mount is not in the list of mounts"))?;
@@ -126,7 +126,7 @@ pub fn serve(files: &Arc<Files>, mount: &Path) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Takes away the sockets of daemons that were killed: no process listens there.
+/// Removes the sockets of killed daemons, on which no process listens.
 fn remove_dead(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -137,7 +137,7 @@ fn remove_dead(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Does not wait for a daemon that has more clients than it answers.
+/// Returns whether no process listens. Does not wait for a daemon with a full backlog.
 fn is_dead(path: &Path) -> io::Result<bool> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -162,7 +162,7 @@ fn answer(files: &Files, mut stream: UnixStream) -> io::Result<()> {
         }
         Question::Record => {
             let lines = files.recorders.add();
-            // Tells the client that it misses nothing from here on.
+            // Tells the client that all uses from here on are recorded.
             writeln!(stream, "{{}}")?;
             lines.into_iter().try_for_each(|line| stream.write_all(line.as_bytes()))
         }
@@ -173,7 +173,7 @@ fn answer(files: &Files, mut stream: UnixStream) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// The kernel gives the number of a mount that is gone to the next one.
+    /// The kernel reuses the device number of an unmounted file system.
     #[test]
     fn a_daemon_that_ends_leaves_the_socket_of_the_next_one() {
         let folder = tempfile::tempdir().unwrap();

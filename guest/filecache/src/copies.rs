@@ -1,7 +1,7 @@
-//! The copies, and which files deserve one: what the policy holds and what is there of it.
+//! All copies, and the files that deserve one: the policy's decisions and the copies that exist.
 //!
-//! A copy is complete and belongs to a stamp of the file. One that is open is pinned: it is dropped
-//! from here as any other, and its memory is given back at its last close.
+//! A copy is complete and belongs to a stamp of the file. One that is open is pinned: it is removed
+//! here as any other, and its memory is freed at its last close.
 
 mod earlier;
 
@@ -20,62 +20,63 @@ use crate::shelf::Name;
 use crate::stamp::{Attributes, Identity};
 use crate::store::{Store, files_max, space_of};
 
-/// Files that the usage history has room for.
+/// Capacity of the usage history in files.
 pub const HISTORY_FILES: usize = 1 << 16;
 
 /// All copies of a mount.
 pub struct Copies {
     store: Store,
-    /// What the options say.
+    /// The limit of the options.
     option: Budget,
-    /// Uses from which on a file is fetched ahead.
+    /// Number of uses from which on a file is prefetched.
     uses_min: u32,
     files_max: usize,
-    /// Of all copies, those that are only open still among them.
+    /// Bytes of all copies, including dropped ones that are still open.
     bytes_in_use: Arc<AtomicU64>,
     kept: Mutex<Kept>,
 }
 
 struct Kept {
-    /// The number of the source's file system.
+    /// The device number of the source's file system.
     home: u64,
     policy: Box<dyn Policy>,
     history: History,
     orders: Vec<Order>,
-    /// Dirty files that the policy does not want to be dirty any more.
+    /// Dirty files that the policy wants to be clean.
     to_write_back: Vec<Identity>,
     copies: HashMap<Identity, Arc<Copy>>,
-    /// By the policy's number.
+    /// Files by the policy's number.
     identities: HashMap<FileId, Identity>,
-    /// Files that are being copied. What makes a copy in the making worthless takes it out.
+    /// Files that are being copied. An entry is removed when its fill becomes invalid.
     fills: HashMap<Identity, u64>,
     next_fill: u64,
     curve: Curve,
-    /// What they may take now.
+    /// The current limit.
     limit: Budget,
-    /// Files open for writing, and how often: bytes stored through a mapping change no stamp.
+    /// Files open for writing, with the number of writers: stores through a mapping change no
+    /// stamp.
     writers: HashMap<Identity, u32>,
     evictions: u64,
     epochs: u64,
 }
 
-/// What is there, for `stats`.
+/// The state of the copies, for `stats`.
 #[derive(Clone, Copy, Debug)]
 pub struct Holdings {
-    /// Copies.
+    /// Number of copies.
     pub files: u64,
-    /// What all of them take.
+    /// Bytes of all copies.
     pub bytes: u64,
-    /// Copies dropped to make room.
+    /// Copies evicted to make room.
     pub evictions: u64,
-    /// Ends of epochs.
+    /// Completed epochs.
     pub epochs: u64,
-    /// What they may take.
+    /// The current limit.
     pub limit: Budget,
 }
 
-/// The policy's number of a file. That of a file system changes when it is mounted again, and
-/// counts only for those that are mounted below the source.
+/// Returns the policy's number of a file. The device number of a file system changes when it is
+/// remounted, and counts only for those mounted below the source.
 fn file_id(home: u64, identity: Identity) -> FileId {
     let parts = [identity.inode, identity.device ^ home, identity.birth.cast_unsigned()];
     FileId(
@@ -86,8 +87,9 @@ fn file_id(home: u64, identity: Identity) -> FileId {
 }
 
 impl Copies {
-    /// None yet, and room for what the options say. `home`: the number of the source's file system.
-    /// `uses_min`: those from which on a file was worth holding, or is worth fetching ahead.
+    /// Starts without copies, with the limit of the options. `home`: the device number of the
+    /// source's file system. `uses_min`: number of uses from which on a file of the history is
+    /// worth holding or prefetching.
     pub fn new(
         store: Store,
         option: Budget,
@@ -119,12 +121,12 @@ impl Copies {
         lock(&self.kept)
     }
 
-    /// The policy's number of a file.
+    /// Returns the policy's number of a file.
     pub fn id(&self, identity: Identity) -> FileId {
         self.kept().id(identity)
     }
 
-    /// A file is opened. Returns whether it deserves a copy.
+    /// Records an open of a file. Returns whether it deserves a copy.
     pub fn used(&self, identity: Identity, usage: Use, bytes: u64) -> bool {
         let mut kept = self.kept();
         let file = kept.id(identity);
@@ -142,25 +144,25 @@ impl Copies {
         keep
     }
 
-    /// The copy of a file.
+    /// Returns the copy of a file.
     pub fn get(&self, identity: Identity) -> Option<Arc<Copy>> {
         self.kept().copies.get(&identity).cloned()
     }
 
-    /// The copy of a file is no copy any more. Its place is still the file's.
+    /// Retires the copy of a file and cancels its fill. The policy still holds the file.
     pub fn retire(&self, identity: Identity) {
         let mut kept = self.kept();
         kept.fills.remove(&identity);
         kept.take(identity);
     }
 
-    /// Drops the copy of a file, and forgets that it deserved one.
+    /// Drops the copy of a file, and makes the policy forget it.
     pub fn drop_file(&self, identity: Identity) {
         self.retire(identity);
         self.kept().forget(identity);
     }
 
-    /// Drops everything.
+    /// Drops all copies.
     pub fn drop_all(&self) {
         let all: Vec<Identity> = {
             let kept = self.kept();
@@ -169,13 +171,13 @@ impl Copies {
         all.into_iter().for_each(|identity| self.drop_file(identity));
     }
 
-    /// A file is opened for writing: what is copied of it from now on may be half of each.
+    /// Records that a writer opens a file: a copy made from now on may mix old and new bytes.
     pub fn writer_opens(&self, identity: Identity) {
         *self.kept().writers.entry(identity).or_default() += 1;
         self.retire(identity);
     }
 
-    /// A writer has closed it.
+    /// Records that a writer has closed it.
     pub fn writer_closes(&self, identity: Identity) {
         let mut kept = self.kept();
         if let Some(count) = kept.writers.get_mut(&identity) {
@@ -188,15 +190,15 @@ impl Copies {
         self.retire(identity);
     }
 
-    /// Whether a copy of a file is still wanted and there is none.
+    /// Returns whether a file has no copy and the policy wants one.
     pub fn wants(&self, identity: Identity) -> bool {
         let kept = self.kept();
         let has_place = kept.copies.len() < self.files_max;
         has_place && kept.policy.holds(kept.id(identity)) && !kept.copies.contains_key(&identity)
     }
 
-    /// A file is to be copied now. Nothing if it is not wanted, is open for writing, or another
-    /// thread copies it.
+    /// Begins to copy a file. `None` if it is not wanted, is open for writing, or is being copied
+    /// by another thread.
     pub fn begin_fill(&self, identity: Identity) -> Option<Fill> {
         if !self.wants(identity) {
             return None;
@@ -214,12 +216,12 @@ impl Copies {
         Some(Fill { identity, number })
     }
 
-    /// A new file for a copy.
+    /// Creates a file for a copy.
     pub fn new_file(&self) -> std::io::Result<File> {
         self.store.new_file()
     }
 
-    /// A file has been copied, or has not. Returns whether there is a new copy.
+    /// Ends a fill, with the copied file if it succeeded. Returns whether there is a new copy.
     pub fn end_fill(&self, fill: &Fill, copied: Option<(File, Attributes)>) -> bool {
         let mut kept = self.kept();
         let is_valid = kept.fills.get(&fill.identity) == Some(&fill.number)
@@ -229,7 +231,7 @@ impl Copies {
         }
         let in_use = self.bytes_in_use.load(Ordering::Relaxed);
         let has_room = |bytes: u64| in_use + bytes <= kept.limit.bytes || !kept.has_dirty();
-        // The policy knows nothing of what is dirty, and would have it copied at each use.
+        // The policy does not account for dirty bytes, and would have the file copied at each use.
         if copied.as_ref().is_some_and(|(_, seen)| !has_room(space_of(seen.stamp.size))) {
             kept.forget(fill.identity);
         }
@@ -244,13 +246,13 @@ impl Copies {
         true
     }
 
-    /// A copy for a file that is written here: a new one for one that is empty, else the one that
-    /// is of this stamp. There is no place in the policy in that; what is not held is dropped once
-    /// it is at the source.
+    /// Returns a copy for a file whose writes are kept back: a new one for an empty file, else the
+    /// one of this stamp. It needs no place in the policy; a copy that the policy does not hold is
+    /// dropped once its bytes are at the source.
     pub fn copy_to_write(&self, identity: Identity, seen: &Attributes) -> Option<Arc<Copy>> {
         let mut kept = self.kept();
         kept.fills.remove(&identity);
-        // The bytes of one in a folder would change under its name.
+        // The bytes of a copy in a folder would change under its name.
         let has_name = self.store.shelf().is_some();
         if seen.stamp.size > 0 && has_name && !mutant("guest.write-back.dirties-what-has-a-name") {
             return None;
@@ -267,18 +269,18 @@ impl Copies {
         Some(copy)
     }
 
-    /// Whether copies may take so many bytes more.
+    /// Returns whether copies may take `more` more bytes.
     pub fn has_room(&self, more: u64) -> bool {
         let bytes = self.bytes_in_use.load(Ordering::Relaxed);
         more == 0 || bytes + space_of(more) <= self.kept().limit.bytes
     }
 
-    /// Dirty files that are to be written back for the policy's sake.
+    /// Returns the dirty files that the policy wants to be written back.
     pub fn take_to_write_back(&self) -> Vec<Identity> {
         std::mem::take(&mut self.kept().to_write_back)
     }
 
-    /// An epoch ends.
+    /// Ends an epoch.
     pub fn epoch(&self) {
         let mut kept = self.kept();
         kept.epochs += 1;
@@ -287,7 +289,7 @@ impl Copies {
         kept.carry_out();
     }
 
-    /// They may take another number of bytes from now on. What is above it goes.
+    /// Sets another limit, and evicts what exceeds it.
     pub fn limit_to(&self, limit: Budget) {
         let mut kept = self.kept();
         if kept.limit == limit {
@@ -299,18 +301,17 @@ impl Copies {
         kept.carry_out();
     }
 
-    /// What they may take at most.
+    /// Returns the limit of the options.
     pub fn bytes_max(&self) -> u64 {
         self.option.bytes
     }
 
-    /// What part of the uses caches of other sizes would answer, in equal steps up to the most that
-    /// they may take.
+    /// Returns the estimated hit ratio at sizes in equal steps up to the limit of the options.
     pub fn curve(&self) -> Vec<f64> {
         self.kept().curve.points()
     }
 
-    /// What is there.
+    /// Returns the state of the copies.
     pub fn holdings(&self) -> Holdings {
         let kept = self.kept();
         Holdings {
@@ -323,19 +324,19 @@ impl Copies {
     }
 }
 
-/// A copy in the making.
+/// A fill in progress.
 pub struct Fill {
     identity: Identity,
     number: u64,
 }
 
 impl Kept {
-    /// What may be held before anything is fetched ahead. The rest is for what is used.
+    /// Returns the limit of held bytes for prefetching. The rest is left to files in use.
     fn ahead_max(&self) -> u64 {
         self.limit.bytes / 10 * 9
     }
 
-    /// What a file has deserved is forgotten.
+    /// Makes the policy forget a file.
     fn forget(&mut self, identity: Identity) {
         let file = self.id(identity);
         self.policy.forget(file);
@@ -354,7 +355,7 @@ impl Kept {
         self.history.uses(self.id(identity))
     }
 
-    /// A file that was held in an earlier life is held again, if there is room: that is no use.
+    /// Holds a file of an earlier life again, if there is room, without counting a use.
     fn holds_again(&mut self, identity: Identity, bytes: u64, uses_min: u32) -> bool {
         let file = self.id(identity);
         let uses = self.uses(identity).max(uses_min);
@@ -368,8 +369,8 @@ impl Kept {
         holds
     }
 
-    /// Does what the policy has ordered. What is dirty is written back first, by another thread,
-    /// and is dropped then.
+    /// Carries out the policy's orders. Dirty files are first written back, by another thread, and
+    /// dropped then.
     fn carry_out(&mut self) {
         for order in std::mem::take(&mut self.orders) {
             let (Order::Drop(file) | Order::WriteBack(file)) = order;
@@ -382,7 +383,7 @@ impl Kept {
         }
     }
 
-    /// Drops a copy, unless it has bytes that are nowhere else.
+    /// Drops a copy, unless it is dirty: its bytes are nowhere else.
     fn take(&mut self, identity: Identity) -> bool {
         let may_go =
             |copy: &&Arc<Copy>| !copy.is_dirty() || mutant("guest.copies.drop-what-is-dirty");

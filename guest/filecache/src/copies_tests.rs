@@ -1,4 +1,4 @@
-//! What is kept: by the policy's word, and never what may be half of two files.
+//! Tests of what is kept: by decision of the policy, and never a mix of two versions of a file.
 
 use std::io::Write;
 use std::time::Duration;
@@ -118,7 +118,7 @@ fn named(folder: &std::path::Path) -> u64 {
     std::fs::read_dir(folder.join("flowstone-copies")).unwrap().count() as u64
 }
 
-/// The next daemon may have less room: it keeps what was used most, and removes the rest.
+/// The next daemon may have less room: it keeps the most used copies, and removes the rest.
 #[test]
 fn copies_of_an_earlier_life_are_taken_as_far_as_there_is_room() {
     let folder = tempfile::tempdir().unwrap();
@@ -163,7 +163,7 @@ fn a_copy_that_is_dropped_or_spoilt_by_a_writer_leaves_nothing_in_the_folder() {
     assert_eq!(named(folder.path()), 0);
 }
 
-/// Its bytes are nowhere else: it goes when they are, and that is asked for.
+/// Its bytes are nowhere else: it is written back on request, and then dropped.
 #[test]
 fn a_copy_that_is_dirty_stays_until_it_is_not() {
     let copies = copies(2 * space_of(4));

@@ -1,4 +1,4 @@
-//! A copy of a file: complete, and of a stamp of the file.
+//! The copy of a file: complete, and of one stamp of the file.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,14 +11,14 @@ use crate::shelf::Name;
 use crate::stamp::{Attributes, Identity, Stamp};
 use crate::store::space_of;
 
-/// What the source has said of a file.
+/// An answer of the source about a file.
 #[derive(Clone, Copy)]
 pub struct Look {
-    /// When.
+    /// The time of the answer.
     pub when: Instant,
     /// The answer.
     pub seen: Attributes,
-    /// How many changes were counted when it was asked.
+    /// The number of changes counted when the source was asked.
     pub changes: Option<u64>,
 }
 
@@ -34,15 +34,15 @@ pub struct Copy {
     pub file: File,
     /// Held while its bytes are being replaced, which may wait for the source.
     pub updating: Mutex<()>,
-    /// What they are a copy of, if that is sure.
+    /// The stamp that it is a copy of, if that is certain.
     stamp: Mutex<Option<Stamp>>,
-    /// The kernel's hold on it, from its first open in mode Copy.
+    /// The kernel's registration, from its first open in mode Copy.
     pub backing: OnceLock<Arc<Backing>>,
     /// It is the copy to use. Once false it stays so.
     is_current: AtomicBool,
     /// The source does not have all of its bytes.
     is_dirty: AtomicBool,
-    /// When it was compared with the source in this life, and what that said.
+    /// The last comparison with the source in this life, with the source's answer.
     checked: Mutex<Option<Look>>,
     name: Name,
     space: AtomicU64,
@@ -50,8 +50,8 @@ pub struct Copy {
 }
 
 impl Copy {
-    /// A copy that is to be used from now on. `checked`: what the source said when it was compared
-    /// with that in this life. It counts for `bytes_in_use` as long as it is there.
+    /// Makes a current copy. `checked`: the source's answer if it was compared in this life. It
+    /// counts in `bytes_in_use` until it is dropped.
     pub fn new(
         file: File,
         stamp: Stamp,
@@ -75,23 +75,23 @@ impl Copy {
         Arc::new(copy)
     }
 
-    /// A later life may find it, if its bytes are those of the stamp still.
+    /// Gives it a name, so that a later life finds it, if its bytes are still those of the stamp.
     pub fn keep(&self, identity: Identity, stamp: Stamp) {
-        // They stay as they are while it is held.
+        // Its bytes cannot change while this is locked.
         let held = lock(&self.stamp);
         if *held == Some(stamp) {
             self.name.give(&self.file, identity, stamp, || self.is_current());
         }
     }
 
-    /// It is not the copy to use any more, nor is it found again by a later life.
+    /// Makes it obsolete: it is neither used any more nor found by a later life.
     pub fn retire(&self) {
         self.is_current.store(false, Ordering::Release);
         self.name.take();
     }
 
-    /// It is written to, and is the only one that has some bytes; or not any more. While it is it
-    /// stays, and is a copy of nothing that the source has.
+    /// Marks it as dirty or clean. A dirty copy has bytes that are nowhere else: it stays, and is
+    /// of no stamp of the source.
     pub fn has_dirty_bytes(&self, has: bool) {
         if has {
             self.becomes(None);
@@ -99,62 +99,62 @@ impl Copy {
         self.is_dirty.store(has, Ordering::Release);
     }
 
-    /// Whether it must stay.
+    /// Returns whether it is dirty, and must stay.
     pub fn is_dirty(&self) -> bool {
         self.is_dirty.load(Ordering::Acquire)
     }
 
-    /// Whether reads may still be answered from it.
+    /// Returns whether reads may still be served from it.
     pub fn is_current(&self) -> bool {
         self.is_current.load(Ordering::Acquire)
     }
 
-    /// What it is a copy of, if that is sure.
+    /// Returns the stamp that it is a copy of, if that is certain.
     pub fn stamp(&self) -> Option<Stamp> {
         *lock(&self.stamp)
     }
 
-    /// It is a copy of this from now on, or of nothing.
+    /// Sets the stamp that it is a copy of; `None` if it is of none.
     pub fn becomes(&self, stamp: Option<Stamp>) {
         *lock(&self.stamp) = stamp;
     }
 
-    /// Whether it is a copy of what the source has.
+    /// Returns whether it is a copy of this stamp.
     pub fn is_of(&self, stamp: Stamp) -> bool {
         self.stamp() == Some(stamp)
     }
 
-    /// It was compared with the source. `changes`: those before that, if they were counted.
+    /// Records a comparison with the source. `changes`: the changes counted before it, if any were.
     pub fn checked(&self, seen: &Attributes, changes: Option<u64>) {
         *lock(&self.checked) = Some(Look::now(seen, changes));
     }
 
-    /// What the source said then.
+    /// Returns the last comparison with the source.
     pub fn last_look(&self) -> Option<Look> {
         *lock(&self.checked)
     }
 
-    /// The attributes of that.
+    /// Returns the attributes of the last comparison.
     pub fn attributes(&self) -> Option<Attributes> {
         self.last_look().map(|look| look.seen)
     }
 
-    /// Whether that was so short a time ago.
+    /// Returns whether the last comparison was less than `time` ago.
     pub fn was_checked_within(&self, time: Duration) -> bool {
         self.last_look().is_some_and(|look| look.when.elapsed() < time)
     }
 
-    /// Its bytes are about to change in place, for those who have it open.
+    /// Prepares a change of its bytes in place, which openers will see.
     pub fn begin_change(&self) -> rustix::io::Result<()> {
         self.name.take_for_good()
     }
 
-    /// What it takes.
+    /// Returns the bytes that it takes.
     pub fn space(&self) -> u64 {
         self.space.load(Ordering::Relaxed)
     }
 
-    /// Its file has another size now.
+    /// Records a new size of its file.
     pub fn resized(&self, bytes: u64) {
         let space = space_of(bytes);
         let before = self.space.swap(space, Ordering::Relaxed);

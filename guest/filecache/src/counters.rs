@@ -1,8 +1,8 @@
-//! What a mount has counted.
+//! The counters of a mount.
 //!
-//! The kernel reads copies and the source's files itself, so hits and misses are opens for reading,
-//! and their bytes the size of the file at that open. What goes through the daemon is counted
-//! apart, as it is read.
+//! The kernel reads copies and the source's files itself, so hits and misses count opens for
+//! reading, and their bytes are the file's size at that open. Reads and writes through the daemon
+//! are counted separately, as they happen.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,7 +17,7 @@ use crate::open_mode::Mode;
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// So many more.
+    /// Adds `count`.
     pub fn add(&self, count: u64) {
         self.0.fetch_add(count, Ordering::Relaxed);
     }
@@ -30,21 +30,21 @@ impl Counter {
 /// All counters of a mount.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Opens for reading that a copy answered.
+    /// Opens for reading served from a copy.
     pub hits: Counter,
-    /// Opens for reading that none did.
+    /// Opens for reading not served from a copy.
     pub misses: Counter,
-    /// Sizes of the files of those opens.
+    /// Sum of the file sizes of the hits.
     pub hit_bytes: Counter,
-    /// Sizes of the files of these.
+    /// Sum of the file sizes of the misses.
     pub miss_bytes: Counter,
     /// Bytes read through the daemon.
     pub read_bytes: Counter,
-    /// Bytes written through it.
+    /// Bytes written through the daemon.
     pub written_bytes: Counter,
     /// Files copied.
     pub fills: Counter,
-    /// Sizes of those that were copied ahead of their use.
+    /// Bytes of prefetched files.
     pub prefetched_bytes: Counter,
     /// Files that had changed at the source when they were to be written back.
     pub conflicts: Counter,
@@ -56,7 +56,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// A file was opened.
+    /// Counts an open.
     pub fn opened(&self, mode: Mode) {
         let counter = match mode {
             Mode::Copy => &self.copy,
@@ -66,7 +66,7 @@ impl Counters {
         counter.add(1);
     }
 
-    /// A file was opened for reading.
+    /// Counts an open for reading.
     pub fn read_opened(&self, is_hit: bool, bytes: u64) {
         let (opens, sizes) =
             if is_hit { (&self.hits, &self.hit_bytes) } else { (&self.misses, &self.miss_bytes) };
@@ -74,7 +74,7 @@ impl Counters {
         sizes.add(bytes);
     }
 
-    /// All of it, with what is held.
+    /// Returns all counters, with the state of the copies.
     pub fn report(
         &self,
         held: Holdings,
@@ -111,48 +111,48 @@ impl Counters {
     }
 }
 
-/// What `stats` shows.
+/// The report of `stats`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
-    /// Opens for reading that a copy answered.
+    /// Opens for reading served from a copy.
     pub hits: u64,
-    /// Opens for reading that none did.
+    /// Opens for reading not served from a copy.
     pub misses: u64,
-    /// Sizes of the files of the hits.
+    /// Sum of the file sizes of the hits.
     pub hit_bytes: u64,
-    /// Sizes of the files of the misses.
+    /// Sum of the file sizes of the misses.
     pub miss_bytes: u64,
     /// Bytes read through the daemon.
     pub read_bytes: u64,
-    /// Bytes written through it.
+    /// Bytes written through the daemon.
     pub written_bytes: u64,
-    /// Copies.
+    /// Number of copies.
     pub cached_files: u64,
-    /// What they take, those included that are dropped when they are closed.
+    /// Bytes of copies, including dropped ones that are still open.
     pub cached_bytes: u64,
-    /// What those take that are open.
+    /// Bytes of open copies.
     pub pinned_bytes: u64,
-    /// Bytes that were written here and are not at the source.
+    /// Dirty bytes: written here and not yet at the source.
     pub dirty_bytes: u64,
     /// Files that had changed at the source when they were to be written back.
     pub conflicts: u64,
-    /// What copies may take.
+    /// Limit of the copies in bytes.
     pub limit_bytes: u64,
-    /// What says so: an option (`memory`, `size`), the `guest`'s memory, the `host`'s grant.
+    /// Origin of the limit: an option (`memory`, `size`), the `guest`'s memory, the `host`'s grant.
     pub limit_by: String,
     /// Files copied.
     pub fills: u64,
-    /// Sizes of those that were copied ahead of their use.
+    /// Bytes of prefetched files.
     pub prefetched_bytes: u64,
-    /// Copies dropped to make room.
+    /// Copies evicted to make room.
     pub evictions: u64,
-    /// Epochs of the policy that have ended.
+    /// Completed epochs of the policy.
     pub epochs: u64,
     /// Opens of copies that were not compared with the source.
     pub unchecked_opens: u64,
-    /// Whether the source answers: `up`, `suspect`, `down`.
+    /// State of the source: `up`, `suspect`, `down`.
     pub source: SourceState,
-    /// Opens, by how they were answered.
+    /// Opens by the way they were served.
     pub opens: Opens,
 }
 

@@ -1,8 +1,8 @@
-//! The files of a mount: the parts that its verbs share, and how they are ordered.
+//! The files of a mount: the parts that its operations share, and their lock order.
 //!
 //! Lock order: `Bindings` and `Copies` are never held together, nor across a call to the source or
 //! to the kernel. `Copy::updating` is held while a copy is brought up to date, which does call the
-//! source; nothing but `Copies`, `Node` and the copy's stamp is locked under it.
+//! source; only `Copies`, `Node` and the copy's stamp are locked under it.
 
 pub mod ahead;
 pub mod attributes;
@@ -46,7 +46,7 @@ use crate::stamp::Attributes;
 use crate::store::Store;
 use crate::write_back::WriteBack;
 
-/// A mount.
+/// The state of a mount.
 pub struct Files {
     pub(crate) source: Source,
     pub(crate) nodes: Nodes,
@@ -65,13 +65,13 @@ pub struct Files {
     pub(crate) window: Duration,
     pub(crate) trust: Duration,
     wanted_modes: Modes,
-    /// Whether the kernel can open files itself, as far as is known.
+    /// The kernel supports passthrough, as far as is known.
     passes_through: AtomicBool,
     kernel: OnceLock<Kernel>,
 }
 
 impl Files {
-    /// Nothing open, nothing copied.
+    /// Makes a mount with no open files and no copies.
     pub fn new(
         options: &Options,
         source: Source,
@@ -108,24 +108,24 @@ impl Files {
         })
     }
 
-    /// The kernel says whether it can open files itself.
+    /// Sets whether the kernel supports passthrough.
     pub fn kernel_passes_through(&self, can: bool) {
         self.passes_through.store(can, Ordering::Relaxed);
     }
 
-    /// The way to tell the kernel things.
+    /// Sets the channel for notifications to the kernel.
     pub fn connect(&self, kernel: Kernel) {
-        // It is connected once.
+        // Called once.
         let _ = self.kernel.set(kernel);
     }
 
-    /// The modes that are possible.
+    /// Returns the allowed modes.
     pub(crate) fn modes(&self) -> Modes {
         if self.passes_through.load(Ordering::Relaxed) { self.wanted_modes } else { Modes::PLAIN }
     }
 
-    /// The kernel is about to be told the attributes of a node, or has asked for the file. What it
-    /// keeps of older ones is taken back, and a copy of older bytes is none.
+    /// Processes attributes that the kernel is about to be told, or has asked the file for. Retires
+    /// or refreshes a copy with another stamp. Returns what the kernel has to invalidate.
     pub(crate) fn learn(&self, node: &Arc<Node>, seen: &Attributes) -> News {
         if let Some(dirty) = self.write_back.of(node.identity) {
             // Its copy is compared when it is written back.
@@ -144,15 +144,15 @@ impl Files {
         news
     }
 
-    /// Attributes that the kernel keeps of a node are too old. No pages are taken back here: that
-    /// may wait for a request that waits for us.
+    /// Invalidates the attributes that the kernel caches of a node. Pages are not invalidated here:
+    /// that may wait for a request that waits for us.
     pub(crate) fn take_back_attributes(&self, node: &Node) {
         if let Some(kernel) = self.kernel.get() {
             kernel.take_back_attributes(node.id);
         }
     }
 
-    /// What `stats` shows.
+    /// Returns the report of `stats`.
     pub fn report(&self) -> Report {
         let pinned = self.bindings.pinned_bytes();
         let (source, dirty) = (self.hearing.state(), self.write_back.bytes());

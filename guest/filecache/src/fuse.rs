@@ -1,4 +1,4 @@
-//! What the kernel asks, and how it is answered.
+//! The FUSE requests of the kernel, and their answers.
 
 mod asks;
 mod entries;
@@ -31,18 +31,18 @@ use crate::library::{
 };
 use crate::requests::{Ask, Owed, Reply, Requests};
 
-/// Answers the kernel.
+/// Implements the FUSE operations.
 pub struct Answers {
-    /// From these.
+    /// The files of the mount.
     pub files: Arc<Files>,
-    /// Where that takes the source.
+    /// Runs the requests that need the source.
     pub requests: Arc<Requests>,
-    /// Without, the kernel is told so at the first question for an extended attribute, and asks no
-    /// more: `ls -l` has two for each file.
+    /// Extended attributes are supported. If not, the kernel is told so at the first request for
+    /// one, and asks no more: `ls -l` makes two requests per file.
     pub has_xattrs: bool,
 }
 
-/// What the kernel is asked to do, if it can.
+/// Kernel features that are requested, if available.
 const WANTED: [InitFlags; 5] = [
     InitFlags::FUSE_POSIX_LOCKS.union(InitFlags::FUSE_FLOCK_LOCKS),
     InitFlags::FUSE_AUTO_INVAL_DATA.union(InitFlags::FUSE_PARALLEL_DIROPS),
@@ -51,12 +51,12 @@ const WANTED: [InitFlags; 5] = [
     InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
 ];
 
-// Laid out by hand: the library's functions take up to 16 arguments.
+// Formatted by hand: the library's functions take up to 16 arguments.
 #[rustfmt::skip]
 impl Filesystem for Answers {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
         for flags in WANTED {
-            // An older kernel does without.
+            // An older kernel works without.
             let _ = config.add_capabilities(flags);
         }
         if self.files.write_back.is_on() {
@@ -296,7 +296,8 @@ impl Filesystem for Answers {
     }
 
     fn getxattr(&self, by: &Request, id: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        // Asked before each write, which is to wait for nothing; the source takes away what it has.
+        // Asked before each write, which must not wait; the source clears the attribute if it has
+        // one.
         if name == "security.capability" && self.files.keeps_back(id.0) {
             return reply.fail(Errno::NODATA);
         }
@@ -347,7 +348,7 @@ impl Filesystem for Answers {
             if tried == Locked::Done {
                 return reply.ok();
             }
-            // Others hold it, perhaps for hours: no thread that answers may wait for them.
+            // Others hold it, perhaps for hours: no request thread may wait for them.
             let wait = move |files: &Files| files.wait_for_lock(handle.0, owner.0, range, task);
             requests.ask_aside(task, reply, wait, done);
         });
@@ -376,7 +377,7 @@ impl Filesystem for Answers {
         &self, by: &Request, _: INodeNo, from: FileHandle, from_offset: u64, _: INodeNo, to:
         FileHandle, to_offset: u64, length: u64, _: CopyFileRangeFlags, reply: ReplyWrite
     ) {
-        // The answer has 32 bits; a part is as good as the whole.
+        // The reply has 32 bits; a short copy is allowed.
         let length = length.min(1 << 30);
         let (from, to) = ((from.0, from_offset), (to.0, to_offset));
         self.change(by, reply, move |files| files.copy_bytes(from, to, length), written);
@@ -387,7 +388,8 @@ fn caller(request: &Request) -> Caller {
     Caller::of(request.uid(), request.gid(), request.pid())
 }
 
-/// The kernel's hold on a file. Nobody waits for it any more if the request was answered.
+/// Returns the kernel's registration of a file. If the request was already answered, it fails with
+/// EINTR.
 fn register<T>(registered: Option<std::io::Result<T>>) -> std::io::Result<T> {
     registered.unwrap_or_else(|| Err(Errno::INTR.into()))
 }

@@ -1,4 +1,4 @@
-//! What is open.
+//! Open files (handles).
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,55 +19,55 @@ use crate::write_back::Dirty;
 
 /// One open of a file.
 pub struct Handle {
-    /// What is open.
+    /// The open node.
     pub node: Arc<Node>,
-    /// How.
+    /// Its mode.
     pub mode: Mode,
-    /// For whom.
+    /// The caller who opened it.
     pub caller: Caller,
-    /// With which flags the daemon opens the file, if it has to.
+    /// The flags for the daemon to open the file with, if it has to.
     pub flags: OFlags,
     /// A copy that was fresh at the open, to read from while it stays current.
     pub copy: Option<Arc<Copy>>,
-    /// What its writes are kept back in.
+    /// The state of write-back that its writes go to.
     pub dirty: Option<Arc<Dirty>>,
-    /// Refusals of the source of which this writer was told.
+    /// Number of refusals by the source that this writer has been told of.
     pub told: AtomicU64,
-    /// Keeps the registration until the kernel has closed the file.
+    /// Keeps the kernel's registration until the kernel has closed the file.
     pub _backing: Option<Arc<Backing>>,
-    /// Whether the file is to be copied when it is closed.
+    /// The file is to be copied when it is closed.
     pub deserves_copy: bool,
-    /// The file, held.
+    /// The anchor of the file.
     pub anchor: OnceLock<Arc<OwnedFd>>,
-    /// The source's file as the daemon has opened it.
+    /// The source's file, opened by the daemon.
     pub file: OnceLock<Arc<File>>,
-    /// Who has locked it.
+    /// Owners that have locked it.
     pub lock_owners: Mutex<Vec<u64>>,
 }
 
 impl Handle {
-    /// What the source has said to bytes that were kept back, once.
+    /// Returns the source's error for kept-back bytes, and marks it as reported.
     pub fn take_error(&self) -> Result<()> {
         self.dirty.as_ref().map_or(Ok(()), |dirty| dirty.take_error(&self.told))
     }
 
-    /// The same, which is not yet said by that.
+    /// Returns the same error, without marking it as reported.
     pub fn error(&self) -> Result<()> {
         self.dirty.as_ref().map_or(Ok(()), |dirty| dirty.error(&self.told))
     }
 
-    /// The writer is told of a refusal by the answer, and so of no other before it.
+    /// Marks all refusals as reported, since the writer gets `error` as an answer.
     pub fn told(&self, error: Errno) -> Errno {
         let _ = self.take_error();
         error
     }
 
-    /// Whether it was opened for writing.
+    /// Returns whether it was opened for writing.
     pub fn writes(&self) -> bool {
         self.flags.intersects(OFlags::WRONLY | OFlags::RDWR)
     }
 
-    /// The file, held; looked up now if it was opened without a look at the source.
+    /// Returns the anchor of the file; looks it up now if it was opened without asking the source.
     pub fn anchor(&self, nodes: &Nodes) -> Result<Arc<OwnedFd>> {
         if let Some(anchor) = self.anchor.get() {
             return Ok(anchor.clone());
@@ -76,7 +76,8 @@ impl Handle {
         Ok(self.anchor.get_or_init(|| anchor).clone())
     }
 
-    /// The source's file; opened now, for the caller, if only the kernel has opened it so far.
+    /// Returns the source's file; opened now, on behalf of the caller, if only the kernel has it
+    /// open.
     pub fn file(&self, nodes: &Nodes) -> Result<Arc<File>> {
         if let Some(file) = self.file.get() {
             return Ok(file.clone());
@@ -88,7 +89,7 @@ impl Handle {
     }
 }
 
-/// Things that are open, by the number that the kernel is given.
+/// Open objects, by the number passed to the kernel.
 pub struct Numbered<T> {
     next: AtomicU64,
     table: RwLock<HashMap<u64, Arc<T>>>,
@@ -101,20 +102,20 @@ impl<T> Default for Numbered<T> {
 }
 
 impl<T> Numbered<T> {
-    /// One more.
+    /// Adds an object and returns its number.
     pub fn insert(&self, thing: Arc<T>) -> u64 {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.table.write().unwrap_or_else(PoisonError::into_inner).insert(number, thing);
         number
     }
 
-    /// The one of a number.
+    /// Returns the object of a number.
     pub fn get(&self, number: u64) -> Result<Arc<T>> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         table.get(&number).cloned().ok_or(Errno::BADF)
     }
 
-    /// The one of a number, which is closed.
+    /// Removes the object of a number.
     pub fn remove(&self, number: u64) -> Option<Arc<T>> {
         self.table.write().unwrap_or_else(PoisonError::into_inner).remove(&number)
     }

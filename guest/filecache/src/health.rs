@@ -1,23 +1,23 @@
-//! Whether the source answers. Pure: it is told what was heard, and when.
+//! The health of the source, derived from observed answers and times. Does no I/O.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// A call that takes so long makes the source suspect, if nothing else was answered meanwhile.
+/// A call that takes this long makes the source suspect, unless others were answered meanwhile.
 const SLOW: Duration = Duration::from_secs(2);
 
-/// Whether the source answers.
+/// The state of the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SourceState {
-    /// It does.
+    /// It answers.
     #[default]
     Up,
-    /// It has not for a while, or could not be asked.
+    /// It has not answered for a while, or could not be reached.
     Suspect,
-    /// It has not for so long that nobody counts on it.
+    /// It has not answered for so long that no answer is expected.
     Down,
 }
 
@@ -31,18 +31,18 @@ impl fmt::Display for SourceState {
     }
 }
 
-/// What was heard of the source since the last look.
+/// Observations of the source since the last check.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Heard {
     /// A call was answered.
     pub answered: bool,
-    /// A call has failed in a way that says nothing of what it was about.
+    /// A call has failed with an error that is independent of its object.
     pub failed: bool,
-    /// When the oldest of the calls began that are on their way.
+    /// The start of the oldest call in flight.
     pub oldest: Option<Instant>,
 }
 
-/// What was heard of the source so far.
+/// The observations of the source so far.
 #[derive(Debug)]
 pub struct Health {
     timeout: Duration,
@@ -51,12 +51,12 @@ pub struct Health {
 }
 
 impl Health {
-    /// It answers. After a silence of `timeout` it is down.
+    /// Starts in state up. After a silence of `timeout` the source is down.
     pub fn new(timeout: Duration, now: Instant) -> Self {
         Self { timeout, answered: now, failing_since: None }
     }
 
-    /// Takes notice of what was heard up to now.
+    /// Processes the observations up to `now`, and returns the state.
     pub fn look(&mut self, now: Instant, heard: Heard) -> SourceState {
         if heard.answered {
             self.answered = now;
@@ -64,7 +64,7 @@ impl Health {
         } else if heard.failed {
             self.failing_since.get_or_insert(now);
         }
-        // One call that hangs while others are answered is that call's trouble alone.
+        // One call that hangs while others are answered says nothing about the source.
         let waiting_since = heard.oldest.map(|began| began.max(self.answered));
         let silent_since = waiting_since.into_iter().chain(self.failing_since).min();
         let silence = silent_since.map_or(Duration::ZERO, |it| now.saturating_duration_since(it));
@@ -84,7 +84,8 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(5);
 
-    /// Looks once a second at what `heard` says of that second; the states, one letter each.
+    /// Checks once a second with the observation that `heard` returns; returns the states as
+    /// letters.
     fn states(seconds: u64, heard: impl Fn(Instant, u64) -> Heard) -> String {
         let start = Instant::now();
         let mut health = Health::new(TIMEOUT, start);
@@ -113,7 +114,7 @@ mod tests {
     fn one_call_that_hangs_while_others_are_answered_is_no_trouble() {
         let heard = |start, _| Heard { answered: true, oldest: Some(start), ..Heard::default() };
         assert_eq!(states(20, heard), "u".repeat(20));
-        // The probe answers when the silence makes the source suspect.
+        // The probe is answered once the silence has made the source suspect.
         let now_and_then =
             |start, second| Heard { answered: second % 3 == 0, ..heard(start, second) };
         assert!(!states(20, now_and_then).contains('d'));
@@ -126,7 +127,7 @@ mod tests {
         let heard =
             |_, second| Heard { failed: second < 9, answered: second == 9, ..Heard::default() };
         assert_eq!(states(10, heard), "sssssddduu");
-        // One file alone cannot be read.
+        // A single file cannot be read.
         let heard = |_, _| Heard { failed: true, answered: true, ..Heard::default() };
         assert_eq!(states(10, heard), "u".repeat(10));
     }

@@ -1,4 +1,4 @@
-//! What all threads hear of the source, and what that comes to.
+//! The observations of the source by all threads, and the resulting state.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -11,18 +11,18 @@ use rustix::io::{Errno, Result};
 use crate::health::SourceState;
 use crate::lock::lock;
 
-/// See the module.
+/// Observations of the source; see the module.
 #[derive(Debug, Default)]
 pub struct Hearing {
     answered: AtomicBool,
     failed: AtomicBool,
     state: AtomicU8,
-    /// Calls that no request waits for, and when they began.
+    /// Calls of background threads, with their start times.
     background: Mutex<BTreeMap<u64, Instant>>,
     next: AtomicU64,
 }
 
-/// A thread of the daemon asks the source, until this is dropped.
+/// A background thread is in a call to the source until this is dropped.
 pub struct Asking<'a>(&'a Hearing, u64);
 
 impl Drop for Asking<'_> {
@@ -31,7 +31,7 @@ impl Drop for Asking<'_> {
     }
 }
 
-/// Errors that say nothing of the file that was asked for: the question did not get through.
+/// Returns whether an error is independent of the file: the call did not reach the source.
 fn is_trouble(error: Errno) -> bool {
     matches!(
         error,
@@ -50,47 +50,47 @@ fn is_trouble(error: Errno) -> bool {
 }
 
 impl Hearing {
-    /// The source has been asked.
+    /// Records an answer of the source.
     pub fn heard<T>(&self, answer: &Result<T>) {
         let failed = answer.as_ref().err().is_some_and(|error| is_trouble(*error));
         let heard = if failed { &self.failed } else { &self.answered };
-        // Written once between two looks: the line is shared by all threads that answer.
+        // Written once between two checks: the cache line is shared by all request threads.
         if !heard.load(Ordering::Relaxed) {
             heard.store(true, Ordering::Relaxed);
         }
     }
 
-    /// A thread of the daemon is about to ask the source.
+    /// Records that a background thread is about to call the source.
     pub fn asks(&self) -> Asking<'_> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         lock(&self.background).insert(number, Instant::now());
         Asking(self, number)
     }
 
-    /// When the oldest of such calls began.
+    /// Returns the start of the oldest background call.
     pub fn oldest(&self) -> Option<Instant> {
         lock(&self.background).values().min().copied()
     }
 
-    /// Whether a call was answered, and whether one could not be made, since this was asked last.
+    /// Returns whether calls were answered, and whether some failed, since the last call of this.
     pub fn since_last(&self) -> (bool, bool) {
         let take = |heard: &AtomicBool| heard.swap(false, Ordering::Relaxed);
         (take(&self.answered), take(&self.failed))
     }
 
-    /// What it comes to.
+    /// Sets the state of the source.
     pub fn set(&self, state: SourceState) {
         self.state.store(state as u8, Ordering::Relaxed);
     }
 
-    /// Whether the source answers.
+    /// Returns the state of the source.
     pub fn state(&self) -> SourceState {
         let states = [SourceState::Up, SourceState::Suspect, SourceState::Down];
         let state = states.into_iter().find(|it| *it as u8 == self.state.load(Ordering::Relaxed));
         state.unwrap_or_default()
     }
 
-    /// Whether nobody counts on an answer.
+    /// Returns whether the source is down.
     pub fn is_down(&self) -> bool {
         self.state() == SourceState::Down && !mutant("guest.trouble.asks-a-source-that-is-down")
     }

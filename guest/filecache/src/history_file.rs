@@ -1,13 +1,13 @@
-//! The usage history on a disk, so that it survives a reboot: one file for each source, written as
-//! a whole beside the old one, which it then replaces.
+//! The usage history on disk, so that it survives a reboot: one file per source, written as a new
+//! file that replaces the old one.
 //!
 //! ```text
 //! "FLOWHIS1" | source: u32 length, bytes | u32 records |
 //!     each: uses u32, bytes u64, inode u64, birth i64, path: u16 length, bytes | CRC32C of all
 //! ```
 //!
-//! Numbers are little-endian. A file that is damaged, or of another version or source, is left
-//! aside under another name: a history is a help, and no reason not to start.
+//! Numbers are little-endian. A file that is damaged, or of another version or source, is renamed
+//! and ignored: the history is only an optimisation.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
@@ -19,25 +19,25 @@ use rustix::fs::{FlockOperation, flock};
 use flowstone_memory::mutant;
 
 const MAGIC: &[u8; 8] = b"FLOWHIS1";
-/// What does not fit is forgotten: the files used least.
+/// Size limit: the least used files are dropped.
 const BYTES_MAX: usize = 16 << 20;
 
-/// A file, as the history keeps it.
+/// A record of the history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remembered {
-    /// Its number.
+    /// The inode number of the file.
     pub inode: u64,
-    /// When it was made.
+    /// Its time of creation.
     pub birth: i64,
-    /// What a copy of it took at its last use.
+    /// The bytes of its copy at the last use.
     pub bytes: u64,
-    /// How often it has been used.
+    /// Its number of uses.
     pub uses: u32,
-    /// Where it was then, from the source on.
+    /// Its path at the last use, relative to the source.
     pub path: Box<[u8]>,
 }
 
-/// The bytes of a history.
+/// Encodes a history.
 fn encode(source: &str, mut files: Vec<Remembered>) -> Vec<u8> {
     files.sort_by_key(|it| std::cmp::Reverse(it.uses));
     let mut records = Vec::new();
@@ -64,7 +64,7 @@ fn encode(source: &str, mut files: Vec<Remembered>) -> Vec<u8> {
     all
 }
 
-/// What the bytes of a history say; or why they say nothing.
+/// Decodes a history; the error is the reason why it is invalid.
 fn decode(source: &str, all: &[u8]) -> Result<Vec<Remembered>, &'static str> {
     if all.first_chunk() != Some(MAGIC) {
         return Err("it is no history, or of another version");
@@ -102,14 +102,14 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
     rest.split_off(..N)?.try_into().ok()
 }
 
-/// The file of a source's history.
+/// The history file of a source.
 pub struct HistoryFile {
     folder: PathBuf,
     source: String,
 }
 
 impl HistoryFile {
-    /// In a folder, which is made if it is not there, for its owner alone.
+    /// Opens the folder of histories; created if absent, with access for its owner only.
     pub fn open(folder: &Path, source: String) -> io::Result<Self> {
         match DirBuilder::new().mode(0o700).create(folder) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -124,7 +124,7 @@ impl HistoryFile {
         self.folder.join(format!("{name:08x}.{ending}"))
     }
 
-    /// What was kept. Of what cannot be used one line says why.
+    /// Loads the history. Logs one line if it is unusable.
     pub fn load(&self) -> Vec<Remembered> {
         let path = self.path("history");
         let read = match read(&path) {
@@ -134,17 +134,17 @@ impl HistoryFile {
         };
         read.unwrap_or_else(|why| {
             let aside = self.path("damaged");
-            // If it stays it is replaced.
+            // If the rename fails, it is replaced by the next save.
             let _ = fs::rename(&path, &aside);
             eprintln!("{}: {why}; left aside as {}", path.display(), aside.display());
             Vec::new()
         })
     }
 
-    /// Keeps a history in the place of the last one. Whatever ends this half-way leaves that.
+    /// Saves a history, which replaces the last one atomically.
     pub fn save(&self, files: Vec<Remembered>) -> io::Result<()> {
         let folder = File::open(&self.folder)?;
-        // Two mounts of one source take turns; the last one counts.
+        // Two mounts of one source take turns; the last one wins.
         flock(&folder, FlockOperation::LockExclusive)?;
         let new = self.path("new");
         let options = File::options().write(true).create(true).truncate(true).mode(0o600).clone();
@@ -163,7 +163,7 @@ fn to_disk(file: &File) -> io::Result<()> {
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut all = Vec::new();
-    // One that is longer is cut here, and then damaged.
+    // A longer file is truncated here, and then found damaged.
     File::open(path)?.take(2 * BYTES_MAX as u64).read_to_end(&mut all)?;
     Ok(all)
 }

@@ -1,21 +1,21 @@
-//! What the rest has of the kernel: its hold on a file, and a way to tell it things.
+//! The interface to the kernel: backing files and notifications.
 
 use crate::library::{BackingId, INodeNo, Notifier};
 
-/// Most bytes of a write, and what a read ahead may ask for. Each thread keeps a buffer.
+/// Largest write, and largest read-ahead. Each thread has a buffer of this size.
 pub const REQUEST_MAX: u32 = 1 << 20;
 
-/// The kernel's hold on a file that it opens itself.
+/// The kernel's registration of a backing file.
 pub struct Backing(pub(crate) BackingId);
 
-/// The way to tell the kernel things.
+/// The channel for notifications to the kernel.
 pub struct Kernel(pub(crate) Notifier);
 
 impl Kernel {
-    /// The attributes that it keeps of a node are too old. (Its pages are not touched: that could
+    /// Invalidates the attributes that it caches of a node. (Pages are not invalidated: that could
     /// wait for a request that waits for this one.)
     pub fn take_back_attributes(&self, id: u64) {
-        // A node that it does not know has no attributes there.
+        // A node that the kernel does not know has no cached attributes.
         let _ = self.0.inval_inode(INodeNo(id), -1, 0);
     }
 }

@@ -1,4 +1,4 @@
-//! Attributes, times and flags as the kernel's library has them.
+//! Conversions of attributes, times and flags from and to the FUSE library's types.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,12 +9,12 @@ use crate::library::{FileAttr, FileType, FopenFlags, INodeNo, TimeOrNow};
 use crate::open_mode::Mode;
 use crate::stamp::{Attributes, Time};
 
-/// Flags of an open.
+/// Converts the flags of an open.
 pub fn open_flags(flags: i32) -> OFlags {
     OFlags::from_bits_retain(flags.cast_unsigned())
 }
 
-/// How the kernel keeps pages of a file that goes through the daemon.
+/// Returns the caching flags of an opened file.
 pub fn how(opened: &Opened) -> FopenFlags {
     match opened.mode {
         Mode::Direct => FopenFlags::FOPEN_DIRECT_IO,
@@ -23,13 +23,14 @@ pub fn how(opened: &Opened) -> FopenFlags {
     }
 }
 
-/// The kernel keeps the names in a folder, and goes on with those that it has.
+/// Returns the flags of an opened folder: the kernel caches its names, and keeps cached ones if
+/// `keeps_names`.
 pub fn how_names(keeps_names: bool) -> FopenFlags {
     let keeps = if keeps_names { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
     FopenFlags::FOPEN_CACHE_DIR | keeps
 }
 
-/// What kind of file.
+/// Converts a file type.
 pub fn kind(it: rustix::fs::FileType) -> FileType {
     match it {
         rustix::fs::FileType::Directory => FileType::Directory,
@@ -42,7 +43,7 @@ pub fn kind(it: rustix::fs::FileType) -> FileType {
     }
 }
 
-/// What the kernel is told of a node.
+/// Converts the attributes of a node.
 pub fn to_kernel(id: u64, it: &Attributes) -> FileAttr {
     FileAttr {
         ino: INodeNo(id),
@@ -62,7 +63,7 @@ pub fn to_kernel(id: u64, it: &Attributes) -> FileAttr {
     }
 }
 
-/// Attributes of which nothing is known.
+/// Returns attributes of an unknown file.
 pub fn nothing(id: u64) -> FileAttr {
     FileAttr {
         ino: INodeNo(id),
@@ -89,7 +90,7 @@ fn system_time(it: Time) -> SystemTime {
     whole + Duration::from_nanos(it.nanoseconds.into())
 }
 
-/// A time that is set.
+/// Converts a time to be set.
 pub fn to_source(time: Option<TimeOrNow>) -> Timespec {
     match time {
         None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
@@ -104,7 +105,7 @@ pub fn to_source(time: Option<TimeOrNow>) -> Timespec {
     }
 }
 
-/// A time before 1970: whole seconds down, and nanoseconds up from there.
+/// Converts a time before 1970: seconds round down, nanoseconds count up from there.
 fn before_1970(before: Duration) -> Timespec {
     let part = i64::from(before.subsec_nanos());
     let seconds = -before.as_secs().cast_signed() - i64::from(part > 0);

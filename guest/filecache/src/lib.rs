@@ -1,18 +1,18 @@
 //! A file cache in a guest, in front of shared storage: a FUSE file system over an NFS mount or any
-//! folder, which keeps whole files that deserve it in memory or on a disk.
+//! folder, which keeps copies of whole files that deserve it in memory or on a disk.
 //!
 //! ```text
 //!   kernel ── fuse ── files ─┬─ nodes       which files the kernel knows
 //!                            ├─ open_mode   how an open is answered (pure)
-//!                            ├─ bindings    what is open, and how
-//!                            ├─ copies      what is kept; the policy decides
-//!                            ├─ shelf, history_file   what a restart keeps
+//!                            ├─ bindings    open files and their modes
+//!                            ├─ copies      the copies, as the policy decides
+//!                            ├─ shelf, history_file   state kept over a restart
 //!                            └─ source      calls to the shared storage, as the caller
-//!            requests     what needs the source, and does not wait for ever
+//!            requests     requests that need the source, which may hang
 //!            health       whether the source answers (pure)
 //! ```
 //!
-//! How it works, and what it promises: `docs/filecache.md`.
+//! Design and guarantees: `docs/filecache.md`.
 
 mod agent;
 mod bindings;
@@ -53,7 +53,7 @@ pub use counters::{Opens, Report};
 pub use options::{Options, Place, TroubleOptions, WriteBackOptions};
 pub use serve::{Failed, serve};
 
-/// The errors of the standard library as those of system calls.
+/// Converts errors of the standard library into those of system calls.
 fn errno(error: impl std::borrow::Borrow<std::io::Error>) -> rustix::io::Errno {
     let code = error.borrow().raw_os_error();
     code.map_or(rustix::io::Errno::IO, rustix::io::Errno::from_raw_os_error)

@@ -1,4 +1,4 @@
-//! The library that speaks FUSE, and all that is used of it. No other file names it.
+//! Everything used of the FUSE library. No other file imports from it.
 
 pub use fuser::{
     BackingId, BsdFileFlags, Config, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType,

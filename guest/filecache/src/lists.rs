@@ -1,37 +1,38 @@
-//! Lists of folders that the kernel keeps: whether to read one anew costs less than to keep it.
+//! Folder lists cached by the kernel: decides whether reading a list again is cheaper than keeping
+//! it.
 //!
-//! The kernel asks for each file apart if it has the name from a list and no attributes any more:
-//! they are older than the window, or it has forgotten the file (memory was short). A list that is
-//! read anew brings both, a hundred files in an answer. Who reads names alone is better off with
-//! the list that the kernel has.
+//! If the kernel has a name from a list but no attributes, it asks for each file separately: the
+//! attributes are older than the window, or the kernel has forgotten the file (memory pressure).
+//! Reading the list again brings both, a hundred files per reply. A program that reads only names
+//! is better off with the cached list.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Fewer files are soon asked for. So many are told of only to who wants to know what they are: of
-/// the others the kernel takes the names alone after the first answer.
+/// Least number of told files that shows that a list's reader wants attributes: for others the
+/// kernel takes only names after the first reply. Smaller lists are quickly asked for file by file.
 const LARGE: usize = 1024;
-/// One file in so many may be forgotten.
+/// Divisor: this part of the files may be forgotten.
 const FORGOTTEN: usize = 8;
 
-/// What was told of folders, by their numbers.
+/// Lists told to the kernel, by folder number.
 #[derive(Default)]
 pub struct Lists {
     told: HashMap<u64, List>,
 }
 
 struct List {
-    /// When it began.
+    /// The time at which it was begun.
     at: Instant,
     names: usize,
-    /// Files that the kernel was told of.
+    /// Number of files that the kernel was told of.
     files: usize,
     forgotten: usize,
 }
 
 impl Lists {
-    /// The kernel was told of files in a folder of so many names, from the beginning or from where
-    /// the last answer ended.
+    /// Records that the kernel was told of `files` files in a folder of `names` names, from the
+    /// beginning or from the end of the last reply.
     pub fn told(&mut self, folder: u64, is_first: bool, names: usize, files: usize, now: Instant) {
         if is_first {
             self.told.insert(folder, List { at: now, names, files, forgotten: 0 });
@@ -40,19 +41,19 @@ impl Lists {
         }
     }
 
-    /// The kernel has forgotten something in a folder.
+    /// Records that the kernel has forgotten a file of a folder.
     pub fn forgets_in(&mut self, folder: u64) {
         if let Some(list) = self.told.get_mut(&folder) {
             list.forgotten += 1;
         }
     }
 
-    /// The kernel has forgotten a folder.
+    /// Records that the kernel has forgotten a folder.
     pub fn forget(&mut self, folder: u64) {
         self.told.remove(&folder);
     }
 
-    /// Whether the kernel is to keep the list that it has.
+    /// Returns whether the kernel is to keep its cached list.
     pub fn serves(&self, folder: u64, window: Duration, now: Instant) -> bool {
         self.told.get(&folder).is_none_or(|list| {
             let is_of_names = list.files < LARGE.max(list.names / 2);
@@ -68,8 +69,8 @@ mod tests {
 
     const WINDOW: Duration = Duration::from_secs(3);
 
-    /// `ls -l` of 100,000 files in the root took 4 s after `drop_caches`: the names were there, and
-    /// each file was asked for.
+    /// `ls -l` of 100,000 files in the root took 4 s after `drop_caches`: the names were cached,
+    /// and the kernel asked for each file.
     #[test]
     fn a_list_whose_files_are_forgotten_is_read_anew() {
         let (mut lists, now) = (Lists::default(), Instant::now());
@@ -89,7 +90,7 @@ mod tests {
         let (mut lists, now) = (Lists::default(), Instant::now());
         lists.told(1, true, 4000, 4000, now);
         lists.told(2, true, 100, 100, now);
-        // The names alone.
+        // Only the names.
         lists.told(3, true, 100_000, 1024, now);
         let serves = |lists: &Lists, after| {
             [1, 2, 3].map(|folder| lists.serves(folder, WINDOW, now + after))

@@ -1,8 +1,9 @@
-//! Locks that outlive a panic.
+//! Mutexes that survive a panic.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What a thread that panicked has left is as good as before: each change is one step.
+/// Locks a mutex, ignoring poison: each change under a lock is one step, so a panic leaves no
+/// inconsistency.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! The place of a mount: what is mounted there now, and taking it away.
+//! The mount point: finding and removing a mount.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,18 +7,18 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
-/// How the source begins of such a mount in the list of mounts.
+/// Prefix of the source of such a mount in the list of mounts.
 pub const PREFIX: &str = "flowstone:";
 
-/// A mount of this kind in the list of mounts.
+/// A mount of this type in the list of mounts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// The number of its file system, `MAJOR:MINOR`.
+    /// The device number of its file system, `MAJOR:MINOR`.
     pub device: String,
 }
 
-/// The topmost mount at a path, if it is of this kind. Asks nothing of the mount, which may be
-/// dead.
+/// Returns the topmost mount at a path, if it is of this type. Does not access the mount, which may
+/// be dead.
 pub fn listed(at: &Path) -> Option<Listed> {
     find(&std::fs::read_to_string("/proc/self/mountinfo").ok()?, at)
 }
@@ -36,18 +36,18 @@ fn find(mounts: &str, at: &Path) -> Option<Listed> {
     is_ours.then_some(Listed { device })
 }
 
-/// The list writes blanks and the like as three octal digits.
+/// Decodes the octal escapes of blanks and the like in the list.
 fn unescape(text: &str) -> String {
     let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
     escapes.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
 }
 
-/// Makes a place ready: takes away the dead mount of a daemon that was killed. Returns the path
-/// without links. It is wrong to mount over one that lives.
+/// Prepares a mount point: detaches the dead mount of a killed daemon. Returns the path without
+/// symbolic links. Mounting over a live mount is an error.
 pub fn prepare(at: &Path) -> io::Result<PathBuf> {
     let absolute = std::path::absolute(at)?;
     let parent = absolute.parent().unwrap_or(Path::new("/")).canonicalize()?;
-    // The last part may lead into a dead mount, in which nothing can be looked up.
+    // The last component may lead into a dead mount, in which nothing can be looked up.
     let at = absolute.file_name().map_or(parent.clone(), |name| parent.join(name));
     let at = std::fs::read_link(&at).map_or(Ok(at), |to| parent.join(to).canonicalize())?;
     while listed(&at).is_some() {
@@ -59,14 +59,14 @@ pub fn prepare(at: &Path) -> io::Result<PathBuf> {
     Ok(at)
 }
 
-/// Whether the daemon behind a mount is gone. The kernel goes on showing the attributes that it
-/// keeps, so it is made to ask.
+/// Returns whether the daemon of a mount is gone. Forces a request, since the kernel may answer
+/// from cached attributes.
 fn is_dead(at: &Path) -> bool {
     let asked = statx(CWD, at, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
     asked.is_err_and(|error| error == Errno::NOTCONN)
 }
 
-/// Takes a mount away, although it is in use.
+/// Detaches a mount even if it is in use.
 pub fn detach(at: &Path) -> io::Result<()> {
     Ok(unmount(at, UnmountFlags::DETACH)?)
 }

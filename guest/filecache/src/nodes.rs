@@ -1,9 +1,9 @@
-//! The files and folders that the kernel knows. A node has a place, a folder and a name, and says
-//! which file was there. Only folders keep a descriptor.
+//! The files and folders that the kernel knows. A node has a place (a folder and a name) and the
+//! identity of the file that was there. Only folders keep a descriptor.
 //!
 //! A file has one node, and a second one, its split node, while the first is bound to a mode that
-//! does not suit an open. Names lead to the split node while it is there. Its number is not that of
-//! the file: the library that speaks to the kernel takes node numbers for inode numbers.
+//! does not suit an open. Names lead to the split node while it exists. Its number differs from
+//! that of the file: the FUSE library uses node numbers as inode numbers.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -22,27 +22,27 @@ use crate::stamp::{Attributes, Identity, Stamp};
 
 /// The root's node.
 pub const ROOT: u64 = 1;
-/// Numbers from here on are ours, not those of files.
+/// Numbers from here on are allocated by us, others are inode numbers.
 const OWN_NUMBERS: u64 = 1 << 63;
 
-/// A change may go unseen if another one came within so long: clocks of file systems tick.
+/// A change may go unseen within this time of another one: the clocks of file systems tick.
 pub const SETTLED: Duration = Duration::from_secs(2);
-/// A change that is so old by the server's clock is settled even if it is seen for the first time:
+/// A change older than this by the server's clock is settled even if it is seen for the first time:
 /// clocks may differ by a minute.
 const CLOCKS_DIFFER: Duration = Duration::from_secs(60);
 
-/// Between the answer that sends an open to a split node and its arrival there. The kernel looks
-/// the name up twice meanwhile, and gives up if it is sent away again.
+/// Time allowed from the reply that redirects an open to a split node until the open arrives there.
+/// The kernel looks the name up twice meanwhile, and fails if it is redirected again.
 const UNDER_WAY: Duration = Duration::from_secs(2);
 
-/// No path is longer.
+/// Most components of a path.
 const DEPTH_MAX: usize = 2048;
 
 /// A file or folder that the kernel knows.
 pub struct Node {
     /// Its number.
     pub id: u64,
-    /// Which file.
+    /// The identity of its file.
     pub identity: Identity,
     state: Mutex<State>,
 }
@@ -50,26 +50,26 @@ pub struct Node {
 struct State {
     folder: u64,
     name: Box<OsStr>,
-    /// The one that came last to a place is there.
+    /// Sequence number: of several nodes at a place, the latest is the one there.
     order: u64,
-    /// Times that the kernel has been told of it, and has not forgotten.
+    /// Lookup count: times that the kernel was told of it and has not forgotten.
     lookups: u64,
-    /// What the kernel was told last, and since when that has been the same.
+    /// The stamp last told to the kernel, and the time since which it is the same.
     told: Stamp,
     since: Instant,
-    /// Whether pages that the kernel keeps were read when `told` was settled.
+    /// The kernel's cached pages were read when `told` was settled.
     pages_are_good: bool,
     held: Option<Arc<OwnedFd>>,
 }
 
-/// What has changed since the kernel was told last.
+/// The changes since the kernel was told last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct News {
-    /// Something has.
+    /// The stamp has changed.
     pub changed: bool,
-    /// Pages that the kernel keeps are those of the file.
+    /// The kernel's cached pages are those of the file.
     pub pages_are_good: bool,
-    /// No change of the file can have gone unseen since.
+    /// No change can have gone unseen since.
     pub is_settled: bool,
 }
 
@@ -78,18 +78,18 @@ impl Node {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its folder and its name there.
+    /// Returns its folder and its name there.
     pub fn place(&self) -> (u64, OsString) {
         let state = self.state();
         (state.folder, state.name.to_os_string())
     }
 
-    /// Its descriptor, if it keeps one.
+    /// Returns its descriptor, if it keeps one.
     pub fn held(&self) -> Option<Arc<OwnedFd>> {
         self.state().held.clone()
     }
 
-    /// Notes what the kernel is being told.
+    /// Records the stamp that the kernel is being told.
     pub fn told(&self, stamp: Stamp) -> News {
         let mut state = self.state();
         let changed = state.told != stamp;
@@ -104,20 +104,20 @@ impl Node {
         News { changed, pages_are_good: state.pages_are_good, is_settled }
     }
 
-    /// The kernel begins to keep pages, or drops those that it has.
+    /// Records that the kernel starts to cache pages, or drops its pages.
     pub fn pages(&self, are_good: bool) {
         self.state().pages_are_good = are_good;
     }
 }
 
-/// Whether a file has not changed for so long that clocks do not matter.
+/// Returns whether a file has not changed for longer than clocks may differ.
 pub fn is_old(stamp: Stamp) -> bool {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let limit = now.saturating_sub(CLOCKS_DIFFER).as_secs();
     u64::try_from(stamp.changed.seconds).is_ok_and(|changed| changed < limit)
 }
 
-/// All of them.
+/// All nodes of a mount.
 pub struct Nodes {
     table: Mutex<Table>,
 }
@@ -125,7 +125,7 @@ pub struct Nodes {
 struct Table {
     by_id: HashMap<u64, Arc<Node>>,
     mains: HashMap<Identity, u64>,
-    /// Of the few files that have one.
+    /// Split nodes, for the few files that have one.
     splits: HashMap<Identity, Split>,
     places: Places,
     lists: Lists,
@@ -137,14 +137,14 @@ struct Table {
 #[derive(Clone, Copy)]
 struct Split {
     id: u64,
-    /// When an open was last sent there.
+    /// The last time that an open was redirected to it.
     sent: Instant,
-    /// It is not needed any more, but by those that were sent there a moment ago.
+    /// It is obsolete, except for opens redirected a moment ago.
     joins: bool,
 }
 
 impl Split {
-    /// Whether the file's name leads to it.
+    /// Returns whether the file's name leads to it.
     fn is_current(&self) -> bool {
         let is_under_way = self.sent.elapsed() < UNDER_WAY && !mutant("guest.bind.joins-at-once");
         !self.joins || is_under_way
@@ -152,7 +152,7 @@ impl Split {
 }
 
 impl Nodes {
-    /// The root alone.
+    /// Starts with the root only.
     pub fn new(source: &Source) -> Result<Self> {
         let held = source.root().try_clone_to_owned().map_err(|_| Errno::MFILE)?;
         let seen = source::stat(&held)?;
@@ -171,32 +171,32 @@ impl Nodes {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The node of a number.
+    /// Returns the node of a number.
     pub fn get(&self, id: u64) -> Result<Arc<Node>> {
         self.table().by_id.get(&id).cloned().ok_or(Errno::STALE)
     }
 
-    /// The node that was last seen at a place.
+    /// Returns the node that was last seen at a place.
     pub fn known_at(&self, folder: u64, name: &OsStr) -> Option<Arc<Node>> {
         let table = self.table();
         let there = table.all_at(folder, name);
         there.max_by_key(|node| node.state().order).cloned()
     }
 
-    /// A name is gone. What had it is nowhere, as far as is known.
+    /// Records that a name is gone. Its node then has no known place.
     pub fn gone(&self, folder: u64, name: &OsStr) {
         let mut table = self.table();
         let there: Vec<_> = table.all_at(folder, name).cloned().collect();
         there.iter().for_each(|node| table.moved(node, NOWHERE, name));
     }
 
-    /// A file is elsewhere now.
+    /// Records that a file has moved.
     pub fn moved(&self, identity: Identity, folder: u64, name: &OsStr) {
         let mut table = self.table();
         table.of(identity).iter().for_each(|node| table.moved(node, folder, name));
     }
 
-    /// The kernel is told of a file: the node to which its name leads.
+    /// Registers a file that the kernel is told of, and returns the node that its name leads to.
     pub fn found(&self, seen: &Attributes, folder: u64, name: &OsStr) -> Arc<Node> {
         let mut table = self.table();
         let split = table.splits.get(&seen.identity).filter(|it| it.is_current());
@@ -213,7 +213,7 @@ impl Nodes {
         node
     }
 
-    /// The kernel forgets a node so many times.
+    /// Reduces a node's lookup count by `times`.
     pub fn forget(&self, id: u64, times: u64) {
         let mut table = self.table();
         let Some(node) = table.by_id.get(&id).cloned() else { return };
@@ -226,8 +226,8 @@ impl Nodes {
         table.places.remove(state.folder, &state.name, id);
         table.lists.forgets_in(state.folder);
         table.lists.forget(id);
-        // The number of a split node stays its own: the kernel forgets it once while it looks the
-        // name up again.
+        // A split node keeps its number: the kernel forgets it once while it looks the name up
+        // again.
         let is_known = |id: &u64| table.by_id.contains_key(id);
         let identity = node.identity;
         let main_is_known = table.mains.get(&identity).is_some_and(is_known);
@@ -237,17 +237,17 @@ impl Nodes {
         }
     }
 
-    /// The kernel was told of files in a folder: see [`Lists::told`].
+    /// Records that the kernel was told of files in a folder: see [`Lists::told`].
     pub fn listed(&self, folder: u64, is_first: bool, names: usize, files: usize) {
         self.table().lists.told(folder, is_first, names, files, Instant::now());
     }
 
-    /// Whether the kernel is to keep the list of a folder that it has.
+    /// Returns whether the kernel is to keep its cached list of a folder.
     pub fn list_serves(&self, folder: u64, window: Duration) -> bool {
         self.table().lists.serves(folder, window, Instant::now())
     }
 
-    /// From now on the file's name leads to a split node.
+    /// Makes the file's name lead to a split node.
     pub fn split(&self, identity: Identity) {
         let mut table = self.table();
         let own = table.next_own;
@@ -257,22 +257,23 @@ impl Nodes {
         table.next_own += u64::from(split.id == own);
     }
 
-    /// A split node is open: names lead there until it is joined.
+    /// Records that a split node is open: names lead there until it is joined.
     pub fn arrived(&self, identity: Identity) {
         if let Some(split) = self.table().splits.get_mut(&identity) {
             split.joins = false;
         }
     }
 
-    /// The file's name leads to its main node again, once those that were sent to the other one
-    /// have arrived. The kernel may go on knowing that.
+    /// Makes the file's name lead to its main node again, once redirected opens have arrived. The
+    /// kernel may keep the split node.
     pub fn join(&self, identity: Identity) {
         if let Some(split) = self.table().splits.get_mut(&identity) {
             split.joins = true;
         }
     }
 
-    /// Where a file is, from the root on; nothing if the kernel has forgotten a folder above it.
+    /// Returns the path of a file from the root; `None` if the kernel has forgotten a folder above
+    /// it.
     pub fn path(&self, node: &Node) -> Option<Box<[u8]>> {
         let (mut folder, name) = node.place();
         let mut names = vec![name];
@@ -286,12 +287,12 @@ impl Nodes {
         (folder == ROOT).then(|| names.join(&b'/').into())
     }
 
-    /// Whether this is a split node.
+    /// Returns whether this is a split node.
     pub fn is_split(&self, node: &Node) -> bool {
         self.table().mains.get(&node.identity).is_some_and(|main| *main != node.id)
     }
 
-    /// A descriptor of a folder, kept from its first use until the kernel forgets it.
+    /// Returns the descriptor of a folder, kept from its first use until the kernel forgets it.
     pub fn folder(&self, id: u64) -> Result<Arc<OwnedFd>> {
         let node = self.get(id)?;
         if let Some(held) = node.held() {
@@ -301,17 +302,17 @@ impl Nodes {
         Ok(node.state().held.get_or_insert(held).clone())
     }
 
-    /// Holds on to the file of a node: by its name, which must lead to the same file as before.
+    /// Opens an anchor of a node by its name, which must lead to the same file as before.
     pub fn anchor(&self, node: &Node) -> Result<OwnedFd> {
         let (folder, name) = node.place();
         let folder = self.folder(folder)?;
         let held = source::anchor(&folder, &name).map_err(source::gone_is_stale)?;
-        // Looking the name up has brought which file it is.
+        // The identity is known from looking the name up.
         let is_same = source::known(&held)?.identity == node.identity;
         if is_same || mutant("guest.names.any-file-will-do") { Ok(held) } else { Err(Errno::STALE) }
     }
 
-    /// What the source says of a node now.
+    /// Asks the source for the attributes of a node.
     pub fn look(&self, node: &Node) -> Result<Attributes> {
         let (folder, name) = node.place();
         if let Some(held) = node.held() {
@@ -324,14 +325,14 @@ impl Nodes {
 }
 
 impl Table {
-    /// The nodes of a file: the main one, and the split one if there is one.
+    /// Returns the nodes of a file: the main one, and the split one if there is one.
     fn of(&self, identity: Identity) -> Vec<Arc<Node>> {
         let split = self.splits.get(&identity).map(|it| it.id);
         let ids = self.mains.get(&identity).copied().into_iter().chain(split);
         ids.filter_map(|id| self.by_id.get(&id).cloned()).collect()
     }
 
-    /// The nodes at a place.
+    /// Returns the nodes at a place.
     fn all_at(&self, folder: u64, name: &OsStr) -> impl Iterator<Item = &Arc<Node>> {
         let maybe = self.places.at(folder, name).filter_map(|id| self.by_id.get(&id));
         maybe.filter(move |node| {
@@ -340,7 +341,7 @@ impl Table {
         })
     }
 
-    /// A node is elsewhere now, if it is not there already.
+    /// Moves a node to a place, if it is not there already.
     fn moved(&mut self, node: &Node, folder: u64, name: &OsStr) {
         let mut state = node.state();
         if node.id == ROOT || (state.folder == folder && *state.name == *name) {
@@ -352,7 +353,7 @@ impl Table {
         state.name = name.into();
     }
 
-    /// The number of a new file: its own, unless that is taken.
+    /// Allocates the number of a new file: its inode number, unless that is taken.
     fn new_main(&mut self, seen: &Attributes, folder: u64, name: &OsStr) -> u64 {
         let inode = seen.identity.inode;
         let is_free = inode > ROOT && inode < OWN_NUMBERS && !self.by_id.contains_key(&inode);

@@ -1,4 +1,4 @@
-//! Which node a name leads to.
+//! Tests of the node that a name leads to.
 
 use std::fs;
 
@@ -36,7 +36,7 @@ fn a_node_has_the_number_of_its_file() {
     assert_eq!(shared.nodes.get(node.id).unwrap().id, node.id);
 }
 
-/// To take one name away went through all nodes: 1 ms at 30,000 of them, for each file of `rm -r`.
+/// Removing a name scanned all nodes: 1 ms at 30,000 of them, for each file of `rm -r`.
 #[test]
 fn a_name_that_goes_is_looked_for_at_its_place_alone() {
     let names: Vec<_> = (0..1000).map(|number| number.to_string()).collect();
@@ -59,7 +59,7 @@ fn a_node_is_found_where_it_is_and_nowhere_else() {
     assert_eq!((known_at("a"), known_at("b")), (Some(a.id), Some(b.id)));
     shared.nodes.moved(a.identity, ROOT, OsStr::new("c"));
     assert_eq!((known_at("a"), known_at("c")), (None, Some(a.id)));
-    // It was replaced at the source, which shows at its next look.
+    // It was replaced at the source, which is noticed at its next lookup.
     fs::rename(shared.folder.path().join("a"), shared.folder.path().join("b")).unwrap();
     shared.look_up("b");
     assert_eq!((known_at("b"), known_at("c")), (Some(a.id), None), "the one that came last");
@@ -97,7 +97,7 @@ fn names_lead_to_the_split_node_until_it_is_joined() {
     shared.nodes.join(main.identity);
     assert_eq!(shared.look_up("a").id, split.id, "an open may be under way");
     shared.nodes.table().splits.get_mut(&main.identity).unwrap().sent -= UNDER_WAY;
-    // A file that is opened again and again comes back all the same.
+    // A file that is opened repeatedly returns to its main node all the same.
     shared.nodes.arrived(main.identity);
     assert_eq!(shared.look_up("a").id, split.id);
     shared.nodes.join(main.identity);

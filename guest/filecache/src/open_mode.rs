@@ -1,4 +1,4 @@
-//! How an open of a file is answered. Pure: one table.
+//! The answer to an open of a file, as a pure function: one table.
 //!
 //! From its first open to its last close the kernel binds a node to passthrough or to its page
 //! cache, and to one backing file. An open that does not fit fails with EIO, so it must not be
@@ -18,12 +18,12 @@
 //! | Plain | Plain | Plain |
 //! | the split node | Direct | Direct |
 //!
-//! A file that an open makes at a server is open in the daemon by that; in mode Source the kernel
-//! would ask the server to open it once more.
+//! A file that an open creates at a server is thereby open in the daemon; in mode Source the kernel
+//! would have the server open it once more.
 //!
-//! What may not be, or cannot be, Copy or Source is Plain. So is a file with the set-user-id or
-//! set-group-id bit that is opened for writing, or Elsewhere where it is Source: a write takes the
-//! bit away, and the kernel would go on showing it.
+//! If Copy or Source is not allowed or not possible, the mode is Plain. So it is for a file with
+//! the set-user-id or set-group-id bit that is opened for writing, or Elsewhere if it is bound to
+//! Source: a write clears the bit, and the kernel would go on showing it.
 
 use flowstone_memory::mutant;
 
@@ -36,80 +36,80 @@ pub enum Mode {
     Source,
     /// Through the daemon, with the kernel's page cache.
     Plain,
-    /// Through the daemon, without it: another node of the file is read or written beside the
-    /// daemon, and a page kept for this one would miss that.
+    /// Through the daemon, without the page cache: another node of the file is accessed directly,
+    /// and cached pages of this one would miss its changes.
     Direct,
 }
 
 /// The answer to an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Open it so.
+    /// Open it in this mode.
     As(Mode),
-    /// Look it up again, and open the node that this leads to.
+    /// Look the name up again, and open the node that it leads to.
     Elsewhere,
 }
 
-/// What a node is at an open.
+/// The state of a node at an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeState {
     /// Not open.
     Closed,
-    /// Open so.
+    /// Open in this mode.
     Open(Mode),
 }
 
-/// All that the answer depends on.
+/// The inputs of the answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask {
-    /// The node that the kernel has sent.
+    /// The state of the node that the kernel has sent.
     pub node: NodeState,
-    /// Whether that is the split node of its file.
+    /// It is the split node of its file.
     pub is_split: bool,
-    /// Whether the file's other node is open.
+    /// The file's other node is open.
     pub other_is_open: bool,
-    /// Whether it is opened for writing.
+    /// It is opened for writing.
     pub writes: bool,
-    /// Whether there is a copy with the stamp that the source has now.
+    /// There is a copy with the current stamp of the source.
     pub has_fresh_copy: bool,
-    /// Whether its writes are kept back: the source does not have all bytes.
+    /// Its writes are kept back: the source does not have all bytes.
     pub is_kept_back: bool,
-    /// Whether this open has made it, at a server.
+    /// This open has created it, at a server.
     pub is_new: bool,
-    /// Whether the ids of the caller are those for which the source's file is registered, or, of a
-    /// closed node, whether they are known at all.
+    /// The ids of the caller are those for which the source's file is registered; for a closed
+    /// node, they are known at all.
     pub ids_fit: bool,
-    /// Whether it has the set-user-id or set-group-id bit.
+    /// The file has the set-user-id or set-group-id bit.
     pub is_set_id: bool,
-    /// What the user and the kernel allow.
+    /// The modes allowed by the user and the kernel.
     pub allowed: Modes,
 }
 
 impl Ask {
-    /// Whether the kernel may open the source's file for the caller.
+    /// Returns whether the kernel may open the source's file for the caller.
     fn suits_source(&self) -> bool {
         let ids_fit = self.ids_fit || mutant("guest.bind.shares-other-ids");
         ids_fit && !(self.writes && self.is_set_id)
     }
 }
 
-/// Which modes are allowed. Plain always is.
+/// The allowed modes. Plain always is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Modes {
-    /// Whether files may be opened in mode Copy.
+    /// Files may be opened in mode Copy.
     pub copy: bool,
-    /// Whether files may be opened in mode Source.
+    /// Files may be opened in mode Source.
     pub source: bool,
 }
 
 impl Modes {
-    /// Everything through the daemon.
+    /// Only through the daemon.
     pub const PLAIN: Self = Self { copy: false, source: false };
-    /// All three.
+    /// All modes.
     pub const ALL: Self = Self { copy: true, source: true };
 }
 
-/// The table.
+/// Returns the answer to an open, by the table.
 pub fn answer(ask: &Ask) -> Answer {
     use Answer::{As, Elsewhere};
     if ask.is_split {
@@ -125,14 +125,14 @@ pub fn answer(ask: &Ask) -> Answer {
     }
 }
 
-/// The mode of the first open, to which the node is bound until its last close.
+/// Returns the mode of the first open, to which the node is bound until its last close.
 fn first_mode(ask: &Ask) -> Mode {
     if ask.is_kept_back || ask.is_new && !mutant("guest.bind.opens-new-files-again") {
         return Mode::Plain;
     }
     let reads = !ask.writes || mutant("guest.bind.writes-to-copies");
     if reads && ask.has_fresh_copy && ask.allowed.copy {
-        // A store through a writable mapping of a copy would never leave it: reading only.
+        // Reading only: a store through a writable mapping of a copy would never reach the source.
         Mode::Copy
     } else if ask.allowed.source && ask.suits_source() {
         Mode::Source

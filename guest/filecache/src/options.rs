@@ -1,4 +1,4 @@
-//! What a mount is asked to be.
+//! The options of a mount.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use flowstone_policy::{Link, Multicache, Policy, PolicyKind, Windows};
 use crate::budget::Budget;
 use crate::open_mode::Modes;
 
-/// Where copies are, and how much they may take.
+/// The place of copies, and their limit in bytes.
 #[derive(Clone, Debug)]
 pub enum Place {
     /// Memory.
@@ -18,7 +18,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// How much, and what that is called where the limit is shown.
+    /// Returns the limit, and its name in reports.
     pub fn budget(&self) -> Budget {
         match self {
             Self::Memory(bytes) => Budget { bytes: *bytes, by: "memory" },
@@ -27,61 +27,61 @@ impl Place {
     }
 }
 
-/// What is done when the source does not answer.
+/// The behaviour when the source does not answer.
 #[derive(Clone, Copy, Debug)]
 pub struct TroubleOptions {
-    /// It is down after so long.
+    /// Time without answers after which it is down.
     pub timeout: Duration,
-    /// What only it can answer fails then, instead of waiting.
+    /// Requests that only it can answer then fail, instead of waiting.
     pub fails_when_down: bool,
 }
 
-/// How much may be newer here than at the source.
+/// Limits of write-back.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteBackOptions {
-    /// For so long.
+    /// Longest time that a file may be dirty.
     pub time: Duration,
-    /// So many bytes.
+    /// Most dirty bytes.
     pub bytes: u64,
-    /// A close leaves it so.
+    /// A close does not write back.
     pub lazy_close: bool,
 }
 
-/// All of it.
+/// All options of a mount.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The shared storage.
     pub source: PathBuf,
-    /// Where its files are shown.
+    /// The mount point.
     pub mount: PathBuf,
-    /// Where copies are.
+    /// The place of copies.
     pub place: Place,
-    /// Folder for the history of use, if it is to be kept.
+    /// Folder of the usage history, if it is to be kept.
     pub state: Option<PathBuf>,
-    /// What decides which files have one.
+    /// The policy that decides which files have a copy.
     pub policy: PolicyKind,
     /// Thresholds of the paper's policy.
     pub windows: Windows,
     /// Time between two epochs of the policy.
     pub epoch: Duration,
-    /// How old names and attributes may be.
+    /// Longest age of names and attributes.
     pub window: Duration,
-    /// For how long after a comparison with the source a copy is opened without another one.
+    /// Time after a comparison with the source in which a copy is opened without another one.
     pub trust: Duration,
-    /// How files may be opened.
+    /// The allowed modes.
     pub modes: Modes,
-    /// What is done when the source does not answer.
+    /// The behaviour when the source does not answer.
     pub trouble: TroubleOptions,
-    /// Whether writes are kept back; without it they are at the source when they return.
+    /// Limits of write-back; without it writes are at the source when they return.
     pub write_back: Option<WriteBackOptions>,
-    /// Whether extended attributes are shown, where the source has any.
+    /// Extended attributes are supported, if the source has them.
     pub xattrs: bool,
-    /// The way to the host; a virtio port, if there is one, without it.
+    /// The path to the host; `None` for the virtio port, if there is one.
     pub agent: Option<PathBuf>,
 }
 
 impl Options {
-    /// The policy.
+    /// Makes the policy.
     pub fn new_policy(&self) -> Box<dyn Policy> {
         let bytes = self.place.budget().bytes;
         match self.policy {
@@ -93,7 +93,7 @@ impl Options {
 
 #[cfg(test)]
 impl Options {
-    /// Of a mount that shows this folder, and is never made.
+    /// Options of a mount of this folder that is never mounted.
     pub fn for_test(folder: &std::path::Path) -> Self {
         Self {
             source: folder.to_owned(),

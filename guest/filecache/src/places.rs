@@ -1,38 +1,38 @@
-//! Which nodes were last seen at which place: a folder and a name there.
+//! Index of nodes by their last known place: a folder and a name there.
 //!
-//! Names stay with their nodes. Here is a hash of each place, sixteen bytes with the node's number,
-//! so a node that is found here may be at another place with the same hash.
+//! Names are stored in the nodes. This has a hash of each place, sixteen bytes with the node's
+//! number, so a node found here may be at another place with the same hash.
 
 use std::collections::BTreeSet;
 use std::collections::hash_map::RandomState;
 use std::ffi::OsStr;
 use std::hash::BuildHasher;
 
-/// A node of this folder is nowhere, as far as is known. No folder has the number.
+/// Folder number of nodes without a known place. No folder has this number.
 pub const NOWHERE: u64 = 0;
 
 /// The places of all nodes.
 #[derive(Default)]
 pub struct Places {
-    /// Who makes names must not be able to make many with one hash.
+    /// Random, so that names cannot be chosen to collide.
     keys: RandomState,
     nodes: BTreeSet<(u64, u64)>,
 }
 
 impl Places {
-    /// A node is there.
+    /// Adds a node at a place.
     pub fn insert(&mut self, folder: u64, name: &OsStr, id: u64) {
         if folder != NOWHERE {
             self.nodes.insert((self.hash(folder, name), id));
         }
     }
 
-    /// A node is not there any more.
+    /// Removes a node from a place.
     pub fn remove(&mut self, folder: u64, name: &OsStr, id: u64) {
         self.nodes.remove(&(self.hash(folder, name), id));
     }
 
-    /// Numbers of the nodes that may be there. All that are there are among them.
+    /// Returns the numbers of nodes that may be at a place, including all that are.
     pub fn at(&self, folder: u64, name: &OsStr) -> impl Iterator<Item = u64> {
         let hash = self.hash(folder, name);
         self.nodes.range((hash, 0)..=(hash, u64::MAX)).map(|(_, id)| *id)

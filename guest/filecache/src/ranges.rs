@@ -1,8 +1,8 @@
-//! Ranges of a file: which of its bytes are dirty. Pure.
+//! Sets of byte ranges of a file: its dirty bytes. Does no I/O.
 
 use std::collections::BTreeMap;
 
-/// Disjoint ranges, none of which touches another one.
+/// Disjoint ranges that do not touch each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ranges {
     /// Ends by starts.
@@ -29,29 +29,29 @@ impl Ranges {
         self.bytes += last - first;
     }
 
-    /// How many of the bytes from `start` to `end` are not in it.
+    /// Returns the number of bytes from `start` to `end` that are not in the set.
     pub fn missing(&self, start: u64, end: u64) -> u64 {
         let overlaps = self.ends.range(..end).rev().take_while(|(_, to)| **to > start);
         let there: u64 = overlaps.map(|(from, to)| end.min(*to) - start.max(*from)).sum();
         end.saturating_sub(start) - there
     }
 
-    /// Adds all of another one's.
+    /// Adds all ranges of another set.
     pub fn extend(&mut self, others: &Self) {
         others.iter().for_each(|(start, end)| self.insert(start, end));
     }
 
-    /// How many bytes these are.
+    /// Returns the number of bytes in the set.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether there are none.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// Each with its start and its end, in order.
+    /// Returns the ranges in order, as start and end.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.ends.iter().map(|(start, end)| (*start, *end))
     }

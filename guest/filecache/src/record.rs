@@ -1,5 +1,5 @@
-//! Who records the uses of files: a line `r|w,FILE,BYTES` for each open, as the simulator reads it.
-//! FILE is a number that stays the same; names are not given away.
+//! Recording of file uses: a line `r|w,FILE,BYTES` for each open, in the simulator's format. FILE
+//! is a stable number; names are not disclosed.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use flowstone_policy::{FileId, Use};
 
 use crate::lock::lock;
 
-/// Lines that may wait for a reader. One that is slower than that misses some.
+/// Lines queued for a reader. A slow reader loses lines beyond that.
 const WAITING_MAX: usize = 1 << 16;
 
 /// All recorders of a mount.
@@ -20,7 +20,7 @@ pub struct Recorders {
 }
 
 impl Recorders {
-    /// One more.
+    /// Adds a recorder.
     pub fn add(&self) -> Receiver<String> {
         let (to, lines) = sync_channel(WAITING_MAX);
         let mut all = lock(&self.to);
@@ -29,7 +29,7 @@ impl Recorders {
         lines
     }
 
-    /// A file is used.
+    /// Records a use of a file.
     pub fn used(&self, file: FileId, usage: Use, bytes: u64) {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;

@@ -1,11 +1,11 @@
-//! Requests of the kernel that need the source, from their arrival to their answer.
+//! Requests of the kernel that need the source, from their arrival to their reply.
 //!
-//! A source may hang, and a call that hangs cannot be taken back. So the threads that read requests
-//! make calls to the source only while two of them stay free; then threads of a pool do, of which
-//! there are few; then requests wait for one of these. A request is answered although its thread is
-//! stuck: the first thread that takes the reply gives it. The watch thread takes the replies of
-//! callers that are killed (fuser does not pass FUSE_INTERRUPT on), and, while the source is down,
-//! those that can be given without it or are to fail.
+//! A source may hang, and a call that hangs cannot be cancelled. So the threads that read requests
+//! make calls to the source only while two of them stay free; beyond that, threads of a small pool
+//! do; beyond that, requests are queued. A request can be answered even if its thread is stuck: the
+//! first thread that takes the reply sends it. The watch thread takes the replies of killed callers
+//! (fuser does not pass FUSE_INTERRUPT on), and, while the source is down, those of requests that
+//! can be answered without it or are to fail.
 
 mod owed;
 mod probe;
@@ -30,28 +30,28 @@ use crate::options::TroubleOptions;
 
 /// Threads of the pool.
 const POOL_MAX: usize = 16;
-/// Threads that read requests, and are never in a call to the source.
+/// Threads that read requests and are never in a call to the source.
 const FREE_READERS: usize = 2;
-/// Between two looks at requests that wait.
+/// Interval of checks while requests wait.
 const LOOK: Duration = Duration::from_millis(200);
-/// Between two looks whether there are any.
+/// Interval of checks while none wait.
 const IDLE_LOOK: Duration = Duration::from_secs(1);
 
-/// All requests that are not answered yet.
+/// All unanswered requests.
 pub struct Requests {
     files: Arc<Files>,
-    /// Threads that read requests and may be in a call to the source at the same time.
+    /// Most request threads that may be in a call to the source at the same time.
     inline_max: usize,
     fails_when_down: bool,
     table: Mutex<Table>,
-    /// Rings when the queue has something.
+    /// Signalled when the queue is not empty.
     queued: Condvar,
     probe: Probe,
 }
 
 #[derive(Default)]
 struct Table {
-    /// By number, so that the oldest comes first.
+    /// By number, so in order of arrival.
     open: BTreeMap<u64, Open>,
     next: u64,
     queue: VecDeque<u64>,
@@ -64,7 +64,7 @@ struct Open {
     request: Arc<dyn Request>,
     /// The task that waits for it; 0 if it is the kernel's own.
     task: u32,
-    /// When the source was asked, if it has been.
+    /// The start of its call to the source, if it has one.
     began: Option<Instant>,
 }
 
@@ -77,7 +77,7 @@ impl Table {
     }
 }
 
-/// A thread asks the source until this is dropped.
+/// A thread is in a call to the source until this is dropped.
 struct Asking<'a> {
     requests: &'a Requests,
     number: u64,
@@ -96,7 +96,7 @@ impl Drop for Asking<'_> {
 }
 
 impl Requests {
-    /// None yet, and the threads that look after them. `readers`: those that read requests.
+    /// Starts the pool and the watch thread. `readers`: the number of threads that read requests.
     pub fn start(
         files: Arc<Files>,
         readers: usize,
@@ -119,7 +119,7 @@ impl Requests {
         Ok(requests)
     }
 
-    /// Answers a request that needs the source: on this thread, or on another one.
+    /// Runs a request that needs the source: on this thread, or on another one.
     pub fn ask<R: Reply, T: Outcome + 'static>(
         self: &Arc<Self>,
         task: u32,
@@ -166,7 +166,7 @@ impl Requests {
         self.ask(task, reply, asks, send);
     }
 
-    /// Answers a request on a thread of its own: what it waits for may take hours.
+    /// Runs a request on a thread of its own: it may wait for hours.
     pub fn ask_aside<R: Reply, T: Outcome + 'static>(
         self: &Arc<Self>,
         task: u32,
@@ -187,7 +187,7 @@ impl Requests {
         }
     }
 
-    /// This thread asks the source, unless too many do.
+    /// Starts a call to the source on this thread, unless too many are in one.
     fn begin(&self, request: Arc<dyn Request>, task: u32) -> Option<Asking<'_>> {
         let mut table = lock(&self.table);
         if table.inline >= self.inline_max {
@@ -198,7 +198,7 @@ impl Requests {
         Some(Asking { requests: self, number, is_inline: true })
     }
 
-    /// A thread of the pool asks the source, when one is free.
+    /// Queues a request for the pool.
     fn queue(self: &Arc<Self>, request: Arc<dyn Request>, task: u32) {
         let mut table = lock(&self.table);
         let number = table.insert(request.clone(), task, None);
@@ -212,14 +212,14 @@ impl Requests {
             self.queued.notify_one();
             return;
         }
-        // No thread is to be had: this one may hang.
+        // No thread can be started: this one may hang.
         table.queue.pop_back();
         drop(table);
         let _asking = Asking { requests: self, number, is_inline: false };
         request.answer(&self.files, Ask::Source);
     }
 
-    /// A thread of the pool.
+    /// Runs a thread of the pool.
     fn work_off(&self) {
         let _counted = Counted(self);
         let mut table = lock(&self.table);
@@ -244,7 +244,7 @@ impl Requests {
         }
     }
 
-    /// Looks at requests that wait, and at the source.
+    /// Watches unanswered requests and the source.
     fn watch(&self, timeout: Duration) {
         let mut health = Health::new(timeout, Instant::now());
         let idle = IDLE_LOOK.min(timeout / 2).max(LOOK);
@@ -272,14 +272,14 @@ impl Requests {
         }
     }
 
-    /// Requests that are not answered, with their tasks.
+    /// Returns the unanswered requests, with their tasks.
     fn waiting(&self) -> Vec<(Arc<dyn Request>, u32)> {
         let table = lock(&self.table);
         let open = table.open.values().filter(|open| !open.request.is_answered());
         open.map(|open| (open.request.clone(), open.task)).collect()
     }
 
-    /// When the oldest call began that has not come back, answered or not.
+    /// Returns the start of the oldest call that has not returned, answered or not.
     fn oldest(&self) -> Option<Instant> {
         let table = lock(&self.table);
         let asked = table.open.values().filter_map(|open| open.began);
@@ -287,7 +287,7 @@ impl Requests {
     }
 }
 
-/// A thread of the pool is counted until it ends, which only a panic makes it do.
+/// Counts a thread of the pool until it ends, which it does only by a panic.
 struct Counted<'a>(&'a Requests);
 
 impl Drop for Counted<'_> {

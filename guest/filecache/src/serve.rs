@@ -1,4 +1,4 @@
-//! A mount from its beginning to its end.
+//! The life of a mount.
 
 use std::io;
 use std::path::Path;
@@ -23,22 +23,22 @@ use crate::source::Source;
 use crate::store::Store;
 use crate::{agent, control, mount_point, session};
 
-/// Heaps that all threads share.
+/// Number of malloc arenas, shared by all threads.
 const HEAPS: i32 = 1;
-/// Files that are copied at the same time.
+/// Files copied at the same time.
 const FILLS: usize = 2;
-/// What takes longer at the end is said.
+/// Time after which a final write-back is announced.
 const WRITE_BACK_PATIENCE: Duration = Duration::from_secs(2);
-/// Looks at what is dirty are no more rare.
+/// Longest interval between two checks for dirty files.
 const WRITE_BACK_LOOK: Duration = Duration::from_secs(1);
-/// Between two tries to write back what the source has refused.
+/// Pause between two tries to write back what the source has refused.
 const WRITE_BACK_PAUSE: Duration = Duration::from_secs(1);
-/// A kill loses so much of the history.
+/// Interval of saving the history; a kill loses what is newer.
 const SAVE_EVERY: Duration = Duration::from_secs(60);
-/// For so long the last requests may go on after the mount is gone.
+/// Time for the last requests to end after the unmount.
 const LAST_REQUESTS: Duration = Duration::from_millis(500);
 
-/// Why there is no mount: what failed, why, and what may help.
+/// The failure to mount: the operation, its reason, and advice.
 #[derive(Debug)]
 pub struct Failed(String);
 
@@ -57,14 +57,14 @@ impl std::fmt::Display for Failed {
 enum Event {
     Signal,
     Ended(io::Result<()>),
-    /// Dirty files were brought to the source, but for these.
+    /// Dirty files were written back, except these.
     WrittenBack(Vec<(String, Errno)>),
 }
 
-/// Shows the source at the mount point until a signal or an unmount. `is_up` is called when it can
-/// be used.
+/// Serves the source at the mount point until a signal or an unmount. `is_up` is called when it is
+/// ready.
 pub fn serve(options: &Options, is_up: impl FnOnce(&Path)) -> Result<(), Failed> {
-    // Signals that come from here on are answered once the mount is up.
+    // Signals from here on are handled once the mount is up.
     let (events, ends) = channel();
     watch_signals(events.clone())
         .map_err(|error| Failed::new("signals", error, "try again with fewer limits"))?;
@@ -102,18 +102,18 @@ pub fn serve(options: &Options, is_up: impl FnOnce(&Path)) -> Result<(), Failed>
     }
 }
 
-/// The mount goes, although it is in use. Requests that are on their way may end; what waits for a
-/// source that does not answer is given up when the process ends.
+/// Unmounts even if it is in use. Requests in flight may end; those that wait for a source that
+/// does not answer are abandoned when the process ends.
 fn take_down(at: &Path, ends: &Receiver<Event>) -> Result<(), Failed> {
     mount_point::detach(at).map_err(|error| {
         Failed::new(format!("unmount {}", at.display()), error, "try umount -l")
     })?;
-    // Nothing more to say if they do not end.
+    // Continues even if they do not end.
     let _ = ends.recv_timeout(LAST_REQUESTS);
     Ok(())
 }
 
-/// Nothing dirty is given up but by a second signal.
+/// Writes everything back. Dirty bytes are given up only after a second signal.
 fn write_back_all(
     files: &Arc<Files>,
     events: Sender<Event>,
@@ -176,9 +176,10 @@ fn watch_signals(events: Sender<Event>) -> io::Result<()> {
     Ok(())
 }
 
-/// Modes come from the callers as they are, and each open file takes a descriptor or two.
+/// Clears the umask, since callers pass final modes, and raises the limit of descriptors, since
+/// each open file takes one or two.
 fn prepare_process() {
-    // Each of the threads would keep memory that lists of folders took, one after the other.
+    // Otherwise each thread's arena would in turn keep the memory of folder lists.
     // SAFETY: it changes a number of the allocator's.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, HEAPS) };
     umask(rustix::fs::Mode::empty());
@@ -218,7 +219,7 @@ fn open(options: &Options) -> Result<Files, Failed> {
     Ok(files)
 }
 
-/// All threads.
+/// Starts all threads.
 fn start(
     files: &Arc<Files>,
     options: &Options,
@@ -228,7 +229,7 @@ fn start(
 ) -> io::Result<control::Socket> {
     files.connect(session.kernel());
     Builder::new().name("session".into()).spawn(move || {
-        // The client may have gone.
+        // The receiver may be gone.
         let _ = events.send(Event::Ended(session.run()));
     })?;
     for _ in 0..FILLS {
@@ -241,7 +242,7 @@ fn start(
         let looks = (it.time / 4).min(WRITE_BACK_LOOK);
         repeat("write-back", looks, files, Files::write_back_old)?;
     }
-    // Copies in a folder take no memory that there would be something to agree on.
+    // Copies in a folder take no memory that would have to be agreed on with the host.
     if let Place::Memory(_) = options.place {
         let budgets = Budgets::new(options.place.budget());
         agent::start(files, budgets, options.agent.clone(), options.epoch)?;
@@ -253,7 +254,7 @@ fn start(
     })
 }
 
-/// Fetches files ahead, now and when an epoch was idle.
+/// Prefetches files, now and after each idle epoch.
 fn fetch_ahead(every: Duration, files: &Arc<Files>) -> io::Result<()> {
     let files = files.clone();
     let every = every.max(Duration::from_millis(10));
@@ -267,7 +268,7 @@ fn fetch_ahead(every: Duration, files: &Arc<Files>) -> io::Result<()> {
     Ok(())
 }
 
-/// Does something again and again.
+/// Runs `work` periodically.
 fn repeat(name: &str, every: Duration, files: &Arc<Files>, work: fn(&Files)) -> io::Result<()> {
     let files = files.clone();
     let every = every.max(Duration::from_millis(10));

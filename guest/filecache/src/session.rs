@@ -1,4 +1,4 @@
-//! The connection to the kernel: made by a mount, answered by threads.
+//! The FUSE connection to the kernel.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,22 +16,22 @@ use crate::requests::Requests;
 /// Threads that read requests.
 pub const READERS: usize = 8;
 
-/// A mount that is not answered yet.
+/// A mount whose requests are not served yet.
 pub struct Session(library::Session<Answers>);
 
 impl Session {
-    /// The way to tell the kernel things.
+    /// Returns the channel for notifications to the kernel.
     pub fn kernel(&self) -> Kernel {
         Kernel(self.0.notifier())
     }
 
-    /// Answers until the mount is gone.
+    /// Serves requests until the mount is gone.
     pub fn run(self) -> std::io::Result<()> {
         self.0.run()
     }
 }
 
-/// Mounts.
+/// Mounts the file system.
 pub fn mount(
     files: &Arc<Files>,
     requests: Arc<Requests>,
@@ -43,7 +43,8 @@ pub fn mount(
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::FSName(format!("{PREFIX}{}", source.display())),
-        // The kernel judges by attributes; the source by the caller's ids, at each call.
+        // The kernel checks permissions by attributes; the source by the caller's ids, at each
+        // call.
         MountOption::DefaultPermissions,
     ];
     if rustix::process::geteuid().is_root() {
@@ -55,7 +56,7 @@ pub fn mount(
     library::Session::new(answers, at, &config).map(Session)
 }
 
-/// Whether files there can have extended attributes.
+/// Returns whether files there can have extended attributes.
 fn has_xattrs(source: &Path) -> bool {
     let asked = rustix::fs::getxattr(source, "user.flowstone", &mut [0_u8; 0][..]);
     !matches!(asked, Err(Errno::OPNOTSUPP | Errno::NOSYS))

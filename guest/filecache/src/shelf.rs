@@ -1,9 +1,9 @@
-//! Copies that outlive the daemon: files with names, in a folder that is the cache's alone.
+//! Copies that outlive the daemon: named files in a folder used only by the cache.
 //!
-//! The name of a copy says which file it is of and with which stamp, so that there is no index that
-//! could differ from what is there. A name is given when the bytes are on the disk, and taken away
-//! (on the disk, too) before they change: whatever has a name is whole after any end of the daemon
-//! or of the guest. Whether it is still what the source has is seen when it is opened.
+//! The name of a copy encodes the file and the stamp that it is of, so there is no separate index
+//! that could differ from the content. A name is given after the bytes are durable, and removed
+//! (durably, too) before they change: a file with a name is complete after any end of the daemon or
+//! of the guest. Whether it is still current is checked when it is opened.
 
 use std::fs::File;
 use std::io;
@@ -21,23 +21,23 @@ use rustix::io::Errno;
 use crate::lock::lock;
 use crate::stamp::{Identity, Stamp, Time};
 
-/// The folder of copies, in the one that the user has given.
+/// The folder of copies, inside the user's folder.
 const FOLDER: &str = "flowstone-copies";
 
-/// A folder of copies of one source.
+/// The folder of copies of one source.
 pub struct Shelf {
     folder: OwnedFd,
-    /// The source, so that the copies of another one are not taken for its own.
+    /// The source, so that copies of another one are not taken for its own.
     source: String,
-    /// The number that the source's file system has at present.
+    /// The current device number of the source's file system.
     home: u64,
 }
 
-/// A copy of an earlier life.
+/// A copy from an earlier life.
 pub struct Found {
-    /// Of which file.
+    /// The identity of its file.
     pub identity: Identity,
-    /// What it was a copy of.
+    /// The stamp that it is a copy of.
     pub stamp: Stamp,
     /// Its bytes.
     pub file: File,
@@ -46,7 +46,7 @@ pub struct Found {
 }
 
 impl Shelf {
-    /// Takes possession of the folder in a folder. Fails while another daemon has it.
+    /// Opens the folder of copies inside `path`, and locks it. Fails while another daemon has it.
     pub fn open(path: &Path, source: String, home: u64) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let outer = open(path, flags, Mode::empty())?;
@@ -66,13 +66,13 @@ impl Shelf {
         Ok(shelf)
     }
 
-    /// A new file, empty and without a name.
+    /// Creates an empty, unnamed file.
     pub fn new_file(&self) -> io::Result<File> {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         Ok(openat(&self.folder, ".", flags, Mode::RUSR | Mode::WUSR)?.into())
     }
 
-    /// The copies that are there. What is none is removed.
+    /// Returns the copies in the folder. Other files are removed.
     pub fn find(&self) -> io::Result<Vec<Found>> {
         let mut found = Vec::new();
         for entry in Dir::read_from(&self.folder)? {
@@ -102,9 +102,9 @@ impl Shelf {
         is_whole.then_some(Found { identity, stamp, file, name })
     }
 
-    /// Gives a copy, whose bytes are on the disk, a name.
+    /// Names a copy, whose bytes are durable.
     fn put(&self, file: &File, identity: Identity, stamp: Stamp) -> Option<String> {
-        // A file of another file system below the source has no number that lasts.
+        // A file of another file system below the source has no lasting device number.
         let name = (identity.device == self.home).then(|| name(&self.source, identity, stamp))?;
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         self.remove(&name);
@@ -112,7 +112,7 @@ impl Shelf {
         given.ok().map(|()| name)
     }
 
-    /// What stays without a reason is removed by the next daemon.
+    /// Removes a name. If that fails, the next daemon removes it.
     fn remove(&self, name: &str) {
         let _ = unlinkat(&self.folder, name, AtFlags::empty());
     }
@@ -133,7 +133,7 @@ fn after_sync<E>(
     name()
 }
 
-/// The name of one copy.
+/// The name of one copy, if it has one.
 #[derive(Default)]
 pub struct Name {
     shelf: Option<Arc<Shelf>>,
@@ -145,22 +145,22 @@ enum State {
     #[default]
     None,
     Given(String),
-    /// Taken away, but perhaps not on the disk.
+    /// Removed, but perhaps not durably.
     Taken,
 }
 
 impl Name {
-    /// None yet.
+    /// Starts without a name.
     pub fn none(shelf: Option<Arc<Shelf>>) -> Self {
         Self { shelf, state: Mutex::default() }
     }
 
-    /// One of an earlier life.
+    /// Starts with the name of an earlier life.
     pub fn given(shelf: Arc<Shelf>, name: String) -> Self {
         Self { shelf: Some(shelf), state: Mutex::new(State::Given(name)) }
     }
 
-    /// Gives a copy its name, while it is to have one.
+    /// Names a copy, if it is still current.
     pub fn give(
         &self,
         file: &File,
@@ -169,11 +169,11 @@ impl Name {
         is_current: impl Fn() -> bool,
     ) {
         let Some(shelf) = &self.shelf else { return };
-        // A disk that fails costs the name, not the copy.
+        // If the disk fails, the copy stays without a name.
         let _ = after_sync(
             || to_disk(file),
             || {
-                // From here on: who drops a copy does not wait for the disk.
+                // Locked only from here on: dropping a copy does not wait for the disk.
                 let mut state = lock(&self.state);
                 if is_current()
                     && let Some(name) = shelf.put(file, identity, stamp)
@@ -185,7 +185,7 @@ impl Name {
         );
     }
 
-    /// The copy is dropped.
+    /// Removes the name, since the copy is dropped.
     pub fn take(&self) {
         let mut state = lock(&self.state);
         if let (Some(shelf), State::Given(name)) = (&self.shelf, &*state) {
@@ -194,7 +194,8 @@ impl Name {
         }
     }
 
-    /// The bytes are about to change: no end of the guest brings the name back.
+    /// Removes the name durably, since the bytes are about to change: a crash of the guest must not
+    /// bring it back.
     pub fn take_for_good(&self) -> rustix::io::Result<()> {
         if mutant("guest.shelf.keeps-names-of-bytes-that-change") {
             return Ok(());
@@ -209,7 +210,7 @@ impl Name {
     }
 }
 
-/// Numbers in base 16, and a checksum over them and the source.
+/// Returns the name of a copy: hexadecimal numbers, and a checksum over them and the source.
 fn name(source: &str, identity: Identity, stamp: Stamp) -> String {
     let time = |it: Time| format!("{:x}-{:x}", it.seconds, it.nanoseconds);
     let (inode, birth, size) = (identity.inode, identity.birth, stamp.size);

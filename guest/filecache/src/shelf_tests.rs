@@ -1,4 +1,4 @@
-//! Names of copies: what they say, and when they are given and taken away.
+//! Tests of the names of copies: their content, and when they are given and removed.
 
 use std::cell::Cell;
 use std::io::Write;
@@ -36,7 +36,7 @@ fn a_name_says_which_file_and_stamp_whatever_number_its_file_system_has() {
     assert!(name.len() < 255);
 }
 
-/// A name that a file system has torn, and one of another source, are no names.
+/// A name truncated by a file system, or of another source, is invalid.
 #[test]
 fn a_name_that_is_cut_or_changed_or_of_another_source_is_none() {
     let (identity, stamp) = some_file();
@@ -49,7 +49,7 @@ fn a_name_that_is_cut_or_changed_or_of_another_source_is_none() {
             let mut bytes = whole.clone().into_bytes();
             bytes[at] ^= 1 << bit;
             let other = String::from_utf8(bytes).unwrap();
-            // Capitals are the same number.
+            // Capital letters are the same number.
             let is_same = other.eq_ignore_ascii_case(&whole);
             assert!(is_same || parse(SOURCE, 7, &other).is_none(), "{other}");
         }

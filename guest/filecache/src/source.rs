@@ -1,9 +1,9 @@
-//! Calls to the source. They are made by name in a folder, or on a descriptor; who makes them acts
-//! for the caller.
+//! Calls to the source. They are made by name in a folder, or on a descriptor, by a thread that
+//! acts for the caller.
 //!
-//! An *anchor* (`O_PATH`) holds on to a file whatever becomes of its name, and opens nothing at the
-//! server. All that is done to a file goes through one, by way of `/proc/self/fd`, so that a name
-//! that leads elsewhere meanwhile does no harm.
+//! An *anchor* (`O_PATH`) holds a file independently of its name, and opens nothing at the server.
+//! All operations on a file go through one, by way of `/proc/self/fd`, so that a name that leads to
+//! another file meanwhile does no harm.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -21,8 +21,8 @@ use crate::stamp::{Attributes, Identity};
 
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
-/// File systems whose files are as they should be without a flush when they are closed: all that a
-/// close does is here. Others are taken for network file systems.
+/// Local file systems: a close flushes nothing, and all effects of a close are local. Others are
+/// taken for network file systems.
 const LOCAL: [i64; 6] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994, 0xF2F5_2010, 0x794C_7630];
 
 /// The shared storage.
@@ -33,7 +33,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Opens the folder that is to be shown.
+    /// Opens the folder that is to be cached.
     pub fn open(folder: &Path) -> Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = open(folder, flags, Mode::empty())?;
@@ -42,55 +42,56 @@ impl Source {
         Ok(Self { root, identity, is_local: LOCAL.contains(&(kind as i64)) })
     }
 
-    /// Which folder it is.
+    /// Returns the identity of the folder.
     pub fn identity(&self) -> Identity {
         self.identity
     }
 
-    /// What is the same at each mount of this source, and of no other.
+    /// Returns a name that is the same at each mount of this source, and unique to it.
     pub fn lasting_name(&self, folder: &Path) -> String {
         let path = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
         format!("{}\n{}\n{}", path.display(), self.identity.inode, self.identity.birth)
     }
 
-    /// Its folder.
+    /// Returns the descriptor of the folder.
     pub fn root(&self) -> BorrowedFd<'_> {
         self.root.as_fd()
     }
 
-    /// Whether its attributes are never those of a while ago, and a close flushes nothing.
+    /// Returns whether its attributes are always current, and a close flushes nothing.
     pub fn is_local(&self) -> bool {
         self.is_local
     }
 
-    /// Asks it for something that nobody needs.
+    /// Makes a call to the source whose result is not needed.
     pub fn probe(&self) -> Result<()> {
         stat_now(&self.root).map(drop)
     }
 
-    /// Its space.
+    /// Returns the state of its file system (`statvfs`).
     pub fn space(&self) -> Result<StatVfs> {
         fstatvfs(&self.root)
     }
 }
 
-/// What a name in a folder leads to.
+/// Returns the attributes of a name in a folder.
 pub fn look(folder: impl AsFd, name: &OsStr) -> Result<Attributes> {
     statx(folder, name, AtFlags::SYMLINK_NOFOLLOW, WANTED).map(Attributes::from)
 }
 
-/// What a descriptor leads to.
+/// Returns the attributes of a descriptor's file.
 pub fn stat(file: impl AsFd) -> Result<Attributes> {
     statx(file, c"", AtFlags::EMPTY_PATH, WANTED).map(Attributes::from)
 }
 
-/// What a descriptor leads to, by a question to the server, which gets all bytes first.
+/// Returns the attributes of a descriptor's file from the server, which first gets all written
+/// bytes.
 pub fn stat_now(file: impl AsFd) -> Result<Attributes> {
     let asks = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
     statx(file, c"", asks, WANTED).map(Attributes::from)
 }
 
-/// Closes a file, and returns what the source says to that, which dropping it would not.
+/// Closes a file and returns the error of that, which a drop would ignore.
 pub fn close(file: impl IntoRawFd) -> Result<()> {
     let raw = file.into_raw_fd();
     // SAFETY: this descriptor was owned by the argument, and is not used again.
@@ -98,38 +99,37 @@ pub fn close(file: impl IntoRawFd) -> Result<()> {
     if closed == 0 { Ok(()) } else { Err(errno(std::io::Error::last_os_error())) }
 }
 
-/// What is known here of what a descriptor leads to. Nothing is asked for that.
+/// Returns the locally cached attributes of a descriptor's file, without asking the server.
 pub fn known(file: impl AsFd) -> Result<Attributes> {
     let asks_not = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     statx(file, c"", asks_not, WANTED).map(Attributes::from)
 }
 
-/// Holds on to what a name leads to.
+/// Opens an anchor of a name.
 pub fn anchor(folder: impl AsFd, name: &OsStr) -> Result<OwnedFd> {
     openat(folder, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Opens what an anchor holds.
+/// Opens the file of an anchor.
 pub fn reopen(anchor: impl AsFd, flags: OFlags) -> Result<File> {
     openat(CWD, path_of(&anchor), flags | OFlags::CLOEXEC, Mode::empty()).map(File::from)
 }
 
-/// A path that leads to what a descriptor holds, for calls that take nothing else.
+/// Returns a path to a descriptor's file, for calls that need a path.
 pub fn path_of(held: &impl AsFd) -> String {
     format!("/proc/self/fd/{}", held.as_fd().as_raw_fd())
 }
 
-/// The flags with which the daemon opens a file that was opened with these. Truncation is a request
-/// of its own; a write comes with its place, at which an append would not stay; the daemon's
-/// buffers are not aligned.
+/// Returns the flags with which the daemon opens a file for a caller's flags. Truncation is a
+/// separate request; a write has an offset, which O_APPEND would ignore; the daemon's buffers are
+/// not aligned.
 pub fn daemon_flags(flags: OFlags) -> OFlags {
     let own = OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC | OFlags::APPEND | OFlags::DIRECT;
     flags.difference(own | OFlags::NOFOLLOW | OFlags::NOCTTY)
 }
 
-/// What the source says of a file that is gone or another one now: the kernel looks the name up
-/// again when it is told so. "No such file" would be the user's answer for a file that was only
-/// replaced.
+/// Converts the error of a file that is gone or replaced, so that the kernel looks the name up
+/// again. "No such file" would reach the user for a file that was only replaced.
 pub fn gone_is_stale(error: Errno) -> Errno {
     let is_gone = error == Errno::NOENT || error == Errno::NOTDIR;
     if is_gone && !mutant("guest.names.gone-is-not-stale") { Errno::STALE } else { error }

@@ -1,16 +1,17 @@
-//! What the source says of a file: which one it is, its attributes, and the stamp by which a change
-//! is seen.
+//! The source's answers about a file: its identity, its attributes, and the stamp by which changes
+//! are detected.
 
 use rustix::fs::{FileType, Statx, StatxTimestamp};
 
-/// Which file, whatever it is called. A file whose number is used again has another birth.
+/// The identity of a file, independent of its name. A file with a reused inode number has another
+/// time of birth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
-    /// The file system that it is on.
+    /// The device number of its file system.
     pub device: u64,
-    /// Its number there.
+    /// Its inode number there.
     pub inode: u64,
-    /// When it was made, in nanoseconds; 0 where the file system does not say (NFS).
+    /// Its time of birth, in nanoseconds; 0 if the file system does not report it (NFS).
     pub birth: i64,
 }
 
@@ -29,8 +30,8 @@ impl From<StatxTimestamp> for Time {
     }
 }
 
-/// Changes whenever the file does, two changes within a tick of the server's clock excepted. The
-/// time of the last change is part of it: the time of modification can be set back.
+/// Differs whenever the file has changed, except for two changes within a tick of the server's
+/// clock. Includes the change time, since the modification time can be set back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamp {
     /// Size in bytes.
@@ -44,9 +45,9 @@ pub struct Stamp {
 /// The attributes of a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Attributes {
-    /// Which file.
+    /// The identity.
     pub identity: Identity,
-    /// What kind.
+    /// The file type.
     pub kind: FileType,
     /// Size and times.
     pub stamp: Stamp,
@@ -54,7 +55,7 @@ pub struct Attributes {
     pub accessed: Time,
     /// Permissions.
     pub mode: u16,
-    /// Names.
+    /// Number of hard links.
     pub links: u32,
     /// Owner.
     pub uid: u32,
@@ -62,9 +63,9 @@ pub struct Attributes {
     pub gid: u32,
     /// Number of a device node.
     pub device_node: u32,
-    /// Space taken, in units of 512 bytes.
+    /// Allocated space, in units of 512 bytes.
     pub blocks: u64,
-    /// The size in which it likes to be read.
+    /// Preferred block size of I/O.
     pub block_size: u32,
 }
 
@@ -96,12 +97,12 @@ impl From<Statx> for Attributes {
 }
 
 impl Attributes {
-    /// Whether it is what file systems call a regular file.
+    /// Returns whether it is a regular file.
     pub fn is_file(&self) -> bool {
         self.kind == FileType::RegularFile
     }
 
-    /// Whether it has the set-user-id or set-group-id bit.
+    /// Returns whether it has the set-user-id or set-group-id bit.
     pub fn is_set_id(&self) -> bool {
         self.mode & 0o6000 != 0
     }

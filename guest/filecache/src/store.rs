@@ -1,5 +1,5 @@
-//! Where copies are: files without names in a tmpfs that only the daemon sees, which are gone when
-//! the daemon is, or files in a folder, which are not.
+//! Storage of copies: unnamed files in a private tmpfs, which are lost with the daemon, or files in
+//! a folder, which are not.
 
 use std::fs::File;
 use std::io;
@@ -15,36 +15,36 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::shelf::Shelf;
 
-/// What a copy takes beside its pages.
+/// Bytes that a copy takes besides its pages.
 const OVERHEAD: u64 = 2 << 10;
 const PAGE: u64 = 4 << 10;
-/// A copy keeps a descriptor, one that is dirty has another one beside it. Copies have this part of
-/// those that the process may have, or two of them; the rest is for what users open.
+/// Divisor of the process's descriptors: copies have this part of them, or twice if dirty, since a
+/// copy keeps a descriptor and a dirty one keeps two; the rest is for files opened by users.
 const DESCRIPTORS_OF: u64 = 3;
 
-/// A place for copies.
+/// The storage of copies.
 pub enum Store {
     /// A tmpfs.
     Memory(OwnedFd),
     /// A folder on a disk.
     Shelf(Arc<Shelf>),
-    /// Memory of the process, where nothing may be mounted.
+    /// Memory of the process, if a tmpfs cannot be mounted.
     Anonymous,
 }
 
 impl Store {
-    /// Memory: a tmpfs that is mounted nowhere. Pages as large as files allow: with small ones
-    /// large reads have a third of the speed.
+    /// Makes a tmpfs that is mounted nowhere, with huge pages: with small pages large reads have a
+    /// third of the throughput.
     pub fn memory() -> Self {
         private_tmpfs().map_or(Self::Anonymous, Self::Memory)
     }
 
-    /// The folder, if copies are in one.
+    /// Returns the folder, if copies are in one.
     pub fn shelf(&self) -> Option<&Arc<Shelf>> {
         if let Self::Shelf(shelf) = self { Some(shelf) } else { None }
     }
 
-    /// A new file, empty and without a name.
+    /// Creates an empty, unnamed file.
     pub fn new_file(&self) -> io::Result<File> {
         let file = match self {
             Self::Shelf(shelf) => return shelf.new_file(),
@@ -61,8 +61,8 @@ impl Store {
 fn private_tmpfs() -> rustix::io::Result<OwnedFd> {
     let make = |huge: bool| {
         let options = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
-        // What copies may take is the policy's business; the kernel's own limit, half of all
-        // memory, knows nothing of it.
+        // The policy limits the copies; the kernel's default limit, half of all memory, would
+        // interfere.
         fsconfig_set_string(&options, "size", "0")?;
         fsconfig_set_string(&options, "mode", "0700")?;
         if huge {
@@ -77,12 +77,12 @@ fn private_tmpfs() -> rustix::io::Result<OwnedFd> {
     make(true).or_else(|_| make(false))
 }
 
-/// What a copy of a file takes.
+/// Returns the bytes that a copy of a file takes.
 pub fn space_of(bytes: u64) -> u64 {
     bytes.next_multiple_of(PAGE) + OVERHEAD
 }
 
-/// How many copies there may be.
+/// Returns the most copies that there may be.
 pub fn files_max() -> usize {
     let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(descriptors / DESCRIPTORS_OF).unwrap_or(usize::MAX)

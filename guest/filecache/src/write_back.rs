@@ -1,13 +1,13 @@
-//! Files whose bytes are newer here than at the source (S5.3: what is dirty in the write map).
+//! Files with bytes that are not yet at the source (S5.3: the dirty entries of the write map).
 //!
-//! Such a file has a complete copy, to which writes go, and the ranges that the source does not
-//! have yet. Each open of the file meanwhile goes through the daemon, and to that copy. A file is
-//! dirty for so long at most, and all together have so many dirty bytes. It is written through its
-//! own descriptor, opened by the writer, and only onto the bytes that it was a copy of: what others
-//! have changed is never written over.
+//! Such a file has a complete copy, to which writes go, and the set of ranges that the source does
+//! not have yet. Each open of the file meanwhile goes through the daemon, and to that copy. The
+//! time that a file may be dirty, and the dirty bytes of all files, are limited. It is written
+//! through its own descriptor, opened by the writer, and only onto the version that it was a copy
+//! of: changes by others are never overwritten.
 //!
-//! Lock order: `flushing`, which is held across calls to the source, and for which nothing waits
-//! but what brings the file there; `WriteBack::table`; a file's `state`; `AtSource`, `Copies`.
+//! Lock order: `flushing`, which is held across calls to the source, and which only flushes of the
+//! file wait for; `WriteBack::table`; a file's `state`; `AtSource`, `Copies`.
 
 mod at_source;
 
@@ -33,76 +33,76 @@ use crate::options::WriteBackOptions;
 use crate::ranges::Ranges;
 use crate::stamp::{Attributes, Identity, Stamp, Time};
 
-/// The files of a mount that are open for writing so, or dirty.
+/// The files of a mount that are open for kept-back writes, or dirty.
 #[derive(Default)]
 pub struct WriteBack {
     options: Option<WriteBackOptions>,
     table: Mutex<HashMap<Identity, Arc<Dirty>>>,
     bytes: AtomicU64,
     is_closing: AtomicBool,
-    /// Changes whenever the source's file of a dirty one does: an answer that was given before says
-    /// nothing any more.
+    /// Incremented whenever the source's file of a dirty one changes: older answers of the source
+    /// are then invalid.
     generation: AtomicU64,
     at_source: AtSource,
 }
 
-/// One of them.
+/// The write-back state of a file.
 pub struct Dirty {
-    /// Which file.
+    /// Its node.
     pub node: Arc<Node>,
     /// Its first writer.
     pub caller: Caller,
     /// The folder that it was opened in, and its name there.
     pub place: (Arc<OwnedFd>, OsString),
-    /// Its bytes.
+    /// The copy that its writes go to.
     pub copy: Arc<Copy>,
-    /// The source's file, as its first writer has opened it.
+    /// The source's file, opened on behalf of its first writer.
     pub file: Arc<File>,
     /// Held while it is written to the source.
     pub flushing: Mutex<()>,
-    /// Its last name was taken away here.
+    /// Its last name was removed here.
     pub is_removed: AtomicBool,
     state: Mutex<State>,
 }
 
 struct State {
-    /// What the source's file was when the copy was the same; nothing if that cannot be known.
+    /// The stamp of the source's file that the copy is based on; `None` if it is unknown.
     base: Option<Stamp>,
     ranges: Ranges,
-    /// Those that are being written to the source.
+    /// Ranges that are being written to the source.
     in_flight: Ranges,
-    /// All of these, as they are counted for the mount.
+    /// Dirty bytes of this file, as counted in the mount's total.
     counted: u64,
     since: Option<Instant>,
     writers: u32,
-    /// What the source has said last when it refused bytes, and how often it did.
+    /// The number of refusals by the source, and the error of the last one.
     refused: (u64, Errno),
     /// Writes go to the source from now on.
     has_ended: bool,
 }
 
 impl WriteBack {
-    /// With these bounds; none without them.
+    /// Starts with these limits; `None` disables write-back.
     pub fn new(options: Option<WriteBackOptions>) -> Self {
         Self { options, ..Self::default() }
     }
 
-    /// Whether a file may become dirty.
+    /// Returns whether a file may become dirty.
     pub fn is_on(&self) -> bool {
         self.options.is_some() && !self.is_closing.load(Ordering::Relaxed)
     }
 
-    /// A file is changed at the source: until that is over it does not become dirty.
+    /// Blocks a file from becoming dirty while it is changed at the source.
     pub fn writes_through(&self, identity: Identity) -> Option<Through<'_>> {
         self.options.map(|_| self.at_source.writes_through(identity))
     }
 
-    /// A writer is about to ask the source what a file is.
+    /// Registers a writer that is about to ask the source for a file.
     pub fn looks(&self, identity: Identity) -> Looking<'_> {
         self.at_source.looks(identity)
     }
 
-    /// See `generation`.
+    /// Returns the current `generation`.
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
@@ -116,45 +116,44 @@ impl WriteBack {
         self.at_source.changed(dirty.node.identity);
     }
 
-    /// No file becomes dirty any more.
+    /// Disables write-back: no file becomes dirty any more.
     pub fn close(&self) {
         self.is_closing.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a close leaves a file dirty.
+    /// Returns whether a close leaves a file dirty.
     pub fn closes_lazily(&self) -> bool {
         self.options.is_some_and(|it| it.lazy_close) && self.is_on()
     }
 
-    /// How long a file may be dirty.
+    /// Returns the longest time that a file may be dirty.
     pub fn time_max(&self) -> Option<Duration> {
         self.options.map(|it| it.time)
     }
 
-    /// Whether so many bytes may be dirty at all.
+    /// Returns whether `bytes` bytes may be dirty at all.
     pub fn has_place_for(&self, bytes: usize) -> bool {
         self.options.is_some_and(|it| bytes as u64 <= it.bytes)
     }
 
-    /// Bytes that the source does not have yet.
+    /// Returns the bytes that are not yet at the source.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// The one of a file.
+    /// Returns the state of a file.
     pub fn of(&self, identity: Identity) -> Option<Arc<Dirty>> {
         self.options?;
         lock(&self.table).get(&identity).cloned()
     }
 
-    /// Each, dirty or not.
+    /// Returns the states of all files, dirty or not.
     pub fn everything(&self) -> Vec<Arc<Dirty>> {
         lock(&self.table).values().cloned().collect()
     }
 
-    /// A writer opens a file. `start` makes what there is of a file that is not there yet, of what
-    /// was seen while it was `looking`, and calls no source. Nothing if that is not the file any
-    /// more.
+    /// Registers an opening writer. `start` makes the state of a file that has none, from what was
+    /// seen while `looking`; it must not call the source. `None` if the file has changed since.
     pub fn open(
         &self,
         identity: Identity,
@@ -174,15 +173,15 @@ impl WriteBack {
         Some(dirty)
     }
 
-    /// A writer has closed it. Returns whether it is to be ended.
+    /// Unregisters a writer. Returns whether the state is to be ended.
     pub fn close_one(&self, dirty: &Dirty) -> bool {
         let mut state = lock(&dirty.state);
         state.writers -= 1;
         state.writers == 0 && !state.is_dirty()
     }
 
-    /// It is dirty no more, and writes go to the source. `must` it, or only if nobody writes it? To
-    /// be called while `flushing` is held. Returns whether that is so.
+    /// Ends the state of a clean file, so that writes go to the source; with `must` even if it has
+    /// writers. The caller holds `flushing`. Returns whether it has ended.
     pub fn end(&self, dirty: &Dirty, must: bool) -> bool {
         let mut table = lock(&self.table);
         let mut state = lock(&dirty.state);
@@ -196,7 +195,7 @@ impl WriteBack {
         may
     }
 
-    /// All of them, the oldest first.
+    /// Returns the dirty files, the oldest first.
     pub fn all(&self) -> Vec<Arc<Dirty>> {
         let mut all: Vec<_> = lock(&self.table).values().cloned().collect();
         all.sort_by_cached_key(|it| lock(&it.state).since);
@@ -204,9 +203,9 @@ impl WriteBack {
         all
     }
 
-    /// Writes into the copy. Nothing if there is no room for more dirty bytes, if the source has
-    /// refused earlier ones, or if the copy cannot take them: then the source is to be asked.
-    /// `has_room` for a copy that grows by so much?
+    /// Writes into the copy. `None` if there is no room for more dirty bytes, if the source has
+    /// refused earlier ones, or if the copy cannot take them: then the write goes to the source.
+    /// `has_room` tells whether the copy may grow by the given bytes.
     pub fn write(
         &self,
         dirty: &Dirty,
@@ -224,7 +223,7 @@ impl WriteBack {
         if !has_room(end.saturating_sub(size)) || !self.count(state.counted, counted) {
             return None;
         }
-        // Bytes of a write that fails half-way are dirty, too: the caller writes them all again.
+        // Bytes of a partly failed write are dirty, too: the caller writes them all again.
         state.ranges.insert(offset, end);
         state.counted = counted;
         state.since.get_or_insert_with(Instant::now);
@@ -233,7 +232,7 @@ impl WriteBack {
         written.ok().map(|()| from.len())
     }
 
-    /// A file has so many dirty bytes now. Returns whether there is room for them.
+    /// Updates the count of a file's dirty bytes. Returns whether the limit allows it.
     fn count(&self, before: u64, now: u64) -> bool {
         let bytes_max = self.options.map_or(0, |it| it.bytes);
         let more = now.saturating_sub(before);
@@ -244,7 +243,7 @@ impl WriteBack {
         counted.is_ok()
     }
 
-    /// Takes what is to be written to the source, with what its file must be for that.
+    /// Takes the ranges to be written, with the stamp that the source's file must have.
     pub fn begin_flush(&self, dirty: &Dirty) -> Option<(Ranges, Option<Stamp>)> {
         let mut state = lock(&dirty.state);
         if state.ranges.is_empty() {
@@ -254,7 +253,7 @@ impl WriteBack {
         Some((state.in_flight.clone(), state.base))
     }
 
-    /// It was written, or not. `base` is what the source's file is now, as far as that is known.
+    /// Ends a flush. `base` is the new stamp of the source's file, as far as it is known.
     pub fn end_flush(&self, dirty: &Dirty, is_written: bool, base: Option<Stamp>) {
         let mut state = lock(&dirty.state);
         self.changed(dirty);
@@ -272,18 +271,18 @@ impl WriteBack {
         state.counted = counted;
     }
 
-    /// What the source's file was when the copy was the same.
+    /// Returns the stamp that the copy is based on.
     pub fn base(&self, dirty: &Dirty) -> Option<Stamp> {
         lock(&dirty.state).base
     }
 
-    /// The source's file was changed from here, and the copy with it.
+    /// Sets another base, after the source's file was changed from here, and the copy with it.
     pub fn rebase(&self, dirty: &Dirty, base: Stamp) {
         self.changed(dirty);
         lock(&dirty.state).base = Some(base);
     }
 
-    /// Its bytes are safe elsewhere, or not wanted any more.
+    /// Drops the dirty ranges: the bytes are safe elsewhere, or not needed any more.
     pub fn forget_bytes(&self, dirty: &Dirty) {
         let mut state = lock(&dirty.state);
         (state.ranges, state.in_flight) = Default::default();
@@ -299,7 +298,7 @@ impl State {
 }
 
 impl Dirty {
-    /// A file with one writer, whose copy is that of `base`.
+    /// Makes the state of a file with one writer, whose copy is that of `base`.
     pub fn new(
         node: Arc<Node>,
         caller: Caller,
@@ -324,56 +323,56 @@ impl Dirty {
         Self { node, caller, place, copy, file, flushing, is_removed, state }
     }
 
-    /// Nothing is written to the copy any more, or it is again.
+    /// Stops or resumes writes to the copy.
     pub fn freeze(&self, is_frozen: bool) {
         lock(&self.state).has_ended = is_frozen;
     }
 
-    /// Whether writes go to the source.
+    /// Returns whether writes go to the source.
     pub fn has_ended(&self) -> bool {
         lock(&self.state).has_ended
     }
 
-    /// Whether the source does not have all of its bytes.
+    /// Returns whether the source does not have all of its bytes.
     pub fn is_dirty(&self) -> bool {
         lock(&self.state).is_dirty()
     }
 
-    /// Since when.
+    /// Returns the time since which it is dirty.
     pub fn since(&self) -> Option<Instant> {
         lock(&self.state).since
     }
 
-    /// The source has refused its bytes. Each of its writers is told.
+    /// Records a refusal of the source, of which each writer is to be told.
     pub fn failed(&self, error: Errno) {
         let mut state = lock(&self.state);
         state.refused = (state.refused.0 + 1, error);
     }
 
-    /// For one who opens it now.
+    /// Returns the number of refusals, as a new opener's count of those told.
     pub fn refusals(&self) -> AtomicU64 {
         AtomicU64::new(lock(&self.state).refused.0)
     }
 
-    /// Whether it has, since a writer was told last.
+    /// Returns whether there was a refusal since a writer was told last.
     pub fn has_failed(&self, told: &AtomicU64) -> bool {
         self.error(told).is_err()
     }
 
-    /// What the source has said since a writer was told last.
+    /// Returns the error of the source since a writer was told last.
     pub fn error(&self, told: &AtomicU64) -> Result<()> {
         let (refusals, error) = lock(&self.state).refused;
         if refusals > told.load(Ordering::Relaxed) { Err(error) } else { Ok(()) }
     }
 
-    /// The same. The writer is told now.
+    /// Returns the same error, and marks it as told.
     pub fn take_error(&self, told: &AtomicU64) -> Result<()> {
         let (refusals, error) = lock(&self.state).refused;
         let told = told.fetch_max(refusals, Ordering::Relaxed);
         if refusals > told { Err(error) } else { Ok(()) }
     }
 
-    /// What the kernel is to know of it.
+    /// Returns the attributes for the kernel.
     pub fn shown(&self, seen: Attributes) -> Attributes {
         let Some(here) = self.copy.file.metadata().ok().filter(|_| self.is_dirty()) else {
             return seen;

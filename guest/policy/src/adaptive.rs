@@ -1,47 +1,47 @@
-//! Follows the policy that would have saved most time of late.
+//! A policy that follows the one of several that has saved most time recently.
 //!
-//! Several policies run beside each other over all uses, on names and sizes alone (a shadow each:
-//! about 100 bytes for each file that it holds). What they would have saved is summed up and fades.
-//! The files held are those that the leader holds; what it does not hold goes first, in the order
-//! of last use. A file comes into memory only when it is used, so a new leader costs no reads.
+//! Several policies run side by side over all uses, on file numbers and sizes alone (a shadow each:
+//! about 100 bytes per file that it holds). Their estimated savings are summed up with exponential
+//! decay. The files held are those that the leader holds; held files that it does not hold are
+//! evicted first, in LRU order. A file is read into memory only when it is used, so a change of the
+//! leader costs no reads.
 
 use crate::ordered::Ordered;
 use crate::{Access, FileId, Gdsf, Link, Lru, Multicache, Order, Policy, S3Fifo, Use};
 
-/// A shadow becomes the leader when it has saved this many times as much.
+/// A shadow becomes the leader when its savings are this many times the leader's.
 const LEAD: f64 = 1.01;
-/// Savings fade to 1/e over so many uses.
+/// Number of uses after which savings have decayed to 1/e.
 const MEMORY_USES: f64 = 20_000.0;
 
-/// The policies that are tried, and what they would hold.
+/// A candidate policy, simulated over all uses.
 struct Shadow {
     policy: Box<dyn Policy>,
     saved_s: f64,
 }
 
-/// Our default: follows the best of several policies.
+/// The default policy: follows the best of several policies.
 pub struct Adaptive {
     budget: u64,
     link: Link,
     shadows: Vec<Shadow>,
     leader: usize,
-    /// Held, and the leader would hold it.
+    /// Files held that the leader holds, too.
     wanted: Ordered<()>,
-    /// Held, and the leader would not: goes first.
+    /// Files held that the leader does not hold: evicted first.
     unwanted: Ordered<()>,
-    /// What a shadow orders.
+    /// Buffer for the orders of a shadow.
     shadow_orders: Vec<Order>,
 }
 
 impl Adaptive {
-    /// An empty cache of so many bytes over a link.
+    /// Makes an empty cache of `budget` bytes over a link.
     pub fn new(budget: u64, link: Link) -> Self {
         let policies: [Box<dyn Policy>; 4] = [
             Box::new(S3Fifo::new(budget)),
             Box::new(Gdsf::new(budget, link)),
             Box::new(Lru::new(budget)),
-            // Holds on to what it has where every file is used once in a round: others hit nothing
-            // there.
+            // Keeps its files under a cyclic access pattern, under which the others get no hits.
             Box::new(Multicache::new(budget)),
         ];
         let shadows = policies.map(|policy| Shadow { policy, saved_s: 0.0 }).into();
@@ -63,7 +63,7 @@ impl Adaptive {
         }
     }
 
-    /// Takes up what a shadow has ordered, if it is the leader.
+    /// Follows the orders of a shadow, if it is the leader.
     fn follow(&mut self, at: usize) {
         for order in self.shadow_orders.drain(..) {
             let Order::Drop(file) = order else { continue };

@@ -1,39 +1,39 @@
-//! What part of the uses caches of other sizes would answer: LRU's miss-ratio curve, from a sample
-//! of the files (Waldspurger et al., SHARDS, FAST 2015).
+//! Estimated hit ratio of caches of other sizes: LRU's miss-ratio curve, from a sample of the files
+//! (Waldspurger et al., SHARDS, FAST 2015).
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::{Access, FileId, Use};
 
-/// One file of so many is looked at.
+/// One file in this many is sampled.
 const SAMPLE: u64 = 8;
-/// Files of the sample that are remembered: the sum over later ones is what a use costs.
+/// Most sampled files that are remembered: a use costs the sum over later ones.
 const FILES_MAX: usize = 4096;
-/// Part that what was seen before loses with each read of the sample: a half in 2,048.
+/// Decay per read of the sample: the half-life is 2,048 reads.
 const FADE: f64 = std::f64::consts::LN_2 / 2048.0;
-/// No curve is drawn from fewer.
+/// Least reads of the sample for a curve.
 const READS_MIN: f64 = 64.0;
-/// Points of a curve.
+/// Number of points of a curve.
 pub const POINTS: usize = 8;
 
-/// Watches uses.
+/// An estimator of the curve.
 #[derive(Debug)]
 pub struct Curve {
-    /// The size that the last point is of.
+    /// The cache size of the last point.
     bytes_max: u64,
-    /// Files by their last use, with their sizes.
+    /// Sampled files by their last use, with their sizes.
     used: BTreeMap<u64, (FileId, u64)>,
     last: HashMap<FileId, u64>,
     clock: u64,
-    /// Reads that a cache of the size of each point would have answered, and a smaller one not.
+    /// Sampled reads by the smallest size of a point whose cache would have had a hit.
     hits: [f64; POINTS],
     reads: f64,
-    /// Reads of all files, which fade in the same time.
+    /// Reads of all files, with the same half-life in time.
     of_all: f64,
 }
 
 impl Curve {
-    /// Of sizes up to this.
+    /// Makes an estimator for sizes up to `bytes_max`.
     pub fn new(bytes_max: u64) -> Self {
         Self {
             bytes_max,
@@ -46,7 +46,7 @@ impl Curve {
         }
     }
 
-    /// A file is used.
+    /// Records a use of a file.
     pub fn used(&mut self, access: &Access) {
         let Access { file, usage, bytes, .. } = *access;
         if usage == Use::Read {
@@ -77,7 +77,7 @@ impl Curve {
         self.hits.iter_mut().for_each(|hits| *hits *= 1.0 - FADE);
         let Some(before) = before else { return };
         let since: u64 = self.used.range(before..).map(|(_, (_, bytes))| bytes).sum();
-        // The file itself, and what was used after it: of all files, not of the sample alone.
+        // The file itself, and the files used after it: scaled from the sample to all files.
         let needed = since.saturating_mul(SAMPLE);
         let point = needed.saturating_sub(1) / (self.bytes_max / POINTS as u64).max(1);
         if let Some(hits) = self.hits.get_mut(point as usize) {
@@ -85,14 +85,14 @@ impl Curve {
         }
     }
 
-    /// The part of the reads that caches of equal steps up to the largest size would answer; empty
-    /// while too few were seen.
+    /// Returns the hit ratios of caches at sizes in equal steps up to the largest; empty while too
+    /// few reads were sampled.
     pub fn points(&self) -> Vec<f64> {
         if self.reads < READS_MIN {
             return Vec::new();
         }
-        // Files that are used most are in the sample or not: what is missing or too much of the
-        // reads is theirs, and the smallest cache holds them (SHARDS-adj).
+        // A frequently used file is in the sample or not: the error in the number of reads is due
+        // to such files, and the smallest cache holds them (SHARDS-adj).
         let expected = self.of_all / SAMPLE as f64;
         let mut sum = expected - self.reads;
         let upto = self.hits.iter().map(|hits| {
@@ -119,7 +119,7 @@ mod tests {
         assert!(curve.points().is_empty());
     }
 
-    /// Against caches of the sizes themselves.
+    /// Compared with simulated caches of these sizes.
     #[test]
     fn the_curve_is_that_of_lru() {
         const STEP: u64 = 32 << 20;

@@ -1,10 +1,10 @@
-//! What policies know of a file and of its use.
+//! A policy's view of a file and of its use.
 
-/// A file, by a number that stays the same over reboots.
+/// A file, by a number that is stable over reboots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId(pub u64);
 
-/// What a file is opened for.
+/// The kind of an open of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Use {
     /// For reading only.
@@ -16,34 +16,34 @@ pub enum Use {
 /// One open of a file, as a policy sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Which file.
+    /// The file.
     pub file: FileId,
-    /// What for.
+    /// The kind of the open.
     pub usage: Use,
-    /// Its size.
+    /// The size of the file.
     pub bytes: u64,
-    /// How often it has been used, this time included: its usage count in the history.
+    /// Its usage count in the history, this use included.
     pub uses: u32,
 }
 
-/// The way to the shared storage: what a miss costs.
+/// The link to the shared storage, which determines the cost of a miss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// Time of a round trip.
+    /// Round-trip time in seconds.
     pub round_trip_s: f64,
-    /// Bandwidth.
+    /// Bandwidth in bytes per second.
     pub bytes_per_s: f64,
 }
 
 impl Link {
-    /// Time to fetch a file.
+    /// Returns the time to fetch a file.
     pub fn seconds(&self, bytes: u64) -> f64 {
         self.round_trip_s + bytes as f64 / self.bytes_per_s
     }
 }
 
 impl Default for Link {
-    /// 1 ms and 100 Mbit/s, as long as nothing has been measured.
+    /// Returns 1 ms and 100 Mbit/s, for lack of a measurement.
     fn default() -> Self {
         Self { round_trip_s: 0.001, bytes_per_s: 12.5e6 }
     }

@@ -1,5 +1,5 @@
-//! Greedy-dual size with frequencies (Cherkasova 1998): the file goes first whose next use would
-//! save least time for its bytes.
+//! Greedy-dual size with frequencies (Cherkasova 1998): evicts the file whose next use would save
+//! the least time per byte.
 
 use crate::ordered::Ordered;
 use crate::{Access, FileId, Link, Order, Policy};
@@ -28,12 +28,12 @@ pub struct Gdsf {
     budget: u64,
     link: Link,
     files: Ordered<Priority>,
-    /// Priority of the last file that went: what is new begins there, so that old counts age.
+    /// Priority of the last evicted file, which new priorities start from, so that old counts age.
     floor: f64,
 }
 
 impl Gdsf {
-    /// An empty cache of so many bytes over a link.
+    /// Makes an empty cache of `budget` bytes over a link.
     pub fn new(budget: u64, link: Link) -> Self {
         Self { budget, link, files: Ordered::new(), floor: 0.0 }
     }

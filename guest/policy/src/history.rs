@@ -1,24 +1,24 @@
-//! Usage history (S5.1): a hash of the file leads to a slot in each of λ history tables, which hold
-//! what is known of files and how often they were used.
+//! Usage history (S5.1): the hash of a file selects a slot in each of λ history tables, whose
+//! records have the size and the usage count of a file.
 //!
-//! The paper gives the tables and their purpose (collisions), not what happens when all λ slots of
-//! a hash are taken: here the one with the lowest count goes, and a newcomer that is turned away
-//! often enough by an equal count takes its place. The tables are bounded, so a history of any age
-//! takes the same memory.
+//! The paper specifies the tables and their purpose (collisions), but not the replacement when all
+//! λ slots of a hash are taken: here the file with the lowest count is replaced, and a new file
+//! that has been rejected often enough by an equal count takes its place. The tables are bounded,
+//! so the memory of a history does not grow with its age.
 
 use crate::{FileId, Link};
 
 /// λ of the paper.
 const TABLES: usize = 4;
 
-/// What the history knows of a file.
+/// The record of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Which file.
+    /// The file.
     pub file: FileId,
     /// Its size at its last use.
     pub bytes: u64,
-    /// How often it has been used.
+    /// Its number of uses.
     pub uses: u32,
 }
 
@@ -29,7 +29,7 @@ pub struct History {
 }
 
 impl History {
-    /// Room for about so many files.
+    /// Makes a history of about `files` files.
     pub fn new(files: usize) -> Self {
         let slots = (files / TABLES).max(1);
         Self { tables: [(); TABLES].map(|()| vec![None; slots].into_boxed_slice()) }
@@ -44,21 +44,22 @@ impl History {
                 known.bytes = bytes;
                 return known.uses;
             }
-            // Ages the one that is in the way: a file of long ago does not keep its slot for ever.
+            // Decrements the count of the file in this slot, so that an old file does not keep it
+            // forever.
             Some(other) if other.uses > 1 => other.uses -= 1,
             _ => *record = Some(Record { file, bytes, uses: 1 }),
         }
         1
     }
 
-    /// The usage count of a file.
+    /// Returns the usage count of a file.
     pub fn uses(&self, file: FileId) -> u32 {
         let at = hash(file) as usize % self.tables[0].len();
         let slots = self.tables.iter().filter_map(|table| table[at]);
         slots.filter(|known| known.file == file).map(|known| known.uses).next().unwrap_or(0)
     }
 
-    /// A file is gone.
+    /// Forgets a file that is gone.
     pub fn forget(&mut self, file: FileId) {
         let slot = self.slot(file);
         if slot.is_some_and(|known| known.file == file) {
@@ -66,7 +67,8 @@ impl History {
         }
     }
 
-    /// The slot of a file: its own, or a free one, or that of the file with the lowest count.
+    /// Returns the slot of a file: its own, else a free one, else that of the file with the lowest
+    /// count.
     fn slot(&mut self, file: FileId) -> &mut Option<Record> {
         let at = hash(file) as usize % self.tables[0].len();
         let order = |table: &usize| match &self.tables[*table][at] {
@@ -78,12 +80,12 @@ impl History {
         &mut self.tables[table][at]
     }
 
-    /// Everything known.
+    /// Returns all records.
     pub fn records(&self) -> impl Iterator<Item = Record> {
         self.tables.iter().flat_map(|table| table.iter().flatten().copied())
     }
 
-    /// Takes a record of an earlier life, unless its slots are taken by files with higher counts.
+    /// Adds a record of an earlier life, unless its slots are taken by files with higher counts.
     pub fn restore(&mut self, record: Record) {
         let slot = self.slot(record.file);
         if slot.is_none_or(|known| known.file == record.file || known.uses < record.uses) {
@@ -91,8 +93,8 @@ impl History {
         }
     }
 
-    /// The files to fetch ahead (S5.4) into so many bytes: those used at least `uses_min` times,
-    /// the one that saves most time for its bytes first.
+    /// Returns the files to prefetch (S5.4) into `bytes` bytes: those used at least `uses_min`
+    /// times, in descending order of time saved per byte.
     pub fn prefetch(&self, bytes: u64, uses_min: u32, link: Link) -> Vec<FileId> {
         let mut wanted: Vec<Record> = self.records().filter(|it| it.uses >= uses_min).collect();
         let gain =

@@ -8,11 +8,11 @@ use crate::{Adaptive, Gdsf, Link, Lru, Multicache, Policy, S3Fifo};
 /// A policy by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicyKind {
-    /// Ours: what has served best of late.
+    /// Our own: follows the policy that has saved most time recently.
     Default,
     /// The paper's rule.
     Multicache,
-    /// What was used longest ago goes first.
+    /// Least recently used.
     Lru,
     /// S3-FIFO, by bytes.
     S3Fifo,
@@ -21,11 +21,11 @@ pub enum PolicyKind {
 }
 
 impl PolicyKind {
-    /// All of them.
+    /// Every kind.
     pub const ALL: [Self; 5] =
         [Self::Default, Self::Multicache, Self::Lru, Self::S3Fifo, Self::Gdsf];
 
-    /// Its name.
+    /// Returns its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Default => "default",
@@ -36,8 +36,7 @@ impl PolicyKind {
         }
     }
 
-    /// A policy of this kind for a cache of so many bytes, over a link whose misses cost what it
-    /// says.
+    /// Makes a policy of this kind for a cache of `bytes` bytes over a link.
     pub fn build(self, bytes: u64, link: Link) -> Box<dyn Policy> {
         match self {
             Self::Default => Box::new(Adaptive::new(bytes, link)),

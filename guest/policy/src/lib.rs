@@ -1,5 +1,5 @@
-//! Which files a guest's file cache holds. Pure: no I/O, no clock, no threads, so that the
-//! simulator and the tests run what a mount runs.
+//! Policies that decide which files a guest's file cache holds. Pure: no I/O, no clock, no threads,
+//! so that the simulator and the tests run the same code as a mount.
 //!
 //! ```text
 //!   open ──► History: counts the use ──► Policy: keep it, or pass ──► orders: write back, drop
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Source: No and Park, MultiCache, guest-level component (S5.1 to S5.4). `multicache` is the
-//! paper's rule; `lru`, `s3fifo`, `gdsf` and `default` are ours beside it.
+//! paper's rule; `lru`, `s3fifo`, `gdsf` and `default` are additions of ours.
 
 mod adaptive;
 mod curve;

@@ -1,4 +1,4 @@
-//! What was used longest ago goes first.
+//! Least recently used: evicts the file whose last use is oldest.
 
 use crate::ordered::Ordered;
 use crate::{Access, FileId, Order, Policy};
@@ -7,12 +7,12 @@ use crate::{Access, FileId, Order, Policy};
 #[derive(Debug)]
 pub struct Lru {
     budget: u64,
-    // All have one rank: the order is that of their last use.
+    // All have the same rank: the order is that of their last use.
     files: Ordered<()>,
 }
 
 impl Lru {
-    /// An empty cache of so many bytes.
+    /// Makes an empty cache of `budget` bytes.
     pub fn new(budget: u64) -> Self {
         Self { budget, files: Ordered::new() }
     }

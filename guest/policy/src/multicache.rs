@@ -1,13 +1,13 @@
 //! The paper's rule (S5.2, S5.3), literally: files with a usage count of at least USAGE_THRESHOLD
 //! are held, in a read map and a write map; the newest of each (windows A and C) stay, the others
 //! (B and D) are candidates; at each epoch D is written back and dropped, then B is dropped, until
-//! what is held is at most MEM_THRESHOLD of the budget.
+//! at most MEM_THRESHOLD of the budget is held.
 //!
-//! Open in the paper, and chosen here: maps are ordered by last use; A is the newest three quarters
-//! of the budget in the read map, C the newest quarter in the write map; candidates go oldest
-//! first; a file that is written moves to the write map and comes back to the read map when it has
-//! been written back and is read again; a file that does not fit between two epochs makes
-//! candidates go at once, or passes.
+//! Left open by the paper, and chosen here: maps are in LRU order; A is the newest three quarters
+//! of the budget in the read map, C the newest quarter in the write map; candidates are evicted
+//! oldest first; a file that is written moves to the write map and returns to the read map when it
+//! has been written back and is read again; a file that does not fit between two epochs evicts
+//! candidates at once, or is not held.
 
 use crate::ordered::Ordered;
 use crate::{Access, FileId, Order, Policy, Use};
@@ -15,9 +15,9 @@ use crate::{Access, FileId, Order, Policy, Use};
 /// The paper's thresholds and window sizes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Windows {
-    /// Files used less often pass by.
+    /// Files with a lower usage count are not held.
     pub usage_threshold: u32,
-    /// Part of the budget above which candidates go.
+    /// Part of the budget above which candidates are evicted.
     pub mem_threshold: f64,
     /// Window A as a part of the budget.
     pub read_part: f64,
@@ -41,17 +41,17 @@ pub struct Multicache {
 }
 
 impl Multicache {
-    /// An empty cache of so many bytes with the usual thresholds.
+    /// Makes an empty cache of `budget` bytes with the default thresholds.
     pub fn new(budget: u64) -> Self {
         Self::with_windows(budget, Windows::default())
     }
 
-    /// The same with thresholds of its own.
+    /// Makes an empty cache with other thresholds.
     pub fn with_windows(budget: u64, windows: Windows) -> Self {
         Self { budget, windows, read_map: Ordered::new(), write_map: Ordered::new() }
     }
 
-    /// Drops candidates, D before B, until at most so many bytes are held, or none are left.
+    /// Evicts candidates, D before B, until at most `bytes_max` bytes are held, or none are left.
     fn shrink(&mut self, bytes_max: u64, orders: &mut Vec<Order>) {
         let window = |part: f64| (self.budget as f64 * part) as u64;
         let (write_window, read_window) =
@@ -66,7 +66,7 @@ impl Multicache {
         }
     }
 
-    /// Takes a file out of its map. Returns which one that was.
+    /// Removes a file from its map. Returns which map it was in.
     fn take(&mut self, file: FileId) -> Option<Use> {
         let from_read = self.read_map.remove(file).map(|_| Use::Read);
         from_read.or_else(|| self.write_map.remove(file).map(|_| Use::Write))
@@ -77,7 +77,7 @@ impl Policy for Multicache {
     fn used(&mut self, access: &Access, orders: &mut Vec<Order>) -> bool {
         let Access { file, usage, bytes, uses } = *access;
         let was_in = self.take(file);
-        // A file with changes stays in the write map when it is read.
+        // A dirty file stays in the write map when it is read.
         let usage = if was_in == Some(Use::Write) { Use::Write } else { usage };
         if uses >= self.windows.usage_threshold {
             self.shrink(self.budget.saturating_sub(bytes), orders);
@@ -103,7 +103,8 @@ impl Policy for Multicache {
     fn set_budget(&mut self, bytes: u64, orders: &mut Vec<Order>) {
         self.budget = bytes;
         self.shrink(bytes, orders);
-        // Windows shrink with the budget in the paper's rule; what does not fit goes all the same.
+        // The windows shrink with the budget in the paper's rule; the excess is evicted all the
+        // same.
         while self.held_bytes() > bytes {
             let from_write = self.write_map.pop_first();
             if let Some(((), file, _)) = from_write {

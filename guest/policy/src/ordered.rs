@@ -1,16 +1,16 @@
-//! Files in an order, with their sizes: each file has a rank, the lowest goes first.
+//! Files with their sizes, ordered by rank: the lowest rank is evicted first.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::FileId;
 
-/// Files by rank. Ranks are given once; a file that moves gets a new one.
+/// Files by rank. A rank is assigned at insertion; a file that moves gets a new one.
 #[derive(Debug)]
 pub struct Ordered<R> {
     by_rank: BTreeMap<(R, u64), FileId>,
     files: HashMap<FileId, Entry<R>>,
     bytes: u64,
-    /// Tells files of the same rank apart: the one that came first goes first.
+    /// Sequence number among files of the same rank: the first inserted is the first evicted.
     next: u64,
 }
 
@@ -25,7 +25,7 @@ impl<R: Ord + Copy> Ordered<R> {
         Self { by_rank: BTreeMap::new(), files: HashMap::new(), bytes: 0, next: 0 }
     }
 
-    /// Puts a file at a rank, wherever it has been before.
+    /// Inserts a file at a rank, removing it from its old one.
     pub fn insert(&mut self, file: FileId, bytes: u64, rank: R) {
         self.remove(file);
         let rank = (rank, self.next);
@@ -35,7 +35,7 @@ impl<R: Ord + Copy> Ordered<R> {
         self.bytes += bytes;
     }
 
-    /// Takes a file out. Returns its size.
+    /// Removes a file. Returns its size.
     pub fn remove(&mut self, file: FileId) -> Option<u64> {
         let entry = self.files.remove(&file)?;
         self.by_rank.remove(&entry.rank);
@@ -43,7 +43,7 @@ impl<R: Ord + Copy> Ordered<R> {
         Some(entry.bytes)
     }
 
-    /// Takes the first file out.
+    /// Removes the first file.
     pub fn pop_first(&mut self) -> Option<(R, FileId, u64)> {
         let (&(rank, _), &file) = self.by_rank.first_key_value()?;
         let bytes = self.remove(file)?;
@@ -54,17 +54,17 @@ impl<R: Ord + Copy> Ordered<R> {
         self.files.contains_key(&file)
     }
 
-    /// Size of a file.
+    /// Returns the size of a file.
     pub fn bytes_of(&self, file: FileId) -> Option<u64> {
         self.files.get(&file).map(|entry| entry.bytes)
     }
 
-    /// Bytes of all files.
+    /// Returns the bytes of all files.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Files with their sizes, the one that goes first in front.
+    /// Returns the files with their sizes, in order of eviction.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (FileId, u64)> {
         self.by_rank.values().map(|&file| (file, self.files[&file].bytes))
     }

@@ -1,16 +1,16 @@
 //! S3-FIFO (Yang and others, SOSP 2023) by bytes: a small queue that most files leave after one
-//! use, a main queue for the rest, and a ghost list of what has left the small one.
+//! use, a main queue for the rest, and a ghost list of files evicted from the small one.
 
 use std::collections::HashMap;
 
 use crate::ordered::Ordered;
 use crate::{Access, FileId, Order, Policy};
 
-/// The small queue's part of the budget.
+/// Share of the small queue in the budget.
 const SMALL_PART: f64 = 0.1;
-/// Uses that are counted at most.
+/// Limit of the use counter.
 const USES_MAX: u8 = 3;
-/// Files of more than this part of the budget pass by: one of them would empty the small queue.
+/// Divisor of the budget: larger files are not held, since one of them would empty the small queue.
 const LARGEST_PART: u64 = 8;
 
 /// S3-FIFO by bytes.
@@ -20,12 +20,12 @@ pub struct S3Fifo {
     small: Ordered<()>,
     main: Ordered<()>,
     ghosts: Ordered<()>,
-    /// Uses since a file came into its queue.
+    /// Uses since a file entered its queue.
     uses: HashMap<FileId, u8>,
 }
 
 impl S3Fifo {
-    /// An empty cache of so many bytes.
+    /// Makes an empty cache of `budget` bytes.
     pub fn new(budget: u64) -> Self {
         let [small, main, ghosts] = [(); 3].map(|()| Ordered::new());
         Self { budget, small, main, ghosts, uses: HashMap::new() }
@@ -45,7 +45,7 @@ impl S3Fifo {
         self.bound_ghosts();
     }
 
-    /// Moves the oldest file of the small queue on. `Some(None)`: to the main one.
+    /// Removes the oldest file of the small queue. `Some(None)`: it has moved to the main queue.
     fn leave_small(&mut self) -> Option<Option<FileId>> {
         let ((), file, bytes) = self.small.pop_first().or_else(|| self.main.pop_first())?;
         let uses = self.uses.remove(&file).unwrap_or(0);
@@ -57,7 +57,7 @@ impl S3Fifo {
         Some(Some(file))
     }
 
-    /// Moves the oldest file of the main queue on. `Some(None)`: to its end.
+    /// Removes the oldest file of the main queue. `Some(None)`: it has moved to its end.
     fn leave_main(&mut self) -> Option<Option<FileId>> {
         let ((), file, bytes) = self.main.pop_first()?;
         match self.uses.remove(&file).unwrap_or(0) {
@@ -70,7 +70,7 @@ impl S3Fifo {
         }
     }
 
-    /// The ghost list remembers as many bytes as the main queue may have.
+    /// Limits the ghost list to as many bytes as the budget.
     fn bound_ghosts(&mut self) {
         while self.ghosts.bytes() > self.budget {
             self.ghosts.pop_first();
@@ -95,7 +95,7 @@ impl Policy for S3Fifo {
         if self.hit(file, bytes) {
             return true;
         }
-        // New, or held with another size: then it comes in anew, where it was.
+        // New, or held with another size: then it is inserted again, in the same queue.
         let was_held = self.holds(file);
         let is_known = self.ghosts.remove(file).is_some() || self.main.contains(file);
         self.forget(file);

@@ -11,16 +11,16 @@ const HISTORY_FILES: usize = 1 << 20;
 /// One line of a trace: a file is read or written as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// Read or written.
+    /// The kind of access.
     pub usage: Use,
-    /// Which file.
+    /// The file.
     pub file: FileId,
     /// Its size.
     pub bytes: u64,
 }
 
-/// Reads a trace: lines `r|w,FILE,BYTES`; FILE is any name. The error says which line is wrong, and
-/// how.
+/// Parses a trace: lines `r|w,FILE,BYTES`; FILE is any name. The error names the line and the
+/// problem.
 pub fn parse(text: &str) -> Result<Vec<Line>, String> {
     let mut names = HashMap::new();
     let mut lines = Vec::new();
@@ -41,16 +41,16 @@ pub fn parse(text: &str) -> Result<Vec<Line>, String> {
     Ok(lines)
 }
 
-/// What a policy has done with a trace.
+/// The result of running a policy over a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Outcome {
     /// Lines of the trace.
     pub requests: u64,
-    /// Reads that were answered from the cache.
+    /// Reads served from the cache.
     pub hits: u64,
     /// Their bytes.
     pub hit_bytes: u64,
-    /// Bytes of the reads that went to the shared storage.
+    /// Bytes of the reads served by the shared storage.
     pub read_bytes: u64,
     /// Time that the hits would have taken there.
     pub saved_seconds: f64,
@@ -81,7 +81,7 @@ pub fn run(policy: &mut dyn Policy, trace: &[Line], link: Link) -> Outcome {
         if outcome.requests.is_multiple_of(EPOCH_USES) {
             policy.epoch(&mut orders);
         }
-        // Nothing is behind the names: whatever is ordered is done.
+        // No files exist behind the numbers: orders need no action.
         orders.clear();
     }
     outcome

@@ -1,4 +1,4 @@
-//! Laws that every policy keeps, the paper's rule step by step, and the history.
+//! Invariants of every policy, the paper's rule step by step, and the history.
 
 use std::collections::HashMap;
 
@@ -33,7 +33,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Carries out what a policy orders, as a cache would, and fails if it cannot be.
+/// Carries out a policy's orders, as a cache would, and fails if one is impossible.
 fn carry_out(
     orders: &mut Vec<Order>,
     held: &mut HashMap<FileId, u64>,
@@ -110,7 +110,7 @@ proptest! {
     }
 }
 
-/// S5.2: below the threshold a file passes by; from it on it is held.
+/// S5.2: below the threshold a file is not held; from it on it is.
 #[test]
 fn multicache_holds_files_from_the_usage_threshold_on() {
     let mut policy = Multicache::new(BUDGET);
@@ -154,8 +154,7 @@ fn multicache_drops_dirty_candidates_before_clean_ones() {
     assert_eq!(orders, wanted, "windows A and C stay: 190 bytes are below A's 300");
 }
 
-/// A file with changes keeps its place in the write map when it is read: its changes are not
-/// forgotten.
+/// A dirty file stays in the write map when it is read: its changes are not forgotten.
 #[test]
 fn multicache_writes_back_a_file_that_was_read_after_it_was_written() {
     let mut policy = Multicache::new(BUDGET);
@@ -181,7 +180,8 @@ fn a_history_is_bounded_and_what_is_used_often_stays() {
     assert_eq!(history.used(FileId(7), 10), 1);
 }
 
-/// S5.4: what saves most time for its bytes is fetched first; what does not fit is left out.
+/// S5.4: the file with the most time saved per byte is fetched first; files that do not fit are
+/// left out.
 #[test]
 fn prefetch_takes_the_files_with_the_most_to_gain() {
     let mut history = History::new(64);

@@ -1,9 +1,9 @@
-//! Protocol mutants (crates/reactor/src/mutant.rs): which test kills each.
+//! Protocol mutants (crates/reactor/src/mutant.rs), and the test that kills each.
 //!
 //! All of them are compiled into one set of test binaries, and chosen one at a time by
-//! `FLOWSTONE_MUTANT`, so a run costs the tests' time and no compilation. A mutant is killed when
-//! a test fails or never ends. One that no test can kill says why beside it in the source, in a
-//! comment that begins with `EQUIVALENT:`.
+//! `FLOWSTONE_MUTANT`, so a run costs the tests' time and no compilation. A mutant is killed when a
+//! test fails or never ends. A mutant that no test can kill has the reason beside it in the source,
+//! in a comment that begins with `EQUIVALENT:`.
 
 mod source;
 mod suites;
@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use self::source::Mutant;
 use self::suites::{Suites, Verdict};
 
-/// What became of a mutant.
+/// The result for a mutant.
 pub struct Finding {
     mutant: Mutant,
     verdict: Verdict,

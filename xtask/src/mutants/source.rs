@@ -1,4 +1,4 @@
-//! Finds mutants where they stand in the sources.
+//! Finds the mutants in the sources.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-/// A step that can be done wrong.
+/// A mutant: a step that can be broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mutant {
-    /// `AREA.PLACE.what-is-wrong`
+    /// `AREA.PLACE.what-is-wrong`.
     pub name: String,
-    /// Why no test can kill it, if none can.
+    /// The reason why no test can kill it, if none can.
     pub equivalent: Option<String>,
 }
 
 impl Mutant {
-    /// The first word of the name: the part of the product that it breaks.
+    /// Returns the first word of the name: the part of the product that it breaks.
     pub fn area(&self) -> &str {
         self.name.split('.').next().unwrap_or_default()
     }
@@ -24,10 +24,10 @@ impl Mutant {
 
 const CALL: &str = "mutant(";
 const EQUIVALENT: &str = "EQUIVALENT:";
-/// The comment may stand so many lines above the call.
+/// Most lines between the comment and the call below it.
 const COMMENT_LINES_ABOVE: usize = 6;
 
-/// All mutants below `folder`, by name. One that breaks several places is one mutant.
+/// Returns all mutants below `folder`, by name. One that breaks several places is one mutant.
 pub fn find(folder: &Path) -> Result<Vec<Mutant>> {
     let mut found = BTreeMap::new();
     for path in rust_files(folder)? {
@@ -67,7 +67,8 @@ fn in_text(text: &str) -> Result<Vec<Mutant>> {
     Ok(found)
 }
 
-/// The nearest comment above that says why the mutant cannot be killed, in one line of text.
+/// Returns the text of the nearest comment above that gives the reason why the mutant cannot be
+/// killed.
 fn reason_above(text: &str) -> Option<String> {
     let lines: Vec<&str> = text.lines().collect();
     let near = &lines[lines.len().saturating_sub(COMMENT_LINES_ABOVE + 1)..];

@@ -1,4 +1,4 @@
-//! The test binaries that mutants are tried with.
+//! The test binaries that are run against mutants.
 
 use std::fmt;
 use std::io::{BufRead, BufReader};
@@ -12,16 +12,16 @@ use serde_json::Value;
 
 use super::source::Mutant;
 
-/// No test of these binaries takes nearly as long, even on a busy machine.
+/// Timeout: no test of these binaries takes nearly as long, even on a busy machine.
 const HANG: Duration = Duration::from_secs(400);
-/// Neither are real guests needed, nor do benches and tasks have anything to say about data.
+/// Packages left out: real guests are not needed, and benches and tasks do not test data.
 const LEFT_OUT: [&str; 3] = ["flowstone-vmtest", "flowstone-bench", "flowstone-xtask"];
-/// What has models. With their feature, nothing else of a binary runs.
+/// Packages with models. With the feature of models, nothing else of a binary runs.
 const MODELLED: [&str; 4] =
     ["flowstone-reactor", "flowstone-cache", "flowstone-image", "flowstone-runner"];
 const MODELS: &str = "models::";
 
-/// What the tests have to say about a mutant.
+/// The verdict of the tests on a mutant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// A test fails.
@@ -53,14 +53,14 @@ pub struct Suites {
 struct Binary {
     package: String,
     path: PathBuf,
-    /// Where its package lies: tests find their files from there.
+    /// The folder of its package, which tests find their files from.
     folder: PathBuf,
-    /// Whether its models are what is tried.
+    /// Its models are run, instead of its tests.
     is_model: bool,
 }
 
 impl Suites {
-    /// Builds them with all mutants inside, in a target folder of their own.
+    /// Builds them with all mutants compiled in, in a separate target folder.
     pub fn build(workspace: &Path) -> Result<Self> {
         let left_out = LEFT_OUT.iter().flat_map(|package| ["--exclude", package]);
         let tests =
@@ -69,7 +69,7 @@ impl Suites {
         let models = ["--lib", "--features", "model,flowstone-block/mutants"];
         let mut binaries = built(workspace, tests.into_iter().chain(left_out), false)?;
         binaries.extend(built(workspace, models.into_iter().chain(modelled), true)?);
-        // The slow ones last: image has crashes by the thousand, cli starts daemons.
+        // The slow ones last: image simulates crashes by the thousand, cli starts daemons.
         binaries.sort_by_key(|binary| match &*binary.package {
             _ if binary.is_model => 1,
             "image" => 2,
@@ -97,7 +97,7 @@ impl Suites {
     }
 }
 
-/// The test binaries that cargo builds when told so.
+/// Returns the test binaries that cargo builds with these arguments.
 fn built<'a>(
     workspace: &Path,
     arguments: impl Iterator<Item = &'a str>,
@@ -140,7 +140,7 @@ impl Binary {
         let lines = lines_of(&mut tests)?;
         let verdict = self.watch(&lines);
         if verdict != Verdict::Survived {
-            // Nothing more is to be learnt.
+            // The verdict is known.
             let _ = tests.kill();
         }
         let status = tests.wait()?;
@@ -153,7 +153,7 @@ impl Binary {
         }
     }
 
-    /// Reads what the tests print until one has failed, or all have ended.
+    /// Reads the output of the tests until one has failed, or all have ended.
     fn watch(&self, lines: &Receiver<String>) -> Verdict {
         let give_up = Instant::now() + HANG;
         let mut slow = String::from("a test");

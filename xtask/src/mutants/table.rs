@@ -12,7 +12,7 @@ use super::suites::Verdict;
 const BEGIN: &str = "<!-- written by `make mutants` -->\n";
 const END: &str = "<!-- end of what `make mutants` writes -->";
 
-/// Puts the findings where the last ones stand.
+/// Replaces the findings in the document.
 pub fn write(document: &Path, findings: &[Finding]) -> Result<()> {
     let text = fs::read_to_string(document)?;
     let (before, rest) = text.split_once(BEGIN).context("no place for the table")?;

@@ -1,4 +1,4 @@
-//! Links of documents lead to headings that are there: `[text](other.md#heading)`.
+//! Links in documents lead to existing headings: `[text](other.md#heading)`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use super::source::{files, relative};
 
-/// Links to headings that no document has.
+/// Returns the links to headings that do not exist.
 pub fn check(workspace: &Path) -> Result<Vec<String>> {
     let mut documents = BTreeMap::new();
     for document in files(workspace, "md")? {
@@ -36,14 +36,14 @@ fn judge(documents: &BTreeMap<String, String>) -> Vec<String> {
     complaints
 }
 
-/// The links of a line that name a heading of a document of the tree.
+/// Returns the links of a line that name a heading of a document in the tree.
 fn links(line: &str) -> impl Iterator<Item = (&str, &str)> {
     let targets = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
     let headings = targets.filter_map(|target| target.split_once('#'));
     headings.filter(|(file, _)| !file.contains("://") && (file.is_empty() || file.ends_with(".md")))
 }
 
-/// The path of `target`, as it is written in the document `name`.
+/// Resolves the path `target`, as written in the document `name`.
 fn beside(name: &str, target: &str) -> String {
     let mut folders: Vec<&str> = name.split('/').collect();
     folders.pop();
@@ -57,7 +57,7 @@ fn beside(name: &str, target: &str) -> String {
     folders.join("/")
 }
 
-/// What the headings of a document are called in links, as GitHub makes it.
+/// Returns the anchors of a document's headings, as GitHub makes them.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut in_code = false;
     let mut found = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Which of some calls a file makes outside of its tests.
+//! Finds calls of given functions in a file, outside of its tests.
 
 use std::collections::BTreeSet;
 
@@ -7,8 +7,8 @@ use syn::{ExprMethodCall, ExprPath, ItemMod};
 
 use super::source::{Source, is_for_tests};
 
-/// Those of these methods, and of these functions, or types' functions, that are called. A function
-/// is named from that name on: `Instant::now`.
+/// Returns the given methods, and functions or types' functions, that are called. A function is
+/// named from that name on: `Instant::now`.
 pub fn calls_in(source: &Source, methods: &[&str], functions: &[&str]) -> BTreeSet<String> {
     let mut calls = Calls { methods, functions, found: BTreeSet::new() };
     calls.visit_file(&source.file);
@@ -42,7 +42,7 @@ impl<'ast> Visit<'ast> for Calls<'_> {
         if let Some(first) = first {
             let is_variant =
                 first + 1 == names.len() && names[first].starts_with(char::is_uppercase);
-            // An enum may have one of that name.
+            // An enum may have a variant of that name.
             if !is_variant {
                 self.found.insert(names[first..].join("::"));
             }

@@ -1,5 +1,5 @@
-//! What works on a disk asks its file's clock for the time, and never the host: on a model it must
-//! do the same each time. Exceptions are listed with their reasons.
+//! Code that works on a disk reads the clock of its file, and never the host's: on a model it must
+//! be deterministic. Exceptions are listed with their reasons.
 
 use std::collections::BTreeSet;
 
@@ -8,11 +8,11 @@ use super::lists::List;
 use super::source::Source;
 
 const TIMED: [&str; 3] = ["crates/image/src/", "crates/cache/src/", "crates/qos/src/"];
-/// A method that asks the host, and functions that do, or types whose functions do.
+/// Methods that read the host's clock, and functions that do, or types whose functions do.
 const METHODS: [&str; 1] = ["elapsed"];
 const FUNCTIONS: [&str; 3] = ["Instant", "SystemTime", "sleep"];
 
-/// Calls that are not listed, and entries of the list that are not needed any more.
+/// Returns calls that are not listed, and entries of the list that are no longer needed.
 pub fn check(sources: &[Source], listed: &List) -> Vec<String> {
     let is_timed = |path: &str| TIMED.iter().any(|start| path.starts_with(start));
     let timed = sources.iter().filter(|source| !source.is_test && is_timed(&source.path));

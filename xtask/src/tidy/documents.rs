@@ -1,4 +1,4 @@
-//! Each path that a table of a document names exists: `` `a/b.rs` `` in a cell, and links.
+//! Each path in a table of a document exists: `` `a/b.rs` `` in a cell, and links.
 //!
 //! A path may begin at the top of the tree, at the document, or at any folder on the way to the
 //! file; `*` stands for any characters.
@@ -11,7 +11,7 @@ use anyhow::Result;
 
 use super::source::{all_files, files, relative};
 
-/// Paths in tables that lead nowhere.
+/// Returns the paths in tables that do not exist.
 pub fn check(workspace: &Path) -> Result<Vec<String>> {
     let known = Known::of(workspace)?;
     let mut complaints = Vec::new();
@@ -22,7 +22,7 @@ pub fn check(workspace: &Path) -> Result<Vec<String>> {
     Ok(complaints)
 }
 
-/// What is in the tree: files and folders, with all their words.
+/// All files and folders of the tree, with their path components.
 struct Known {
     paths: BTreeSet<String>,
 }
@@ -51,7 +51,7 @@ impl Known {
         })
     }
 
-    /// What is wrong with the tables of a document.
+    /// Returns the errors in the tables of a document.
     fn missing(&self, document: &str, text: &str) -> Vec<String> {
         let rows = text.lines().enumerate().filter(|(_, line)| line.starts_with('|'));
         let paths = rows.flat_map(|(at, line)| {
@@ -63,7 +63,7 @@ impl Known {
     }
 }
 
-/// Whether `word` of a path, in which `*` is anything, means `known`.
+/// Returns whether `word` of a path, in which `*` matches anything, matches `known`.
 fn matches(word: &str, known: &str) -> bool {
     match word.split_once('*') {
         None => word == known,
@@ -75,12 +75,12 @@ fn matches(word: &str, known: &str) -> bool {
     }
 }
 
-/// What stands between back quotes.
+/// Returns the texts between back quotes.
 fn quoted(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2)
 }
 
-/// Where the links of a line lead within the tree.
+/// Returns the targets of the links of a line within the tree.
 fn linked(line: &str) -> impl Iterator<Item = &str> {
     let targets = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
     let targets = targets.map(|target| target.split('#').next().unwrap_or_default());
@@ -89,7 +89,7 @@ fn linked(line: &str) -> impl Iterator<Item = &str> {
         .map(|target| target.trim_start_matches("../").trim_start_matches("./"))
 }
 
-/// Whether a quoted text means a place in the tree: by its ending, or by its first folder.
+/// Returns whether a quoted text is a path in the tree: by its ending, or by its first folder.
 fn is_path(text: &str) -> bool {
     const FOLDERS: [&str; 8] =
         ["crates/", "docs/", "tests/", "bench/", "fuzz/", "scripts/", "xtask/", "src/"];

@@ -1,4 +1,4 @@
-//! A function fits a glance.
+//! Limits the length of functions.
 
 use proc_macro2::Span;
 use syn::spanned::Spanned;
@@ -11,12 +11,13 @@ use super::source::Source;
 /// Most lines of a function, from its name to its last brace.
 const LINES_MAX: usize = 60;
 
-/// Functions that are too long and are not in `excused`, and those in it that are not too long.
+/// Returns functions that are too long and are not in `excused`, and those in it that are not too
+/// long.
 pub fn check(sources: &[Source], excused: &List) -> Vec<String> {
     excused.judge(&sources.iter().flat_map(long_functions).collect::<Vec<_>>())
 }
 
-/// `PATH::NAME` of each, and what is wrong with it.
+/// Returns `PATH::NAME` of each, and the complaint about it.
 fn long_functions(source: &Source) -> Vec<(String, String)> {
     let mut functions = Functions::default();
     functions.visit_file(&source.file);
@@ -29,7 +30,7 @@ fn long_functions(source: &Source) -> Vec<(String, String)> {
     .collect()
 }
 
-/// The functions of a file and how many lines each has.
+/// The functions of a file, with their numbers of lines.
 #[derive(Default)]
 struct Functions {
     found: Vec<(String, usize)>,

@@ -1,6 +1,6 @@
-//! Pollers, the control socket and the balancer serve all disks; a call that a disk's host can hold
-//! up has no place on their threads. Every such call in the code that they run is in a list, with
-//! the reason why it may be there: what is new is looked at.
+//! Pollers, the control socket and the balancer serve all disks, so their threads must not make
+//! calls that a disk's host can block. Every such call in the code that they run is in a list, with
+//! the reason why it is allowed: new ones are reviewed.
 
 use std::collections::BTreeSet;
 
@@ -8,8 +8,8 @@ use super::calls::calls_in;
 use super::lists::List;
 use super::source::Source;
 
-/// What those threads run: all of the daemon and the runner, and the way of a request down to the
-/// engines.
+/// Code run by those threads: all of the daemon and the runner, and the path of a request down to
+/// the engines.
 const SHARED: [&str; 11] = [
     "crates/daemon/src/",
     "crates/runner/src/",
@@ -24,7 +24,7 @@ const SHARED: [&str; 11] = [
     "crates/fileio/src/uring.rs",
 ];
 
-/// Calls that ask a file system or a device, or wait for a request.
+/// Calls that access a file system or a device, or wait for a request.
 const METHODS: [&str; 12] = [
     "metadata",
     "canonicalize",
@@ -53,7 +53,7 @@ const FUNCTIONS: [&str; 10] = [
     "statx",
 ];
 
-/// Calls that are not listed, and entries of the list that are not needed any more.
+/// Returns calls that are not listed, and entries of the list that are no longer needed.
 pub fn check(sources: &[Source], listed: &List) -> Vec<String> {
     let is_shared = |path: &str| SHARED.iter().any(|start| path.starts_with(start));
     let shared = sources.iter().filter(|source| !source.is_test && is_shared(&source.path));

@@ -1,10 +1,10 @@
 //! Modules of a crate import each other in one direction.
 //!
 //! A file is a module. It depends on the files whose items its paths name (`crate::…`, `super::…`,
-//! `self::…`, or a child's name), in a `use` or anywhere else; what a module re-exports is looked
-//! up where it is defined, and a re-export by itself is no dependency. A module and its parts are
-//! one: what a part needs of the modules around it does not count. Nor does code for tests, or what
-//! stands in macros.
+//! `self::…`, or a child's name), in a `use` or anywhere else; a re-exported item counts for the
+//! file that defines it, and a re-export by itself is no dependency. A module and its submodules
+//! are one unit: dependencies of a submodule on the modules around it do not count. Nor does code
+//! for tests, or in macros.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,8 +14,8 @@ use syn::{Item, ItemFn, ItemMod, ItemUse, Path, UseTree, Visibility};
 use super::lists::List;
 use super::source::{Source, is_for_tests};
 
-/// Folders of a crate whose files do not import those of others: formats do not know each other,
-/// and what they stand on knows none of them.
+/// Folders of a crate whose files must not import those of others: formats are independent of each
+/// other, and their common base is independent of all of them.
 const STRANGERS: [(&str, &[&str]); 4] = [
     ("crates/image/src/runtime/", &["raw/", "qcow2/", "log/"]),
     ("crates/image/src/raw/", &["qcow2/", "log/"]),
@@ -23,7 +23,7 @@ const STRANGERS: [(&str, &[&str]); 4] = [
     ("crates/image/src/log/", &["raw/", "qcow2/"]),
 ];
 
-/// Circles of files in each crate, and imports of strangers.
+/// Returns circles of files in each crate, and forbidden imports.
 pub fn check(sources: &[Source], excused: &List) -> Vec<String> {
     let mut files: BTreeMap<&str, Vec<&Source>> = BTreeMap::new();
     for source in sources.iter().filter(|source| !source.is_test) {
@@ -46,17 +46,17 @@ pub fn check(sources: &[Source], excused: &List) -> Vec<String> {
 /// A module path from the root of the crate.
 type Name = Vec<String>;
 
-/// Where an imported or exported name comes from, by the words of a path.
+/// The origins of imported and exported names of a module.
 #[derive(Default)]
 struct Module {
     file: String,
-    /// Re-exports and imports: name here, and the path that was written.
+    /// Re-exports and imports: local name, and the path as written.
     names: BTreeMap<String, Vec<String>>,
     /// Paths that it depends on.
     paths: Vec<Vec<String>>,
 }
 
-/// What depends on what.
+/// The dependency graph.
 type Edges = BTreeMap<String, BTreeSet<String>>;
 
 struct Crate {
@@ -74,7 +74,7 @@ impl Crate {
         Self { modules: files.iter().map(read).collect() }
     }
 
-    /// The files that each file depends on.
+    /// Returns the files that each file depends on.
     fn edges(&self) -> Edges {
         let needs = |(name, module): (&Name, &Module)| {
             let needed = self.needs(name, module).into_iter().map(str::to_owned);
@@ -83,7 +83,7 @@ impl Crate {
         self.modules.iter().map(needs).collect()
     }
 
-    /// The modules of the crate's root that each of them depends on, with all that is in them.
+    /// Returns the top-level modules that each of them depends on, including their submodules.
     fn room_edges(&self) -> Edges {
         let mut rooms = Edges::new();
         for (file, needed) in self.edges() {
@@ -91,14 +91,14 @@ impl Crate {
             let others = needed.iter().filter_map(|file| self::room(file));
             rooms.entry(room.clone()).or_default().extend(others.filter(|other| *other != room));
         }
-        // One that depends on nothing is needed, too.
+        // Modules without dependencies are included, too.
         for other in rooms.values().flatten().cloned().collect::<Vec<_>>() {
             rooms.entry(other).or_default();
         }
         rooms
     }
 
-    /// Files that depend on a file in a folder that theirs may not know.
+    /// Returns the files that depend on a file in a folder forbidden to them.
     fn meetings(&self, strangers: &[(&str, &[&str])]) -> Vec<String> {
         let mut found = Vec::new();
         for (file, others) in self.edges() {
@@ -115,7 +115,7 @@ impl Crate {
         found
     }
 
-    /// The files that a module depends on.
+    /// Returns the files that a module depends on.
     fn needs<'a>(&'a self, name: &Name, module: &'a Module) -> BTreeSet<&'a str> {
         let around: Vec<&str> = (0..=name.len())
             .filter_map(|words| self.modules.get(&name[..words]))
@@ -125,7 +125,7 @@ impl Crate {
         module.paths.iter().filter_map(defined).filter(|file| !around.contains(file)).collect()
     }
 
-    /// The file that defines what `path` means in module `at`, if it is one of this crate.
+    /// Returns the file that defines `path` as seen in module `at`, if it is in this crate.
     fn file_of(&self, at: &Name, path: &[String], depth: usize) -> Option<&str> {
         const REEXPORTS_MAX: usize = 16;
         let mut words = path.iter();
@@ -168,7 +168,7 @@ impl Crate {
     }
 }
 
-/// Groups that depend on each other in a circle.
+/// Returns groups of files that depend on each other in a circle.
 fn circles(edges: &Edges) -> Vec<Vec<String>> {
     let reached = |from: &str| {
         let mut seen = BTreeSet::new();
@@ -190,14 +190,15 @@ fn circles(edges: &Edges) -> Vec<Vec<String>> {
     circles.into_iter().collect()
 }
 
-/// The module of the crate's root that a file belongs to; the root and programs belong to none.
+/// Returns the top-level module that a file belongs to; the root and programs belong to none.
 fn room(file: &str) -> Option<String> {
     let (root, inside) = file.split_once("/src/")?;
     let (room, _) = inside.split_once('/').unwrap_or((inside.trim_end_matches(".rs"), ""));
     (!matches!(room, "lib" | "main" | "bin")).then(|| format!("{root}/src/{room}"))
 }
 
-/// `crates/a/src/b/mod.rs` is module `b`, as `crates/a/src/b.rs` is.
+/// Returns the module name of a file: `crates/a/src/b/mod.rs` is module `b`, as `crates/a/src/b.rs`
+/// is.
 fn module_name(path: &str) -> Name {
     let (_, inside) = path.split_once("/src/").unwrap_or(("", path));
     let words: Vec<&str> = inside.trim_end_matches(".rs").split('/').collect();
@@ -210,7 +211,7 @@ fn module_name(path: &str) -> Name {
     words.iter().map(|word| (*word).to_owned()).collect()
 }
 
-/// Collects what a file names.
+/// Collects the names used in a file.
 #[derive(Default)]
 struct Reader {
     module: Module,

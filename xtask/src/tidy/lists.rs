@@ -1,5 +1,5 @@
-//! Lists of exceptions, `xtask/tidy/*`: one a line. What needs no exception any more must go, so
-//! that a list only shrinks.
+//! Lists of exceptions, `xtask/tidy/*`: one a line. Exceptions that are no longer needed must be
+//! removed, so that a list only shrinks.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// Names that a rule passes over.
+/// Names exempt from a rule.
 #[derive(Default)]
 pub struct List {
     name: String,
@@ -15,21 +15,21 @@ pub struct List {
 }
 
 impl List {
-    /// Reads a list; what follows a `#` is a comment.
+    /// Reads a list; comments begin with `#`.
     pub fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
         Ok(Self::parse(&path.file_name().unwrap_or_default().to_string_lossy(), &text))
     }
 
-    /// Reads the text of a list.
+    /// Parses the text of a list.
     pub fn parse(name: &str, text: &str) -> Self {
         let entries = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
         let entries = entries.filter(|line| !line.is_empty()).map(str::to_owned).collect();
         Self { name: name.to_owned(), entries }
     }
 
-    /// What is to be said of `found`, names with a complaint about each: that of those which are
-    /// not listed, and which of the list are no longer found.
+    /// Compares `found`, names with a complaint about each, with the list. Returns the complaints
+    /// of names that are not listed, and one for each listed name that is no longer found.
     pub fn judge(&self, found: &[(String, String)]) -> Vec<String> {
         let is_new = |(name, _): &&(String, String)| !self.entries.contains(name);
         let new = found.iter().filter(is_new).map(|(_, complaint)| complaint.clone());

@@ -1,7 +1,7 @@
-//! Habits that the tree keeps: what a reader may rely on, and no compiler checks.
+//! Rules of the tree that readers may rely on, and no compiler checks.
 //!
-//! Each rule reads the tree and says what breaks it, one line for each place. It has a test with a
-//! small bad sample, which it must refuse.
+//! Each rule reads the tree and reports violations, one line each. It has a test with a small bad
+//! sample, which it must reject.
 
 mod anchors;
 mod calls;
@@ -23,7 +23,7 @@ use anyhow::{Result, ensure};
 
 use self::lists::List;
 
-/// Fails with all that is untidy in the tree.
+/// Fails with all violations in the tree.
 pub fn run(workspace: &Path) -> Result<()> {
     let sources = source::read_all(workspace)?;
     let list = |name: &str| List::read(&workspace.join("xtask/tidy").join(name));

@@ -1,8 +1,8 @@
-//! Each test that a table of bounds names exists: the last cell of a row, where the head of its
-//! table says `test`.
+//! Each test named in a table of bounds exists: the last cell of a row, if the head of its table
+//! says `test`.
 //!
-//! A word is the name of a test, or a part of it with `…` for the rest, or the file or folder that
-//! the tests are in.
+//! A word is the name of a test, or a part of it with `…` for the rest, or the file or folder of
+//! the tests.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,7 +15,7 @@ use super::source::{Source, relative};
 /// The documents with such tables.
 const DOCUMENTS: [&str; 1] = ["docs/operating.md"];
 
-/// Words in tables that are the name of nothing.
+/// Returns the words in tables that name nothing.
 pub fn check(workspace: &Path, sources: &[Source]) -> Result<Vec<String>> {
     let known = Known::of(sources);
     let mut complaints = Vec::new();
@@ -26,7 +26,7 @@ pub fn check(workspace: &Path, sources: &[Source]) -> Result<Vec<String>> {
     Ok(complaints)
 }
 
-/// What a word may mean.
+/// The possible meanings of a word.
 #[derive(Default)]
 struct Known {
     tests: BTreeSet<String>,
@@ -53,7 +53,7 @@ impl Known {
         }
     }
 
-    /// What is wrong with the tables of a document.
+    /// Returns the errors in the tables of a document.
     fn missing(&self, document: &str, text: &str) -> Vec<String> {
         let (mut complaints, mut is_of_tests, mut before) = (Vec::new(), false, "");
         for (at, line) in text.lines().enumerate() {
@@ -72,7 +72,7 @@ impl Known {
     }
 }
 
-/// The names of the tests in a text: nothing but attributes is between the mark and the function.
+/// Returns the names of the tests in a text: only attributes are between the mark and the function.
 fn tests_in(text: &str) -> impl Iterator<Item = String> {
     text.match_indices("fn ").filter_map(|(at, word)| {
         let name = text[at + word.len()..].split('(').next().unwrap_or_default();
@@ -82,7 +82,7 @@ fn tests_in(text: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// Whether a word is no part of a sentence.
+/// Returns whether a word is a name, and not part of a sentence.
 fn is_name(word: &str) -> bool {
     let plain = |letter: char| letter.is_ascii_alphanumeric() || "_.…".contains(letter);
     !word.is_empty() && word.chars().all(plain) && !word.starts_with('-')

@@ -1,5 +1,5 @@
-//! Each unsafe block and each unsafe impl says why it is sound. (The compiler's linter looks at the
-//! workspace; this looks at the fuzz targets as well.)
+//! Each unsafe block and each unsafe impl has a comment on why it is sound. (The compiler's linter
+//! checks the workspace; this checks the fuzz targets as well.)
 
 use proc_macro2::Span;
 use syn::visit::{self, Visit};
@@ -7,10 +7,10 @@ use syn::{ExprUnsafe, ItemImpl};
 
 use super::source::Source;
 
-/// A statement may begin so many lines above the block in it.
+/// Most lines between the beginning of a statement and the block in it.
 const STATEMENT_LINES_MAX: usize = 6;
 
-/// Unsafe code without a `SAFETY:` comment above it.
+/// Returns unsafe code without a `SAFETY:` comment above it.
 pub fn check(sources: &[Source]) -> Vec<String> {
     sources.iter().flat_map(complaints).collect()
 }
@@ -23,8 +23,8 @@ fn complaints(source: &Source) -> Vec<String> {
     silent.map(|line| format!("{}:{line}: unsafe without a SAFETY comment", source.path)).collect()
 }
 
-/// Whether the comment nearest to the last of these lines explains it. Above the statement that it
-/// stands in, that is: code that ends a statement ends the search.
+/// Returns whether the last of these lines is explained by the nearest comment above its statement:
+/// code that ends a statement ends the search.
 fn is_explained(lines: &[&str]) -> bool {
     let (last, above) = lines.split_last().unwrap_or((&"", &[]));
     if last.contains("// SAFETY:") {

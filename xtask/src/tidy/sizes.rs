@@ -1,4 +1,4 @@
-//! A file tells one story, in comments that fit into a window.
+//! Limits the length of files and the width of comments.
 
 use syn::Item;
 use syn::spanned::Spanned;
@@ -8,10 +8,10 @@ use super::source::{Source, is_for_tests};
 
 /// Most lines of a file without its tests.
 const LINES_MAX: usize = 400;
-/// Most columns of a line that is a comment; rustfmt does not wrap these.
+/// Most columns of a comment line; rustfmt does not wrap these.
 const COLUMNS_MAX: usize = 100;
 
-/// Files that are too long and are not in `excused`, and those in it that are not too long.
+/// Returns files that are too long and are not in `excused`, and those in it that are not too long.
 pub fn check(sources: &[Source], excused: &List) -> Vec<String> {
     let lines = sources.iter().filter(|source| !source.is_test).map(|it| (lines_of(it), it));
     let long = lines.filter(|(lines, _)| *lines > LINES_MAX).map(|(lines, source)| {
@@ -21,7 +21,7 @@ pub fn check(sources: &[Source], excused: &List) -> Vec<String> {
     excused.judge(&long.collect::<Vec<_>>())
 }
 
-/// Comments that are too wide, but for words that cannot be cut.
+/// Returns comments that are too wide, except words that cannot be split.
 pub fn check_widths(sources: &[Source]) -> Vec<String> {
     let is_wide = |line: &&str| {
         line.trim_start().starts_with("//")
@@ -37,7 +37,7 @@ pub fn check_widths(sources: &[Source]) -> Vec<String> {
         .collect()
 }
 
-/// Lines that are not part of a test module or a test.
+/// Counts the lines that are not part of a test module or a test.
 fn lines_of(source: &Source) -> usize {
     let tests = source.file.items.iter().filter(|item| is_for_tests(attributes(item)));
     let lines = |item: &Item| item.span().end().line - item.span().start().line + 1;

@@ -11,11 +11,11 @@ const FOLDERS: [&str; 6] = ["crates", "guest", "tests", "bench", "fuzz", "xtask"
 
 /// A Rust file.
 pub struct Source {
-    /// From the top of the tree, with `/`.
+    /// Path from the top of the tree, with `/`.
     pub path: String,
     pub text: String,
     pub file: File,
-    /// Whether it is compiled for tests only.
+    /// Compiled for tests only.
     pub is_test: bool,
 }
 
@@ -28,7 +28,7 @@ impl Source {
         Ok(Self { path: path.to_owned(), text: text.to_owned(), file, is_test })
     }
 
-    /// Paths, without their ending, of the modules that this one has for tests only.
+    /// Returns the paths, without extension, of its modules that are for tests only.
     fn test_modules(&self) -> Vec<String> {
         let place = self.path.trim_end_matches(".rs");
         let folder = ["/mod", "/lib", "/main"].iter().find_map(|end| place.strip_suffix(end));
@@ -40,7 +40,7 @@ impl Source {
     }
 }
 
-/// All Rust files of the tree.
+/// Reads all Rust files of the tree.
 pub fn read_all(workspace: &Path) -> Result<Vec<Source>> {
     let mut sources = Vec::new();
     for path in FOLDERS.iter().map(|folder| files(&workspace.join(folder), "rs")) {
@@ -60,19 +60,19 @@ pub fn read_all(workspace: &Path) -> Result<Vec<Source>> {
     Ok(sources)
 }
 
-/// The path from the top of the tree.
+/// Returns the path relative to the top of the tree.
 pub fn relative(workspace: &Path, path: &Path) -> String {
     path.strip_prefix(workspace).unwrap_or(path).to_string_lossy().into_owned()
 }
 
-/// All files below `folder` with this extension, in order; without what builds leave.
+/// Returns all files below `folder` with this extension, sorted; without build output.
 pub fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     let mut files = all_files(folder)?;
     files.retain(|path| path.extension().is_some_and(|it| it == extension));
     Ok(files)
 }
 
-/// All files below `folder`, in order; without what builds leave.
+/// Returns all files below `folder`, sorted; without build output.
 pub fn all_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
@@ -89,8 +89,8 @@ pub fn all_files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Whether an item is compiled for tests only: `#[test]`, `#[cfg(test)]`, and what the feature
-/// `testing` has too.
+/// Returns whether an item is compiled for tests only: `#[test]`, `#[cfg(test)]`, and items that
+/// the feature `testing` enables, too.
 pub fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         Meta::Path(path) => path.is_ident("test"),

@@ -1,5 +1,5 @@
-//! Stages do not name each other: the packages that each may depend on, and, in the daemon, the one
-//! file that names two stages, and the one that names a front end.
+//! Stages are independent of each other: the allowed dependencies of each package, and, in the
+//! daemon, the one file that names two stages, and the one that names a front end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,7 +13,7 @@ use syn::{Item, ItemUse, UseTree, Visibility};
 
 use super::source::Source;
 
-/// What the packages of the product, of `crates/` and of `guest/`, may depend on. An optional
+/// Allowed dependencies of the packages of the product, in `crates/` and `guest/`. An optional
 /// dependency is for tests.
 const MAY_KNOW: [(&str, &[&str]); 23] = [
     ("reactor", &[]),
@@ -48,13 +48,13 @@ const MAY_KNOW: [(&str, &[&str]); 23] = [
     ("guest", &["filecache", "policy"]),
 ];
 
-/// The library that speaks FUSE, and the file that may name it.
+/// The FUSE library, and the file that may name it.
 const FUSE: (&str, &str) = ("fuser", "guest/filecache/src/library.rs");
 
-/// The features that test machinery is behind.
+/// Features that enable test machinery.
 const FOR_TESTS: [&str; 2] = ["testing", "model"];
 
-/// The stages. A file is the image's own business.
+/// The stages. A file is part of the image stage.
 const STAGES: [(&str, &str); 7] = [
     ("flowstone_frontend", "frontend"),
     ("flowstone_classify", "classify"),
@@ -66,10 +66,10 @@ const STAGES: [(&str, &str); 7] = [
 ];
 /// The file that may name all of them.
 const WIRING: &str = "crates/daemon/src/stack.rs";
-/// The stage that is named in one file alone, and that file.
+/// The stage that only one file may name, and that file.
 const FRONT_END: (&str, &str) = ("frontend", "crates/daemon/src/front_end.rs");
 
-/// Dependencies between packages that should not be.
+/// Returns forbidden dependencies between packages.
 pub fn check_dependencies(workspace: &Path) -> Result<Vec<String>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
@@ -87,7 +87,7 @@ fn judge(metadata: &Value) -> Vec<String> {
     packages.flat_map(complaints).collect()
 }
 
-/// What is wrong with the dependencies of a package that is released, or that others stand on.
+/// Returns the forbidden dependencies of a package that is released, or that others depend on.
 fn complaints(package: &Value) -> Vec<String> {
     let Some(name) = package["manifest_path"].as_str().and_then(folder_in_crates) else {
         return Vec::new();
@@ -112,7 +112,7 @@ fn complaints(package: &Value) -> Vec<String> {
     found
 }
 
-/// Features of a list that no released package has on.
+/// Returns the features of a list that no released package enables.
 fn for_tests(features: &Value) -> impl Iterator<Item = &str> {
     features.as_array().into_iter().flatten().map(text).filter(|it| FOR_TESTS.contains(it))
 }
@@ -121,7 +121,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// `/…/crates/NAME/Cargo.toml`, or below `guest`
+/// Returns the package of `/…/crates/NAME/Cargo.toml`, or below `guest`.
 fn folder_in_crates(manifest: &str) -> Option<&str> {
     let folder = Path::new(manifest).parent()?;
     let above = folder.parent()?.file_name()?;
@@ -133,8 +133,8 @@ fn folder_in_crates(manifest: &str) -> Option<&str> {
     }
 }
 
-/// Files that name the library that speaks FUSE, or that the one which may does not: then this
-/// looks in the wrong place.
+/// Returns other files that name the FUSE library, and a complaint if the allowed file does not:
+/// then the rule is outdated.
 pub fn check_fuse(sources: &[Source]) -> Vec<String> {
     let (library, file) = FUSE;
     let named = |source: &&Source| {
@@ -149,7 +149,7 @@ pub fn check_fuse(sources: &[Source]) -> Vec<String> {
     others.into_iter().map(complain).chain(missing).collect()
 }
 
-/// Whether a file names a word.
+/// Searches a file for a word.
 struct Names {
     word: &'static str,
     found: bool,
@@ -161,8 +161,8 @@ impl<'ast> Visit<'ast> for Names {
     }
 }
 
-/// Files of the daemon, other than the wiring, that name two stages, or a front end: by their
-/// crates, or by what a file of the daemon re-exports of them.
+/// Returns files of the daemon, other than the wiring, that name two stages, or a front end: by
+/// their crates, or by re-exports of a file of the daemon.
 pub fn check_wiring(sources: &[Source]) -> Vec<String> {
     let daemon: Vec<_> = sources
         .iter()
@@ -198,7 +198,7 @@ pub fn check_wiring(sources: &[Source]) -> Vec<String> {
     daemon.into_iter().filter_map(complain).collect()
 }
 
-/// The first name of a path, and those that it ends with.
+/// Collects the first name of a path, and its last names.
 fn leaves(tree: &UseTree, names: &mut Vec<String>) {
     match tree {
         UseTree::Path(path) => {
@@ -214,9 +214,9 @@ fn leaves(tree: &UseTree, names: &mut Vec<String>) {
     }
 }
 
-/// The stages that a file names.
+/// The stages named in a file.
 struct Stages<'a> {
-    /// Types of stages that are to be had from the daemon itself.
+    /// Types of stages re-exported by the daemon itself.
     exported: &'a BTreeMap<String, &'static str>,
     found: BTreeSet<&'static str>,
 }

@@ -1,4 +1,4 @@
-//! What the guests do.
+//! The loads of the guests.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -9,55 +9,55 @@ use flowstone_vmtest::framework::tools::host;
 
 use super::{program, written};
 
-/// Runs in a row, as in S3's figures 6 and 7.
+/// Consecutive runs, as in S3's figures 6 and 7.
 const RUNS: u32 = 8;
 const DISK: &str = "1G";
-/// Postmark's files: 128 KiB each, the least of the paper's sizes, in nine tenths of the disk's
-/// 940 MiB less the journal's.
+/// Number of Postmark's files: 128 KiB each, the smallest of the paper's sizes, in nine tenths of
+/// the disk's 940 MiB without the journal.
 const POSTMARK_FILES: u32 = 5000;
-/// Of the file server, four of five of which are there. They grow to 32 KiB on average, since each
-/// turn appends as much as it creates, and deletes one file: 512 MiB.
+/// Number of the file server's files, of which four of five exist. They grow to 32 KiB on average,
+/// since each turn appends as much as it creates, and deletes one file: 512 MiB.
 const SERVED_FILES: u32 = 20_000;
 const SERVED_TURNS: u32 = 10_000;
 const SERVED_RUNS: u32 = 5;
-/// Source trees: 70 MiB each in 10,000 files and folders.
+/// Number of source trees: 70 MiB each in 10,000 files and folders.
 const TREES: u32 = 8;
 const TREE_ROUNDS: u32 = 6;
-/// What ext4 makes of 1 GiB by itself is 65,536.
+/// By default ext4 makes 65,536 inodes in 1 GiB.
 const TREE_INODES: u32 = 131_072;
-/// Of lines of about 100 bytes.
+/// In lines of about 100 bytes.
 const TEXT_BYTES: usize = 224 << 20;
 const COUNTED_BYTES: usize = 40 << 20;
 
-/// A part of a load.
+/// A phase of a load.
 pub struct Phase {
     pub name: String,
     pub script: String,
 }
 
-/// Files of the host by the name that they have in the guest.
+/// Files of the host, by their name in the guest.
 pub type Tools = Vec<(&'static str, PathBuf)>;
 
-/// A guest and its disk.
+/// A guest, its disk and its load.
 pub struct Recording {
     pub name: &'static str,
     pub title: &'static str,
     pub disk: &'static str,
     pub phases: Vec<Phase>,
-    /// Whether there is also a trace of four of these guests, side by side.
+    /// There is also a trace of four of these guests, side by side.
     pub is_for_four: bool,
-    /// What the guest needs beside its initramfs.
+    /// Files that the guest needs besides its initramfs.
     tools: fn(&Path) -> Result<Tools>,
 }
 
 impl Recording {
-    /// Files for the guest's `/tools`.
+    /// Returns the files of the guest's `/tools`.
     pub fn files(&self, folder: &Path) -> Result<Tools> {
         (self.tools)(folder)
     }
 }
 
-/// All of them.
+/// Returns all recordings.
 pub fn recordings() -> Vec<Recording> {
     vec![
         Recording {
@@ -117,7 +117,7 @@ fn phase(name: impl Into<String>, script: impl Into<String>) -> Phase {
     Phase { name: name.into(), script: script.into() }
 }
 
-/// A new file system.
+/// The phase that makes a file system.
 fn make(mount: &str) -> Phase {
     make_with("", mount)
 }
@@ -157,7 +157,7 @@ fn postmark(mount: &str, runs: u32) -> Vec<Phase> {
 fn files() -> Vec<Phase> {
     let fill = format!("mkdir /mnt/served; /tools/file-load fill /mnt/served {SERVED_FILES}");
     let turns = |number| {
-        // The number of turns is also what is drawn by.
+        // The number of turns is also the random seed.
         let turns = SERVED_TURNS + number;
         phase(run(number), format!("/tools/file-load serve /mnt/served {SERVED_FILES} {turns}"))
     };
@@ -165,7 +165,8 @@ fn files() -> Vec<Phase> {
     begin.into_iter().chain((1..=SERVED_RUNS).map(turns)).collect()
 }
 
-/// Trees one after the other: all are there at first, and each round does a part of everything.
+/// Returns the phases of source trees: all trees exist at first, and each round deletes, patches
+/// and compiles some.
 fn trees() -> Vec<Phase> {
     let untar = |tree| format!("mkdir /mnt/{tree}; tar -x -C /mnt/{tree} -f /tools/tree.tar");
     let of = |what: &str, tree| format!("/tools/file-load {what} /mnt/{tree}");
@@ -191,7 +192,8 @@ fn sorts(command: &str) -> Vec<Phase> {
     [make("discard")].into_iter().chain(runs).collect()
 }
 
-/// The headers of the guests' kernel: the source tree that `scripts/setup --evidence` brings.
+/// Packs the headers of the guests' kernel: the source tree installed by `scripts/setup
+/// --evidence`.
 fn source_tree(folder: &Path) -> Result<Tools> {
     let trees = std::fs::read_dir("/usr/src").context("/usr/src")?.flatten();
     let mut trees: Vec<_> = trees.map(|it| it.file_name().display().to_string()).collect();
@@ -203,7 +205,7 @@ fn source_tree(folder: &Path) -> Result<Tools> {
     Ok(vec![("tree.tar", tar)])
 }
 
-/// Lines of words, the same each time. The guest's own `sort` does all in memory.
+/// Makes lines of words, the same each time. The guest's own `sort` works in memory.
 fn text(folder: &Path, bytes: usize) -> Result<Tools> {
     let mut random = fastrand::Rng::with_seed(1);
     let mut text = String::with_capacity(bytes + 200);

@@ -1,4 +1,4 @@
-//! Where traces are, and how a recorded one gets its phases.
+//! Paths of traces, and the insertion of phases into a recorded one.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -7,23 +7,23 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use flowstone_trace::{Event, Kind, Phase, Writer, read};
 
-/// Traces, relative to the source tree; they are no part of it.
+/// Folder of traces, relative to the source tree; they are not part of it.
 pub const FOLDER: &str = "target/evidence/traces";
 const LEVEL: i32 = 9;
 const SECTOR_BYTES: u64 = 512;
 
-/// The trace of a recording.
+/// Returns the path of a recording's trace.
 pub fn trace_path(name: &str) -> PathBuf {
     Path::new(FOLDER).join(format!("{name}.csv.zst"))
 }
 
-/// Writes what has been recorded with the names of its phases in the place of their marks, and says
-/// how much it is.
+/// Writes a recorded trace, with the names of its phases in place of their marks, and returns a
+/// summary of its size.
 pub fn save(recorded: &Path, phases: &[&str], mark: u64, target: &Path) -> Result<String> {
     let trace = read(recorded)?;
     ensure!(trace.lost == 0, "the recorder has lost {} requests: record again", trace.lost);
     ensure!(!trace.is_cut, "the end of the trace is missing");
-    // What is there is the last whole one until this one is whole.
+    // The old trace stays in place until the new one is complete.
     let unfinished = target.with_extension("new");
     let file = File::create(&unfinished).with_context(|| unfinished.display().to_string())?;
     let mut file = zstd::Encoder::new(file, LEVEL)?;
@@ -44,8 +44,8 @@ pub fn save(recorded: &Path, phases: &[&str], mark: u64, target: &Path) -> Resul
     Ok(format!("{} requests, {} KiB", totals.requests, bytes >> 10))
 }
 
-/// Puts guests that do the same, each a while after the one before it, side by side on one disk.
-/// Phases are those of the first one.
+/// Merges copies of a guest's trace, each delayed after the one before, side by side on one disk.
+/// The phases are those of the first one.
 pub fn side_by_side(source: &Path, guests: u64, later: Duration, target: &Path) -> Result<()> {
     let trace = read(source)?;
     let size = trace.size.context("the disk's size")?;

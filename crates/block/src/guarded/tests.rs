@@ -9,7 +9,7 @@ use super::*;
 
 const PAGE: usize = 4096;
 
-/// A file of so many pages of ones, mapped.
+/// Maps a file of `pages` pages filled with ones.
 fn mapped(pages: usize) -> (File, *mut u8) {
     let file = File::from(memfd_create("shared", MemfdFlags::CLOEXEC).unwrap());
     file.set_len((pages * PAGE) as u64).unwrap();
@@ -35,7 +35,7 @@ fn piece(start: *mut u8, page: usize) -> IoVec {
     unsafe { IoVec::new(start.add(page * PAGE), PAGE) }
 }
 
-/// A monitor that truncated what it had shared ended the daemon, and the disks of all others.
+/// A monitor that truncated its shared memory ended the daemon, and the disks of all guests.
 #[test]
 fn memory_that_is_taken_away_breaks_itself_and_no_other_one() {
     let [(file, lost), (_kept_file, kept)] = [mapped(3), mapped(3)];
@@ -47,7 +47,7 @@ fn memory_that_is_taken_away_breaks_itself_and_no_other_one() {
     assert!(guard.is_broken() && !other.is_broken());
     assert!(!is_whole(&[piece(kept, 0), piece(lost, 0)]), "it may have been read before the mark");
     assert!(is_whole(&[piece(kept, 0)]));
-    // It goes on, for as long as it is mapped.
+    // Writes to the replaced page work while it is mapped.
     // SAFETY: within the mapping.
     unsafe { lost.add(PAGE).write_volatile(7) };
     assert_eq!([1, 2].map(|page| read(lost, page)), [7, 0]);
@@ -55,7 +55,7 @@ fn memory_that_is_taken_away_breaks_itself_and_no_other_one() {
     assert!(is_whole(&[piece(lost, 0)]), "it is not registered any more");
 }
 
-/// An entry is used again by the next range, which begins whole.
+/// A reused entry starts unbroken.
 #[test]
 fn a_range_has_nothing_of_the_one_before() {
     for _ in 0..3 {
@@ -88,7 +88,7 @@ fn memory_that_is_not_registered_ends_the_process_as_ever() {
     assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS, "{status:#x}");
 }
 
-/// Where a guest's memory lies on a tmpfs, a page that the guest has not touched may find it full.
+/// If a guest's memory is on a tmpfs, the first touch of a page may find it full.
 #[test]
 fn a_page_that_finds_its_file_system_full_breaks_its_memory() {
     let folder = tempfile::tempdir().unwrap();

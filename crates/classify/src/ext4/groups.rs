@@ -1,4 +1,4 @@
-//! Block groups: where their descriptors are, and what these point at.
+//! Block groups: the places of their descriptors, and the structures these point at.
 
 use flowstone_block::Class;
 
@@ -7,9 +7,9 @@ use super::superblock::Superblock;
 use crate::fields::le32;
 use crate::volume::{Scan, Volume};
 
-/// Descriptors are read in pieces of at most that many bytes.
+/// Largest read of descriptors.
 const READ_BYTES: u64 = 64 << 10;
-/// Bytes of an inode that tell where its blocks are.
+/// The part of an inode up to its block map.
 pub const INODE_HEAD_BYTES: usize = 128;
 
 /// The groups of a file system.
@@ -18,7 +18,7 @@ pub struct Groups<'a> {
     pub volume: &'a Volume,
 }
 
-/// What a descriptor says, in blocks.
+/// Fields of a group descriptor, in blocks.
 struct Descriptor {
     block_bitmap: u64,
     inode_bitmap: u64,
@@ -38,7 +38,7 @@ impl Groups<'_> {
         });
     }
 
-    /// The first bytes of an inode.
+    /// Returns the first bytes of an inode.
     pub fn find_inode(&self, scan: &mut Scan<'_>, inode: u32) -> Option<[u8; INODE_HEAD_BYTES]> {
         let superblock = self.superblock;
         let index = u64::from(inode).checked_sub(1)?;
@@ -70,7 +70,7 @@ impl Groups<'_> {
         self.superblock.groups().div_ceil(self.descriptors_per_block())
     }
 
-    /// Copies of the superblock, and the descriptors behind each of them.
+    /// Marks the copies of the superblock, and the descriptors behind each of them.
     fn mark_superblocks(&self, marks: &mut Marks<'_>) {
         let superblock = self.superblock;
         let kept_together = self.descriptor_blocks();
@@ -94,7 +94,7 @@ impl Groups<'_> {
                 marks.mark(self.after_superblock(group) - 1, 1 + behind, Class::Metadata);
             }
         }
-        // Those of a meta group are in its first, second and last group.
+        // The descriptors of a meta group are in its first, second and last group.
         for block in together..kept_together {
             for group in [0, 1, per_block - 1].map(|nth| block * per_block + nth) {
                 if group < superblock.groups()
@@ -109,7 +109,7 @@ impl Groups<'_> {
         }
     }
 
-    /// Where descriptors are in a group of a meta group.
+    /// Returns the block of the descriptors in a group of a meta group.
     fn start_of_descriptors(&self, group: u64) -> u64 {
         if self.superblock.has_superblock(group) {
             self.after_superblock(group)
@@ -118,8 +118,8 @@ impl Groups<'_> {
         }
     }
 
-    /// The block behind a group's copy of the superblock. With blocks of 1 KiB and clusters the
-    /// first group begins at block 0, and the superblock is in block 1.
+    /// Returns the block behind a group's copy of the superblock. With blocks of 1 KiB and clusters
+    /// the first group begins at block 0, and the superblock is in block 1.
     fn after_superblock(&self, group: u64) -> u64 {
         let superblock = self.superblock;
         let first =
@@ -127,7 +127,7 @@ impl Groups<'_> {
         first + 1
     }
 
-    /// Where the block of descriptors with this number is.
+    /// Returns the block that holds descriptor block `number`.
     fn descriptor_block(&self, number: u64) -> u64 {
         match self.superblock.first_meta_group {
             Some(first) if number >= first => {
@@ -137,8 +137,8 @@ impl Groups<'_> {
         }
     }
 
-    /// Calls `visit` with one descriptor after the other, until it returns false, or one cannot be
-    /// read.
+    /// Calls `visit` with one descriptor after the other, until it returns `false`, or one cannot
+    /// be read.
     fn for_each_descriptor(
         &self,
         scan: &mut Scan<'_>,

@@ -1,4 +1,4 @@
-//! Which blocks a file has: a tree of extents, or the lists of blocks of ext2 and ext3.
+//! The blocks of a file: an extent tree, or the block lists of ext2 and ext3.
 
 use flowstone_block::Class;
 
@@ -14,14 +14,14 @@ const MAP_BYTES: usize = 60;
 
 const FLAG_EXTENTS: u32 = 0x80000;
 const EXTENT_MAGIC: u16 = 0xF30A;
-/// Header and each entry of a node.
+/// Size of the header and of each entry of a node.
 const ENTRY_BYTES: usize = 12;
-/// The kernel makes no deeper tree.
+/// Greatest depth of an extent tree in the kernel.
 const DEPTH_MAX: u16 = 5;
-/// A longer extent is one that has been allocated and not been written; its length is what is
-/// beyond.
+/// Greatest length of a written extent. A larger value marks an unwritten extent, whose length is
+/// the excess.
 const WRITTEN_BLOCKS_MAX: u16 = 32768;
-/// Blocks of the inode itself, before the lists.
+/// Direct blocks of an inode, before the indirect lists.
 const DIRECT_BLOCKS: usize = 12;
 /// The most nodes or lists that are read: an extent tree of a journal has a few, the lists of one
 /// of 1 GiB with blocks of 1 KiB about 4,000.
@@ -42,8 +42,8 @@ struct Walk<'a, 'b> {
 }
 
 impl BlockMap<'_> {
-    /// Marks all blocks of a file as being of `class`, and those that say where they are as
-    /// metadata. What cannot be read is left out.
+    /// Marks all blocks of a file as `class`, and the blocks of its block map as metadata.
+    /// Unreadable parts are left out.
     pub fn mark(
         &self,
         scan: &mut Scan<'_>,
@@ -88,7 +88,7 @@ impl Walk<'_, '_> {
             } else {
                 let child = u64::from(le16(entry, 8)) << 32 | u64::from(le32(entry, 4));
                 let child = self.node(scan, child)?;
-                // A node that is no deeper than its parent would never end.
+                // Depth must decrease, or a loop of nodes would never end.
                 self.extents(scan, &child, depth - 1)?;
             }
         }

@@ -1,19 +1,19 @@
-//! The superblock: how large everything is, and which features move things about.
+//! The superblock: sizes of all structures, and the features that change their places.
 
 use flowstone_block::Class;
 
 use crate::fields::{array, le16, le32, le64};
 use crate::volume::{Scan, Volume};
 
-/// Where it is, whatever the size of a block.
+/// Its byte offset, whatever the block size.
 pub const SUPERBLOCK_AT: u64 = 1024;
-/// How long it is.
+/// Its length.
 pub const SUPERBLOCK_BYTES: usize = 1024;
 
 const MAGIC: u16 = 0xEF53;
-/// 64 KiB blocks are the largest.
+/// The largest block size is 64 KiB.
 const LOG_BLOCK_MAX: u32 = 6;
-/// mke2fs makes no smaller groups.
+/// Smallest group that mke2fs makes.
 const BLOCKS_PER_GROUP_MIN: u64 = 256;
 /// 256 TiB with blocks of 4 KiB.
 const GROUPS_MAX: u64 = 1 << 21;
@@ -36,7 +36,7 @@ mod ro_compat {
     pub const SPARSE_SUPER: u32 = 0x1;
 }
 
-/// What it says, as far as it matters here; the sizes are plausible.
+/// The parsed fields of a superblock; the sizes are plausible.
 pub struct Superblock {
     pub block_bytes: u64,
     pub blocks: u64,
@@ -46,7 +46,7 @@ pub struct Superblock {
     pub inode_bytes: u64,
     pub descriptor_bytes: u64,
     pub reserved_descriptor_blocks: u64,
-    /// Descriptor blocks from this one on lie in their own groups.
+    /// Descriptor blocks from this one on are in their own groups.
     pub first_meta_group: Option<u64>,
     pub mmp_block: Option<u64>,
     pub uuid: [u8; 16],
@@ -63,7 +63,7 @@ impl Superblock {
     pub fn read(volume: &Volume, scan: &mut Scan<'_>) -> Option<Self> {
         let bytes: [u8; SUPERBLOCK_BYTES] = volume.read_array(scan, SUPERBLOCK_AT)?;
         let superblock = Self::parse(&bytes)?;
-        // The kernel mounts nothing that is larger than what it lies on.
+        // The kernel does not mount a file system that is larger than its device.
         let bytes = superblock.blocks.checked_mul(superblock.block_bytes)?;
         (bytes <= volume.bytes() && superblock.is_plausible()).then_some(superblock)
     }
@@ -73,7 +73,7 @@ impl Superblock {
         if le16(bytes, 0x38) != MAGIC || log_block > LOG_BLOCK_MAX {
             return None;
         }
-        // Revision 0 knows neither features nor other inode sizes.
+        // Revision 0 has neither features nor other inode sizes.
         let has_features = le32(bytes, 0x4C) > 0;
         let feature = |at| if has_features { le32(bytes, at) } else { 0 };
         let incompat = feature(0x60);
@@ -123,12 +123,12 @@ impl Superblock {
             && power(self.descriptor_bytes, 32, self.block_bytes)
     }
 
-    /// A journal that other file systems use, and nothing else.
+    /// Returns whether it is an external journal, without a file system.
     pub fn is_journal_device(&self) -> bool {
         self.incompat & incompat::JOURNAL_DEV != 0
     }
 
-    /// Which of the family it is.
+    /// Returns its type: ext2, ext3 or ext4.
     pub fn kind(&self) -> &'static str {
         let has_journal = self.compat & compat::HAS_JOURNAL != 0;
         match (self.incompat & incompat::EXTENTS != 0, has_journal) {
@@ -138,22 +138,22 @@ impl Superblock {
         }
     }
 
-    /// The block that the superblock is in.
+    /// Returns the block that contains the superblock.
     pub fn superblock_block(&self) -> u64 {
         SUPERBLOCK_AT / self.block_bytes
     }
 
-    /// How many block groups there are.
+    /// Returns the number of block groups.
     pub fn groups(&self) -> u64 {
         (self.blocks - self.first_data_block).div_ceil(self.blocks_per_group)
     }
 
-    /// The first block of a group.
+    /// Returns the first block of a group.
     pub fn group_start(&self, group: u64) -> u64 {
         self.first_data_block.saturating_add(group.saturating_mul(self.blocks_per_group))
     }
 
-    /// Whether a group begins with a copy of the superblock.
+    /// Returns whether a group begins with a copy of the superblock.
     pub fn has_superblock(&self, group: u64) -> bool {
         if group == 0 {
             return true;
@@ -167,13 +167,13 @@ impl Superblock {
         [3, 5, 7].into_iter().any(|base| is_power_of(group, base))
     }
 
-    /// Files of the file system itself that stay where they are, and what their blocks hold.
+    /// Returns the inodes of internal files at fixed places, with the class of their blocks.
     pub fn files_that_never_move(&self) -> impl Iterator<Item = (u32, Class)> + use<> {
         let journal = (self.compat & compat::HAS_JOURNAL != 0).then_some(self.journal_inode);
         let orphans = (self.compat & compat::ORPHAN_FILE != 0).then_some(self.orphan_inode);
         let journal = journal.map(|inode| (inode, Class::Journal));
         let orphans = orphans.map(|inode| (inode, Class::Metadata));
-        // The journal of another device has no inode here.
+        // An external journal has no inode here.
         journal.into_iter().chain(orphans).filter(|(inode, _)| *inode != 0)
     }
 }
@@ -185,7 +185,7 @@ fn is_power_of(mut value: u64, base: u64) -> bool {
     value == 1
 }
 
-/// A name that a guest chose, fit to be shown.
+/// Returns a volume name, which a guest chose, without control characters.
 fn label(bytes: &[u8]) -> String {
     let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).replace(char::is_control, "?")

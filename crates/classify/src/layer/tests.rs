@@ -1,4 +1,4 @@
-//! What queues keep of layouts.
+//! Lifetime of layouts that queues cache.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
@@ -20,7 +20,7 @@ fn queue(number: u16) -> QueueContext {
     QueueContext { origin, ..QueueContext::alone(QueueDepth(1)).unwrap() }
 }
 
-/// Waits until nobody keeps a layout any more.
+/// Waits until no queue holds the layout any more.
 fn is_let_go(layout: &Weak<Layout>) -> bool {
     let begin = Instant::now();
     while layout.strong_count() > 0 && begin.elapsed() < Duration::from_secs(60) {
@@ -29,7 +29,7 @@ fn is_let_go(layout: &Weak<Layout>) -> bool {
     layout.strong_count() == 0
 }
 
-/// Each queue that slept kept the layout that it had seen last, each another one: 82 MiB for 32
+/// Each sleeping queue kept the layout that it had seen last, each a different one: 82 MiB for 32
 /// queues of a disk whose guest changed its superblock in between.
 #[test]
 fn queues_that_sleep_let_go_of_a_layout_that_has_been_replaced() {
@@ -59,7 +59,7 @@ fn queues_that_sleep_let_go_of_a_layout_that_has_been_replaced() {
     });
 }
 
-/// A layout that comes between a queue's last turn and its sleep wakes nobody.
+/// A layout published between a queue's last turn and its sleep wakes no thread.
 #[test]
 fn a_queue_does_not_fall_asleep_on_a_layout_that_has_been_replaced() {
     let classify = classify();

@@ -12,23 +12,24 @@ pub struct Region {
     pub class: Class,
 }
 
-/// Whether one of them, which are in order and apart, holds all of this.
+/// Returns whether one of the ranges, which are sorted and disjoint, contains `start..end`.
 pub fn contains(ranges: &[Range<u64>], start: u64, end: u64) -> bool {
     let next = ranges.partition_point(|range| range.end <= start);
     ranges.get(next).is_some_and(|range| range.start <= start && end <= range.end)
 }
 
-/// The sectors that hold nothing but these bytes.
+/// Returns the sectors that lie entirely in a byte range.
 pub fn whole_sectors(bytes: &Range<u64>) -> Range<u64> {
     bytes.start.div_ceil(SECTOR_BYTES)..bytes.end / SECTOR_BYTES
 }
 
-/// The sectors that hold some of these bytes.
+/// Returns the sectors that a byte range touches.
 pub fn sectors(bytes: Range<u64>) -> Range<u64> {
     bytes.start / SECTOR_BYTES..bytes.end.div_ceil(SECTOR_BYTES)
 }
 
-/// In order and apart. Where two overlap, which no sound file system has, the first one counts.
+/// Sorts and merges regions. Where two overlap, which no consistent file system has, the first one
+/// wins.
 pub fn merged(mut regions: Vec<Region>) -> Vec<Region> {
     regions.sort_by_key(|region| region.start);
     let mut merged: Vec<Region> = Vec::with_capacity(regions.len());

@@ -1,4 +1,4 @@
-//! File systems whose metadata is known by the header of each of its blocks: btrfs.
+//! File systems whose metadata blocks are identified by their headers: btrfs.
 //!
 //! Source: Linux, include/uapi/linux/btrfs_tree.h (`btrfs_header`), little-endian.
 
@@ -9,41 +9,41 @@ use flowstone_block::{Extent, Request};
 use crate::fields::{le32, le64};
 
 const NODE_BYTES_MAX: u64 = 64 << 10;
-/// As much of a node as tells what it is.
+/// The part of a node that is checked.
 const HEADER_BYTES: usize = 101;
-/// A tree has no more levels.
+/// Greatest level of a tree.
 const LEVEL_MAX: u8 = 7;
-/// An entry takes that much at least.
+/// Smallest size of an entry.
 const ENTRY_BYTES_MIN: u64 = 25;
-/// The most nodes that a write may consist of.
+/// The most nodes in one write.
 const NODES_MAX: u64 = 256;
 
-/// What each node of a file system's trees has in its header.
+/// Header fields common to all nodes of a file system's trees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nodes {
     pub uuid: [u8; 16],
-    /// Addresses are multiples of it.
+    /// Addresses are multiples of this.
     pub sector_bytes: u64,
-    /// Size of a node.
+    /// Size of a node in bytes.
     pub node_bytes: u64,
 }
 
-/// Such file systems.
+/// The file systems of a disk with such trees.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trees {
-    /// By start, without overlaps: pieces of file systems on the disk, in sectors.
+    /// Their pieces in sectors of the disk, sorted and disjoint.
     pieces: Box<[(Range<u64>, Nodes)]>,
 }
 
 impl Trees {
-    /// Made of these pieces.
+    /// Makes the set of these pieces.
     pub fn new(mut pieces: Vec<(Range<u64>, Nodes)>) -> Self {
         pieces.sort_by_key(|(piece, _)| piece.start);
         pieces.dedup_by(|next, piece| next.0.start < piece.0.end);
         Self { pieces: pieces.into() }
     }
 
-    /// Whether a write consists of whole nodes of a tree.
+    /// Returns whether a write consists of whole nodes of a tree.
     pub fn are_written(&self, extent: Extent, request: &Request) -> bool {
         let (start, end) = (extent.start().get(), extent.end().get());
         let next = self.pieces.partition_point(|(piece, _)| piece.end <= start);
@@ -61,21 +61,22 @@ impl Trees {
 }
 
 impl Nodes {
-    /// Whether sizes are such as there are.
+    /// Returns whether the sizes are valid.
     pub fn are_plausible(&self) -> bool {
         let power =
             |value: u64| value.is_power_of_two() && (4096..=NODE_BYTES_MAX).contains(&value);
         power(self.sector_bytes) && power(self.node_bytes)
     }
 
-    /// How many nodes a write of so many bytes may consist of.
+    /// Returns the number of nodes in a write of `bytes` bytes; `None` if they are not whole nodes,
+    /// or too many.
     fn count_in(&self, bytes: u64) -> Option<usize> {
         let count = bytes / self.node_bytes;
         let is_whole = bytes.is_multiple_of(self.node_bytes) && (1..=NODES_MAX).contains(&count);
         is_whole.then_some(usize::try_from(count).ok()?)
     }
 
-    /// Whether this is the header of one of them.
+    /// Returns whether this is the header of such a node.
     fn begin_with(&self, header: &[u8; HEADER_BYTES]) -> bool {
         let (address, generation) = (le64(header, 48), le64(header, 80));
         let (entries, level) = (u64::from(le32(header, 96)), header[100]);

@@ -1,9 +1,9 @@
-//! The blocks that journals have listed: a table of fixed size, which any number of threads look
-//! into while one changes it.
+//! The blocks that journals have listed: a hash table of fixed size with concurrent readers and one
+//! writer at a time.
 //!
-//! An entry is one number, so that it is never seen half written: where a block begins (48 bits, in
-//! sectors), its size (3 bits), whether it has been taken back, and the number of the list that it
-//! belongs to (12 bits). To forget all is to begin a list of another number. A block may stand in
+//! An entry is one word, so that it is never seen half written: the block's start (48 bits, in
+//! sectors), its size (3 bits), a mark of revocation, and the number of the list that it belongs to
+//! (12 bits). The table is cleared by starting a list of another number. A block may be in any of
 //! the eight entries of one cache line.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,12 +13,12 @@ use flowstone_block::Extent;
 /// 256 KiB: 32,768 blocks.
 const LINES: usize = 4096;
 const ENTRIES_PER_LINE: usize = 8;
-/// The most blocks that a request may consist of.
+/// The most blocks of a request.
 const BLOCKS_MAX: u32 = 256;
 
 const SECTOR_BITS: u32 = 48;
 const SECTOR_MASK: u64 = (1 << SECTOR_BITS) - 1;
-/// Size of a block: 512 bytes, shifted by so many bits.
+/// Size of a block: log2 in units of 512 bytes.
 const ORDER_MASK: u64 = 7;
 const TAKEN_BACK: u64 = 1 << 51;
 const LIST_SHIFT: u32 = 52;
@@ -27,19 +27,19 @@ const LIST_SHIFT: u32 = 52;
 #[derive(Default)]
 struct Line([AtomicU64; ENTRIES_PER_LINE]);
 
-/// Blocks of a disk.
+/// The listed blocks of a disk.
 pub struct Blocks {
     lines: Box<[Line]>,
-    /// Number of the list, in the place that it has in an entry; never 0.
+    /// The number of the current list, at its bit position in an entry; never 0.
     list: AtomicU64,
 }
 
 /// A block of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Where it begins.
+    /// Its first sector.
     pub sector: u64,
-    /// Its size: so many bits are shifted to get sectors.
+    /// Log2 of its size in sectors.
     pub order: u32,
 }
 
@@ -51,7 +51,7 @@ impl Default for Blocks {
 }
 
 impl Blocks {
-    /// Whether all of this consists of blocks that are listed.
+    /// Returns whether all of `extent` consists of listed blocks.
     pub fn contain(&self, extent: Extent) -> bool {
         let (mut at, end) = (extent.start().get(), extent.end().get());
         for _ in 0..BLOCKS_MAX {
@@ -71,30 +71,30 @@ impl Blocks {
         self.put(block, 0);
     }
 
-    /// The same, unless it has been taken back.
+    /// Lists a block unless it is marked as revoked.
     pub fn mention(&self, block: Block) {
         if self.find(block.sector).is_none_or(|(_, entry)| entry & TAKEN_BACK == 0) {
             self.put(block, 0);
         }
     }
 
-    /// A block is listed no more, and not because it is mentioned.
+    /// Removes a block and marks it as revoked, so that a mention does not list it again.
     pub fn take_back(&self, block: Block) {
         self.put(block, TAKEN_BACK);
     }
 
-    /// A block is listed no more.
+    /// Removes a block.
     pub fn remove(&self, block: Block) {
         if let Some((slot, _)) = self.find(block.sector) {
             slot.store(0, Relaxed);
         }
     }
 
-    /// None is listed any more.
+    /// Removes all blocks.
     pub fn forget(&self) {
         let next = self.list.load(Relaxed).wrapping_add(1 << LIST_SHIFT);
         if next == 0 {
-            // The numbers begin again: what has one of them is too old.
+            // The numbers wrap around: entries of the old lists must be erased.
             self.lines.iter().flat_map(|line| &line.0).for_each(|entry| entry.store(0, Relaxed));
         }
         self.list.store(next.max(1 << LIST_SHIFT), Relaxed);
@@ -110,12 +110,12 @@ impl Blocks {
         let is_free = |it: &&AtomicU64| it.load(Relaxed) >> LIST_SHIFT != list >> LIST_SHIFT;
         let slot = self.find(block.sector).map(|(slot, _)| slot);
         let slot = slot.or_else(|| line.iter().find(is_free));
-        // Any other one makes room: what is not listed is data.
+        // Any other entry may be evicted: unlisted blocks count as data.
         let slot = slot.unwrap_or(&line[hash(block.sector) as usize % ENTRIES_PER_LINE]);
         slot.store(entry, Relaxed);
     }
 
-    /// The entry of the block that begins there.
+    /// Returns the entry of the block that begins at `sector`.
     fn find(&self, sector: u64) -> Option<(&AtomicU64, u64)> {
         let list = self.list.load(Relaxed);
         let is_it =
@@ -129,7 +129,7 @@ impl Blocks {
     }
 }
 
-/// Spreads neighbours over all lines (Fibonacci hashing).
+/// Spreads neighbouring blocks over all lines (Fibonacci hashing).
 fn hash(sector: u64) -> u64 {
     let product = sector.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     product ^ product >> 29

@@ -1,11 +1,11 @@
-//! The journal of ext3 and ext4: descriptors list the blocks that follow them in the journal, and
-//! revoke blocks take blocks back.
+//! The journal of ext3 and ext4: descriptor blocks list the blocks that follow them in the journal,
+//! and revoke blocks revoke blocks.
 //!
 //! Source: Linux, Documentation/filesystems/ext4/journal. Everything is big-endian. The kernel
-//! escapes what it copies into the journal: no copy begins with the magic number, so each block of
-//! a write that does is the journal's own, and nothing but this write is needed to read it. A block
-//! that is freed is revoked in the transaction that frees it; until that has committed, nothing
-//! else gets the block.
+//! escapes copies of blocks in the journal: no copy begins with the magic number, so each block of
+//! a write that does is a block of the journal's own format, and a write can be read by itself. A
+//! freed block is revoked in the transaction that frees it, and is not reused before that has
+//! committed.
 
 use flowstone_block::mutant;
 
@@ -17,7 +17,7 @@ const HEADER_BYTES: usize = 12;
 const UUID_BYTES: usize = 16;
 /// The checksum at the end of a descriptor or revoke block.
 const TAIL_BYTES: usize = 4;
-/// As much of the superblock as matters here.
+/// The part of the superblock that is parsed.
 pub const SUPERBLOCK_BYTES: usize = 48;
 
 mod block_type {
@@ -40,7 +40,7 @@ mod tag {
     pub const KNOWN: u32 = 0xF;
 }
 
-/// How the journal's own blocks are written.
+/// The format of the journal's own blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Format {
     is_64bit: bool,
@@ -49,7 +49,7 @@ pub struct Format {
 }
 
 impl Format {
-    /// As the journal's superblock says, if it is one for blocks of that size.
+    /// Parses the journal's superblock; `None` if it is not one for this block size.
     pub fn parse(superblock: &[u8], block_bytes: u64) -> Option<Self> {
         let (block_type, size) = (be32(superblock, 4), be32(superblock, 12));
         if be32(superblock, 0) != MAGIC || u64::from(size) != block_bytes {
@@ -68,7 +68,7 @@ impl Format {
     }
 
     fn tag_bytes(self) -> usize {
-        // Tags of checksums v2 are two bytes longer than what they consist of.
+        // Tags with checksums v2 are two bytes longer than the sum of their fields.
         match (self.has_csum_v3, self.is_64bit) {
             (true, _) => 16,
             (false, true) => 12 + 2 * usize::from(self.has_csum_v2),
@@ -81,8 +81,8 @@ impl Format {
     }
 }
 
-/// Reads a write of whole blocks to the journal, in the format that has been written last, or has
-/// been read. `None` if it cannot be read.
+/// Reads a write of whole blocks to the journal, in the format last written, else in the format
+/// that was read from the disk. `None` if it cannot be read.
 pub fn read(
     written: &mut Option<Format>,
     read: Option<Format>,
@@ -125,7 +125,7 @@ fn read_descriptor(
     let mut at = HEADER_BYTES;
     while at + format.tag_bytes() <= end {
         let low = u64::from(be32(block, at));
-        // 32 bits with checksums v3; else a checksum comes before them.
+        // 32 bits with checksums v3; else 16 bits after a checksum.
         let flags =
             if format.has_csum_v3 { be32(block, at + 4) } else { be16(block, at + 6).into() };
         if flags & !tag::KNOWN != 0 {

@@ -1,4 +1,4 @@
-//! What the layout knows of a journal whose lists are read.
+//! The description of a journal whose lists are read.
 
 use std::ops::Range;
 
@@ -7,25 +7,25 @@ use flowstone_block::{Extent, SECTOR_BYTES};
 use super::jbd2;
 use crate::volume::Volume;
 
-/// A journal inside of a file system.
+/// An internal journal of a file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Journal {
-    /// UUID of the file system: a new one has another one.
+    /// UUID of the file system: mkfs makes a new one.
     pub uuid: [u8; 16],
-    /// What the file system lies on; addresses in the journal are relative to it.
+    /// The volume of the file system, which addresses in the journal refer to.
     pub volume: Volume,
     /// Size of a block of the file system.
     pub block_bytes: u64,
-    /// How it is written.
+    /// Its format.
     pub kind: Kind,
-    /// Where it is on the disk, in sectors and in its own order; each piece begins with a block.
+    /// Its place on the disk, in sectors and in its own order; each piece begins with a block.
     pub pieces: Box<[Range<u64>]>,
 }
 
 /// The kind of a journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Of ext3 and ext4. Its superblock, if it could be read, says how its tags are written.
+    /// Of ext3 and ext4, with the tag format of its superblock if that could be read.
     Jbd2(Option<jbd2::Format>),
     /// Of XFS.
     Xfs {
@@ -35,7 +35,7 @@ pub enum Kind {
 }
 
 impl Journal {
-    /// Whether it is the same one, in whatever format.
+    /// Returns whether it is the same journal, in whatever format.
     pub fn is_same(&self, other: &Self) -> bool {
         let kind = |it: &Self| match it.kind {
             Kind::Jbd2(_) => Kind::Jbd2(None),
@@ -47,7 +47,7 @@ impl Journal {
             && (&self.volume, &self.pieces) == (&other.volume, &other.pieces)
     }
 
-    /// Whether all of this is in it, in whole blocks if blocks are what it consists of.
+    /// Returns whether `extent` is in the journal, in whole blocks for jbd2.
     pub fn holds(&self, extent: Extent) -> bool {
         let unit = match self.kind {
             Kind::Jbd2(_) => self.block_bytes / SECTOR_BYTES,
@@ -62,7 +62,7 @@ impl Journal {
         })
     }
 
-    /// The sector that follows after one of the journal's has been written last.
+    /// Returns the sector that continues the journal after `end`.
     pub fn after(&self, end: u64) -> u64 {
         let ended = self.pieces.iter().position(|piece| piece.end == end);
         ended.map_or(end, |piece| self.pieces[(piece + 1) % self.pieces.len()].start)

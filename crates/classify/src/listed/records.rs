@@ -1,25 +1,25 @@
-//! Records of the log of XFS, out of the writes that they come in: several in one, or the end of
-//! one in a write of its own, because the guest has cut it or the log begins again there.
+//! Assembles records of the XFS log from writes: a write may have several, or the end of one,
+//! because the guest has split it or the log wraps around in it.
 
 use super::journal::Journal;
 use super::xfs::{self, SECTOR};
 
-/// A record that has begun.
+/// An incomplete record.
 struct Begun {
     journal: u16,
-    /// The sector of the disk where it goes on.
+    /// The sector of the disk where it continues.
     next: u64,
     bytes: Vec<u8>,
     record_bytes: usize,
 }
 
-/// The one record of a disk that has not ended.
+/// The one incomplete record of a disk, if any.
 #[derive(Default)]
 pub struct Records(Option<Begun>);
 
 impl Records {
-    /// Calls `visit` with each record that this write ends. `None` if it is none, does not want to
-    /// go on, or there is a part of a record that nothing is known of.
+    /// Calls `visit` with each record that this write completes. `None` if the write is not
+    /// readable, `visit` stops, or it contains a part of an unknown record.
     pub fn read(
         &mut self,
         (index, journal): (u16, &Journal),
@@ -52,7 +52,7 @@ impl Records {
                 rest = behind;
                 continue;
             }
-            // Two at a time are not followed.
+            // Two incomplete records at a time are not supported.
             let is_second = self.0.is_some();
             let next = journal.after(end);
             self.0 = Some(Begun { journal: index, next, bytes: rest.to_vec(), record_bytes });
@@ -61,7 +61,7 @@ impl Records {
         Some(())
     }
 
-    /// What has begun is not waited for any more.
+    /// Drops the incomplete record.
     pub fn forget(&mut self) {
         self.0 = None;
     }

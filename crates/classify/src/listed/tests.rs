@@ -1,4 +1,4 @@
-//! Logs of XFS, written by hand.
+//! Hand-written logs of XFS.
 
 use flowstone_block::{Sector, SectorCount};
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::volume::{Piece, Volume};
 
 const SECTOR: usize = 512;
-/// Where the log lies.
+/// Sectors of the log.
 const LOG: std::ops::Range<u64> = 20_000..20_512;
 const GROUP_BLOCKS: u64 = 1000;
 
@@ -50,7 +50,7 @@ fn begin() -> [Operation; 2] {
     [(START, Vec::new()), (0, transaction)]
 }
 
-/// A transaction of these regions.
+/// Makes a transaction of these regions.
 fn transaction(regions: &[Vec<u8>]) -> Vec<Operation> {
     let regions = regions.iter().map(|region| (0, region.clone()));
     begin().into_iter().chain(regions).chain([(COMMIT, Vec::new())]).collect()
@@ -67,7 +67,7 @@ fn body(operations: &[Operation]) -> Vec<u8> {
     body
 }
 
-/// A record of the log with this number in the order of all.
+/// Makes a record of the log with this sequence number.
 fn record(sequence: u64, operations: &[Operation], buffer_bytes: u32) -> Vec<u8> {
     let mut body = body(operations);
     let mut header = vec![0; SECTOR * (buffer_bytes as usize / 32768).max(1)];
@@ -77,7 +77,7 @@ fn record(sequence: u64, operations: &[Operation], buffer_bytes: u32) -> Vec<u8>
         header[at..at + 4].copy_from_slice(&number.to_be_bytes());
     }
     header[16..24].copy_from_slice(&sequence.to_be_bytes());
-    // What a buffer held before is written with the record that fills a part of it.
+    // The old content of a buffer is written with the record that fills a part of it.
     let stale = self::body(&[(0, buffer(4000, 8, 0))]);
     let behind = stale.into_iter().cycle().take(body.len().next_multiple_of(SECTOR) - body.len());
     body.extend(behind.collect::<Vec<_>>());
@@ -108,7 +108,7 @@ fn is_listed(list: &List, start: u64, count: u64) -> bool {
     list.contains(Extent::new(Sector::new(start), SectorCount::new(count)).unwrap())
 }
 
-/// What all the following ones say: a buffer, inodes, new inodes, each with regions that look like
+/// Operations that list all kinds: a buffer, inodes, new inodes, each with regions that look like
 /// other items.
 fn lists_all() -> Vec<Operation> {
     transaction(&[
@@ -136,11 +136,11 @@ fn items_list_what_they_change_until_it_is_cancelled() {
     let list = List::default();
     write(&list, LOG.start, &record(1, &lists_all(), 32768));
     assert!(all_is_listed(&list));
-    // Inodes that are freed are in the transaction that cancels their buffer, in any order.
+    // Freed inodes are in the transaction that cancels their buffer, in any order.
     let freed = [inode(1600, 32), vec![0; 176], buffer(1600, 32, 2), inode(1600, 32), vec![0; 176]];
     write(&list, LOG.start + 9, &record(2, &transaction(&freed), 32768));
     assert!(!is_listed(&list, 1600, 8) && !is_listed(&list, 1624, 8) && is_listed(&list, 800, 8));
-    // It becomes something else.
+    // The space is reused for something else.
     let used_again = [buffer(1600, 8, 0), vec![0; 128]];
     write(&list, LOG.start + 20, &record(3, &transaction(&used_again), 32768));
     assert!(is_listed(&list, 1600, 8) && !is_listed(&list, 1608, 8));
@@ -153,7 +153,7 @@ fn records_come_in_any_pieces() {
     let sectors = whole.len() / SECTOR;
     assert!(sectors > 3);
     for cut in 1..sectors {
-        // The log begins again behind the cut, or does not.
+        // The log wraps around at the cut, or does not.
         for start in [LOG.start, LOG.end - cut as u64] {
             let list = List::default();
             let (first, second) = whole.split_at(cut * SECTOR);
@@ -162,7 +162,7 @@ fn records_come_in_any_pieces() {
             write(&list, next, second);
             assert!(all_is_listed(&list), "{cut} at {start}");
             write(&list, LOG.start + 100, second);
-            // It begins with the rest of a record of which nothing is known.
+            // It begins with the rest of an unknown record.
             let begins = second.starts_with(&0xFEED_BABE_u32.to_be_bytes());
             assert_eq!(is_listed(&list, 800, 8), begins, "{cut}");
         }
@@ -181,7 +181,7 @@ fn a_record_has_as_many_headers_as_its_buffer_needs() {
     assert!(is_listed(&list, 0, 240) && !is_listed(&list, 3200, 8));
 }
 
-/// Where old records may lie, headers alone are written.
+/// In areas of old records the guest writes headers alone.
 #[test]
 fn headers_alone_say_nothing() {
     let list = List::default();
@@ -193,7 +193,7 @@ fn headers_alone_say_nothing() {
     assert!(!is_listed(&list, 800, 8) && is_listed(&list, 1600, 8));
 }
 
-/// A record ends anywhere: in an operation that is cancelled, too.
+/// A record may end anywhere, also in a cancelled operation.
 #[test]
 fn what_is_cancelled_across_two_records_is_not_listed() {
     let regions = [buffer(2400, 8, 0), vec![0; 128], buffer(800, 8, 2), inode_create(1, 1, 1)];
@@ -219,7 +219,7 @@ fn what_is_cancelled_across_two_records_is_not_listed() {
     }
 }
 
-/// Queues of a guest overtake each other.
+/// Queues of a guest may be reordered.
 #[test]
 fn a_record_that_comes_late_lists_nothing_that_a_newer_one_has_taken_back() {
     let list = List::default();

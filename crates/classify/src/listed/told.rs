@@ -1,19 +1,19 @@
-//! What a journal tells, in whatever format.
+//! Statements of a journal, independent of its format.
 
 use std::ops::Range;
 
-/// What a journal says of a range of its file system, in bytes.
+/// A statement of a journal about a byte range of its file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Told {
-    /// It holds metadata.
+    /// The range is metadata.
     Lists(Range<u64>),
-    /// It holds metadata, unless it has been taken back.
+    /// The range is metadata, unless it has been revoked.
     Mentions(Range<u64>),
-    /// It holds metadata no more: a file may get it soon.
+    /// The range is no longer metadata: a file may get it soon.
     TakesBack(Range<u64>),
-    /// All that was listed has been written to its place, and the journal is empty.
+    /// All listed blocks have been written back, and the journal is empty.
     Empty,
 }
 
-/// What reads a journal hands over; `None`: it cannot be followed any more.
+/// Callback of a journal's reader; `None` stops the reader.
 pub type Tell<'a> = &'a mut dyn FnMut(Told) -> Option<()>;

@@ -1,13 +1,13 @@
-//! The log of XFS: each item of a transaction says where the buffer or the inodes lie that it
-//! changes; a buffer that is freed is cancelled.
+//! The log of XFS: each item of a transaction gives the address of the buffer or the inodes that it
+//! changes; a freed buffer is cancelled.
 //!
 //! Source: the XFS Filesystem Structure (internal log), Linux fs/xfs/libxfs/xfs_log_format.h.
-//! Headers of records and operations are big-endian, items are as the guest's CPU writes them:
-//! only little-endian ones are read. An operation carries one region of an item; the first one of
-//! each item says how many there are. So within a record it is known what a region is, once the
-//! transaction has begun there or an item has been found by its form. Of a region that the end of
-//! a record cuts, the second part is not read. A file gets the space of a cancelled buffer when
-//! the transaction is in the log, and no earlier (busy extents).
+//! Headers of records and operations are big-endian, items are in the guest's byte order: only
+//! little-endian ones are read. An operation carries one region of an item; the first one of each
+//! item has the number of its regions. So within a record the role of a region is known once the
+//! transaction has begun there or an item has been recognised by its format. Of a region that is
+//! split at the end of a record, the second part is not read. The space of a cancelled buffer is
+//! not reused before the transaction is in the log (busy extents).
 
 use std::ops::Range;
 
@@ -22,11 +22,11 @@ pub const SECTOR: usize = 512;
 const RECORD_MAGIC: [u8; 4] = 0xFEED_BABE_u32.to_be_bytes();
 const VERSION_2: u32 = 2;
 const FORMAT_LITTLE_ENDIAN: u32 = 1;
-/// A header has the first words of so many sectors.
+/// A header has the first words of this many sectors.
 const CYCLES_PER_HEADER: usize = 64;
 const CYCLES_AT: usize = 44;
 const CYCLES_AT_IN_EXTENSION: usize = 4;
-/// The largest that there are.
+/// Largest record.
 const RECORD_BYTES_MAX: usize = 256 << 10;
 
 const OPERATION_BYTES: usize = 12;
@@ -44,7 +44,7 @@ mod item {
     pub const INODE: u16 = 0x123B;
     pub const BUFFER: u16 = 0x123C;
     pub const INODE_CREATE: u16 = 0x123F;
-    /// First and last that there are, with room for some more.
+    /// First and last item type, with room for later ones.
     pub const KNOWN: std::ops::RangeInclusive<u16> = 0x1236..=0x125F;
 }
 
@@ -55,25 +55,26 @@ const BUFFER_PLACE_BYTES: usize = 16;
 const BUFFER_CANCELLED: u16 = 0x2;
 const INODE_BYTES: usize = 56;
 const INODE_CREATE_BYTES: usize = 28;
-/// No buffer is larger than the largest block, no cluster of inodes has more blocks.
+/// No buffer is larger than the largest block, and no inode cluster has more blocks.
 const BUFFER_SECTORS_MAX: u64 = 128;
 const CREATED_BLOCKS_MAX: u64 = 256;
-/// Runs of changed pieces of a buffer, and the parts of an inode, are far fewer.
+/// Upper bound of an item's regions: runs of changed parts of a buffer, and the parts of an inode,
+/// are far fewer.
 const REGIONS_MAX: u16 = 1024;
 /// Transactions that a record has parts of.
 const TRANSACTIONS_MAX: usize = 8;
 
-/// Whether a record begins there. No other sector of a log begins like this.
+/// Returns whether a record begins there. No other sector of a log begins like this.
 pub fn begins_record(sectors: &[u8]) -> bool {
     sectors.starts_with(&RECORD_MAGIC)
 }
 
-/// How long the record is that begins there; `None` if none does.
+/// Returns the length of the record that begins there; `None` if none does.
 pub fn record_bytes(sectors: &[u8]) -> Option<usize> {
     if !begins_record(sectors) {
         return None;
     }
-    // Where old records may lie, the guest writes headers alone.
+    // In areas of old records the guest writes headers alone.
     if sectors.get(SECTOR..).is_some_and(begins_record) {
         return Some(SECTOR);
     }
@@ -91,12 +92,13 @@ fn header_bytes(record: &[u8]) -> Option<usize> {
     (size <= RECORD_BYTES_MAX).then_some(headers * SECTOR)
 }
 
-/// Its place in the order of all records.
+/// Returns the sequence number of a record.
 pub fn sequence(record: &[u8]) -> u64 {
     be64(record, 16)
 }
 
-/// Reads a record, in which it puts back what the log keeps elsewhere. `None` if it cannot be read.
+/// Reads a record, after restoring the words that the log keeps elsewhere. `None` if it cannot be
+/// read.
 pub fn read(record: &mut [u8], geometry: Geometry, tell: Tell<'_>) -> Option<()> {
     if record.len() == SECTOR {
         return Some(());
@@ -123,7 +125,7 @@ pub fn read(record: &mut [u8], geometry: Geometry, tell: Tell<'_>) -> Option<()>
     Some(())
 }
 
-/// Puts the first word of each sector back, in place of which the log has the number of its turn.
+/// Restores the first word of each sector, which the log replaces by its cycle number.
 fn restore(record: &mut [u8], header: usize) -> Option<()> {
     let (header, body) = record.split_at_mut_checked(header)?;
     for (nth, sector) in body.chunks_exact_mut(SECTOR).enumerate() {
@@ -135,15 +137,15 @@ fn restore(record: &mut [u8], header: usize) -> Option<()> {
     Some(())
 }
 
-/// What is needed to find an allocation group's blocks.
+/// The sizes needed to find an allocation group's blocks.
 #[derive(Clone, Copy)]
 pub struct Geometry {
     pub block_bytes: u64,
     pub group_blocks: u64,
 }
 
-/// How many regions of its item each transaction has still to come; those that are not here may
-/// have any number.
+/// The number of regions of the current item that are still to come, by transaction; unknown for
+/// transactions that are not in the list.
 #[derive(Default)]
 struct Transactions(Vec<(u32, u16)>);
 
@@ -174,7 +176,7 @@ impl Transactions {
         let is_transaction =
             region.len() == TRANSACTION_BYTES && le32(region, 0) == TRANSACTION_MAGIC;
         if is_transaction || is_known && is_cut && region.len() < 4 {
-            // What is too short to tell may be a buffer that is cancelled.
+            // A region too short to be recognised may be of a cancelled buffer.
             return if is_transaction { self.set(transaction, 0) } else { None };
         }
         match Item::parse(region, is_cut) {
@@ -199,22 +201,22 @@ impl Transactions {
     }
 }
 
-/// What the first region of an item says.
+/// The content of the first region of an item.
 enum Item {
     Buffer { sectors: Range<u64>, is_cancelled: bool },
     Inode { sectors: Range<u64> },
     InodeCreate { group: u64, block: u64, blocks: u64 },
 }
 
-/// What a region has been found to be.
+/// The role of a region.
 enum Parsed {
-    /// The first one of an item of so many regions.
+    /// The first region of an item, with the number of its regions.
     Item(Item, u16),
-    /// The same of an item that says nothing here.
+    /// The first region of an item that is not read.
     Unread(u16),
-    /// None that begins an item.
+    /// Not the first region of an item.
     Other,
-    /// One that may begin an item, of which too little is there.
+    /// Too short to be recognised; may begin an item.
     Cut,
 }
 
@@ -235,13 +237,13 @@ impl Item {
                 sectors.map(|sectors| Self::Inode { sectors })
             }
             item::INODE_CREATE if region.len() == INODE_CREATE_BYTES => Self::create(region),
-            // Its second part is in another record, or it is of no use here.
+            // Its second part is in another record, or it is not used here.
             _ => return Parsed::Unread(regions),
         };
         parsed.map_or(Parsed::Other, |item| Parsed::Item(item, regions))
     }
 
-    /// With a bitmap behind it, of what the next regions hold.
+    /// Parses a buffer item, which ends with a bitmap of the parts in its next regions.
     fn buffer(region: &[u8], is_cut: bool) -> Option<Self> {
         if !is_cut {
             let words = le32(region.get(..BUFFER_BYTES)?, 16) as usize;
@@ -271,7 +273,7 @@ impl Item {
                 Told::TakesBack(bytes(sectors)?)
             }
             Self::Buffer { sectors, .. } => Told::Lists(bytes(sectors)?),
-            // Of inodes that are freed, too, in the transaction that cancels their buffer.
+            // Also written for freed inodes, in the transaction that cancels their buffer.
             Self::Inode { sectors } => Told::Mentions(bytes(sectors)?),
             Self::InodeCreate { group, block, blocks } => {
                 let start = group.checked_mul(geometry.group_blocks)?.checked_add(block)?;

@@ -1,12 +1,12 @@
-//! The text format of LVM2: sections in braces, and values that are numbers, strings or lists of
-//! these.
+//! Parser of LVM2's text format: sections in braces, and values that are numbers, strings or lists
+//! of these.
 
-/// Sections lie in each other no deeper.
+/// Greatest depth of nested sections.
 const DEPTH_MAX: u32 = 8;
-/// The most things in a text: a group of 256 volumes has some thousands.
+/// The most nodes in a text: a group of 256 volumes has some thousands.
 const NODES_MAX: u32 = 100_000;
 
-/// A value, or a section of named ones.
+/// A value, or a section of named values.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Node<'text> {
     Number(u64),
@@ -16,13 +16,13 @@ pub enum Node<'text> {
 }
 
 impl<'text> Node<'text> {
-    /// What has this name in a section.
+    /// Returns the entry of this name in a section.
     pub fn get(&self, name: &str) -> Option<&Self> {
         let Self::Section(entries) = self else { return None };
         entries.iter().find(|(it, _)| *it == name).map(|(_, node)| node)
     }
 
-    /// The sections in a section.
+    /// Returns the sections in a section.
     pub fn sections(&self) -> impl Iterator<Item = (&'text str, &Self)> {
         let entries = if let Self::Section(entries) = self { entries.as_slice() } else { &[] };
         let is_section = |node: &Self| matches!(node, Self::Section(_));
@@ -42,7 +42,7 @@ impl<'text> Node<'text> {
     }
 }
 
-/// A whole text as one section; `None` if it is none.
+/// Parses a whole text as one section; `None` if it is malformed.
 pub fn parse(text: &str) -> Option<Node<'_>> {
     let mut parser = Parser { rest: text.trim_end_matches('\0'), nodes_left: NODES_MAX };
     let root = parser.section(DEPTH_MAX)?;
@@ -55,7 +55,7 @@ struct Parser<'text> {
 }
 
 impl<'text> Parser<'text> {
-    /// Up to its brace, which is left there, or to the end.
+    /// Parses up to the closing brace, which is not consumed, or to the end.
     fn section(&mut self, depth_left: u32) -> Option<Node<'text>> {
         let depth_left = depth_left.checked_sub(1)?;
         let mut entries = Vec::new();
@@ -97,12 +97,12 @@ impl<'text> Parser<'text> {
 
     fn scalar(&mut self) -> Option<Node<'text>> {
         if !self.take("\"") {
-            // Numbers below zero (`read_ahead = -1`) and others that nobody asks for are words.
+            // Negative numbers (`read_ahead = -1`) and other unused values are words.
             let word = self.word()?;
             return Some(word.parse().map_or(Node::Text(word), Node::Number));
         }
         self.count()?;
-        // A quote in a text is escaped; no text that is looked at has one.
+        // A quote in a string is escaped; no string that is used has one.
         let mut escaped = false;
         let end = self.rest.find(|character| {
             let ends = character == '"' && !escaped;
@@ -114,7 +114,7 @@ impl<'text> Parser<'text> {
         Some(Node::Text(text))
     }
 
-    /// A name or a number.
+    /// Parses a name or a number.
     fn word(&mut self) -> Option<&'text str> {
         self.count()?;
         let ends = |character: char| !(character.is_alphanumeric() || "_-+.".contains(character));

@@ -1,4 +1,4 @@
-//! What the queues of a disk tell its detector: their last writes, when one of them flushes.
+//! The queues' input to a disk's detector: their last writes, passed on at each flush.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,11 +8,11 @@ use flowstone_block::{Extent, Published, Seen};
 
 use super::{Detector, Journals};
 
-/// The most writes that one queue remembers: a journal writes just before the guest flushes.
+/// The most writes that a queue remembers: a journal writes just before the guest flushes.
 const RECENT_MAX: usize = 64;
 
-/// A queue's last writes since somebody flushed. Its own thread locks it to add one; another one
-/// only when it flushes.
+/// A queue's last writes since any queue flushed. Locked by its own thread to add one; by another
+/// one only when it flushes.
 type Recent = Mutex<VecDeque<Extent>>;
 
 /// The detector of a disk, which its queues share.
@@ -20,17 +20,17 @@ type Recent = Mutex<VecDeque<Extent>>;
 pub struct SharedDetector {
     detector: Mutex<Detector>,
     queues: Mutex<BTreeMap<u16, Arc<Recent>>>,
-    /// Whether a queue has written since the last flush.
+    /// A queue has written since the last flush.
     has_news: AtomicBool,
     journals: Published<Journals>,
 }
 
-/// What one queue knows of it.
+/// One queue's view of the detector.
 pub struct QueueMemory {
     shared: Arc<SharedDetector>,
     recent: Arc<Recent>,
     seen: Seen<Journals>,
-    /// As they were seen last, and moved on by this queue's writes.
+    /// The journals last seen, advanced by this queue's writes.
     journals: Journals,
 }
 
@@ -39,14 +39,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl QueueMemory {
-    /// Of a queue with this number; one thread at a time runs it.
+    /// Makes the view of a queue, which one thread at a time runs.
     pub fn new(shared: &Arc<SharedDetector>, queue: u16) -> Self {
         let recent = Arc::clone(lock(&shared.queues).entry(queue).or_default());
         let seen = Seen::of(&shared.journals);
         Self { shared: Arc::clone(shared), recent, journals: seen.last().clone(), seen }
     }
 
-    /// The queue writes. Returns whether that is to a journal.
+    /// Records a write of the queue. Returns whether it is to a journal.
     pub fn wrote(&mut self, write: Extent) -> bool {
         let mut recent = lock(&self.recent);
         match recent.back_mut() {
@@ -61,19 +61,19 @@ impl QueueMemory {
             }
         }
         drop(recent);
-        // What others read is written once between two flushes.
+        // This shared flag is written once between two flushes only.
         if !self.shared.has_news.load(Ordering::Relaxed) {
             self.shared.has_news.store(true, Ordering::Relaxed);
         }
         self.journals.advance(write)
     }
 
-    /// Whether a read is one of a journal.
+    /// Returns whether a read is in a journal.
     pub fn reads_journal(&self, read: Extent) -> bool {
         self.journals.contain(read)
     }
 
-    /// Takes over what other queues have told since.
+    /// Takes over the journals that other queues have detected since.
     #[inline]
     pub fn refresh(&mut self) {
         if let Some(journals) = self.seen.newer(&self.shared.journals) {
@@ -81,8 +81,8 @@ impl QueueMemory {
         }
     }
 
-    /// The queue flushes: what all queues have written so far comes before what they write from now
-    /// on.
+    /// Processes a flush by this queue: the writes of all queues so far come before their later
+    /// ones.
     pub fn flushes(&self) {
         if !self.shared.has_news.swap(false, Ordering::Relaxed) {
             return;

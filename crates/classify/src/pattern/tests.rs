@@ -9,21 +9,21 @@ fn extent(start: u64, count: u64) -> Extent {
     Extent::new(Sector::new(start), SectorCount::new(count)).unwrap()
 }
 
-/// The same in blocks of 4 KiB.
+/// Splits a write into blocks of 4 KiB.
 fn blocks(write: Extent) -> impl Iterator<Item = Extent> {
     (write.start().get()..write.end().get()).step_by(8).map(|start| extent(start, 8))
 }
 
-/// A disk with some queues, and a journal on it that goes round.
+/// A disk with some queues and a cyclic journal.
 struct Disk {
     queues: Vec<QueueMemory>,
-    /// Whether requests go through any queue, and pieces of a transaction come in any order.
+    /// Requests go through any queue, and pieces of a transaction come in any order.
     is_wild: bool,
     random: fastrand::Rng,
     head: u64,
 }
 
-/// The journal, in sectors: 8 MiB.
+/// Start of the journal, in sectors; it has 8 MiB.
 const START: u64 = 100_000;
 const END: u64 = START + 16_384;
 
@@ -55,8 +55,8 @@ impl Disk {
         self.queues[0].reads_journal(extent(start, 8))
     }
 
-    /// Writes the next blocks of the journal. Returns how many writes that took, and how many of
-    /// them were known.
+    /// Writes the next blocks of the journal. Returns the number of writes, and how many of them
+    /// were detected.
     fn append(&mut self, sectors: u64) -> (u32, u32) {
         let to_end = sectors.min(END - self.head);
         let mut writes = vec![extent(self.head, to_end)];
@@ -77,7 +77,7 @@ impl Disk {
         (writes.len() as u32, known as u32)
     }
 
-    /// A transaction, as after a write and fsync. Returns the same.
+    /// Writes a transaction, as after a write and fsync. Returns the same.
     fn commit(&mut self) -> (u32, u32) {
         let body = 8 * self.random.u64(2..6);
         let (writes, known) = self.append(body);
@@ -88,12 +88,13 @@ impl Disk {
     }
 }
 
-/// Of journal writes the share that is known, in percent, and how many others are taken for them.
+/// Returns the percentage of journal writes that are detected, and the number of others taken for
+/// them.
 fn run(mut disk: Disk) -> (u32, u32) {
     disk.head += 8 * disk.random.u64(..2000);
     let (mut writes, mut known, mut misnamed) = (0, 0, 0);
     for _ in 0..5_000 {
-        // Data is written somewhere, before and behind the journal.
+        // Data is written in front of and behind the journal.
         for _ in 0..disk.random.u32(0..4) {
             let before = disk.random.bool();
             let at = disk.random.u64(..90_000);
@@ -121,7 +122,7 @@ fn a_journal_whose_pieces_come_in_any_order_through_any_queue_is_known() {
     assert!(known >= 95 && misnamed <= 40, "{known} %, {misnamed}");
 }
 
-/// What others write in a way that is like a journal's, but for the turns.
+/// Other writes with a pattern like a journal's, except that they do not alternate.
 #[test]
 fn files_that_are_appended_to_are_no_journals() {
     let mut disk = Disk::new(fastrand::u64(..));
@@ -144,14 +145,14 @@ fn a_journal_that_ends_before_data_takes_little_of_it() {
         disk.commit();
     }
     let mut misnamed = 0;
-    // A file of 64 MiB is written where the journal would go on.
+    // A file of 64 MiB is written where the journal would continue.
     for at in (disk.head..disk.head + 131_072).step_by(256) {
         misnamed += 256 * u64::from(disk.write(at, 256));
     }
     assert!(misnamed <= GROWTH_SECTORS_MAX, "{misnamed} sectors");
 }
 
-/// A new file system where the old one was: what is random is no journal.
+/// A new file system replaces the old one: random writes are not a journal.
 #[test]
 fn a_journal_that_is_not_written_like_one_any_more_is_forgotten() {
     let mut disk = Disk::new(fastrand::u64(..));
@@ -191,8 +192,8 @@ fn many_streams_do_not_hide_the_journal() {
     assert!(disk.is_journal(START + 800));
 }
 
-/// A write of the journal's superblock, in front of it, was taken for its next turn: the range seen
-/// so far for all of it.
+/// A write of the journal's superblock, in front of it, was taken for its wrap-around: the range
+/// seen so far for all of it.
 #[test]
 fn a_write_of_its_superblock_does_not_end_a_journal() {
     let mut disk = Disk::new(fastrand::u64(..));
@@ -209,7 +210,7 @@ fn a_write_of_its_superblock_does_not_end_a_journal() {
     }
 }
 
-/// Seeds with which the two tests above fail: one run of about fifty does.
+/// Seeds with which the two tests above fail: about one run in fifty does.
 #[test]
 fn a_journal_is_known_to_its_end_whatever_the_seed() {
     for seed in [3_462_761_060_172_361_223, 312_056_054_655_199_954, 16_536_949_619_257_578_133] {
@@ -224,8 +225,8 @@ fn a_journal_in_any_order_is_known_to_its_end_whatever_the_seed() {
     }
 }
 
-/// Turns of a body and a commit of so many sectors, one behind the other, until a write is taken
-/// for one of a journal; how many turns that took.
+/// Alternates bodies and commits of these sectors, sequentially, until a write is taken for a
+/// journal's; returns the number of rounds.
 fn turns_until_known(body: u64, commit: u64) -> Option<u32> {
     let mut disk = Disk::new(1);
     let mut at = 50_000;
@@ -310,12 +311,12 @@ fn a_disk_has_eight_journals() {
     assert_eq!(detector.journals.0.len(), JOURNALS_MAX);
 }
 
-/// The journal is written last before each flush: it is found behind any number of other writes.
+/// The journal is written last before each flush: it is detected after any number of other writes.
 #[test]
 fn what_is_written_last_is_remembered() {
     let mut disk = Disk::new(1);
     for _ in 0..30 {
-        // Somewhere, and one after the other, so that none touches the one before.
+        // Elsewhere and apart, so that none touches the one before.
         for nth in 0..200 {
             disk.write(1_000_000 + 16 * nth, 8);
         }

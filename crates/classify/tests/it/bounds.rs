@@ -1,4 +1,4 @@
-//! So much of a disk is read and kept, and no more.
+//! Limits of what is read and kept of a disk.
 
 use flowstone_classify::Place;
 
@@ -29,7 +29,7 @@ fn chains_of_partitions_are_followed_for_so_long() {
     assert!(reads < 10, "{reads}");
 }
 
-/// Partitions that all are a file system whose journal is a list of lists of lists.
+/// All partitions are the same file system, whose journal is a list of lists of lists.
 #[test]
 fn a_disk_is_read_in_so_many_pieces() {
     let inner = Disk::new(100 * MIB);
@@ -70,7 +70,7 @@ fn a_volume_has_so_many_pieces_and_a_name_of_so_many_letters() {
     assert_eq!(layout.found()[1].label.len(), 128);
 }
 
-/// Volumes of which each 512 bytes lie elsewhere: 16 ranges of each of them define what it is.
+/// Scattered volumes: 16 ranges of each define the layout.
 #[test]
 fn so_many_ranges_define_a_layout() {
     let volumes: String = (0..100)
@@ -93,7 +93,7 @@ fn so_many_ranges_define_a_layout() {
     assert!(!layout.is_defined_by(extent(MIB + 2 * 16 * 99 * 512, 512)));
 }
 
-/// The 257th volume is not looked at.
+/// The 257th volume is not read.
 #[test]
 fn so_many_volumes_are_read() {
     let volumes: String = (0..300)
@@ -109,7 +109,7 @@ fn so_many_volumes_are_read() {
     assert_eq!(layout.place(extent(161 * MIB, 4096)), Place::Unknown);
 }
 
-/// What was beyond the most that is reported was added to what was reported last.
+/// Bytes of structures beyond the limit of reports were added to the last one reported.
 #[test]
 fn what_is_not_reported_is_not_counted_elsewhere() {
     let volumes: String = (0..260).map(|nth| linear(&format!("v{nth}"), 0, 10, "")).collect();
@@ -127,8 +127,8 @@ fn what_is_not_reported_is_not_counted_elsewhere() {
     );
 }
 
-/// The thread that reads has a stack of 256 KiB. A tree whose nodes name themselves ends at its
-/// depth.
+/// The reading thread has a stack of 256 KiB. A tree whose nodes are cyclic ends at its depth
+/// limit.
 #[test]
 fn a_small_stack_is_enough_for_a_tree_that_names_itself() {
     let disk = Disk::new(200 * MIB);

@@ -1,4 +1,4 @@
-//! btrfs: superblocks, and nodes of trees by their headers.
+//! btrfs: superblocks, and tree nodes by their headers.
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ fn btrfs_of_32_mib() -> Disk {
     image
 }
 
-/// Where nodes of trees lie.
+/// Returns the places of tree nodes.
 fn nodes(image: &Disk) -> Vec<u64> {
     let mut bytes = vec![0; 32 * MIB as usize];
     image.file.as_file().read_exact_at(&mut bytes, 0).unwrap();
@@ -44,7 +44,8 @@ impl Guest {
         Self { disk, classes, _classify: classify }
     }
 
-    /// Reads what is there and writes it again. Whether that is taken for metadata by its header.
+    /// Rewrites existing data after `change`. Returns whether it is classed as metadata by its
+    /// header.
     fn is_known(&mut self, start: u64, change: impl FnOnce(&mut [u8]), bytes: u64) -> bool {
         let mut data = vec![0; bytes as usize];
         self.disk.read(Sector::new(start / 512), &mut data).unwrap();
@@ -81,7 +82,7 @@ fn nodes_are_known_by_their_headers() {
     assert!(nodes.iter().all(|at| guest.is_known(*at, |_| {}, NODE_BYTES)));
     let next = nodes.windows(2).find(|pair| pair[1] == pair[0] + NODE_BYTES).unwrap()[0];
     assert!(guest.is_known(next, |_| {}, 2 * NODE_BYTES));
-    // Where the guest cuts a node, half of it does not tell.
+    // Half a node is not recognised.
     assert!(!guest.is_known(next, |_| {}, 1024));
     assert!(!guest.is_known(next + 1024, |_| {}, NODE_BYTES));
     assert!(!guest.is_known(next, |_| {}, NODE_BYTES + 512));
@@ -100,7 +101,7 @@ fn nodes_are_known_by_their_headers() {
     assert!(!guest.is_known(next, |it| it[4096..].fill(0), 2 * NODE_BYTES), "the second one");
 }
 
-/// With a UUID of its own for metadata, the file system's own one may change.
+/// With a metadata UUID of its own, the UUID of the file system may change.
 #[test]
 fn metadata_may_have_a_uuid_of_its_own() {
     let image = btrfs_of_32_mib();
@@ -117,7 +118,7 @@ fn metadata_may_have_a_uuid_of_its_own() {
     assert!(Guest::of(&image).is_known(node, |_| {}, NODE_BYTES));
 }
 
-/// One that is made on a disk which held something else, or nothing.
+/// A file system made on a disk that was empty, or held something else.
 #[test]
 fn a_file_system_is_noticed_when_it_is_made() {
     let made = btrfs_of_32_mib();

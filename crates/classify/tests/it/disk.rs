@@ -33,7 +33,7 @@ impl Disk {
         recognise(&mut FileBytes(self.file.as_file()), self.bytes)
     }
 
-    /// Puts another one into it.
+    /// Copies another disk into it.
     pub fn insert(&self, at: u64, other: &Self) {
         let mut buffer = vec![0; MIB as usize];
         for from in (0..other.bytes).step_by(buffer.len()) {
@@ -45,7 +45,7 @@ impl Disk {
     }
 }
 
-/// Reads a file.
+/// A file read through [`ReadBytes`].
 pub struct FileBytes<'a>(pub &'a File);
 
 impl ReadBytes for FileBytes<'_> {
@@ -54,7 +54,7 @@ impl ReadBytes for FileBytes<'_> {
     }
 }
 
-/// Asks the layout about each block, or each sector, and compares.
+/// Compares the layout's answer for each block, or each sector, with the truth.
 pub fn compare(layout: &Layout, truth: &Truth, piece: u64) {
     let mut wrong = Vec::new();
     for start in (0..truth.bytes).step_by(piece as usize) {
@@ -81,7 +81,7 @@ pub fn extent(start: u64, bytes: u64) -> Extent {
     Extent::new(Sector::new(start / SECTOR_BYTES), count).unwrap()
 }
 
-/// `mkfs.ext4`, and the like.
+/// Runs `mkfs.ext4` or the like.
 pub fn make(program: &str, options: &str, path: &Path) {
     let mut arguments: Vec<&str> = options.split_whitespace().collect();
     arguments.push(path.to_str().unwrap());

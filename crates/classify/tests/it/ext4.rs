@@ -65,14 +65,14 @@ fn a_journal_on_a_device_of_its_own() {
         make("mke2fs", &format!("-q -F -b {block_bytes} -O journal_dev"), disk.file.path());
         let layout = disk.layout();
         assert_eq!(layout.found()[0].kind, "ext4 journal");
-        // Its own superblock lies before it.
+        // The journal's own superblock is in front of it.
         assert_eq!(layout.place(extent(0, block_bytes)), Place::FileSystem);
         let first = if block_bytes == 1024 { 2048 } else { 4096 };
         assert_eq!(layout.place(extent(first, 64 * MIB - first)), Place::Journal);
     }
 }
 
-/// A file system was found where a larger one had been made than there is room.
+/// A file system larger than its device was recognised.
 #[test]
 fn a_file_system_that_is_larger_than_its_disk_is_none() {
     let disk = Disk::new(64 * MIB);

@@ -1,4 +1,4 @@
-//! What a guest may write by hand: tables, physical volumes, and how often a disk is read for it.
+//! Structures written by hand: tables, physical volumes, and a count of reads.
 
 use std::os::unix::fs::FileExt;
 
@@ -23,8 +23,8 @@ pub fn mbr_entry(status: u8, kind: u8, start: u32, count: u32) -> [u8; 16] {
     entry
 }
 
-/// A GPT with these entries, each a first and a last block; its protective entry is this one of the
-/// boot record.
+/// Writes a GPT with these entries, each a first and a last block; its protective entry has this
+/// index in the boot record.
 pub fn put_gpt(disk: &Disk, block: u64, protective: u64, entries: &[(u64, u64)]) {
     put(disk, 446 + 16 * protective, &mbr_entry(0, 0xEE, 1, u32::MAX));
     put(disk, 510, &[0x55, 0xAA]);
@@ -41,7 +41,7 @@ pub fn put_gpt(disk: &Disk, block: u64, protective: u64, entries: &[(u64, u64)])
     }
 }
 
-/// A physical volume of 400 MiB with this text.
+/// Makes a physical volume of 400 MiB with this text.
 pub fn physical_volume(text: &str) -> Disk {
     const AREA: usize = 4096;
     let disk = Disk::new(400 * MIB);
@@ -67,7 +67,7 @@ pub fn physical_volume(text: &str) -> Disk {
     disk
 }
 
-/// A group on this physical volume, extents of 4 MiB from 1 MiB on.
+/// Makes a group on this physical volume, with extents of 4 MiB from 1 MiB on.
 pub fn group(volumes: &str) -> String {
     format!(
         "vg {{\nid = \"x\"\nseqno = 4\nformat = \"lvm2\"\nextent_size = 8192\nphysical_volumes {{\n\
@@ -76,7 +76,7 @@ pub fn group(volumes: &str) -> String {
     )
 }
 
-/// A linear volume of one segment.
+/// Makes a linear volume of one segment.
 pub fn linear(name: &str, first: u64, extents: u64, more: &str) -> String {
     format!(
         "{name} {{\nid = \"y\"\nstatus = [\"READ\", \"WRITE\", \"VISIBLE\"]\n{more}segment_count = 1\nsegment1 {{\n\
@@ -85,7 +85,7 @@ pub fn linear(name: &str, first: u64, extents: u64, more: &str) -> String {
     )
 }
 
-/// Counts how often a disk is read.
+/// Counts reads of a disk.
 pub struct Counted<'a> {
     file: &'a std::fs::File,
     reads: u64,
@@ -104,7 +104,7 @@ pub fn counted(disk: &Disk, bytes: u64) -> (Layout, u64) {
     (layout, source.reads)
 }
 
-/// Where the inode of a journal is.
+/// Returns the place of the inode of a journal.
 pub fn journal_inode_at(disk: &Disk, block_bytes: u64) -> u64 {
     let said = run("debugfs", &["-R", "imap <8>", disk.path()], "");
     let (_, place) = said.split_once("located at block ").unwrap();

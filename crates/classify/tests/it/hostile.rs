@@ -1,5 +1,4 @@
-//! Disks that a guest has forged: whatever is on them, reading takes a bounded time and little
-//! memory, and ends.
+//! Forged disks: whatever is on them, reading ends in bounded time and takes little memory.
 
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use flowstone_testkit::cpu_time;
 use crate::disk::{Disk, GIB, MIB, make};
 use crate::forged::journal_inode_at;
 
-/// An image with some bytes changed, on a disk that claims to be huge. Counts what is read.
+/// An image with some bytes changed, on a disk that claims to be huge. Counts reads.
 struct Forged<'a> {
     image: &'a [u8],
     changes: Vec<(usize, u8)>,
@@ -35,14 +34,14 @@ impl ReadBytes for Forged<'_> {
     }
 }
 
-/// Where structures are that a change may make lead elsewhere.
+/// Returns the places of structures that a change may redirect.
 fn places(image: &[u8]) -> Vec<usize> {
     let first: Vec<usize> = (0..image.len().min(4 << 20)).filter(|at| image[*at] != 0).collect();
     assert!(first.len() > 100);
     first
 }
 
-/// How much CPU time one reading of a layout may take here, in a debug build.
+/// Limit of CPU time of one reading of a layout here, in a debug build.
 const TIME_MAX: Duration = Duration::from_secs(20);
 
 #[test]
@@ -84,7 +83,7 @@ fn images_with_random_bytes_changed() {
     }
 }
 
-/// An extent tree whose nodes all are one block, which names itself.
+/// An extent tree whose nodes are all the same block.
 #[test]
 fn a_journal_whose_blocks_name_each_other() {
     let disk = Disk::new(GIB);
@@ -124,7 +123,7 @@ fn a_journal_of_ext3_whose_lists_name_each_other() {
     assert!((cpu_time() - begin) < TIME_MAX, "{:?}", (cpu_time() - begin));
 }
 
-/// Everything at once: partitions that all are the same file system.
+/// Partitions that are all the same file system.
 #[test]
 fn partitions_that_overlap() {
     let disk = Disk::new(GIB);
@@ -171,7 +170,7 @@ fn allocation_groups_without_end() {
     assert!((cpu_time() - begin) < TIME_MAX, "{:?}", (cpu_time() - begin));
 }
 
-/// Every group of an ext4 begins with a superblock, whose room for descriptors overlaps the next
+/// Every group of an ext4 begins with a superblock, whose space for descriptors overlaps the next
 /// group.
 #[test]
 fn superblocks_without_end() {

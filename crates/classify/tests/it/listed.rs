@@ -1,5 +1,5 @@
-//! Metadata that a journal has listed: journals are written by debugfs in all formats of tags, and
-//! a guest's queue writes them once more.
+//! Metadata listed by a journal: debugfs writes journals in all tag formats, and a guest's queue
+//! repeats these writes.
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use flowstone_testkit::wait_until;
 use crate::disk::{Disk, MIB, extent};
 use crate::slow::{OfGuest, ext4_of_32_mib, slow};
 
-/// A disk with a file system as it is made, and what debugfs writes to its journal.
+/// A disk with a new file system, and the journal that debugfs writes to it.
 struct Journaled {
     guest: BlockingDisk,
     classes: Arc<DiskClasses>,
     _classify: Classify,
     block_bytes: u64,
-    /// Where the journal begins.
+    /// Start of the journal in bytes.
     start: u64,
     /// Its first 64 blocks, after debugfs.
     journal: Vec<u8>,
@@ -41,14 +41,14 @@ impl Journaled {
         Self { guest, classes, _classify: classify, block_bytes, start, journal }
     }
 
-    /// The guest writes these blocks of the journal.
+    /// Writes these blocks of the journal as the guest.
     fn write_journal(&mut self, first: u64, count: u64) {
         let (from, bytes) = (first * self.block_bytes, count * self.block_bytes);
         let mut piece = self.journal[from as usize..(from + bytes) as usize].to_vec();
         self.guest.write(Sector::new((self.start + from) / 512), &mut piece).unwrap();
     }
 
-    /// Whether a write to these blocks is taken for metadata that the journal has listed.
+    /// Returns whether a write to these blocks is classed as metadata listed by the journal.
     fn is_listed(&mut self, first: u64, count: u64) -> bool {
         let listed = || self.classes.counters().of_rule(Rule::Journal);
         let before = listed();
@@ -58,11 +58,11 @@ impl Journaled {
     }
 }
 
-/// What debugfs leaves of a range of the disk.
+/// Returns a range of the disk after a debugfs script.
 fn written(image: &Disk, script: &str, (start, bytes): (u64, u64)) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
-    // Also what looks like one of the journal's own blocks.
+    // Also a block that looks like one of the journal's own.
     let mut blocks = vec![0xC0, 0x3B, 0x39, 0x98, 0, 0, 0, 5];
     blocks.resize(64 << 10, 9);
     std::fs::write(&data, &blocks).unwrap();
@@ -74,7 +74,7 @@ fn written(image: &Disk, script: &str, (start, bytes): (u64, u64)) -> Vec<u8> {
     journal
 }
 
-/// Two transactions: the second one takes blocks back.
+/// Two transactions: the second one revokes blocks.
 const SCRIPT: &str = "jw -b 4000,4001,4002,4007 DATA\njw -r 4001,4007\njc\n";
 
 #[test]
@@ -98,7 +98,7 @@ fn blocks_are_listed_and_taken_back_in_all_formats() {
     }
 }
 
-/// The file system is not mounted any more: other programs may change it, without its journal.
+/// The file system is unmounted: other programs may change it without its journal.
 #[test]
 fn a_journal_that_is_empty_lists_nothing() {
     let mut disk = Journaled::new("-b 4096", &format!("jo\n{SCRIPT}"));
@@ -111,7 +111,7 @@ fn a_journal_that_is_empty_lists_nothing() {
     assert!(disk.is_listed(4000, 1));
 }
 
-/// A file system that is made anew, or a journal that is moved, shares nothing with the one before.
+/// A new file system, or a moved journal, shares nothing with the old one.
 #[test]
 fn another_journal_lists_nothing() {
     let mut disk = Journaled::new("-b 4096", &format!("jo\n{SCRIPT}"));
@@ -119,7 +119,7 @@ fn another_journal_lists_nothing() {
     assert!(disk.is_listed(4000, 1));
     let mut superblock = [0; 1024];
     disk.guest.read(Sector::new(2), &mut superblock).unwrap();
-    // Something that changes nothing, and then its UUID.
+    // A field without effect, and then its UUID.
     for (changed, is_listed) in [(0x30, true), (0x68, false)] {
         superblock[changed] ^= 1;
         let before = disk.classes.readings();
@@ -129,7 +129,7 @@ fn another_journal_lists_nothing() {
     }
 }
 
-/// What is not understood may have taken something back.
+/// Unreadable content may have revoked blocks.
 #[test]
 fn a_journal_that_cannot_be_read_lists_nothing() {
     let block = 4096_usize;
@@ -142,7 +142,7 @@ fn a_journal_that_cannot_be_read_lists_nothing() {
             0 => disk.journal[block + 18..block + 20].fill(0x80),
             1 => disk.journal[block + 12..block + 16].fill(0xFF),
             2 => disk.journal[7 * block + 12..7 * block + 16].fill(0xFF),
-            // A write that cuts blocks, or comes with what lies behind the journal.
+            // A write that splits blocks, or includes the space behind the journal.
             3 => disk.guest.write(Sector::new(disk.start / 512 + 1), &mut [0; 4096]).unwrap(),
             _ => disk.guest.write(Sector::new(disk.start / 512 - 8), &mut [0; 8192]).unwrap(),
         }
@@ -151,7 +151,7 @@ fn a_journal_that_cannot_be_read_lists_nothing() {
     }
 }
 
-/// Random mistakes in a journal: nothing but the class of requests depends on it.
+/// Random errors in a journal: only the class of requests depends on it.
 #[test]
 fn random_mistakes_are_survived() {
     let mut disk = Journaled::new("-b 1024", &format!("jo -c -v 3\n{SCRIPT}"));

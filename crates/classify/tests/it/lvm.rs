@@ -1,4 +1,4 @@
-//! Logical volumes. The text is as LVM 2.03 writes it; making a volume group takes a device mapper,
+//! Logical volumes. The text is as LVM 2.03 writes it; making a volume group needs a device mapper,
 //! which not every machine has.
 
 use std::os::unix::fs::FileExt;
@@ -13,7 +13,7 @@ const AREA_BYTES: u64 = MIB - 4096;
 const EXTENTS_AT: u64 = MIB;
 const EXTENT: u64 = 4 * MIB;
 
-/// `root` lies in two pieces, the second one first; `swap` is on another disk, `striped` on two.
+/// `root` is in two pieces, the second one first; `swap` is on another disk, `striped` on two.
 const TEXT: &str = r#"vg0 {
 id = "bTHyKh-pLDV-VMtg-EBYd-ctJB-b2Yq-2pTSbY"
 seqno = 4
@@ -148,7 +148,7 @@ fn label(text_bytes: u64, text_at: u64) -> Vec<u8> {
     bytes
 }
 
-/// A physical volume whose text begins there in its area.
+/// Makes a physical volume whose text begins at this offset in its area.
 fn physical_volume(text_at: u64) -> Disk {
     let disk = Disk::new(400 * MIB);
     let file = disk.file.as_file();

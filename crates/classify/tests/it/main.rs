@@ -1,5 +1,5 @@
-//! Layouts of real disks: what the classifier reads is compared with what the file systems' own
-//! tools say of the same image.
+//! Layouts of real disks, compared with the output of the file systems' own tools for the same
+//! image.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,4 +1,4 @@
-//! Partition tables that sfdisk has made, with file systems in some of them.
+//! Partition tables made by sfdisk, with file systems in some partitions.
 
 use std::os::unix::fs::FileExt;
 
@@ -11,7 +11,7 @@ fn partition(disk: &Disk, script: &str) {
     run("sfdisk", &["-q", disk.path()], script);
 }
 
-/// Start and length of each partition, in bytes.
+/// Returns start and length of each partition, in bytes.
 fn listed(disk: &Disk) -> Vec<(u64, u64)> {
     let table: serde_json::Value =
         serde_json::from_str(&run("sfdisk", &["-J", disk.path()], "")).unwrap();
@@ -20,7 +20,7 @@ fn listed(disk: &Disk) -> Vec<(u64, u64)> {
     partitions.iter().map(|it| (number(it, "start"), number(it, "size"))).collect()
 }
 
-/// Puts a file system into each of these partitions, and looks for it.
+/// Makes a file system in each of these partitions, and checks that it is recognised.
 fn check(disk: &Disk, kind: &str, into: &[usize]) {
     let partitions = listed(disk);
     for index in into {
@@ -56,7 +56,7 @@ fn mbr_with_logical_partitions() {
     partition(&disk, "label: dos\n,20M\n,30M\n,,E\n,40M\n,50M\n,\n");
     let partitions = listed(&disk);
     assert_eq!(partitions.len(), 6, "two, the extended one, and three in it");
-    // The extended one holds no file system itself: its place in the list is that of its table.
+    // The extended partition holds no file system itself: its entry is that of its table.
     let layout = disk.layout();
     assert!(layout.is_defined_by(extent(partitions[2].0, 512)), "the first record of the chain");
     let (start, bytes) = partitions[5];
@@ -68,15 +68,15 @@ fn mbr_with_logical_partitions() {
     assert_eq!(layout.place(extent(start + 1024, 1024)), Place::Metadata);
 }
 
-/// GRUB is in sector 0 of many disks without a partition table; other boot sectors end in the same
-/// mark.
+/// GRUB is in sector 0 of many disks without a partition table; other boot sectors have the same
+/// signature.
 #[test]
 fn a_boot_sector_without_a_table_hides_no_file_system() {
     let disk = Disk::new(64 * MIB);
     make("mkfs.ext4", "-q -F", disk.file.path());
     disk.file.as_file().write_all_at(&[0x55, 0xAA], 510).unwrap();
     assert_eq!(disk.layout().found()[0].kind, "ext4");
-    // Code where the entries would be.
+    // Code in place of the entries.
     disk.file.as_file().write_all_at(&[0xCD; 64], 446).unwrap();
     assert_eq!(disk.layout().found()[0].kind, "ext4");
 }

@@ -1,4 +1,4 @@
-//! File systems as their tools make them on request only.
+//! File systems with unusual options.
 
 use flowstone_classify::{Place, recognise};
 use flowstone_testkit::truth::{Truth, run};
@@ -6,7 +6,7 @@ use flowstone_testkit::truth::{Truth, run};
 use crate::disk::{Disk, FileBytes, MIB, compare, extent, make};
 use crate::forged::{journal_inode_at, kinds, put};
 
-/// Revision 0, the largest blocks, metadata in one place, and what resize2fs makes of it.
+/// Revision 0, the largest blocks, metadata in one place, and the result of resize2fs.
 #[test]
 fn other_file_systems_of_mke2fs() {
     for (program, options, grows) in [
@@ -40,7 +40,7 @@ fn an_orphan_file_is_metadata() {
     compare(&disk.layout(), &truth, truth.block_bytes);
 }
 
-/// Extents that have been allocated and not been written are as long as the others.
+/// Unwritten extents are encoded with another length.
 #[test]
 fn extents_of_a_journal_that_were_never_written() {
     let disk = Disk::new(200 * MIB);
@@ -52,7 +52,7 @@ fn extents_of_a_journal_that_were_never_written() {
     assert_eq!(before.found()[0].journal_bytes, 16 * MIB);
 }
 
-/// Blocks of a file system of 18 TiB have numbers of more than 32 bits.
+/// Block numbers of a file system of 18 TiB exceed 32 bits.
 #[test]
 fn a_file_system_of_18_tib() {
     const TIB: u64 = 1 << 40;
@@ -75,7 +75,7 @@ fn a_file_system_of_18_tib() {
     assert_eq!(layout.place(extent(block * 4096, 4096)), Place::Metadata);
 }
 
-/// What may take its place begins before an ext4: a boot record, another superblock.
+/// A replacement may begin in front of an ext4: a boot record, another superblock.
 #[test]
 fn a_boot_record_before_a_file_system_defines() {
     let disk = Disk::new(64 * MIB);
@@ -83,7 +83,7 @@ fn a_boot_record_before_a_file_system_defines() {
     assert!(disk.layout().is_defined_by(extent(0, 512)));
 }
 
-/// Headers of groups that overlap each other are one region, and the rest of the disk is none.
+/// Overlapping headers of groups are one region, and the rest of the disk is none.
 #[test]
 fn groups_smaller_than_their_headers_overlap() {
     let disk = Disk::new(MIB);

@@ -1,4 +1,4 @@
-//! When layouts are read again, and what becomes of readings that fail.
+//! When layouts are read again, and the handling of failed readings.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -21,10 +21,11 @@ fn is_ext4(classes: &DiskClasses) -> bool {
     classes.layout().found().iter().any(|it| it.kind == "ext4")
 }
 
-/// No reading is wanted any more: two of them have found the same definers.
+/// Waits until no reading is wanted: two of them have found the same definers. Returns their
+/// number.
 fn settled(classes: &DiskClasses) -> u64 {
     wait_until("the layout, twice", || is_ext4(classes) && classes.readings() >= 2);
-    // One that is not wanted would begin a second later.
+    // A needless reading would begin a second later.
     std::thread::sleep(Duration::from_millis(1500));
     classes.readings()
 }
@@ -34,8 +35,8 @@ fn wipe(disk: &mut BlockingDisk) {
     let _ = disk.write(Sector::new(2), &mut [0; 1024]);
 }
 
-/// Readings that are on their way when the superblock is written are followed by another one, and
-/// none begins before the write has completed.
+/// A write to the superblock during a reading causes another one, which does not begin before the
+/// write has completed.
 #[test]
 fn what_is_written_during_a_reading_is_read() {
     let (disk, control) = slow(&ext4_of_32_mib(""));
@@ -93,7 +94,7 @@ fn whatever_changes_a_superblock_is_noticed() {
     std::thread::scope(|scope| (0..4).for_each(|nth| drop(scope.spawn(move || check(nth)))));
 }
 
-/// A write is submitted before the first layout is known, and completes when it long is.
+/// A write is submitted before the first layout is known, and completes long after.
 #[test]
 fn a_write_is_judged_by_the_layout_of_its_end() {
     let image = Disk::new(32 * MIB);
@@ -123,7 +124,7 @@ fn a_write_is_judged_by_the_layout_of_its_end() {
     });
 }
 
-/// A guest that writes its superblock all the time makes it be read once a second.
+/// A guest that keeps writing its superblock makes it be read once a second.
 #[test]
 fn readings_are_a_second_apart() {
     let (disk, _) = slow(&ext4_of_32_mib(""));
@@ -138,11 +139,11 @@ fn readings_are_a_second_apart() {
         guest.write(Sector::new(2), &mut superblock).unwrap();
         classes.readings() >= before + 4
     });
-    // The first may be due at once.
+    // The first reading may be due at once.
     assert!(begin.elapsed() >= Duration::from_secs(2), "{:?}", begin.elapsed());
 }
 
-/// A reading of many pieces ends with the one that is on its way.
+/// A reading of many pieces ends with its current request.
 #[test]
 fn a_disk_goes_away_during_a_reading() {
     let image = Disk::new(32 * MIB);
@@ -159,10 +160,10 @@ fn a_disk_goes_away_during_a_reading() {
     assert!(weak.upgrade().is_none(), "nobody holds the image any more");
 }
 
-/// Between two readings the thread waits for a second, and not when the disk goes away.
+/// Between two readings the thread waits for a second, but not when the disk is closed.
 #[test]
 fn a_disk_goes_away_between_two_readings() {
-    // On a machine that does other work, one that does not wait may be late.
+    // On a busy machine one that does not wait may be late.
     wait_until("it goes away before the second is over", || {
         let (disk, control) = slow(&ext4_of_32_mib(""));
         let weak = Arc::downgrade(&disk);
@@ -179,7 +180,7 @@ fn a_disk_goes_away_between_two_readings() {
     });
 }
 
-/// The daemon's own requests are nobody's.
+/// The daemon's own requests come from no guest.
 #[test]
 fn only_requests_of_guests_are_counted() {
     let (disk, _) = slow(&ext4_of_32_mib(""));
@@ -195,7 +196,7 @@ fn only_requests_of_guests_are_counted() {
     assert_eq!(written(), 1);
 }
 
-/// A queue that has been idle knows the journals that others have found.
+/// An idle queue learns of the journals that others have detected.
 #[test]
 fn a_pattern_is_known_to_all_queues() {
     let (disk, _) = slow(&Disk::new(32 * MIB));
@@ -228,8 +229,8 @@ fn a_reading_that_could_not_begin_is_done_again() {
     wait_until("the layout", || is_ext4(&classes));
 }
 
-/// What had been known was given up after three readings that met errors, with what says when to
-/// read it again.
+/// After three readings with errors the known layout was dropped, with the definers that cause the
+/// next reading.
 #[test]
 fn an_outage_of_some_seconds_does_not_cost_the_layout_for_good() {
     let image = Disk::new(32 * MIB);
@@ -254,7 +255,7 @@ fn an_outage_of_some_seconds_does_not_cost_the_layout_for_good() {
     wait_until("the layout", || is_ext4(&classes));
 }
 
-/// With blocks of 4 KiB (a disk that demands them), a boot record counts these.
+/// With blocks of 4 KiB (a disk that requires them), a boot record counts these.
 #[test]
 fn a_boot_record_of_a_disk_with_blocks_of_4_kib() {
     struct Large(Arc<Slow>);
@@ -277,8 +278,8 @@ fn a_boot_record_of_a_disk_with_blocks_of_4_kib() {
     wait_until("the layout", || is_ext4(&classes));
 }
 
-/// A reading met an error, and everything that had been known was forgotten, until the boot record
-/// was written again.
+/// A reading met an error, and the whole layout was dropped, until the boot record was written
+/// again.
 #[test]
 fn a_passing_error_does_not_cost_the_layout() {
     let (disk, control) = slow(&ext4_of_32_mib(""));
@@ -299,7 +300,7 @@ fn a_passing_error_does_not_cost_the_layout() {
     assert!(is_ext4(&classes));
 }
 
-/// Told of all that is read; of the first reading that no guest has asked for it.
+/// The pace is called for all reads, and told that no guest caused the first reading.
 #[test]
 fn a_reading_keeps_to_its_pace_and_ends_in_the_midst_of_a_rest() {
     let (told, charged) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
@@ -325,6 +326,6 @@ fn a_reading_keeps_to_its_pace_and_ends_in_the_midst_of_a_rest() {
         wipe(&mut guest);
         told.load(Relaxed) > before
     });
-    // Waits for its thread, which rests for an hour.
+    // Waits for its thread, which is resting for an hour.
     drop((guest, classes, classify));
 }

@@ -1,4 +1,4 @@
-//! What is made over something else leaves some of that behind.
+//! Remains of old content under new structures.
 
 use std::os::unix::fs::FileExt;
 

@@ -15,8 +15,7 @@ use flowstone_layers::Mem;
 
 use crate::disk::{Disk, MIB, make};
 
-/// A disk in memory. Reads and writes of the layers above wait while they are told to, and fail on
-/// demand.
+/// A disk in memory. Reads and writes of the layers above can be delayed, and fail on demand.
 pub struct Slow {
     base: Mem,
     control: Arc<Control>,
@@ -24,15 +23,15 @@ pub struct Slow {
 
 #[derive(Default)]
 pub struct Control {
-    /// How long each read takes, in milliseconds.
+    /// Duration of each read, in milliseconds.
     pub read_ms: AtomicU64,
     pub reads: AtomicU64,
     pub reads_fail: AtomicBool,
     /// Writes are carried out, and reported as failed.
     pub writes_fail: AtomicBool,
-    /// Completions of writes are kept back.
+    /// Completions of writes are held back.
     pub writes_held: AtomicBool,
-    /// So many channels cannot be opened.
+    /// Number of channels that cannot be opened.
     pub channels_refused: AtomicU64,
 }
 
@@ -97,7 +96,7 @@ impl Channel for SlowChannel {
     }
 }
 
-/// What a queue of a guest asks of a layer.
+/// Layer whose channels have the origin of a guest's queue.
 pub struct OfGuest<'a>(pub &'a Classify, pub u16);
 
 impl Layer for OfGuest<'_> {
@@ -111,7 +110,7 @@ impl Layer for OfGuest<'_> {
     }
 }
 
-/// Such a disk with what this one holds in its first 32 MiB.
+/// Makes such a disk with the first 32 MiB of this one.
 pub fn slow(image: &Disk) -> (Arc<Slow>, Arc<Control>) {
     let base = Mem::new(SectorCount::from_bytes(32 * MIB).unwrap()).unwrap();
     let mut piece = vec![0; MIB as usize];

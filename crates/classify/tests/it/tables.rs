@@ -1,11 +1,11 @@
-//! Partition tables that are unusual, and right, and what looks like one and is none.
+//! Unusual but valid partition tables, and data that looks like one and is not.
 
 use flowstone_testkit::truth::run;
 
 use crate::disk::{Disk, MIB, extent, make};
 use crate::forged::{kinds, mbr_entry, put, put_gpt};
 
-/// fdisk and parted leave a chain in any order when partitions were deleted and made again; Linux
+/// fdisk and parted leave a chain in any order when partitions were deleted and recreated; Linux
 /// follows it.
 #[test]
 fn logical_partitions_may_be_chained_in_any_order() {
@@ -66,7 +66,7 @@ fn the_first_128_partitions_are_read() {
     assert_eq!(disk.layout().found().len(), 1 + 128);
 }
 
-/// What lies where entries would be is none: a status, or a start beyond the end.
+/// Data in place of the entries is invalid: a status, or a start beyond the end.
 #[test]
 fn a_boot_sector_whose_entries_cannot_be_hides_no_file_system() {
     for entry in [mbr_entry(0x41, 0x83, 2048, 2048), mbr_entry(0, 0x83, 4 << 20, 2048)] {

@@ -1,4 +1,4 @@
-//! Groups of volumes that are unusual, and right.
+//! Unusual but valid volume groups.
 
 use crate::disk::{Disk, MIB, make};
 use crate::forged::{group, kinds, linear, physical_volume, put};
@@ -15,8 +15,8 @@ fn a_volume_without_read_ahead_hides_no_volume() {
     assert_eq!(kinds(&disk.layout()), ["lvm", "ext4", "volume"]);
 }
 
-/// An area that its group does not use any more holds an old text (`pvchange --metadataignore y`):
-/// where that had volumes, others may be now.
+/// An unused metadata area holds an old text (`pvchange --metadataignore y`): its volumes may have
+/// been replaced by others.
 #[test]
 fn an_ignored_metadata_area_tells_nothing() {
     let disk = physical_volume(&group(&linear("root", 0, 10, "")));
@@ -39,7 +39,7 @@ fn the_second_physical_volume_of_a_group() {
     make("mkfs.ext4", "-q -F -b 4096", inner.file.path());
     disk.insert(MIB, &inner);
     assert_eq!(kinds(&disk.layout()), ["lvm", "ext4"]);
-    // Segments of other kinds, and areas that are none.
+    // Segments of other kinds, and invalid areas.
     let disk = physical_volume(&text.replace("\"striped\"", "\"error\""));
     assert_eq!(kinds(&disk.layout()), ["lvm"]);
     let disk = physical_volume(&text);

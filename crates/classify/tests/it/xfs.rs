@@ -26,8 +26,7 @@ fn other_sizes() {
     check("-s size=4096 -d agsize=128m -l size=70m");
 }
 
-/// What an ext4 file system has left behind is not found once mkfs.xfs has been there, and the
-/// other way round.
+/// The remains of an ext4 file system are not found after mkfs.xfs, and vice versa.
 #[test]
 fn the_newer_of_two_file_systems_counts() {
     let disk = Disk::new(GIB);

@@ -1,4 +1,4 @@
-//! What the kernel is asked for in the end: a filter on the thread's system calls looks at their
+//! Tests of the system calls that are made: a seccomp filter on the thread inspects their
 //! arguments.
 
 use std::thread;
@@ -11,15 +11,14 @@ use crate::MemoryList;
 use crate::descriptor::FileKind;
 use crate::direct::{BOUNCE_BYTES_MAX, DirectLimits, HOST_IS_OUT_OF_MEMORY};
 
-/// What a call that the filter refuses fails with: no file system does.
+/// Error number of a call that the filter refuses: no file system returns it.
 const REFUSED: Errno = Errno::ILSEQ;
 
 fn file(direct: Option<DirectLimits>) -> Descriptors {
     Descriptors::new(tempfile::tempfile().unwrap(), direct, FileKind::Regular).unwrap()
 }
 
-/// A write of so many pieces, carried out on a thread that may make no `pwritev2` without
-/// `RWF_DSYNC`.
+/// Makes a write of `pieces` pieces on a thread that may make no `pwritev2` without `RWF_DSYNC`.
 fn write(file: &Descriptors, durable: bool, pieces: usize, piece_bytes: usize) -> Outcome {
     let mut buffer = AlignedBuf::zeroed(pieces * piece_bytes + 1);
     // SAFETY: the buffer outlives the request; odd addresses, for files that want even ones.
@@ -42,12 +41,12 @@ fn write(file: &Descriptors, durable: bool, pieces: usize, piece_bytes: usize) -
     })
 }
 
-/// A filter stays with its thread.
+/// Runs `work` on its own thread, since a filter stays with its thread.
 fn alone<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| scope.spawn(work).join().unwrap())
 }
 
-/// The durability of write-through disks was tested down to the simulated disk, and no further.
+/// The durability of write-through disks was tested down to the simulated disk only.
 #[test]
 fn a_durable_write_says_so_in_each_call_that_it_takes() {
     let limits = DirectLimits { offset_bytes: 512, memory_bytes: 4 };
@@ -55,7 +54,7 @@ fn a_durable_write_says_so_in_each_call_that_it_takes() {
         (None, 1, 512),
         // More pieces than one call takes.
         (None, PIECES_PER_CALL_MAX * 2 + 9, 512),
-        // Copied through memory of ours, part by part.
+        // Copied through a bounce buffer, part by part.
         (Some(limits), 3, BOUNCE_BYTES_MAX),
     ] {
         let file = file(direct);
@@ -81,7 +80,7 @@ fn a_sync_is_made_through_the_description_for_syncs() {
     assert_eq!(refuse(file.to_sync().as_raw_fd()), Err(REFUSED));
 }
 
-/// A host without memory for a stand-in has been asked for nothing: nothing was written, and no
+/// If there is no memory for a bounce buffer, the host was not asked: nothing was written, and no
 /// sync has failed.
 #[test]
 fn a_write_without_memory_for_its_stand_in_is_told_apart_from_one_that_the_host_refused() {

@@ -1,9 +1,9 @@
-//! A filter on the system calls of one thread, for tests: it shows what the kernel is asked for.
+//! A filter on the system calls of one thread, for tests of the calls that are made.
 
 use libc::{BPF_ABS, BPF_ALU, BPF_AND, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W};
 use libc::{SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO, sock_filter, sock_fprog};
 
-/// Calls that fail with `errno`: those whose argument has `value` under `mask`, in its lower half.
+/// Makes calls fail with `errno` if the lower half of an argument has `value` under `mask`.
 pub struct Refusal {
     pub call: i64,
     pub argument: u32,
@@ -13,7 +13,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// From now on, for this thread and for good.
+    /// Installs the filter on this thread, permanently.
     pub fn install(&self) {
         // `struct seccomp_data`: the number of the call at 0, arguments of eight bytes from 16 on.
         let load = |at| step(BPF_LD | BPF_W | BPF_ABS, 0, at);

@@ -6,11 +6,11 @@ use super::*;
 use crate::descriptor::FileKind;
 use crate::{FileOffset, FileOp, MemoryList};
 
-/// Takes a while to read: 16 GiB of zeroes, into the same memory over and over.
+/// A slow read: 16 GiB of zeroes, into the same memory repeatedly.
 const PIECES: usize = 8192;
 const PIECE_BYTES: usize = 2 << 20;
 
-/// A host that starts no threads: the queue runs its job itself, and others can use the pool
+/// On a host that starts no threads the queue runs its job itself, and others can use the pool
 /// meanwhile.
 #[test]
 fn a_queue_that_runs_its_own_job_does_not_hold_the_pool() {
@@ -38,7 +38,7 @@ fn a_queue_that_runs_its_own_job_does_not_hold_the_pool() {
         let others = scope.spawn(|| {
             begun.wait();
             loop {
-                // In this order: the first job is neither queued nor done, so it is being run.
+                // In this order: if the first job is neither queued nor done, it is running.
                 let second_is_next = |state: MutexGuard<'_, State>| {
                     state.jobs.front().is_some_and(|job| job.request.tag == 1)
                 };
@@ -58,12 +58,12 @@ fn a_queue_that_runs_its_own_job_does_not_hold_the_pool() {
         channel.kick();
         others.join().unwrap()
     });
-    // The slow job is not the channel's own; both are in its completion queue.
+    // The slow job was not submitted through the channel; both complete in its completion queue.
     channel.in_flight += 1;
     assert!(seen_free, "the pool was locked while a job ran");
 }
 
-/// Past the end of the address space: the call panics.
+/// A range past the end of the address space: the call panics.
 const DEADLY: FileOp = FileOp::Punch { offset: FileOffset::new(u64::MAX), bytes: 1 };
 
 fn file_of_zeroes() -> Arc<Descriptors> {
@@ -71,8 +71,8 @@ fn file_of_zeroes() -> Arc<Descriptors> {
     Arc::new(Descriptors::new(file, None, FileKind::Regular).unwrap())
 }
 
-/// A thread that panicked took its request along, and its place: the queue waited for ever, and
-/// after sixteen of them the pool had no thread and started none.
+/// A panicking thread lost its request and its place in the pool: the queue waited forever, and
+/// after sixteen panics the pool had no thread and started none.
 #[test]
 fn a_request_whose_call_panics_is_answered_and_its_thread_goes_on() {
     const DEATHS: usize = THREADS_MAX + 1;
@@ -92,12 +92,12 @@ fn a_request_whose_call_panics_is_answered_and_its_thread_goes_on() {
     done.sort_by_key(|it: &FileCompletion| it.tag);
     let (sync, dead) = done.split_last().unwrap();
     assert_eq!(sync.outcome, Ok(()));
-    // The host may have been asked: one that was a sync has failed.
+    // The host may have been asked: a sync among them has failed.
     assert!(dead.iter().all(|it| it.asked && it.outcome == Err(Errno::IO)), "{dead:?}");
     assert!(channel.is_idle());
 }
 
-/// ... also where it is the queue's own thread, for want of another.
+/// The same on the queue's own thread, if no other can be started.
 #[test]
 fn a_queue_that_runs_its_own_job_outlives_a_panic_of_its_call() {
     let start = |_| Err(io::Error::from_raw_os_error(libc::EAGAIN));
@@ -113,8 +113,8 @@ fn a_queue_that_runs_its_own_job_outlives_a_panic_of_its_call() {
 
 static HAS_THREADS: AtomicBool = AtomicBool::new(false);
 
-/// A host that starts no threads, and a file server that may have stopped: the queue's own
-/// thread asked it, and the disks that share the thread stood still.
+/// On a host that starts no threads, with a file server that may have stopped: the queue's own
+/// thread called the server, and the disks that share the thread stalled.
 #[test]
 fn a_server_is_asked_by_no_queues_thread_although_there_is_no_other() {
     let start = |pool: Arc<Pool>| match HAS_THREADS.load(Ordering::Relaxed) {

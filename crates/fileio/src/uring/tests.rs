@@ -1,4 +1,4 @@
-//! Submissions as the kernel gets them.
+//! Submission entries as the kernel gets them.
 
 use flowstone_block::{AlignedBuf, QueueContext};
 
@@ -40,8 +40,8 @@ fn channel_of(context: &QueueContext, direct: Option<DirectLimits>) -> UringChan
     UringChannel::new(file, pool, context.depth, &context.reactor).expect("a host with io_uring")
 }
 
-/// A write-through disk is as durable as this flag: a write without it completes before the medium
-/// has it, and so does the rest of one that came up short.
+/// The durability of a write-through disk depends on this flag: a write without it completes before
+/// it is on the medium, and so does the rest of a short write.
 #[test]
 fn a_durable_write_says_so_and_still_does_when_it_is_resumed() {
     const BYTES: usize = 4096;
@@ -90,7 +90,7 @@ fn a_write_without_memory_for_its_stand_in_was_not_asked_of_the_host() {
     drop(channel);
 }
 
-/// A page of a monitor's, mapped and registered.
+/// A page of a monitor's memory, mapped and registered.
 struct Shared {
     file: std::fs::File,
     start: *mut u8,
@@ -118,7 +118,7 @@ impl Shared {
         [unsafe { IoVec::new(self.start, PAGE) }]
     }
 
-    /// The monitor truncates it, and another request looks at it: a page of zeroes is in its place.
+    /// Truncates the monitor's file and touches the page: a page of zeroes replaces it.
     fn lose(&self) {
         self.file.set_len(0).unwrap();
         // SAFETY: within the mapping.
@@ -126,7 +126,8 @@ impl Shared {
     }
 }
 
-/// A request that the ring has; it was not given to this one, so the test says what comes back.
+/// Registers a request as in flight without submitting it to the ring, so that the test can choose
+/// its completion.
 fn with_the_ring(channel: &mut UringChannel, op: FileOp, list: &[IoVec; 1]) -> usize {
     // SAFETY: the callers keep the list until the channel is gone.
     let request = FileRequest::new(op, unsafe { MemoryList::new(list) }, 3);
@@ -142,8 +143,8 @@ fn transfer(write: bool) -> FileOp {
     }
 }
 
-/// Memory was looked at when a request came, and not again when what was left of a short write was
-/// started, or a write that the ring had not begun: zeroes went to the disk.
+/// Memory was checked when a request came, and not again when the rest of a short write, or an
+/// unstarted write, was submitted: zeroes were written to the disk.
 #[test]
 fn what_is_left_of_a_write_is_not_started_when_its_memory_is_lost() {
     let result_of_a_ring_without_threads = -libc::ECANCELED;
@@ -166,8 +167,8 @@ fn what_is_left_of_a_write_is_not_started_when_its_memory_is_lost() {
     }
 }
 
-/// The page was replaced while the kernel had the request: it may have written zeroes, or what it
-/// read may be gone.
+/// The page was replaced while the kernel had the request: it may have written zeroes, or the data
+/// read may be lost.
 #[test]
 fn a_request_whose_memory_was_lost_on_its_way_does_not_count_as_done() {
     for write in [true, false] {

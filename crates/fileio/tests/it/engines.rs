@@ -1,4 +1,5 @@
-//! One behaviour: of all engines, and of the write cache that tests put before a file.
+//! Common behaviour of all engines, and of the volatile write cache that tests put in front of a
+//! file.
 
 use std::fs::File;
 use std::ops::{Deref, DerefMut};
@@ -63,7 +64,7 @@ impl Case {
         self.dir.path().join("disk.raw")
     }
 
-    /// Whether the host need not have been told what has completed.
+    /// Returns whether completed writes may not have reached the host.
     fn holds_back(&self) -> bool {
         self.name.starts_with("volatile")
     }
@@ -80,7 +81,7 @@ impl Case {
     }
 }
 
-/// A channel that has a thread to itself.
+/// A channel with its own thread.
 struct Queue {
     channel: Box<dyn FileChannel>,
     reactor: Reactor,
@@ -165,7 +166,7 @@ fn aligned_and_odd_transfers_read_back_what_was_written() {
             (512, 512, 0),
             (100_352, 1536, 3),
             (65_536, 4096, 1),
-            // More than stands in for odd memory at a time.
+            // More than the bounce buffers of a queue hold.
             (1024, 900 << 10, 1),
         ] {
             let mut buffer = AlignedBuf::zeroed(bytes + shift);
@@ -207,7 +208,7 @@ fn a_full_queue_completes_every_request_once() {
         // SAFETY: the buffers outlive the requests, which complete below.
         let lists: Vec<[IoVec; 1]> =
             buffers.iter_mut().map(|buffer| [unsafe { IoVec::of(buffer) }]).collect();
-        // More than the depth promises: the ring must push back by itself, not fail.
+        // More requests than the depth: the ring must apply back-pressure by itself, not fail.
         for (tag, list) in lists.iter().enumerate() {
             // SAFETY: the lists outlive the requests.
             let memory = unsafe { MemoryList::new(list) };
@@ -240,7 +241,7 @@ fn punched_and_zeroed_ranges_read_zero_and_punching_frees_space() {
         run(&mut channel, zero, &mut []).unwrap();
         let punch = FileOp::Punch { offset: FileOffset::new(512 << 10), bytes: 512 << 10 };
         run(&mut channel, punch, &mut []).unwrap();
-        // A volatile file may have told the host nothing yet.
+        // A volatile file may not have written anything to the host yet.
         run(&mut channel, FileOp::Datasync, &mut []).unwrap();
         assert!(file.allocated_bytes().unwrap() + (500 << 10) < before, "{}", case.name);
         run(&mut channel, read_op(0, 1 << 20), &mut buffer).unwrap();
@@ -253,7 +254,7 @@ fn punched_and_zeroed_ranges_read_zero_and_punching_frees_space() {
 
 #[test]
 fn cleared_ranges_read_zero_and_space_stays_as_it_was() {
-    // A volatile file may give holes space: it does not know yet what will be one.
+    // A volatile file may allocate holes: it does not know yet which ranges will be holes.
     for case in cases().into_iter().filter(|case| !case.holds_back()) {
         let file = case.create();
         let mut channel = Queue::new(&*file, DEPTH);
@@ -264,7 +265,7 @@ fn cleared_ranges_read_zero_and_space_stays_as_it_was() {
         }
         run(&mut channel, FileOp::Datasync, &mut []).unwrap();
         let before = file.allocated_bytes().unwrap();
-        // From inside a block, over data, a hole, data, and the hole at the end.
+        // From inside a block: data, a hole, data, and the hole at the end.
         let clear = FileOp::Clear { offset: FileOffset::new(512), bytes: FILE_BYTES - 512 };
         run(&mut channel, clear, &mut []).unwrap();
         run(&mut channel, FileOp::Datasync, &mut []).unwrap();
@@ -289,7 +290,7 @@ fn allocated_ranges_have_space_and_keep_their_content() {
         run(&mut channel, write_op(1 << 20, 8192), &mut buffer).unwrap();
         run(&mut channel, FileOp::Datasync, &mut []).unwrap();
         let before = file.allocated_bytes().unwrap();
-        // Around the content, and past the end of the file.
+        // Over the content, and past the end of the file.
         for (offset, bytes) in [(0, 2 << 20), (FILE_BYTES - 4096, 1 << 20)] {
             let op = FileOp::Allocate { offset: FileOffset::new(offset), bytes };
             run(&mut channel, op, &mut []).unwrap();
@@ -381,12 +382,12 @@ fn a_file_is_free_when_its_last_request_has_been_answered() {
             let mut blocking = BlockingFile::new(&*file).unwrap();
             let (offset, bytes) = (FileOffset::new(0), FILE_BYTES);
             blocking.run(FileOp::Punch { offset, bytes }).unwrap();
-            // The next turn opens it again, and does not wait for a lock.
+            // The next case opens it again, and does not wait for a lock.
         }
     }
 }
 
-/// Completions that found no room in a ring's completion queue wait in the kernel until the ring's
+/// Completions that do not fit in a ring's completion queue wait in the kernel until the ring's
 /// owner enters it. A queue that polls and never sleeps has to notice.
 #[test]
 fn more_completions_than_a_ring_has_room_for_come_without_a_sleep() {
@@ -394,7 +395,7 @@ fn more_completions_than_a_ring_has_room_for_come_without_a_sleep() {
     for case in cases() {
         let file = case.create();
         let mut buffer = AlignedBuf::zeroed(4096);
-        // Buffered reads of what is in the page cache complete while they are submitted.
+        // Buffered reads of cached data complete during submission.
         run(&mut Queue::new(&*file, DEPTH), write_op(0, 4096), &mut buffer).unwrap();
         let mut channel = Queue::new(&*file, QueueDepth(8));
         // SAFETY: buffer and list outlive the requests; all of them read the same bytes.

@@ -1,4 +1,4 @@
-//! Data whose memory has been taken away is not written: zeroes lie in its place.
+//! A write whose memory has been lost is not carried out: it would write zeroes.
 
 use flowstone_block::{Errno, Guarded};
 use flowstone_fileio::{
@@ -9,8 +9,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap};
 
 const PAGE: usize = 4096;
 
-/// A layer above had looked at the data (the cache copies it, zeroes are searched for in it), and
-/// so put zeroes in its place: they went to the disk, where something else had been.
+/// A layer above had read the data (the cache copies it, zeroes are searched for in it), and so
+/// replaced it with zeroes: these were written to the disk over other data.
 #[test]
 fn no_engine_writes_what_is_not_there_any_more() {
     let on_disk = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));

@@ -1,4 +1,4 @@
-//! Every engine serves the same seam: each claim here is made of all of them.
+//! Every engine implements the same interface: each test here covers all of them.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

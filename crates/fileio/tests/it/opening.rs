@@ -1,4 +1,4 @@
-//! What is wrong with a path is said in one line that tells what to do.
+//! Errors of a path are reported in one line with advice.
 
 use std::fs::File;
 use std::io::{IoSlice, Read};
@@ -58,7 +58,7 @@ fn locked(path: &Path) -> File {
     file
 }
 
-/// A socket that holds the file in a message which is on its way: no process has it open.
+/// A socket that holds the file in a message in flight: no process has it open.
 fn held_by_no_process(file: File) -> UnixStream {
     let (from, to) = UnixStream::pair().unwrap();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -69,8 +69,8 @@ fn held_by_no_process(file: File) -> UnixStream {
     to
 }
 
-/// The daemon that took a killed one's place gave up after five seconds: the host's disk was so
-/// busy that the kernel was not done with the requests of the killed one.
+/// A daemon that replaced a killed one gave up after five seconds: the host's disk was so busy that
+/// the kernel was not done with the requests of the killed one.
 #[test]
 fn a_lock_that_no_process_has_is_waited_for_and_one_that_a_process_has_is_not() {
     let dir = tempdir().unwrap();
@@ -84,7 +84,7 @@ fn a_lock_that_no_process_has_is_waited_for_and_one_that_a_process_has_is_not() 
     assert!(refusal.to_string().contains(&std::process::id().to_string()), "{refusal}");
 
     let held = held_by_no_process(held);
-    // Who looks at it, or waits for it, has not locked it.
+    // A process that has it open, or waits for it, does not hold the lock.
     let looks = File::open(&path).unwrap();
     std::thread::scope(|scope| {
         let opens = [(); 2].map(|()| scope.spawn(|| options.open(&path).map(drop)));
@@ -108,7 +108,7 @@ fn qemu_and_we_keep_each_other_from_writing() {
         command.spawn()
     };
     let Ok(mut writer) = qemu_io(&[]) else { return flowstone_testkit::skip("no qemu-io here") };
-    // Its prompt says that it has the image.
+    // Its prompt shows that it has opened the image.
     let mut prompt = [0; 8];
     writer.stdout.as_mut().unwrap().read_exact(&mut prompt).unwrap();
     for access in [Access::Read, Access::Write] {
@@ -153,7 +153,7 @@ fn data_ranges_skip_holes() {
     assert!(file.allocated_bytes().unwrap() < 1 << 20);
 }
 
-/// A lock belongs to an inode, and one device may have several.
+/// A lock belongs to an inode, and one device may have several nodes.
 #[test]
 fn a_device_has_one_writer_by_whatever_node() {
     let dir = tempdir().unwrap();
@@ -180,7 +180,7 @@ fn a_device_has_one_writer_by_whatever_node() {
 struct LoopDevice(std::path::PathBuf);
 
 impl LoopDevice {
-    /// `None`, and says why, where this user may have none.
+    /// `None`, with a message, if this user may not make one.
     fn of(file: &Path) -> Option<Self> {
         let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output();
         match made {

@@ -1,4 +1,4 @@
-//! What is not to be kept does not stay in the host's page cache, and everything else does.
+//! Uncached data does not stay in the host's page cache, and all other data does.
 
 use std::path::Path;
 
@@ -13,14 +13,14 @@ const PAGE: usize = 4096;
 const BLOCK: usize = 1024;
 const HALF: u64 = 256 << 10;
 
-/// How many pages of a range of the file are in the page cache.
+/// Returns the number of pages of a range of the file that are in the page cache.
 fn resident(path: &Path, offset: u64, bytes: usize) -> usize {
     let pages = page_cache::resident(path);
     let first = offset as usize / PAGE;
     pages[first..first + bytes / PAGE].iter().filter(|page| **page).count()
 }
 
-/// Whether pages of a half stay. On a busy host the kernel takes single ones back by itself.
+/// Returns whether the pages of a half stay. A busy host reclaims single ones by itself.
 fn stays(pages: usize) -> bool {
     pages > HALF as usize / PAGE / 2
 }
@@ -50,7 +50,7 @@ fn what_is_marked_does_not_stay_in_the_page_cache() {
             let mut file = BlockingFile::new(&file).unwrap();
             let mut buffer = AlignedBuf::zeroed(PAGE);
             buffer.fill(7);
-            // As the journal of a small file system: pages in parts.
+            // Like the journal of a small file system: partial pages.
             for at in (0..2 * HALF).step_by(BLOCK) {
                 let offset = FileOffset::new(at);
                 let op = FileOp::Write { offset, bytes: BLOCK as u64, durable: false };
@@ -59,7 +59,7 @@ fn what_is_marked_does_not_stay_in_the_page_cache() {
                     file.sync().unwrap();
                 }
             }
-            // The first one may have begun before a write of another queue.
+            // The first sync may have begun before a write of another queue.
             file.sync().unwrap();
             file.sync().unwrap();
             assert!(stays(resident(&path, 0, HALF as usize)), "{engine:?}");

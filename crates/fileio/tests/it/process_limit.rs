@@ -1,4 +1,4 @@
-//! A host that starts no more threads, for us or for the kernel's side of our ring.
+//! A host that can start no more threads, neither for us nor for the kernel's side of our ring.
 
 use std::process::Command;
 
@@ -11,12 +11,12 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 
 const CHILD: &str = "FLOWSTONE_TEST_PROCESS_LIMIT";
 const BLOCK: usize = 4096;
-/// A user of nobody's: its processes are counted by themselves.
+/// An unused user ID: its processes are counted separately.
 const USER: libc::uid_t = 54_321;
 
-/// At `TasksMax=` the kernel cannot make the worker that a sync in a ring needs, and answers
+/// At `TasksMax=` the kernel cannot create the worker that a sync in a ring needs, and answers
 /// ECANCELED. That was taken for a failed sync, after which a disk promises nothing until the
-/// daemon restarts. The limits hold for a whole process: this test runs itself in another one.
+/// daemon restarts. The limits apply to a whole process: this test runs itself in another one.
 #[test]
 fn a_sync_that_the_ring_had_no_thread_for_is_done_all_the_same() {
     if std::env::var_os(CHILD).is_some() {
@@ -56,7 +56,7 @@ fn new_file() -> (HostFile, tempfile::TempDir) {
     (options.open(&path).unwrap(), folder)
 }
 
-/// Root is not held to the limit, so it becomes somebody else.
+/// Root is exempt from the limit, so it changes to another user.
 fn allow_no_threads() {
     if rustix::process::geteuid().is_root() {
         // SAFETY: it changes who this process is, and no memory.

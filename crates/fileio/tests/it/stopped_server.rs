@@ -1,5 +1,4 @@
-//! A file on a server that has stopped: nothing of it may hold the queue's thread up, which other
-//! disks may share.
+//! A file on a stopped server must not block the queue's thread, which other disks may share.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
@@ -15,7 +14,7 @@ use flowstone_testkit::fuse::{Call, FuseHost};
 const BYTES: u64 = 64 << 10;
 
 struct Place {
-    // Before the folder: it is mounted there.
+    // Declared before the folder, in which it is mounted.
     host: FuseHost,
     image: PathBuf,
     _dir: tempfile::TempDir,
@@ -37,8 +36,8 @@ fn open(image: &Path, engine: EngineChoice, direct: DirectChoice) -> HostFile {
     options.open(image).unwrap()
 }
 
-/// All that a queue's thread does for a file. Says when it could go on to another disk, and returns
-/// what has completed in the end.
+/// Does all that a queue's thread does for a file. Calls `free` when it could go on to another
+/// disk, and returns the completions in the end.
 fn serve(file: &HostFile, free: impl Fn()) -> usize {
     let context = QueueContext::alone(QueueDepth(8)).unwrap();
     let mut channel = file.channel(&context).unwrap();
@@ -76,7 +75,7 @@ fn serve(file: &HostFile, free: impl Fn()) -> usize {
 }
 
 /// A read of a file on FUSE waited in `io_uring_enter` for its server, and the start of a queue for
-/// its answer to `open`: with them waited all disks of that thread.
+/// the reply to `open`: all disks of that thread waited with them.
 #[test]
 fn a_queues_thread_waits_for_no_server() {
     use {DirectChoice as D, EngineChoice as E};
@@ -98,8 +97,8 @@ fn a_queues_thread_waits_for_no_server() {
     }
 }
 
-/// A queue opened a description of its own when it started and closed it when it stopped, on a
-/// thread that other disks may share; FUSE and NFS ask the server about both.
+/// A queue opened its own description when it started and closed it when it stopped, on a thread
+/// that other disks may share; FUSE and NFS contact the server for both.
 #[test]
 fn a_queue_that_comes_and_goes_asks_no_server() {
     let Some(Place { host, image, _dir }) = place() else { return };

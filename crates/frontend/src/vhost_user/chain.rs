@@ -1,4 +1,4 @@
-//! Walks a descriptor chain that has not been checked yet.
+//! Walks an unvalidated descriptor chain.
 //!
 //! Bounded by construction: a chain visits at most as many descriptors as the ring has, or an
 //! indirect table's worth, so loops end. The rules are those of virtio 1.2, section 2.7.5.
@@ -8,23 +8,23 @@ use super::protocol::SEGMENTS_MAX;
 use super::protocol::descriptor_flag::{INDIRECT, NEXT, WRITE};
 use super::ring::{DESCRIPTOR_BYTES, Descriptor, SplitRing, read_descriptor};
 
-/// Why a chain is not a request. All of them are the driver's fault.
+/// Reasons to reject a chain. All of them are faults of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadChain {
-    /// More descriptors than may be: a loop.
+    /// More descriptors than allowed: a loop.
     TooLong,
-    /// A descriptor number past the end of its table.
+    /// A descriptor index past the end of its table.
     OutOfTable,
     /// An indirect table that is empty, not a whole number of descriptors, too large, nested, or
     /// combined with `next`.
     Indirect,
     /// A buffer outside guest memory.
     Unmapped,
-    /// A buffer of no bytes.
+    /// A buffer of zero length.
     Empty,
     /// A readable buffer behind a writable one.
     Order,
-    /// No room for the header or for the status byte.
+    /// Too short for the header or the status byte.
     Short,
 }
 
@@ -36,7 +36,7 @@ pub struct Buffer {
     pub writable: bool,
 }
 
-/// Most descriptors of one chain.
+/// Returns the most descriptors of one chain.
 fn chain_max(ring: &SplitRing) -> u32 {
     u32::from(ring.size()).max(SEGMENTS_MAX + 2)
 }

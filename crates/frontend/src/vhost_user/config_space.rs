@@ -8,13 +8,13 @@ use super::protocol::{
 
 /// Bytes of the structure, up to `write_zeroes_may_unmap` and its padding.
 pub const CONFIG_BYTES: usize = 60;
-/// Where the driver switches between write-back (1) and write-through (0).
+/// Offset of the cache-mode byte that the driver writes: write-back (1) or write-through (0).
 pub const AT_WRITEBACK: u32 = 32;
 
 /// Preferred size and alignment of large transfers.
 const OPTIMAL_IO_BYTES: u32 = 64 << 10;
 
-/// The structure as bytes, for a disk of `capacity` now.
+/// Encodes the structure, with the current `capacity`.
 pub fn encode(
     geometry: &Geometry,
     capacity: SectorCount,
@@ -34,7 +34,7 @@ pub fn encode(
     put(28, &(OPTIMAL_IO_BYTES / block_bytes).to_le_bytes());
     put(AT_WRITEBACK as usize, &[u8::from(!write_through)]);
     put(34, &queues.to_le_bytes());
-    // Limits are never zero, whether offered or not: drivers have divided by them.
+    // Limits are never zero, even if the feature is not offered: drivers have divided by them.
     put(36, &RANGE_SECTORS_MAX.to_le_bytes());
     put(40, &RANGES_MAX.to_le_bytes());
     let granularity = u64::from(geometry.discard_granularity_bytes) / SECTOR_BYTES;
@@ -49,8 +49,8 @@ pub fn encode(
     space
 }
 
-/// `size` bytes of the space from `offset`: as many as were asked for, zeroes past its end. QEMU
-/// drops a device whose answer has another size.
+/// Returns `size` bytes of the space from `offset`: always as many as asked for, zeroes past its
+/// end. QEMU drops a device whose answer has another size.
 pub fn window(space: &[u8; CONFIG_BYTES], offset: u32, size: u32) -> Vec<u8> {
     let byte = |at: u32| space.get(at as usize).copied().unwrap_or(0);
     (0..size).map(|index| byte(offset.saturating_add(index))).collect()

@@ -1,8 +1,8 @@
 //! The device as the monitor sees it: features, memory, rings, configuration.
 //!
-//! Every change that a running ring would notice (its addresses, the guest's memory) stops the
-//! rings first, which waits for what is in flight, and starts them again after. Such changes are
-//! rare, the wait is one disk access, and nothing running ever sees memory go away.
+//! Every change that affects a running ring (its addresses, the guest's memory) first stops the
+//! rings, which waits for the requests in flight, and starts them again after. Such changes are
+//! rare, the wait is about one disk access, and no running queue ever sees memory unmapped.
 
 use std::fs::File;
 use std::io;
@@ -28,18 +28,18 @@ use super::ring::RingAddresses;
 use super::shared::DeviceShared;
 use super::vring::{DeviceParts, Vring, never_blocking};
 
-/// Memory regions that a monitor may plug in; QEMU's own limit for its guests is of this order.
+/// Memory regions that a monitor may add; QEMU's own limit for its guests is of this order.
 const MEMORY_SLOTS_MAX: u64 = 509;
 
-/// What is served.
+/// The served disk and its options.
 pub struct DeviceOptions {
     /// The top of the disk's stack.
     pub layer: Arc<dyn Layer>,
-    /// State that the control plane shares.
+    /// State shared with the control plane.
     pub shared: Arc<DeviceShared>,
-    /// Most queues a guest may use.
+    /// The most queues that a guest may use.
     pub queues_max: u16,
-    /// What the guest reads as the disk's serial number; 20 bytes at most.
+    /// The disk's serial number for the guest; at most 20 bytes.
     pub id: String,
 }
 
@@ -53,17 +53,17 @@ pub struct Device {
     memory: Arc<GuestMemory>,
     inflight: Option<Arc<InflightRegion>>,
     vrings: Vec<Vring>,
-    /// What the driver has chosen with its cache switch. Only that message and the connection's
-    /// end change it: monitors remember the choice, and repeat it neither after a reset nor to a
-    /// restarted daemon, which finds it in the in-flight region.
+    /// The cache mode chosen by the driver. Only that message and the end of the connection change
+    /// it: monitors remember the choice, and repeat it neither after a reset nor to a restarted
+    /// daemon, which finds it in the in-flight region.
     write_through_chosen: bool,
-    /// Whether the monitor has yet to hear that it should look at the disk's size: it may have
-    /// changed while no monitor was connected.
+    /// The monitor is still to be told to reread the disk's size, which may have changed while no
+    /// monitor was connected.
     capacity_is_news: bool,
 }
 
 impl Device {
-    /// A device that no monitor has talked to yet.
+    /// Makes a device without a monitor.
     pub fn new(options: DeviceOptions, runner: Box<dyn QueueRunner<VirtQueue>>) -> Self {
         let mut id = [0; ID_BYTES];
         let length = options.id.len().min(ID_BYTES);
@@ -82,7 +82,7 @@ impl Device {
         }
     }
 
-    /// Forgets the monitor: stops every ring and lets go of its memory.
+    /// Disconnects the monitor: stops every ring and unmaps its memory.
     pub fn disconnect(&mut self) {
         self.stop_all();
         self.shared.set_monitor(None);
@@ -99,7 +99,7 @@ impl Device {
         self.vrings.iter_mut().for_each(|vring| *vring = Vring::default());
     }
 
-    /// Where configuration changes are announced from now on.
+    /// Sets the channel on which configuration changes are announced.
     pub fn set_monitor(&mut self, channel: UnixStream) {
         self.shared.set_monitor(Some(channel));
         self.capacity_is_news = true;
@@ -135,7 +135,7 @@ impl Device {
         self.vrings.get_mut(index as usize).ok_or(Error::InvalidParam)
     }
 
-    /// Starts the ring if the monitor has told all about it.
+    /// Starts the ring if the monitor has configured it completely.
     fn start_if_ready(&mut self, index: usize) -> Result<()> {
         if !self.vrings[index].is_ready() {
             return Ok(());
@@ -155,8 +155,8 @@ impl Device {
         self.runner.start(index, queue).map_err(Error::ReqHandlerError)?;
         self.vrings[index].running = true;
         if std::mem::take(&mut self.capacity_is_news) {
-            // Monitors ignore this before their rings run. One that cannot be told is not worse
-            // off than before.
+            // Monitors ignore this before their rings run. If it cannot be sent, the state is as
+            // before.
             let _ = self.shared.announce_capacity(self.shared.capacity());
         }
         Ok(())
@@ -173,8 +173,8 @@ impl Device {
         }
     }
 
-    /// Side by side: a queue whose turn has not come must not take requests, and so make the others
-    /// wait, while the first one finishes its own.
+    /// Stops all queues in parallel: otherwise a queue that is still running would take new
+    /// requests, and so delay the others, while the first one drains.
     fn stop_all(&mut self) {
         for index in 0..self.vrings.len() {
             self.runner.begin_stop(index);
@@ -184,14 +184,14 @@ impl Device {
         }
     }
 
-    /// Starts every ring that can run; the first error, after having tried all.
+    /// Starts every ring that can run; returns the first error, after having tried all.
     fn start_all(&mut self) -> Result<()> {
         let outcomes: Vec<_> =
             (0..self.vrings.len()).map(|index| self.start_if_ready(index)).collect();
         outcomes.into_iter().collect()
     }
 
-    /// Changes something about a ring that it would notice while running.
+    /// Changes a ring's configuration, with the ring stopped.
     fn change_vring(&mut self, index: u32, change: impl FnOnce(&mut Vring)) -> Result<()> {
         self.vring(index)?;
         let index = index as usize;
@@ -200,7 +200,7 @@ impl Device {
         self.start_if_ready(index)
     }
 
-    /// Changes the guest's memory under stopped rings.
+    /// Changes the guest's memory, with all rings stopped.
     fn change_memory(&mut self, memory: GuestMemory) -> Result<()> {
         self.stop_all();
         self.memory = Arc::new(memory);
@@ -208,8 +208,8 @@ impl Device {
         self.start_all()
     }
 
-    /// Shows which features hold. Writes go through if the driver has chosen so, or if it could not
-    /// flush (virtio 1.2, section 5.2.6.2).
+    /// Publishes the negotiated features. Writes go through if the driver has chosen so, or if it
+    /// cannot flush (virtio 1.2, section 5.2.6.2).
     fn apply_features(&self) {
         self.shared.set_features(self.features);
         let can_flush = self.features & (feature::FLUSH | feature::CONFIG_WCE) != 0;
@@ -218,8 +218,8 @@ impl Device {
     }
 
     fn choose_cache_mode(&mut self, write_through: bool) -> Result<()> {
-        // Under stopped rings: a write that is on its way while we flush would be covered neither
-        // by this flush nor by write-through, and the driver will send no flush any more.
+        // With the rings stopped: a write in flight during the flush would be covered neither by
+        // this flush nor by write-through, and the driver sends no more flushes.
         if !mutant("frontend.device.switches-cache-mode-under-running-queues") {
             self.stop_all();
         }
@@ -229,8 +229,8 @@ impl Device {
             self.set_cache_mode(write_through);
         }
         self.start_all()?;
-        // Refused, and the old mode stays: the driver finds it there when it looks, and flushes
-        // on. Its queues have other work; a connection that ended would take that from it.
+        // Refused, and the old mode stays: the driver reads it back and keeps flushing. The
+        // connection is kept, since the queues have other work.
         flushed.map_err(|error| {
             if let Some(unsaid) = self.shared.may_log() {
                 warn!(%error, unsaid, "the cache mode stays: the flush before the switch failed");
@@ -294,7 +294,7 @@ impl VhostUserBackendReqHandlerMut for Device {
         self.features = features;
         self.apply_features();
         if features & feature::VHOST_USER_PROTOCOL == 0 {
-            // Without the protocol there is no message to enable a ring.
+            // Without the protocol feature there is no message to enable a ring.
             self.vrings.iter_mut().for_each(|vring| vring.enabled = true);
         }
         Ok(())
@@ -391,7 +391,7 @@ impl VhostUserBackendReqHandlerMut for Device {
         self.vring(index)?;
         self.stop(index as usize);
         let vring = self.vring(index)?;
-        // A ring that has been asked for its position stays stopped until it is kicked anew.
+        // A ring whose position has been read stays stopped until a new kick descriptor is set.
         let state = VhostUserVringState::new(index, u32::from(vring.next_avail));
         vring.reset();
         Ok(state)

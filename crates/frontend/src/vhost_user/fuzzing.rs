@@ -1,4 +1,4 @@
-//! What the fuzz targets drive: a ring over plain memory, and a device without a socket.
+//! Fixtures of the fuzz targets: a ring over plain memory, and a device without a socket.
 
 use std::fs::File;
 use std::io;
@@ -15,18 +15,18 @@ use super::queue::{QueueParts, VirtQueue};
 use super::ring::{RingAddresses, SplitRing};
 use super::shared::DeviceShared;
 
-/// The size of a small disk behind the queue.
+/// The size of the small disk behind the queue.
 pub const DISK: SectorCount = SectorCount::new(1 << 12);
 
-/// The in-flight log of one queue, which outlives the queues over it.
+/// Makes the in-flight log of one queue, which outlives the queues that use it.
 pub fn log_for(size: u16) -> io::Result<Arc<InflightRegion>> {
     let bytes = InflightRegion::bytes_for(1, size);
     InflightRegion::map(InflightRegion::create(bytes)?, 0, bytes, 1, size)
 }
 
-/// A queue over a disk of `capacity` and an in-flight log, whose ring and guest memory are the
-/// first `bytes` bytes of `file`, which guest and monitor both see at address 0. The descriptor
-/// table is at 0, the avail ring behind it, and the used ring at the next multiple of 4.
+/// Makes a queue over a disk of `capacity` and an in-flight log. Ring and guest memory are the
+/// first `bytes` bytes of `file`, at address 0 for both guest and monitor. The descriptor table is
+/// at 0, the avail ring follows it, and the used ring is at the next multiple of 4.
 pub fn queue_over(
     file: File,
     bytes: u64,
@@ -42,7 +42,7 @@ pub fn queue_over(
     Ok(VirtQueue::new(parts))
 }
 
-/// What such a queue is made of.
+/// Makes the parts of such a queue.
 pub(super) fn parts_over(
     file: File,
     bytes: u64,

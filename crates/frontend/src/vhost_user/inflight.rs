@@ -1,4 +1,4 @@
-//! The in-flight region: what survives a daemon that dies in the middle of requests.
+//! The in-flight region: state of requests that survives a crash of the daemon.
 //!
 //! Memory that the monitor keeps for us across connections (vhost-user protocol, "Inflight I/O
 //! tracking"). For each ring, at a multiple of 64 bytes:
@@ -11,21 +11,21 @@
 //! 14  used_idx u16         used index once the batch's marks are cleared
 //! 16  desc[desc_num] { inflight u8, deaths u8, padding [4], next u16, counter u64 }
 //! ```
-//! `deaths` is ours, in what the specification leaves as padding; monitors keep the memory as it is
-//! and read none of it. It has two counts of lives of the daemon: in the high four bits those that
-//! have started the request, in the low four those that have not got as far as handing it to the
-//! disk since.
+//! `deaths` is our own field, in padding of the specification; monitors keep the memory as it is
+//! and read none of it. It has two counts of daemon lives: the high four bits count those that have
+//! started the request, the low four bits those since then that died before they had passed it to
+//! the disk.
 //!
-//! Behind the last ring, 64 bytes of ours hold what the monitor does not tell a restarted daemon:
-//! whether the guest has switched the disk to write-through.
+//! Behind the last ring, 64 bytes of our own hold state that the monitor does not pass to a
+//! restarted daemon: the guest's choice of write-through.
 //!
 //! A request is marked before it starts. A batch is published in three steps: link each completion
 //! into the list at `last_batch_head`; advance the ring's used index; clear the marks and set
-//! `used_idx`. If the ring's index and `used_idx` differ at start-up, we died between the last two,
-//! and the list says whose marks to clear. Whatever is marked then is carried out again, oldest
-//! first and one at a time. Before it is, both counts go up; when the disk has it, the low one is
-//! cleared. So a request that the daemon dies of is told from one that a killed daemon happened to
-//! have in flight (see [`Undone`]).
+//! `used_idx`. If the ring's index and `used_idx` differ at start-up, the daemon died between the
+//! last two steps, and the list names the marks to clear. Requests still marked then are replayed,
+//! oldest first and one at a time. Before a replay both counts are raised; when the disk has the
+//! request, the low one is cleared. So a request that crashes the daemon is told from one that a
+//! killed daemon happened to have in flight (see [`Undone`]).
 
 use std::fs::File;
 use std::io;
@@ -43,36 +43,36 @@ const HEADER_BYTES: usize = 16;
 const DEVICE_BYTES: usize = 64;
 const ENTRY_BYTES: usize = 16;
 const VERSION: u16 = 1;
-/// Of 128 rings, each of 32,768 entries: no disk has more.
+/// The largest region: 128 rings of 32,768 entries; no disk has more.
 const BYTES_MAX: u64 = 128 * (16 * 32_768 + 64) + DEVICE_BYTES as u64;
 
 const AT_VERSION: usize = 8;
 const AT_DESC_NUM: usize = 10;
 const AT_LAST_BATCH_HEAD: usize = 12;
 const AT_USED_IDX: usize = 14;
-/// In-flight mark and deaths: one 16-bit word, so that no death can come between them.
+/// In-flight mark and deaths: one 16-bit word, so that both are written atomically.
 const AT_MARK: usize = 0;
 const AT_NEXT: usize = 6;
 const AT_COUNTER: usize = 8;
 
-/// The word at `AT_MARK` of a request that so many lives have started, of which so many had it in
-/// hand last. More than fifteen are fifteen.
+/// Returns the word at `AT_MARK` of a request that `started` lives have started, of which the last
+/// `in_hand` died before passing it to the disk. Both saturate at 15.
 fn marked(started: u8, in_hand: u8) -> u16 {
     u16::from_ne_bytes([1, started.min(15) << 4 | in_hand.min(15)])
 }
 
-/// ... and of an entry without a request.
+/// The word at `AT_MARK` of an entry without a request.
 const UNMARKED: u16 = 0;
 
-/// A request that an earlier life left undone.
+/// A request that a dead daemon left undone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Undone {
-    /// Its chain.
+    /// The head of its chain.
     pub head: u16,
-    /// How many lives have started it, and died before it was done.
+    /// Number of lives that have started it and died before it was done.
     pub started: u8,
-    /// How many of them had it in hand, the last ones in a row: parsed or submitted it, and died
-    /// before the disk had it. The first one had others of its batch in hand too.
+    /// Number of them, the last in a row, that had it in hand: parsed or submitted it, and died
+    /// before the disk had it. The first of them also had other requests of the batch in hand.
     pub in_hand: u8,
 }
 
@@ -83,12 +83,12 @@ pub struct InflightRegion {
     queue_size: u16,
 }
 
-/// One ring's part of it, in two halves: an entry belongs to the first from when its head is taken
-/// until the request is handed to the second, and to that until its mark is cleared.
+/// One ring's part of the region, in two halves: an entry belongs to the first from when its head
+/// is taken until the request is handed to the second, and to the second until its mark is cleared.
 pub struct InflightLog {
-    /// For what is taken from the ring.
+    /// The half of the queue half that takes requests.
     pub avail: AvailLog,
-    /// For what goes to the disk and comes back.
+    /// The half of the queue half that completes them.
     pub used: UsedLog,
 }
 
@@ -102,7 +102,7 @@ pub struct AvailLog {
 pub struct UsedLog {
     ring: RingLog,
     batch: Vec<u16>,
-    /// Started, and not with the disk yet.
+    /// Heads that are started and not yet with the disk.
     in_hand: Vec<u16>,
 }
 
@@ -119,12 +119,12 @@ fn queue_bytes(queue_size: u16) -> usize {
 }
 
 impl InflightRegion {
-    /// Bytes needed for so many rings.
+    /// Returns the size of a region of `queues` rings.
     pub fn bytes_for(queues: u16, queue_size: u16) -> u64 {
         queue_bytes(queue_size) as u64 * u64::from(queues) + DEVICE_BYTES as u64
     }
 
-    /// New, zeroed memory for a region, to be kept by the monitor.
+    /// Creates the zeroed memory of a region, to be kept by the monitor.
     pub fn create(bytes: u64) -> io::Result<File> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let memory = memfd_create("flowstone-inflight", flags)?;
@@ -133,7 +133,7 @@ impl InflightRegion {
         Ok(File::from(memory))
     }
 
-    /// Maps a region that the monitor has kept.
+    /// Maps a region kept by the monitor.
     pub fn map(
         file: File,
         offset: u64,
@@ -151,7 +151,7 @@ impl InflightRegion {
         if !fcntl_get_seals(&file)?.contains(SealFlags::SHRINK) {
             return Err(io::Error::other("the in-flight region is not one of ours"));
         }
-        // No more than that, however much is handed over.
+        // Maps no more than needed, however large the monitor's region is.
         let bytes = usize::try_from(needed).map_err(io::Error::other)?;
         let mapping = GuardedRegion::map(file, offset, bytes, None)?;
         Ok(Arc::new(Self { mapping, queues, queue_size }))
@@ -163,18 +163,18 @@ impl InflightRegion {
         unsafe { AtomicU8::from_ptr(self.mapping.as_ptr().add(at)) }
     }
 
-    /// Whether an earlier life was told to write through.
+    /// Returns whether an earlier life was set to write-through.
     pub fn write_through(&self) -> bool {
         self.write_through_mark().load(Ordering::Relaxed) == 1
     }
 
-    /// Leaves word for a later life.
+    /// Records the cache mode for a later life.
     pub fn set_write_through(&self, on: bool) {
         self.write_through_mark().store(u8::from(on), Ordering::Relaxed);
     }
 
-    /// The part of ring `index`, or `None` if the region has no such ring or is meant for
-    /// smaller ones.
+    /// Returns the part of ring `index`; `None` if the region has no such ring or its rings are
+    /// smaller.
     pub fn log(self: &Arc<Self>, index: usize, queue_size: u16) -> Option<InflightLog> {
         if index >= usize::from(self.queues) || queue_size > self.queue_size {
             return None;
@@ -189,7 +189,7 @@ impl InflightRegion {
 
 #[cfg(test)]
 impl InflightRegion {
-    /// From now on, a process that writes to the region, from its page `page` on, dies of it.
+    /// Kills a process that writes to the region from page `page` on, from now on.
     pub fn make_deadly(&self, page: usize) {
         let spared = page * 4096;
         let bytes = self.mapping.size() - spared;
@@ -217,8 +217,8 @@ impl RingLog {
     fn write<T>(&self, offset: usize, value: T) {
         // SAFETY: as for read.
         unsafe { self.at::<T>(offset).write_volatile(value) };
-        // What we die with must be a prefix of what we wrote, in this order. Another process
-        // reads it after we are gone, so keeping the compiler from reordering is enough.
+        // The stores must be visible in this order if we die at any point. Another process reads
+        // them after our death, so a compiler fence is enough.
         compiler_fence(Ordering::SeqCst);
     }
 
@@ -226,10 +226,10 @@ impl RingLog {
         HEADER_BYTES + ENTRY_BYTES * usize::from(head)
     }
 
-    /// The request at `head` and its place in the order, if it is marked.
+    /// Returns the request at `head` and its sequence number, if it is marked.
     fn undone(&self, head: u16) -> Option<(u64, Undone)> {
         let [inflight, deaths] = self.read::<u16>(Self::entry(head) + AT_MARK).to_ne_bytes();
-        // An older daemon counted nothing; it was one life.
+        // An older daemon kept no counts; then it was one life.
         let undone = Undone { head, started: (deaths >> 4).max(1), in_hand: deaths & 15 };
         (inflight == 1).then(|| (self.read(Self::entry(head) + AT_COUNTER), undone))
     }
@@ -249,7 +249,7 @@ impl RingLog {
 }
 
 impl AvailLog {
-    /// Whether some of the region has been lost.
+    /// Returns whether part of the region has been lost.
     pub fn is_broken(&self) -> bool {
         self.ring.region.mapping.is_broken()
     }
@@ -262,30 +262,30 @@ impl AvailLog {
         self.ring.write(entry + AT_MARK, marked(1, 1));
     }
 
-    /// Counts another life before a request starts again.
+    /// Counts another life before a request is replayed.
     pub fn begin_again(&mut self, undone: Undone) {
         let Undone { head, started, in_hand } = undone;
         self.ring.write(RingLog::entry(head) + AT_MARK, marked(started + 1, in_hand + 1));
     }
 
-    /// Forgets a request that turned out to be none.
+    /// Unmarks a chain that turned out not to be a request.
     pub fn abandon(&mut self, head: u16) {
         self.ring.write(RingLog::entry(head) + AT_MARK, UNMARKED);
     }
 }
 
 impl UsedLog {
-    /// Whether some of the region has been lost.
+    /// Returns whether part of the region has been lost.
     pub fn is_broken(&self) -> bool {
         self.ring.region.mapping.is_broken()
     }
 
-    /// A request that has been marked is here now, and on its way to the disk.
+    /// Takes over a marked request that is about to go to the disk.
     pub fn take_over(&mut self, head: u16) {
         self.in_hand.push(head);
     }
 
-    /// The disk has all that was started: a death from now on is not the doing of these requests.
+    /// Called when the disk has all started requests: a later death is not attributed to them.
     pub fn handed_over(&mut self) {
         while let Some(head) = self.in_hand.pop() {
             let at = RingLog::entry(head) + AT_MARK;
@@ -299,7 +299,7 @@ impl UsedLog {
 
     /// Links a completion into the batch that will be published next.
     pub fn complete(&mut self, head: u16) {
-        // It comes back while others of its batch are still on their way to the disk. Once it is
+        // It may complete while others of its batch are still being submitted. Once it is
         // published, the other half may mark the head anew.
         if !self.in_hand.is_empty() && !mutant("frontend.inflight.hands-over-what-came-back") {
             self.in_hand.retain(|it| *it != head);
@@ -312,7 +312,7 @@ impl UsedLog {
         self.batch.push(head);
     }
 
-    /// Clears the marks of a batch; the ring's used index is `used_index` already.
+    /// Clears the marks of a batch; the ring's used index is already `used_index`.
     pub fn published(&mut self, used_index: u16) {
         while let Some(head) = self.batch.pop() {
             self.ring.write(RingLog::entry(head) + AT_MARK, UNMARKED);
@@ -324,7 +324,8 @@ impl UsedLog {
 }
 
 impl InflightLog {
-    /// What an earlier life left undone, oldest first. The ring's used index is `used_index`.
+    /// Returns the requests that a dead daemon left undone, oldest first. The ring's used index is
+    /// `used_index`.
     pub fn recover(&mut self, used_index: u16) -> Vec<Undone> {
         let ring = &self.used.ring;
         if ring.read::<u16>(AT_VERSION) == 0 {

@@ -1,4 +1,4 @@
-//! Guest memory, mapped into the daemon, and the only way from a guest address to a host one.
+//! Guest memory, mapped into the daemon, and the only translation from guest to host addresses.
 
 mod nodes;
 mod space;
@@ -15,12 +15,12 @@ pub use self::nodes::NodePages;
 pub use self::space::expect_disks;
 use self::space::{DiskSpace, Space};
 
-/// Where a region of guest memory lies in the three address spaces that name it.
+/// The addresses of a region of guest memory in the guest, in the monitor, and its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionAddresses {
-    /// In the guest's physical memory: what descriptors hold.
+    /// Guest physical address, as in descriptors.
     pub guest: u64,
-    /// In the monitor's process: what ring addresses are given in.
+    /// Address in the monitor's process, as in ring addresses.
     pub monitor: u64,
     /// Size in bytes.
     pub bytes: u64,
@@ -32,34 +32,34 @@ struct Region {
     mapping: GuardedRegion,
 }
 
-/// A mapping of a monitor's file. The monitor may truncate it, or its file system be full.
+/// A mapping of a monitor's file. The monitor may truncate it, or its file system may be full.
 pub(super) struct GuardedRegion {
-    // Before the mapping: what is not mapped any more is not ours to replace.
+    // Dropped before the mapping: pages of an unmapped range must not be replaced.
     guard: Guarded,
     mapping: MmapRegion,
     _space: Option<Space>,
 }
 
-/// All memory of a guest at some time. Immutable: a change makes a new one that shares the
-/// regions that stay, so a region is unmapped when the last user of it is gone.
+/// All memory of a guest at one time. Immutable: a change makes a new object that shares the
+/// unchanged regions, so a region is unmapped when its last user is gone.
 #[derive(Default)]
 pub struct GuestMemory {
     regions: Vec<Arc<Region>>,
-    /// Of its disk, whose memory before and after this one counts too.
+    /// The address space of its disk, which earlier and later memory of the guest counts in, too.
     space: Arc<DiskSpace>,
 }
 
-/// An address or a range that the guest's memory does not have.
+/// An address or a range outside the guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unmapped;
 
 impl GuestMemory {
-    /// No memory, of the same disk.
+    /// Returns empty memory of the same disk.
     pub fn none(&self) -> Self {
         Self { regions: Vec::new(), space: Arc::clone(&self.space) }
     }
 
-    /// This memory and one more region, which is mapped from `file` at `file_offset`.
+    /// Returns this memory with one more region, mapped from `file` at `file_offset`.
     pub fn with_region(
         &self,
         addresses: RegionAddresses,
@@ -83,7 +83,7 @@ impl GuestMemory {
         Ok(Self { regions, space: Arc::clone(&self.space) })
     }
 
-    /// This memory without the region that begins at these addresses.
+    /// Returns this memory without the region that begins at these addresses.
     pub fn without_region(&self, guest: u64, monitor: u64) -> Result<Self, Unmapped> {
         let mut regions = self.regions.clone();
         let before = regions.len();
@@ -94,28 +94,28 @@ impl GuestMemory {
         if regions.len() == before { Err(Unmapped) } else { Ok(Self { regions, space }) }
     }
 
-    /// Whether some of it has been lost: what is read there may be zeroes.
+    /// Returns whether part of it has been lost: reads there may return zeroes.
     #[inline]
     pub fn is_broken(&self) -> bool {
         is_any_broken() && self.regions.iter().any(|region| region.mapping.is_broken())
     }
 
-    /// How many regions there are.
+    /// Returns the number of regions.
     pub fn region_count(&self) -> usize {
         self.regions.len()
     }
 
-    /// How many bytes there are.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> u64 {
         self.regions.iter().map(|region| region.addresses.bytes).sum()
     }
 
-    /// The host address of a range of the monitor's address space that lies in one region.
+    /// Returns the host address of a range of the monitor's address space that lies in one region.
     pub fn from_monitor(&self, address: u64, bytes: u64) -> Result<*mut u8, Unmapped> {
         self.find(address, bytes, |addresses| addresses.monitor)
     }
 
-    /// The host address of a range of guest memory that lies in one region.
+    /// Returns the host address of a range of guest memory that lies in one region.
     pub fn from_guest(&self, address: u64, bytes: u64) -> Result<*mut u8, Unmapped> {
         self.find(address, bytes, |addresses| addresses.guest)
     }
@@ -128,7 +128,8 @@ impl GuestMemory {
     ) -> Result<*mut u8, Unmapped> {
         for region in &self.regions {
             let offset = address.wrapping_sub(start(&region.addresses));
-            // Both comparisons are needed: the sum cannot overflow once the first one holds.
+            // Both comparisons are needed: the difference cannot underflow once the first one
+            // holds.
             if offset < region.addresses.bytes && bytes <= region.addresses.bytes - offset {
                 return Ok(region.at(offset));
             }
@@ -136,8 +137,8 @@ impl GuestMemory {
         Err(Unmapped)
     }
 
-    /// Calls `visit` with the host pieces of a range of guest memory, which may cross from one
-    /// region into a neighbouring one.
+    /// Calls `visit` with the host pieces of a range of guest memory, which may cross into an
+    /// adjacent region.
     #[inline]
     pub fn pieces(
         &self,
@@ -156,8 +157,8 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// The host's piece of guest memory that begins at `address` and ends with its region, or after
-    /// so many bytes.
+    /// Returns the host's piece of guest memory that begins at `address` and ends with its region,
+    /// or after `bytes_max` bytes.
     #[inline]
     fn piece(&self, address: u64, bytes_max: u64) -> Result<IoVec, Unmapped> {
         for region in &self.regions {
@@ -174,8 +175,8 @@ impl GuestMemory {
 }
 
 impl GuardedRegion {
-    /// Maps a range of a file that is as long. It counts as memory of a guest of `disk`, if that is
-    /// given.
+    /// Maps a range of a file, which must not be shorter. The mapping counts as memory of a guest
+    /// of `disk`, if given.
     pub fn map(
         file: File,
         offset: u64,
@@ -184,7 +185,7 @@ impl GuardedRegion {
     ) -> io::Result<Self> {
         refuse_short_file(&file, offset, bytes as u64)?;
         let space = disk.map(|disk| Space::take(disk, bytes as u64)).transpose()?;
-        // Of a file of huge pages it is their size.
+        // For a file of huge pages this is their size.
         let page_bytes = file.metadata()?.blksize() as usize;
         let mapping = MmapRegion::from_file(FileOffset::new(file, offset), bytes)
             .map_err(io::Error::other)?;
@@ -202,7 +203,7 @@ impl GuardedRegion {
         self.mapping.size()
     }
 
-    /// Whether some of it has been lost.
+    /// Returns whether part of it has been lost.
     pub fn is_broken(&self) -> bool {
         self.guard.is_broken()
     }
@@ -217,7 +218,8 @@ impl Region {
     }
 }
 
-/// Touching memory behind the end of its file would kill us. A device has no size to look at.
+/// Refuses a range past the end of its file, which would fault when touched. A device has no size
+/// to check.
 fn refuse_short_file(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
     let metadata = file.metadata()?;
     let end = offset.checked_add(bytes);

@@ -1,10 +1,9 @@
 //! vhost-user-blk, the device side.
 //!
-//! Control messages (crate `vhost`) reach `Device`; it hands running rings as [`VirtQueue`]s to a
-//! [`QueueRunner`](flowstone_block::QueueRunner). A guest is hostile until proven otherwise: chains
-//! are bounded, headers and range lists are copied once and checked as copies, guest addresses
-//! become host addresses only through [`GuestMemory`], and a ring that breaks the rules is left
-//! alone.
+//! Control messages (crate `vhost`) reach `Device`; it passes running rings as [`VirtQueue`]s to a
+//! [`QueueRunner`](flowstone_block::QueueRunner). Guests are untrusted: chains are bounded, headers
+//! and range lists are copied once and checked as copies, guest addresses become host addresses
+//! only through [`GuestMemory`], and a ring that breaks the rules is stopped.
 
 mod chain;
 mod config_space;

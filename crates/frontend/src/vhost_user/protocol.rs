@@ -2,7 +2,7 @@
 
 use flowstone_block::FILL_BYTES_MAX;
 
-/// Feature bits that we offer or look at.
+/// Feature bits that are offered or inspected.
 pub mod feature {
     /// Largest size of one segment is in `size_max`.
     pub const SIZE_MAX: u64 = 1 << 1;
@@ -28,9 +28,9 @@ pub mod feature {
     pub const INDIRECT_DESC: u64 = 1 << 28;
     /// `used_event` and `avail_event` instead of flags.
     pub const EVENT_IDX: u64 = 1 << 29;
-    /// Not virtio: the vhost-user protocol has feature bits of its own.
+    /// Not virtio: the vhost-user protocol has its own feature bits.
     pub const VHOST_USER_PROTOCOL: u64 = 1 << 30;
-    /// The device is a modern one.
+    /// The device conforms to virtio 1.0 or later.
     pub const VERSION_1: u64 = 1 << 32;
 
     const NAMES: [(u64, &str); 14] = [
@@ -50,7 +50,7 @@ pub mod feature {
         (VERSION_1, "version_1"),
     ];
 
-    /// The standard's names of these bits, of which we offer each.
+    /// Returns the standard's names of these bits; covers all that are offered.
     pub fn names(bits: u64) -> Vec<&'static str> {
         NAMES.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect()
     }
@@ -76,11 +76,11 @@ pub mod request_type {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
-    /// Done.
+    /// Success.
     Ok = 0,
-    /// Failed.
+    /// I/O error.
     IoError = 1,
-    /// Not understood.
+    /// Unsupported request.
     Unsupported = 2,
 }
 
@@ -105,23 +105,23 @@ pub const HEADER_BYTES: usize = 16;
 pub const ID_BYTES: usize = 20;
 /// Bytes of one range of a discard or write-zeroes request.
 pub const RANGE_BYTES: usize = 16;
-/// In a range's flags: the space may be given back.
+/// In a range's flags: the space may be freed.
 pub const RANGE_UNMAP: u32 = 1;
 
 /// Most ranges of one discard or write-zeroes request.
 pub const RANGES_MAX: u32 = 64;
-/// Most sectors of one range: the largest multiple of 8 that a 32-bit byte count of Linux's block
-/// layer still holds.
+/// Most sectors of one range: the largest multiple of 8 whose byte count fits in 32 bits, as
+/// Linux's block layer needs.
 pub const RANGE_SECTORS_MAX: u32 = (u32::MAX / 512) & !7;
-/// The same of a write-zeroes request that the host has to write.
+/// Most sectors of a write-zeroes request whose zeroes the host has to write.
 pub const FILLED_SECTORS_MAX: u32 = (FILL_BYTES_MAX / 512) as u32;
 /// Most data segments of a request: a chain of these plus header and status fills QEMU's default
 /// queue of 128.
 pub const SEGMENTS_MAX: u32 = 126;
 /// Largest segment.
 pub const SEGMENT_BYTES_MAX: u32 = 4 << 20;
-/// Most bytes of a request: what a driver that keeps to the two limits above can ask for. Pieces
-/// may name the same memory again and again, so the size of guest memory bounds nothing.
+/// Most bytes of a request: a driver that keeps to the two limits above cannot ask for more.
+/// Buffers may name the same memory repeatedly, so the size of guest memory is no bound.
 pub const REQUEST_BYTES_MAX: u64 = SEGMENTS_MAX as u64 * SEGMENT_BYTES_MAX as u64;
 /// Largest ring (virtio 1.2, section 2.7).
 pub const QUEUE_SIZE_MAX: u16 = 32768;

@@ -1,12 +1,12 @@
-//! A running virtqueue: takes batches of requests from the driver, gives completions back.
+//! A running virtqueue: takes batches of requests from the driver and publishes completions.
 //!
-//! It has two halves, each with one owner. One thread may have both, as a [`VirtQueue`]; or two
-//! threads have one each, and hand requests to and fro ([`GuestQueue::split`]).
+//! It has two halves, each with one owner. One thread owns both, as a [`VirtQueue`]; or two threads
+//! own one each, and pass requests to and fro ([`GuestQueue::split`]).
 //!
-//! It has one slot per possible chain head, made once, and takes nothing more
-//! while its requests in flight hold much, so a guest cannot make it grow. Nothing is published one
-//! by one: used entries are written as requests complete and shown to the driver with one index
-//! update and at most one signal per batch.
+//! It has one slot per possible chain head, allocated once, and takes no more requests while the
+//! weight of those in flight is at its limit, so a guest cannot make it grow. Completions are
+//! published in batches: used entries are written as requests complete, and published with one
+//! index update and at most one interrupt per batch.
 //!
 //! The guest memory it works on stays mapped until the queue is dropped; the code that drops a
 //! queue with requests in flight must have stopped them first.
@@ -34,29 +34,29 @@ use super::protocol::ID_BYTES;
 use super::ring::SplitRing;
 use super::shared::DeviceShared;
 
-/// What a queue is made of.
+/// The parts of a queue.
 pub struct QueueParts {
     /// The ring.
     pub ring: SplitRing,
-    /// Position of the next avail entry, as the monitor knows it.
+    /// Index of the next avail entry, as the monitor knows it.
     pub next_avail: u16,
-    /// The driver's notifications.
+    /// Descriptor of the driver's notifications.
     pub kick: Arc<File>,
-    /// Our interrupts.
+    /// Descriptor of our interrupts.
     pub call: Arc<CallSlot>,
-    /// Tells the monitor that the queue is broken.
+    /// Descriptor by which the monitor is told that the queue is broken.
     pub error: Option<Arc<File>>,
     /// The in-flight log, if the monitor keeps one.
     pub inflight: Option<InflightLog>,
-    /// Raised when the driver breaks the queue.
+    /// Set when the driver breaks the queue.
     pub broken: Arc<AtomicBool>,
     /// State shared with the control plane.
     pub shared: Arc<DeviceShared>,
-    /// Whether writes are refused.
+    /// Writes are refused.
     pub readonly: bool,
-    /// Whether discards are understood.
+    /// Discards are supported.
     pub discards: bool,
-    /// Whether zeroes cost what writes do.
+    /// Zeroing costs as much as writing.
     pub zeroes_are_written: bool,
     /// The disk's identity string.
     pub id: [u8; ID_BYTES],
@@ -69,9 +69,9 @@ pub struct VirtQueue {
 }
 
 impl VirtQueue {
-    /// Starts a queue; first of all it will take what an earlier life left undone. It interrupts
-    /// the driver once, wanted or not: an earlier life may have shown completions and died before
-    /// its interrupt arrived, and with an event index there is no second one.
+    /// Starts a queue; it first takes the requests that a dead daemon left undone. It interrupts
+    /// the driver once unconditionally: an earlier life may have published completions and died
+    /// before its interrupt arrived, and with an event index no second one is sent.
     pub fn new(parts: QueueParts) -> Self {
         let QueueParts {
             ring, mut next_avail, kick, call, error, inflight, broken, shared, ..
@@ -81,8 +81,8 @@ impl VirtQueue {
         let (mut log, mut replay) = (inflight, Vec::new());
         if let Some(log) = &mut log {
             replay = log.recover(used);
-            // Everything before the oldest undone request is used, so the undone ones and the
-            // used ones are all that was ever taken.
+            // All requests before the oldest undone one are used, so the undone and the used ones
+            // are all that were ever taken.
             next_avail = used.wrapping_add(replay.len() as u16);
         }
         if mutant("frontend.queue.skips-replay") {
@@ -111,12 +111,12 @@ impl VirtQueue {
         Self { avail: AvailHalf::new(avail), used }
     }
 
-    /// Position of the next avail entry, for the monitor to keep.
+    /// Returns the index of the next avail entry, for the monitor to keep.
     pub fn next_avail(&self) -> u16 {
         self.avail.next_avail()
     }
 
-    /// Hands a chain to the half that completes.
+    /// Passes a chain to the completing half.
     fn begin(&mut self, start: Start, submit: impl FnMut(Box<Request>), taken: &mut Taken) {
         taken.chains += 1;
         if let Some(head) = self.used.begin(start, submit) {

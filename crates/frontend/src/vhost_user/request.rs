@@ -1,8 +1,8 @@
-//! From a descriptor chain to a block request (virtio 1.2, section 5.2.6).
+//! Parses a descriptor chain into a block request (virtio 1.2, section 5.2.6).
 //!
-//! The framing is free: header, data and status may be cut into buffers anywhere. So the header
-//! is the first 16 readable bytes and the status is the last writable byte, wherever they lie.
-//! Header and range list are copied out of guest memory once; only the copies are looked at.
+//! Message framing is free: header, data and status may be split into buffers anywhere. So the
+//! header is the first 16 readable bytes and the status is the last writable byte, wherever they
+//! are. Header and range list are copied out of guest memory once; only the copies are inspected.
 
 use std::ptr;
 
@@ -18,42 +18,42 @@ use super::protocol::{
 };
 use super::ring::SplitRing;
 
-/// Most pieces of memory of a request: what one preadv takes (`UIO_MAXIOV`).
+/// Most pieces of memory of a request: the limit of one preadv (`UIO_MAXIOV`).
 const PIECES_MAX: usize = 1024;
 
-/// What a request may ask of this disk at this moment.
+/// The current limits of a disk on requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Size of the disk.
     pub capacity: SectorCount,
-    /// Whether writes are refused.
+    /// Writes are refused.
     pub readonly: bool,
-    /// Whether discards are understood.
+    /// Discards are supported.
     pub discards: bool,
-    /// Whether zeroes cost what writes do.
+    /// Zeroing costs as much as writing.
     pub zeroes_are_written: bool,
 }
 
 /// A chain that is a well-formed request.
 pub struct Parsed {
-    /// Where the status byte goes.
+    /// The address of the status byte.
     pub status: *mut u8,
-    /// What to do about it.
+    /// The verdict on it.
     pub verdict: Verdict,
 }
 
-/// What is to be done about a request.
+/// The verdict on a request.
 #[derive(Debug)]
 pub enum Verdict {
     /// Submit it; `op` and memory have been set.
     Submit,
-    /// Carry out these ranges, in any order; merged where they touch.
+    /// Submit these ranges, in any order; merged where they touch.
     Ranges(Op, Vec<Op>),
-    /// Answer at once; so many bytes have been written besides the status.
+    /// Answer at once; the number of bytes written, without the status.
     Answer(Status, u32),
 }
 
-/// Reads the chain at `head` into `request`, which has been reset; `id` is the disk's identity
+/// Parses the chain at `head` into `request`, which has been reset; `id` is the disk's identity
 /// string.
 pub fn parse(
     ring: &SplitRing,
@@ -114,13 +114,13 @@ impl Header {
     }
 }
 
-/// Header and memory of a chain, gathered before anything is judged.
+/// Header and memory of a chain, gathered before it is checked.
 struct Gathered<'a> {
     header: [u8; HEADER_BYTES],
     header_filled: usize,
-    /// The status byte is the last one, until it is taken off.
+    /// Ends with the status byte, until that is taken off.
     memory: &'a mut Vec<IoVec>,
-    /// How many of the pieces are readable by us (they come first).
+    /// Number of pieces readable by the device (they come first).
     readable_pieces: usize,
     readable_bytes: u64,
     writable_bytes: u64,
@@ -173,7 +173,7 @@ impl Gathered<'_> {
         }
     }
 
-    /// Takes the place of the status byte off what is writable.
+    /// Takes the status byte off the end of the writable pieces.
     #[inline]
     fn take_status(&mut self) -> Result<*mut u8, BadChain> {
         if self.header_filled < HEADER_BYTES || self.writable_bytes == 0 {
@@ -228,7 +228,8 @@ fn answer_id(request: &mut Request, id: &[u8; ID_BYTES]) -> Verdict {
     Verdict::Answer(Status::Ok, ID_BYTES as u32)
 }
 
-/// The range list of a discard or write-zeroes request: all of it is valid, or none is done.
+/// Parses the range list of a discard or write-zeroes request: if one range is invalid, none is
+/// done.
 fn ranges(request: &mut Request, kind: u32, bytes: u64, limits: Limits) -> Verdict {
     let most = u64::from(RANGES_MAX) * RANGE_BYTES as u64;
     let whole = bytes > 0 && bytes.is_multiple_of(RANGE_BYTES as u64);
@@ -250,7 +251,7 @@ fn ranges(request: &mut Request, kind: u32, bytes: u64, limits: Limits) -> Verdi
         }
     }
     if kind == request_type::WRITE_ZEROES && limits.zeroes_are_written && fills_too_much(&ops) {
-        // The driver writes them, or some at a time.
+        // The driver writes the zeroes itself, or asks for shorter ranges.
         return Verdict::Answer(Status::Unsupported, 0);
     }
     match ops.pop() {
@@ -259,7 +260,8 @@ fn ranges(request: &mut Request, kind: u32, bytes: u64, limits: Limits) -> Verdi
     }
 }
 
-/// More could neither be stopped nor be held to a limit.
+/// Returns whether more zeroes are to be written than the limit: such a request could be neither
+/// interrupted nor throttled.
 fn fills_too_much(ops: &[Op]) -> bool {
     let bytes: u64 = ops.iter().map(|op| op.bytes()).sum();
     bytes > u64::from(FILLED_SECTORS_MAX) * SECTOR_BYTES
@@ -288,7 +290,7 @@ fn range_op(kind: u32, range: &[u8], limits: Limits) -> Result<Op, Status> {
     })
 }
 
-/// Appends `op`, as one with the last one if they touch: the cost is per range, not per byte.
+/// Appends `op`, merged with the last one if they touch: the cost is per range, not per byte.
 fn push_merged(ops: &mut Vec<Op>, op: Op) {
     let merged = match (ops.last(), op) {
         (Some(Op::Discard(last)), Op::Discard(next)) => last.merge(next).map(Op::Discard),
@@ -304,7 +306,7 @@ fn push_merged(ops: &mut Vec<Op>, op: Op) {
     }
 }
 
-/// Bytes of guest memory that a finished request has written, status included.
+/// Returns the bytes of guest memory that a finished request has written, status included.
 pub fn written_bytes(op: Op, status: Status) -> u32 {
     match op {
         Op::Read(extent) if status == Status::Ok => {

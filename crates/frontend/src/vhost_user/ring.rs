@@ -5,8 +5,8 @@
 //! avail         flags u16, idx u16, ring[size] u16, used_event u16      driver writes
 //! used          flags u16, idx u16, ring[size] {id u32, len u32}, avail_event u16   we write
 //! ```
-//! Everything here is shared with a guest that may write it at any time: indices are atomics,
-//! the rest is read once, volatile, and judged as a copy. All numbers are little-endian.
+//! All of it is shared with a guest that may write it at any time: indices are atomics, the rest is
+//! read once, volatile, and checked as a copy. All numbers are little-endian.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
@@ -24,14 +24,14 @@ pub struct Descriptor {
     pub bytes: u32,
     /// See `descriptor_flag`.
     pub flags: u16,
-    /// The next descriptor, if the flags say so.
+    /// The index of the next descriptor, if the flags say so.
     pub next: u16,
 }
 
 /// Bytes of a descriptor in memory.
 pub const DESCRIPTOR_BYTES: u64 = size_of::<Descriptor>() as u64;
 
-/// Where the monitor says the areas are, in its own address space.
+/// Addresses of the ring's areas in the monitor's address space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingAddresses {
     /// The descriptor table.
@@ -42,7 +42,7 @@ pub struct RingAddresses {
     pub used: u64,
 }
 
-/// Why a ring cannot be used.
+/// Reasons why a ring cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadRing {
     /// The size is zero, not a power of two, or too large.
@@ -59,9 +59,9 @@ impl From<Unmapped> for BadRing {
     }
 }
 
-/// A ring whose areas have been found in guest memory. A copy has the same areas: the half of a
-/// queue that takes requests has one, and uses the avail side and the driver's notifications; the
-/// half that completes them has another one, and uses the used side and interrupts.
+/// A ring whose areas have been found in guest memory. A clone has the same areas: the taking half
+/// of a queue uses the avail side of its clone and the driver's notifications; the completing half
+/// uses the used side and the interrupts.
 #[derive(Clone)]
 pub struct SplitRing {
     size: u16,
@@ -77,14 +77,14 @@ pub struct SplitRing {
 // each side, one thread at a time uses a ring, and what both sides touch is atomic.
 unsafe impl Send for SplitRing {}
 
-/// `used_event` or `avail_event` semantics: whether the step from `old` to `new` passes `event`
-/// (virtio 1.2, section 2.7.10).
+/// Returns whether the step from `old` to `new` passes `event`, as defined for `used_event` and
+/// `avail_event` (virtio 1.2, section 2.7.10).
 fn passes(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
 impl SplitRing {
-    /// Finds the areas.
+    /// Finds the areas in guest memory.
     pub fn new(
         memory: Arc<GuestMemory>,
         size: u16,
@@ -112,12 +112,12 @@ impl SplitRing {
         })
     }
 
-    /// Entries of the ring.
+    /// Returns the ring size.
     pub fn size(&self) -> u16 {
         self.size
     }
 
-    /// The guest memory that the ring lives in.
+    /// Returns the guest memory that contains the ring.
     pub fn memory(&self) -> &GuestMemory {
         &self.memory
     }
@@ -126,31 +126,32 @@ impl SplitRing {
         usize::from(position & (self.size - 1))
     }
 
-    /// The `n`-th 16-bit word of the avail area.
+    /// Returns the `n`-th 16-bit word of the avail area.
     fn avail_word(&self, n: usize) -> &AtomicU16 {
         debug_assert!(n < 3 + usize::from(self.size));
         // SAFETY: in bounds of the area found in `new`, aligned, mapped as long as we are.
         unsafe { AtomicU16::from_ptr(self.avail.add(n)) }
     }
 
-    /// The `n`-th 16-bit word of the used area.
+    /// Returns the `n`-th 16-bit word of the used area.
     fn used_word(&self, n: usize) -> &AtomicU16 {
         debug_assert!(n < 3 + 4 * usize::from(self.size));
         // SAFETY: as for avail_word.
         unsafe { AtomicU16::from_ptr(self.used.add(n)) }
     }
 
-    /// How far the driver has filled the avail ring; what it published before is visible.
+    /// Returns the driver's avail index; entries published before it are visible.
     pub fn avail_index(&self) -> u16 {
         u16::from_le(self.avail_word(1).load(Ordering::Acquire))
     }
 
-    /// The head of the chain at a position of the avail ring; any number, the driver wrote it.
+    /// Returns the head at a position of the avail ring, unchecked: the driver may have written any
+    /// number.
     pub fn avail_head(&self, position: u16) -> u16 {
         u16::from_le(self.avail_word(2 + self.slot(position)).load(Ordering::Relaxed))
     }
 
-    /// A descriptor of the table, or `None` past its end.
+    /// Returns a descriptor of the table, or `None` past its end.
     pub fn descriptor(&self, index: u16) -> Option<Descriptor> {
         if index >= self.size {
             return None;
@@ -159,7 +160,7 @@ impl SplitRing {
         Some(unsafe { read_descriptor(self.descriptors.add(usize::from(index))) })
     }
 
-    /// How far we have filled the used ring.
+    /// Returns our used index.
     pub fn used_index(&self) -> u16 {
         u16::from_le(self.used_word(1).load(Ordering::Relaxed))
     }
@@ -174,15 +175,15 @@ impl SplitRing {
         }
     }
 
-    /// Lets the driver see all entries before `index`.
+    /// Publishes all entries before `index` to the driver.
     pub fn publish_used(&self, index: u16) {
         self.used_word(1).store(index.to_le(), Ordering::Release);
     }
 
-    /// Whether the driver wants an interrupt for the used entries from `old` up to `new`.
+    /// Returns whether the driver wants an interrupt for the used entries from `old` up to `new`.
     pub fn wants_interrupt(&self, new: u16, old: u16) -> bool {
-        // Our index must be visible before we look at what the driver wants, or both sides could
-        // go to sleep.
+        // Our index must be visible before the driver's wish is read, or both sides could go to
+        // sleep.
         fence(Ordering::SeqCst);
         if self.event_idx {
             let used_event = self.avail_word(2 + usize::from(self.size)).load(Ordering::Relaxed);
@@ -192,8 +193,8 @@ impl SplitRing {
         flags & AVAIL_NO_INTERRUPT == 0
     }
 
-    /// Asks the driver to notify us when it goes past `next`. Returns whether it already has: it
-    /// may not have seen the wish in time, so look again before sleeping.
+    /// Enables notifications for entries from `next` on. Returns whether there are some already:
+    /// the driver may not have seen the request in time, so check again before sleeping.
     pub fn ask_for_kicks(&self, next: u16) -> bool {
         if self.event_idx {
             self.avail_event().store(next.to_le(), Ordering::Relaxed);
@@ -204,11 +205,11 @@ impl SplitRing {
         self.avail_index() != next
     }
 
-    /// Asks the driver not to notify us.
+    /// Disables notifications by the driver.
     pub fn refuse_kicks(&self, next: u16) {
         if self.event_idx {
-            // No flag for this exists: an event index that the driver has just passed comes round
-            // once in 65536 requests, and that one notification is harmless.
+            // There is no flag for this: an event index that the driver has just passed recurs once
+            // in 65536 requests, and that one notification is harmless.
             self.avail_event().store(next.wrapping_sub(1).to_le(), Ordering::Relaxed);
         } else {
             self.used_word(0).store(USED_NO_NOTIFY.to_le(), Ordering::Relaxed);
@@ -236,7 +237,7 @@ pub unsafe fn read_descriptor(from: *const Descriptor) -> Descriptor {
     }
 }
 
-/// A descriptor in one number, wherever it lies. (An array of bytes would be read byte by byte.)
+/// A descriptor as one number at any alignment. (An array of bytes would be read byte by byte.)
 #[derive(Clone, Copy)]
 #[repr(C, packed)]
 struct Unaligned(u128);

@@ -1,4 +1,4 @@
-//! The unix socket of a disk: one monitor at a time, and the next one after it has gone.
+//! The unix socket of a disk: serves one monitor at a time.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -20,10 +20,11 @@ use super::device::{Device, DeviceOptions};
 use super::queue::VirtQueue;
 use super::shared::DeviceShared;
 
-/// A monitor that does not read our answers is dropped after this. It is waited for before each
-/// message: crate `vhost` tries for ever to send an answer, whatever the socket's own timeout is.
+/// Time after which a monitor that does not read our answers is disconnected. Room is awaited
+/// before each message: crate `vhost` retries forever to send an answer, whatever the socket's own
+/// timeout is.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to wait after a failed accept: what it lacks (descriptors) takes time to come back.
+/// Delay after a failed accept: the missing descriptors take time to be freed.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// A listening socket and the device behind it.
@@ -35,7 +36,7 @@ pub struct Server {
     answer_timeout: Duration,
 }
 
-/// The connection that is being served, so that another thread can end it.
+/// The current connection, so that another thread can end it.
 #[derive(Clone, Default)]
 pub struct HangUp(Arc<Mutex<Option<UnixStream>>>);
 
@@ -44,8 +45,8 @@ impl HangUp {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the connection, whatever it is in the middle of: a monitor that has sent half a
-    /// message, or reads no answers, must not keep the daemon from stopping.
+    /// Ends the connection in any state: a monitor that has sent half a message, or reads no
+    /// answers, must not keep the daemon from stopping.
     pub fn now(&self) {
         if let Some(stream) = &*self.lock() {
             let _ = stream.shutdown(Shutdown::Both);
@@ -54,7 +55,7 @@ impl HangUp {
 }
 
 impl Server {
-    /// Binds the socket, for those whom `access` allows.
+    /// Binds the socket with the permissions of `access`.
     pub fn bind(
         path: &Path,
         access: SocketAccess,
@@ -68,18 +69,18 @@ impl Server {
         Ok(Self { socket, device, shared, connection, answer_timeout })
     }
 
-    /// A way to end the conversation from another thread.
+    /// Returns a handle that ends the connection from another thread.
     pub fn hang_up(&self) -> HangUp {
         self.connection.clone()
     }
 
-    /// Where it listens.
+    /// Returns the socket's path.
     pub fn path(&self) -> &Path {
         self.socket.path()
     }
 
-    /// Serves monitors, one after the other, until `stop` becomes readable; then waits for what
-    /// is in flight and removes the socket.
+    /// Serves monitors, one after the other, until `stop` becomes readable; then waits for the
+    /// requests in flight and removes the socket.
     pub fn run(self, stop: &OwnedFd) {
         let listener = self.socket.listener();
         while wait_for(listener.as_fd(), stop) {
@@ -112,7 +113,8 @@ impl Server {
         }
     }
 
-    /// Ends with the connection, or with the socket or protocol error that ended it.
+    /// Serves one connection until it ends, with the socket or protocol error that ended it, if
+    /// any.
     fn converse(
         &self,
         stream: UnixStream,
@@ -123,12 +125,12 @@ impl Server {
         self.shared.connected(peer_of(&stream));
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&self.device));
         let outcome = self.answer_messages(&watch, &mut handler, stop).map_err(|error| {
-            // To be asked before anything is let go.
+            // Tested before descriptors are closed.
             let too_few = is_out_of_descriptors(&error) || watch.try_clone().is_err();
             if too_few { limit_of_descriptors() } else { error.into() }
         });
-        // Before the connection closes: a monitor that sees us gone passes on no more interrupts,
-        // and stopping the queues shows the guest the last completions.
+        // Before the connection closes: a monitor that sees it closed forwards no more interrupts,
+        // and stopping the queues publishes the last completions to the guest.
         self.device().disconnect();
         match &outcome {
             Ok(()) if is_readable(stop) => self.shared.disconnected("the disk stops"),
@@ -158,7 +160,7 @@ impl Server {
             match handler.handle_request() {
                 Ok(()) => {}
                 Err(Disconnected) => break,
-                // The monitor has been told (if it asked to be); it may try something else.
+                // The monitor has been answered (if it asked for that); it may try something else.
                 Err(InvalidOperation(why)) => {
                     debug!(path = %self.path().display(), why, "request refused");
                 }
@@ -169,7 +171,7 @@ impl Server {
     }
 }
 
-/// Whether a queue did not start because descriptors were missing.
+/// Returns whether a queue did not start for lack of descriptors.
 fn is_out_of_descriptors(error: &vhost::vhost_user::Error) -> bool {
     match error {
         vhost::vhost_user::Error::ReqHandlerError(why) => {
@@ -179,8 +181,8 @@ fn is_out_of_descriptors(error: &vhost::vhost_user::Error) -> bool {
     }
 }
 
-/// The kernel's words do not say which limit it is, or how high. (A message whose descriptors found
-/// no room is not even an error of its own.)
+/// Names the limit and its value, which the kernel's message does not. (A message whose descriptors
+/// did not fit does not even give an error of its own.)
 fn limit_of_descriptors() -> Box<dyn std::error::Error> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let limit = limit.map_or_else(|| "none".into(), |limit| limit.to_string());
@@ -196,16 +198,16 @@ fn reads_no_answers() -> vhost::vhost_user::Error {
     vhost::vhost_user::Error::SocketBroken(io::Error::new(io::ErrorKind::TimedOut, why))
 }
 
-/// Whether a monitor's socket takes an answer.
+/// Room for an answer in a monitor's socket.
 enum Room {
     Free,
     None,
-    /// The daemon does.
+    /// The daemon is stopping.
     Stops,
 }
 
-/// Waits for room in the socket, for `patience` at most. The kernel says that there is some when
-/// three quarters are free, far more than any answer takes.
+/// Waits for room in the socket, for `patience` at most. The kernel reports room when three
+/// quarters are free, far more than any answer takes.
 fn wait_for_room(fd: BorrowedFd<'_>, stop: &OwnedFd, patience: Duration) -> Room {
     if mutant("frontend.server.answers-without-room") {
         return Room::Free;
@@ -226,7 +228,7 @@ fn wait_for_room(fd: BorrowedFd<'_>, stop: &OwnedFd, patience: Duration) -> Room
     }
 }
 
-/// Waits until `fd` is readable; `false` if `stop` is.
+/// Waits until `fd` is readable; returns `false` if `stop` is.
 fn wait_for(fd: BorrowedFd<'_>, stop: &OwnedFd) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
     loop {
@@ -245,10 +247,10 @@ fn is_readable(fd: &OwnedFd) -> bool {
     poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
-/// The descriptor of a waiting SET_BACKEND_REQ_FD message, as a duplicate.
+/// Returns a duplicate of the descriptor of a waiting SET_BACKEND_REQ_FD message.
 ///
-/// Crate `vhost` wraps the channel in a type that cannot announce configuration changes, so we
-/// look at the message before the crate takes it off the socket.
+/// Crate `vhost` wraps the channel in a type that cannot announce configuration changes, so the
+/// message is peeked at before the crate reads it.
 fn peek_backend_channel(socket: BorrowedFd<'_>) -> Option<UnixStream> {
     const SET_BACKEND_REQ_FD: u32 = 21;
     let mut header = [0; 12];

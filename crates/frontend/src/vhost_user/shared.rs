@@ -1,5 +1,4 @@
-//! What the control plane and the queues of a device, and the daemon around it, all see: some words
-//! and one socket.
+//! State shared by a device's control plane, its queues, and the daemon: some words and one socket.
 
 use std::fmt;
 use std::io;
@@ -14,37 +13,37 @@ use rustix::net::{SendFlags, send};
 use super::memory::GuestMemory;
 use super::protocol::feature;
 
-/// The changeable state of a device.
+/// The mutable state of a device.
 #[derive(Debug, Default)]
 pub struct DeviceShared {
     capacity: AtomicU64,
     write_through: AtomicBool,
-    /// Bits of what has been negotiated.
+    /// Negotiated feature bits.
     features: AtomicU64,
-    /// Whether a monitor is connected, and how often one has been.
+    /// A monitor is connected; and the number of connections so far.
     is_connected: AtomicBool,
     connections: AtomicU64,
-    /// The process that is connected, if one is, and if it is known.
+    /// The connected process, if it is known.
     peer: Mutex<Option<Peer>>,
-    /// The guest's memory that it has handed over.
+    /// The guest's memory, as set by the monitor.
     guest_memory: Mutex<Weak<GuestMemory>>,
-    /// The channel on which the monitor hears of configuration changes.
+    /// The channel for announcing configuration changes to the monitor.
     monitor: Mutex<Option<UnixStream>>,
-    /// For what guests and monitors can make us say again and again.
+    /// The budget of log lines that guests and monitors can cause at will.
     log: Mutex<LogBudget>,
     watcher: Watcher,
 }
 
-/// What a monitor of a disk has done.
+/// A change of a disk's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MonitorChange<'a> {
-    /// It has connected: this process, if that is known.
+    /// A monitor has connected: the process, if it is known.
     Come(Option<Peer>),
-    /// It has gone, for this reason.
+    /// The monitor has disconnected, for this reason.
     Gone(&'a str),
 }
 
-/// Hears of connections, once there is one who does.
+/// The callback for connections, once it is set.
 #[derive(Default)]
 struct Watcher(OnceLock<Box<Watch>>);
 
@@ -56,24 +55,24 @@ impl fmt::Debug for Watcher {
     }
 }
 
-/// A guest, as its disk sees it.
+/// The guest of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guest {
-    /// The process that runs it, unless it is hidden from us (in another PID namespace).
+    /// The monitor's process, unless it is hidden from us (in another PID namespace).
     pub monitor: Option<Peer>,
-    /// Memory that the guest has.
+    /// The guest's memory in bytes.
     pub memory_bytes: u64,
 }
 
 impl DeviceShared {
-    /// For a disk of this size.
+    /// Makes the state of a disk of size `capacity`.
     pub fn new(capacity: SectorCount) -> Self {
         let shared = Self::default();
         shared.set_capacity(capacity);
         shared
     }
 
-    /// The size that the guest is told.
+    /// Returns the size that the guest is told.
     pub fn capacity(&self) -> SectorCount {
         SectorCount::new(self.capacity.load(Ordering::Relaxed))
     }
@@ -82,7 +81,7 @@ impl DeviceShared {
         self.capacity.store(capacity.get(), Ordering::Relaxed);
     }
 
-    /// Whether every write must be durable by itself.
+    /// Returns whether every write must be durable by itself.
     pub fn write_through(&self) -> bool {
         self.write_through.load(Ordering::Relaxed)
     }
@@ -91,7 +90,7 @@ impl DeviceShared {
         self.write_through.store(on, Ordering::Relaxed);
     }
 
-    /// Names of the features that a guest and we have agreed on; none without a guest.
+    /// Returns the names of the negotiated features; none without a guest.
     pub fn features(&self) -> Vec<&'static str> {
         feature::names(self.features.load(Ordering::Relaxed))
     }
@@ -100,8 +99,8 @@ impl DeviceShared {
         self.features.store(bits, Ordering::Relaxed);
     }
 
-    /// `watcher` hears of all connections from now on, on the thread that serves them: it must not
-    /// wait. The first one stays.
+    /// Registers `watcher` for connections; it is called on the thread that serves them and must
+    /// not block. A second one is ignored.
     pub fn watch(&self, watcher: impl Fn(MonitorChange<'_>) + Send + Sync + 'static) {
         let _ = self.watcher.0.set(Box::new(watcher));
     }
@@ -110,17 +109,17 @@ impl DeviceShared {
         self.watcher.0.get().into_iter().for_each(|watcher| watcher(change));
     }
 
-    /// Whether a monitor is connected.
+    /// Returns whether a monitor is connected.
     pub fn is_connected(&self) -> bool {
         self.is_connected.load(Ordering::Relaxed)
     }
 
-    /// How many have connected so far.
+    /// Returns the number of connections so far.
     pub fn connections(&self) -> u64 {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// A monitor has connected: the process `peer`, if that is known.
+    /// Records that a monitor has connected: the process `peer`, if it is known.
     pub(super) fn connected(&self, peer: Option<Peer>) {
         *self.peer() = peer;
         self.connections.fetch_add(1, Ordering::Relaxed);
@@ -128,14 +127,14 @@ impl DeviceShared {
         self.tell(MonitorChange::Come(peer));
     }
 
-    /// The monitor has gone.
+    /// Records that the monitor has disconnected.
     pub(super) fn disconnected(&self, reason: &str) {
         self.is_connected.store(false, Ordering::Relaxed);
         *self.peer() = None;
         self.tell(MonitorChange::Gone(reason));
     }
 
-    /// The guest that uses the disk, if one does.
+    /// Returns the guest that uses the disk, if any.
     pub fn guest(&self) -> Option<Guest> {
         let memory_bytes = self.guest_memory().map_or(0, |memory| memory.bytes());
         let monitor = *self.peer();
@@ -146,12 +145,12 @@ impl DeviceShared {
         self.peer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The memory of the guest that uses the disk, while it does.
+    /// Returns the memory of the guest that uses the disk, if any.
     pub fn guest_memory(&self) -> Option<Arc<GuestMemory>> {
         self.memory_of_guest().upgrade()
     }
 
-    /// It is not kept from being unmapped.
+    /// Sets the guest's memory. Holds it weakly, so that it can be unmapped.
     pub(super) fn set_guest_memory(&self, memory: &Arc<GuestMemory>) {
         *self.memory_of_guest() = Arc::downgrade(memory);
     }
@@ -164,9 +163,8 @@ impl DeviceShared {
         *self.monitor() = channel;
     }
 
-    /// Asks whether to write a line that a guest or a monitor can cause as often as it likes.
-    /// `Some` allows it, and says how many such lines were kept back since the last one, if any
-    /// were.
+    /// Asks for a log line that a guest or a monitor can cause at will. `Some` allows it, with the
+    /// number of such lines suppressed since the last one, if any.
     pub fn may_log(&self) -> Option<Option<NonZeroU64>> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).spend()
     }
@@ -175,13 +173,13 @@ impl DeviceShared {
         self.monitor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the guest to look at the disk's size. Says whether a monitor was there to be told; if
-    /// not, the next one is.
+    /// Tells the guest to reread the disk's size. Returns whether a monitor was there to be told;
+    /// if not, the next one is.
     pub fn announce_capacity(&self, capacity: SectorCount) -> io::Result<bool> {
         self.set_capacity(capacity);
         let channel = self.monitor();
         let Some(stream) = channel.as_ref() else { return Ok(false) };
-        // A monitor that does not read must not hold us up; it has a message waiting anyway.
+        // A monitor that does not read must not block us; it then has a message waiting anyway.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match send(stream, &config_change_message(), flags) {
             Ok(_) | Err(Errno::AGAIN) => Ok(true),

@@ -21,27 +21,27 @@ use super::{protocol, ring};
 /// Everything a ring needs before it can run, in the order in which monitors send it.
 #[derive(Default)]
 pub struct Vring {
-    /// Entries.
+    /// The ring size.
     pub size: u16,
-    /// Position of the next avail entry.
+    /// Index of the next avail entry.
     pub next_avail: u16,
-    /// Where the areas are.
+    /// Addresses of the areas.
     pub addresses: Option<RingAddresses>,
-    /// The driver's notifications.
+    /// Descriptor of the driver's notifications.
     pub kick: Option<Arc<File>>,
-    /// Our interrupts.
+    /// Descriptor of our interrupts.
     pub call: Arc<CallSlot>,
-    /// Where to report that the ring is broken.
+    /// Descriptor by which a broken ring is reported.
     pub error: Option<Arc<File>>,
-    /// Whether the monitor wants it to run.
+    /// The monitor has enabled the ring.
     pub enabled: bool,
-    /// Whether a runner has it.
+    /// A runner has it.
     pub running: bool,
-    /// Whether its driver has broken it.
+    /// Its driver has broken it.
     pub fault: Arc<AtomicBool>,
 }
 
-/// What all rings of a device have in common.
+/// The parts that all rings of a device share.
 pub struct DeviceParts<'device> {
     pub memory: &'device Arc<GuestMemory>,
     pub features: u64,
@@ -54,19 +54,19 @@ pub struct DeviceParts<'device> {
 }
 
 impl Vring {
-    /// Whether it has all it needs and is not running yet.
+    /// Returns whether it is completely configured and not running yet.
     pub fn is_ready(&self) -> bool {
         let whole = self.kick.is_some() && self.addresses.is_some();
         self.enabled && !self.running && whole && !self.fault.load(Ordering::Relaxed)
     }
 
-    /// Forgets that it ran; a driver that sets it up anew starts afresh.
+    /// Resets the ring's run state; a driver that sets it up again starts afresh.
     pub fn reset(&mut self) {
         self.kick = None;
         self.fault = Arc::default();
     }
 
-    /// Leaves the ring alone until the driver resets it, and tells the monitor.
+    /// Marks the ring broken until the driver resets it, and tells the monitor.
     pub fn fail(&self) {
         self.fault.store(true, Ordering::Relaxed);
         if let Some(error) = &self.error {
@@ -74,7 +74,7 @@ impl Vring {
         }
     }
 
-    /// The queue, ready to run.
+    /// Builds the queue, ready to run.
     pub fn build(&self, index: usize, device: &DeviceParts<'_>) -> io::Result<VirtQueue> {
         let ring = self
             .build_ring(device)
@@ -104,15 +104,14 @@ impl Vring {
     }
 }
 
-/// An event that neither reading nor writing waits for: a queue's thread never may. Nothing but an
-/// eventfd is taken: files and pipes may be readable for ever, and what serves a file may never
-/// answer.
+/// Makes an eventfd non-blocking, since a queue's thread must never block. Other files are refused:
+/// files and pipes may be readable forever, and a file's server may never answer.
 pub fn never_blocking(event: File) -> io::Result<File> {
-    // Its mode is that of other things without a name, of which an epoll set asks the files that
-    // are in it.
+    // Its file type is shared with other nameless objects, such as an epoll set, which polls the
+    // files in it.
     let is_event = match read_link(format!("/proc/self/fd/{}", event.as_raw_fd())) {
         Ok(kind) => kind == Path::new("anon_inode:[eventfd]"),
-        // Without /proc the mode is all that is known.
+        // Without /proc only the file type is known.
         Err(_) => FileType::from_raw_mode(fstat(&event)?.st_mode) == FileType::Unknown,
     };
     if !is_event && !mutant("frontend.vring.takes-any-descriptor") {
@@ -131,15 +130,15 @@ mod tests {
 
     use super::*;
 
-    /// An epoll set has the mode of an eventfd. A look at it asks what is in it, which may be a
-    /// file whose server never answers: the poller waits for that, with all its disks.
+    /// An epoll set has the file type of an eventfd. Polling it polls its members, which may
+    /// include a file whose server never answers: that would block the poller and all its disks.
     #[test]
     fn a_set_of_descriptors_is_no_notification() {
         let set = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).unwrap();
         assert!(never_blocking(File::from(set)).is_err());
     }
 
-    /// A kick that is always readable kept a thread awake.
+    /// A kick descriptor that is always readable kept a thread awake.
     #[test]
     fn what_is_no_eventfd_is_no_notification() {
         let socket = std::os::fd::OwnedFd::from(UnixStream::pair().unwrap().0);

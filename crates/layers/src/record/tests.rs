@@ -1,4 +1,4 @@
-//! What recordings get.
+//! Contents of recordings.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,9 +8,9 @@ use flowstone_block::{Class, Extent, Op, QueueDepth, Sector, SectorCount};
 use super::*;
 use crate::{Null, Recorded, Recording};
 
-/// Requests of which each follows from the one before.
+/// Requests in a chain, each of which depends on the completion of the one before.
 const TURNS: u64 = 2000;
-/// More than a ring has room for.
+/// More than a ring holds.
 const MANY: usize = 100_000;
 
 fn record() -> Record {
@@ -26,7 +26,7 @@ fn discard(sector: u64) -> Op {
     Op::Discard(Extent::new(Sector::new(sector), SectorCount::new(8)).unwrap())
 }
 
-/// Has these done, a batch each.
+/// Runs `ops`, each as a batch of its own.
 fn run(channel: &mut dyn Channel, ops: impl IntoIterator<Item = Op>) {
     let mut done = Vec::new();
     for op in ops {
@@ -79,7 +79,7 @@ fn what_finds_no_room_is_counted_and_what_comes_later_is_recorded_again() {
     assert_eq!((all.len(), lost), (1, 0));
 }
 
-/// A queue sees a request of another one completed, and asks for something because of that.
+/// One queue sees a request of another completed, and submits a request because of that.
 #[test]
 fn what_follows_from_a_request_comes_after_it() {
     let record = record();
@@ -118,7 +118,7 @@ fn what_follows_from_a_request_comes_after_it() {
     });
 }
 
-/// Of a thread that was stopped between the clock and the ring.
+/// A thread may be preempted between reading the clock and writing to the ring.
 #[test]
 fn times_go_up_even_if_a_request_comes_late_and_one_that_is_to_come_waits() {
     let recorder = Arc::<Recorder>::default();
@@ -145,7 +145,7 @@ fn a_recording_that_has_ended_leaves_nothing_and_others_go_on() {
     let tapes = record.recorder.tapes.get();
     let ended = Arc::downgrade(&tapes[0]);
     drop((first, tapes));
-    // Before it sleeps: its waker may have come too early.
+    // Before it sleeps: its waker may have been called too early.
     assert_eq!(channel.next_look(), NextLook::Now);
     channel.reap(&mut Vec::new());
     assert_eq!(ended.strong_count(), 0);

@@ -1,4 +1,4 @@
-//! What each layer does to the disk below it.
+//! The effect of each layer on the disk below it.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -77,7 +77,7 @@ fn errors_hit_the_named_operation_at_the_named_rate() {
     let failed = Err(Errno::NOSPC);
     assert_eq!(outcomes, [Ok(()), Ok(()), failed, Ok(()), Ok(()), failed]);
     disk.write(Sector::new(0), &mut [0; 512]).unwrap();
-    // What failed never reached the disk below.
+    // Failed requests never reached the disk below.
     let passed = |kind| base.counters().of(kind);
     assert_eq!(passed(OpKind::Flush), Passed { requests: 4, bytes: 0, errors: 0 });
     assert_eq!(passed(OpKind::Write), Passed { requests: 1, bytes: 512, errors: 0 });
@@ -107,16 +107,16 @@ fn verify_passes_good_data_and_catches_a_disk_that_lies() {
     let mut back = [0; 1024];
     disk.write(Sector::new(10), &mut [1; 1024]).unwrap();
     disk.read(Sector::new(10), &mut back).unwrap();
-    // Behind the layer's back, the disk changes.
+    // The disk is changed behind the layer's back.
     BlockingDisk::new(&*mem).unwrap().write(Sector::new(11), &mut [2; 512]).unwrap();
     assert_eq!(disk.read(Sector::new(10), &mut back), Err(Errno::IO));
     disk.read(Sector::new(10), &mut back[..512]).unwrap();
-    // A discarded sector is not certain to be anything.
+    // The content of a discarded sector is not known.
     disk.run(Op::Discard(extent(11, 1))).unwrap();
     disk.read(Sector::new(10), &mut back).unwrap();
 }
 
-/// A disk that carries out each batch backwards and completes it forwards.
+/// A disk that carries out each batch in reverse order and completes it in order.
 struct Backwards(Arc<Mem>);
 
 struct BackwardsChannel {
@@ -157,7 +157,7 @@ impl Channel for BackwardsChannel {
     }
 }
 
-/// Carries out requests at once, each with a buffer, and returns how they ended.
+/// Submits requests in one batch, each with a buffer, and returns their outcomes.
 fn run_at_once(layer: &Verify, requests: &mut [(Op, [u8; 512])]) -> Vec<Outcome> {
     let mut channel = layer.channel(&QueueContext::alone(QueueDepth(64)).unwrap()).unwrap();
     for (tag, (op, buffer)) in requests.iter_mut().enumerate() {
@@ -187,7 +187,7 @@ fn verify_does_not_judge_a_read_that_races_with_a_write() {
     assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
 }
 
-/// A write was taken for certain although a discard of its sector was in flight with it.
+/// A write's content was taken as known although a discard of its sector was in flight with it.
 #[test]
 fn verify_does_not_trust_a_write_that_races_with_a_zeroing() {
     for listed_before in [false, true] {
@@ -203,7 +203,7 @@ fn verify_does_not_trust_a_write_that_races_with_a_zeroing() {
         let mut back = [3; 512];
         disk.read(Sector::new(5), &mut back).unwrap();
         assert_eq!(back, [0; 512], "the zeroing came second");
-        // The next write is alone, and certain again.
+        // The next write is alone, and its content is known again.
         disk.write(Sector::new(5), &mut [4; 512]).unwrap();
         disk.read(Sector::new(5), &mut back).unwrap();
         BlockingDisk::new(&*mem).unwrap().write(Sector::new(5), &mut [6; 512]).unwrap();
@@ -211,7 +211,7 @@ fn verify_does_not_trust_a_write_that_races_with_a_zeroing() {
     }
 }
 
-/// Of two writes in flight at once, the one completed last was taken for the one that lasts.
+/// Of two concurrent writes, the one completed last was taken for the one on disk.
 #[test]
 fn verify_does_not_trust_writes_that_race_with_each_other() {
     let layer = Verify::new(Arc::new(Backwards(mem())));

@@ -6,7 +6,7 @@ use flowstone_layers::Zeroes;
 
 use super::*;
 
-/// Remembers what reaches it.
+/// Records the operations that reach it.
 #[derive(Clone, Default)]
 struct Spy(Arc<std::sync::Mutex<Vec<Op>>>);
 
@@ -33,7 +33,7 @@ impl Channel for SpyChannel {
     fn kick(&mut self) {}
 
     fn reap(&mut self, done: &mut Vec<Completion>) {
-        // Not in the order of submission.
+        // Not in order of submission.
         done.extend(self.1.drain(..).rev());
     }
 
@@ -65,8 +65,8 @@ fn only_whole_aligned_zero_writes_become_write_zeroes() {
     assert_eq!(what_reaches_the_disk(true, 0, vec![0; 512]), write(0, 1), "an odd length");
 }
 
-/// A host that has to write zeroes refuses many at once: the guest's write must not be refused with
-/// them.
+/// A host that has to write zeroes refuses long ranges: a guest's write of zeroes must not be
+/// refused because of that.
 #[test]
 fn long_writes_stay_writes_where_zeroes_are_written() {
     struct Fills(Spy);
@@ -97,14 +97,14 @@ fn a_write_comes_back_as_the_write_it_was() {
     let mut buffers: Vec<Vec<u8>> = (0..4).map(|n| vec![n % 2; 4096]).collect();
     let addresses: Vec<*mut u8> = buffers.iter_mut().map(|buffer| buffer.as_mut_ptr()).collect();
     for (n, buffer) in buffers.iter_mut().enumerate() {
-        // The same tag for all: a tag is the submitter's own.
+        // The same tag for all: tags belong to the submitter.
         let mut request = Request::new(Op::Write(extent(n as u64 * 8, 8)), 7);
         // SAFETY: the buffer outlives the request, which completes below.
         request.memory.push(unsafe { IoVec::of(buffer) });
         request.durable = n == 2;
         channel.submit(request);
     }
-    // A guest's own write-zeroes stays one.
+    // A guest's own write-zeroes is passed on unchanged.
     let zeroes = Op::WriteZeroes { extent: extent(64, 8), unmap: false };
     channel.submit(Request::new(zeroes, 7));
     channel.kick();
@@ -122,7 +122,7 @@ fn a_write_comes_back_as_the_write_it_was() {
     assert_eq!((read(&counted.requests), read(&counted.bytes)), (2, 8192));
 }
 
-/// A guest flips its buffer while it is being written: each byte on the disk is one it held.
+/// A guest changes its buffer during the write: each byte on the disk is one that it held.
 #[test]
 fn a_buffer_that_changes_meanwhile_is_written_as_something_it_was() {
     let mem = mem();
@@ -160,7 +160,7 @@ fn a_buffer_that_changes_meanwhile_is_written_as_something_it_was() {
     });
 }
 
-/// Layers above use marks, too.
+/// Layers above use tokens, too.
 #[test]
 fn a_request_comes_back_with_the_mark_it_had() {
     use flowstone_block::TokenSource;

@@ -1,5 +1,5 @@
-//! Stands for `std::sync::mpsc::sync_channel`: loom has no channel that says that its other end is
-//! gone.
+//! Stand-in for `std::sync::mpsc::sync_channel`: loom's channel does not report that its other end
+//! is gone.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ struct Shared<T> {
 
 struct State<T> {
     sent: VecDeque<T>,
-    /// Whether the sender, and whether the receiver, is there.
+    /// The sender exists; the receiver exists.
     ends: [bool; 2],
 }
 
-/// Sends; never waits.
+/// The sending end; never waits.
 pub struct SyncSender<T>(Arc<Shared<T>>);
 
-/// Receives.
+/// The receiving end.
 pub struct Receiver<T>(Arc<Shared<T>>);
 
-/// A channel in which no more is sent than it has room for.
+/// Makes a channel whose capacity is never exceeded by its users.
 pub fn sync_channel<T>(_room: usize) -> (SyncSender<T>, Receiver<T>) {
     let state = Mutex::new(State { sent: VecDeque::new(), ends: [true; 2] });
     let shared = Arc::new(Shared { state, changed: Condvar::new() });
@@ -37,7 +37,7 @@ impl<T> Shared<T> {
     }
 
     fn end(&self, end: usize) {
-        // A model that has panicked is over: loom takes no more steps.
+        // After a panic the model is over: loom takes no more steps.
         if !std::thread::panicking() {
             self.state().ends[end] = false;
             self.changed.notify_all();
@@ -46,7 +46,7 @@ impl<T> Shared<T> {
 }
 
 impl<T> SyncSender<T> {
-    /// Gives a value to the receiver.
+    /// Passes a value to the receiver.
     pub fn send(&self, value: T) -> Result<(), SendError<T>> {
         let mut state = self.0.state();
         if !state.ends[1] {
@@ -59,7 +59,7 @@ impl<T> SyncSender<T> {
 }
 
 impl<T> Receiver<T> {
-    /// Waits for a value, or for the sender to go.
+    /// Waits for a value, or for the sender to be dropped.
     pub fn recv(&self) -> Result<T, RecvError> {
         let mut state = self.0.state();
         loop {

@@ -1,14 +1,14 @@
-//! Stands for an eventfd and the sleep in the kernel until it is readable.
+//! Stand-in for an eventfd and the sleep in the kernel until it is readable.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use loom::sync::{Condvar, Mutex};
 
-/// What the kernel guarantees: `write` makes it readable and ends the sleep of those who wait for
-/// that; a sleep that begins while it is readable ends at once; `read` makes it unreadable; who
-/// reads, or is woken, sees what the writer did before (each of these takes the lock of the
-/// eventfd's queue). A sleep may end for no reason.
+/// Models the guarantees of the kernel: `write` makes it readable and ends the sleep of waiting
+/// threads; a sleep that begins while it is readable ends at once; `read` makes it unreadable; a
+/// thread that reads, or is woken, sees what the writer did before (each of these takes the lock of
+/// the eventfd's queue). Spurious wake-ups are possible.
 #[derive(Default)]
 pub struct Event {
     readable: Mutex<bool>,
@@ -16,7 +16,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Not readable.
+    /// Makes an event that is not readable.
     pub fn new() -> io::Result<Self> {
         Ok(Self::default())
     }
@@ -27,12 +27,12 @@ impl Event {
         self.woken.notify_all();
     }
 
-    /// Whether it was readable. It is not any more.
+    /// Clears the event. Returns whether it was readable.
     pub fn take(&self) -> bool {
         std::mem::take(&mut *self.readable.lock().expect("as above"))
     }
 
-    /// Whether a sleep would end.
+    /// Returns whether a sleep would end at once.
     pub fn is_readable(&self) -> bool {
         *self.readable.lock().expect("as above")
     }

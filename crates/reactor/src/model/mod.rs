@@ -1,7 +1,7 @@
-//! To run the real code of what threads share under loom: the stand-in for the kernel, and how a
-//! model is checked.
+//! Support for running the real synchronisation code under loom: a stand-in for the kernel, and the
+//! entry point of models.
 //!
-//! Only with the feature `model`, which nothing that is released enables.
+//! Only with the feature `model`, which no release enables.
 
 pub mod channel;
 mod event;
@@ -15,14 +15,14 @@ pub use loom::thread::JoinHandle;
 
 pub use self::event::Event;
 
-/// Words. Loom's own stacks are too small for code that is not optimised.
+/// Stack size in words. Loom's default stacks are too small for unoptimised code.
 const STACK_WORDS: usize = 1 << 15;
-/// Steps of all threads in one order. A model that takes more does not come to its end.
+/// Steps of all threads in one execution. A model that takes more does not terminate.
 const STEPS_MAX: usize = 20_000;
 
-/// Runs `model` in each order of its threads in which no more than `preemptions` times a thread
-/// stops before it has to, and with each value that a load may have then. Panics if it panics in
-/// one, or if all of its threads wait for ever.
+/// Runs `model` in each interleaving of its threads with at most `preemptions` preemptions, and
+/// with each value that a load may return then. Panics if it panics in one, or if all of its
+/// threads wait forever.
 pub fn check(name: &str, preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let (count, start) = (Arc::new(AtomicUsize::new(0)), Instant::now());
     let counted = Arc::clone(&count);
@@ -33,7 +33,7 @@ pub fn check(name: &str, preemptions: usize, model: impl Fn() + Send + Sync + 's
     builder.check(move || {
         counted.fetch_add(1, Ordering::Relaxed);
         let model = Arc::clone(&model);
-        // On a stack that is large enough.
+        // On a large enough stack.
         let main = spawn(move || model());
         main.join().expect("a panic ends the model where it is");
     });
@@ -45,12 +45,12 @@ pub fn check(name: &str, preemptions: usize, model: impl Fn() + Send + Sync + 's
 pub fn spawn<T: Send + 'static>(run: impl FnOnce() -> T + 'static) -> JoinHandle<T> {
     let run = Sent(run);
     let builder = loom::thread::Builder::new().stack_size(STACK_WORDS);
-    // All of `run`, not only what is in it.
+    // Captures all of `run`, not only its field.
     let started = builder.spawn(move || { run }.0());
     started.expect("loom starts what it is told to")
 }
 
-/// What goes to another thread of a model.
+/// A value that is moved to another thread of a model.
 struct Sent<T>(T);
 
 // SAFETY: all threads of a model are coroutines of one thread, on which a reactor stays, too.

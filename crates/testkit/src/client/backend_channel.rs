@@ -1,7 +1,7 @@
-//! The backend's own channel: messages it sends without being asked.
+//! The backend's request channel: messages that it sends on its own initiative.
 //!
-//! Only CONFIG_CHANGE_MSG matters to a disk; others are counted and, when they ask for a reply,
-//! refused. Reading happens in the caller's thread, so there is nothing to stop or to leak.
+//! Only CONFIG_CHANGE_MSG matters to a disk; others are counted and, if they need a reply, refused.
+//! Messages are read in the caller's thread, so there is no thread to stop.
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -34,7 +34,7 @@ impl BackendChannel {
         Ok((BackendChannel { socket: ours, others: 0 }, theirs))
     }
 
-    /// Waits for a configuration change. False when the time is up without one.
+    /// Waits for a configuration change. `false` on timeout.
     pub fn wait_config_change(&mut self, timeout: Duration) -> Result<bool> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -50,7 +50,7 @@ impl BackendChannel {
         }
     }
 
-    /// Number of messages that were not configuration changes.
+    /// Returns the number of messages that were not configuration changes.
     pub fn other_messages(&self) -> u64 {
         self.others
     }

@@ -1,12 +1,12 @@
-//! Blocking calls on the client, for tests that read like a sentence.
+//! Blocking calls on the client, for readable tests.
 //!
-//! Each sends one request on queue 0 and returns its status. None of them judges the status.
+//! Each sends one request on queue 0 and returns its status unchecked.
 
 use super::{Client, Request, Status};
 use crate::{Error, Result};
 
 impl Client {
-    /// Submits any request on queue 0 and waits for its answer.
+    /// Submits any request on queue 0 and waits for its completion.
     pub fn request(&mut self, request: &Request<'_>) -> Result<super::Completion> {
         self.request_on(0, request)
     }
@@ -41,7 +41,7 @@ impl Client {
         self.status_of(&Request::write_zeroes(ranges, unmap))
     }
 
-    /// The identity text up to its first zero byte, and the status.
+    /// Returns the status, and the identity text up to its first zero byte.
     pub fn get_id(&mut self) -> Result<(Status, String)> {
         let answer = self.request(&Request::get_id())?;
         let text = answer.data.split(|&byte| byte == 0).next().unwrap_or_default();
@@ -53,7 +53,7 @@ impl Client {
     }
 }
 
-/// The used length of a successful read counts the data and the status byte.
+/// Checks the used length of a successful read: the data and the status byte.
 fn expect_written(written_bytes: u32, data_bytes: usize) -> Result<()> {
     if written_bytes as usize == data_bytes + 1 {
         return Ok(());

@@ -1,7 +1,7 @@
-//! Guest buffers of one request, and how they are cut into descriptors.
+//! Guest buffers of one request, and their split into descriptors.
 //!
 //! A slot holds header, status and payload of one request at a time. The specification lets a
-//! driver frame these bytes in any way, so `Shape` can make the framing as odd as a test wants.
+//! driver frame these bytes in any way, so `Shape` can make the framing arbitrarily unusual.
 //!
 //! ```text
 //! 0 header (16)   64 status (1)   4096 + offset_bytes payload ... [joined status]
@@ -17,21 +17,21 @@ use crate::{Error, Result};
 const STATUS_OFFSET: usize = 64;
 const PAYLOAD_OFFSET: usize = 4096;
 
-/// How a request's bytes are spread over descriptors.
+/// The layout of a request's bytes in descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Longest descriptor of payload.
     pub segment_bytes: usize,
     /// Distance of the payload from a page boundary.
     pub offset_bytes: usize,
-    /// Cut the header into two descriptors at this byte (0: one descriptor).
+    /// Split the header into two descriptors at this byte (0: one descriptor).
     pub split_header_at: usize,
     /// Put the status byte into the same descriptor as the end of the payload.
     pub join_status: bool,
 }
 
 impl Default for Shape {
-    /// As Linux does it: one descriptor each, payload on a page boundary.
+    /// Returns the layout used by Linux: one descriptor each, payload on a page boundary.
     fn default() -> Self {
         Shape { segment_bytes: usize::MAX, offset_bytes: 0, split_header_at: 0, join_status: false }
     }
@@ -48,20 +48,20 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    /// Guest memory that one slot takes.
+    /// Returns the guest memory that one slot takes.
     pub(super) fn footprint(payload_bytes: usize) -> usize {
-        // Room for a payload that starts anywhere in its first page, and a joined status.
+        // Room for a payload that starts anywhere in its first page, and for a joined status.
         PAYLOAD_OFFSET + payload_bytes.next_multiple_of(4096) + 2 * 4096
     }
 
-    /// Takes memory for payloads of up to `payload_bytes`.
+    /// Allocates memory for payloads of up to `payload_bytes`.
     pub(super) fn new(memory: &Memory, payload_bytes: usize) -> Result<Self> {
         let memory = memory.alloc(Self::footprint(payload_bytes), 4096)?;
         let (status_at, payload_at) = (STATUS_OFFSET, PAYLOAD_OFFSET);
         Ok(Buffers { memory, payload_bytes, status_at, payload_at, in_bytes: 0 })
     }
 
-    /// Copies a request in and says how its chain looks.
+    /// Copies a request in and returns its chain.
     pub(super) fn load(&mut self, request: &Request<'_>, shape: Shape) -> Result<Vec<Segment>> {
         let payload_bytes = request.out.len() + request.in_bytes;
         if payload_bytes > self.payload_bytes {
@@ -75,18 +75,18 @@ impl Buffers {
         self.status_at = if joined { in_at + request.in_bytes } else { STATUS_OFFSET };
         self.memory.write(0, &request.header());
         self.memory.write(self.payload_at, &request.out);
-        // Stale bytes must not pass for an answer.
+        // Filler, so that stale bytes cannot pass for an answer.
         self.memory.part(in_at, request.in_bytes).fill(0xdb);
         self.memory.cell8(self.status_at).store(Status::FILLER, Ordering::Relaxed);
         Ok(self.chain(request, shape, joined))
     }
 
-    /// The status byte the device left.
+    /// Returns the status byte written by the device.
     pub(super) fn status(&self) -> Status {
         Status::from(self.memory.cell8(self.status_at).load(Ordering::Acquire))
     }
 
-    /// The bytes the device wrote (requests that have both payloads put them after the first).
+    /// Returns the bytes written by the device (which follow the payload that it reads, if any).
     pub(super) fn answer(&self, out_bytes: usize) -> Vec<u8> {
         let mut bytes = vec![0; self.in_bytes];
         self.memory.read(self.payload_at + out_bytes, &mut bytes);

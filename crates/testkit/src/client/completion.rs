@@ -1,20 +1,20 @@
-//! What comes back of a request.
+//! Completions of requests.
 
 use super::Status;
 
-/// Names a submitted request until its completion.
+/// Identifies a submitted request until its completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// The answer to a request.
+/// The completion of a request.
 #[derive(Clone, Debug)]
 pub struct Completion {
-    /// Which request.
+    /// The request.
     pub ticket: Ticket,
     /// The status byte.
     pub status: Status,
-    /// What the device wrote, status not counted; as long as the request asked for.
+    /// The data written by the device, without the status; as long as the request asked for.
     pub data: Vec<u8>,
-    /// How many bytes the device claims to have written, status counted.
+    /// Number of bytes that the device reports as written, including the status.
     pub written_bytes: u32,
 }

@@ -7,13 +7,13 @@
 //! 34 num_queues:2  36 max_discard_sectors:4 seg:4 alignment:4  48 max_write_zeroes_sectors:4 seg:4
 //! 56 may_unmap:1 unused:3  60 max_secure_erase_sectors:4 seg:4 alignment:4
 //! ```
-//! Fields beyond what the backend sent read as zero. Whether a field means anything is up to the
-//! feature bits, of which this file knows nothing.
+//! Fields beyond the bytes sent by the backend read as zero. Whether a field is valid depends on
+//! feature bits, which are not checked here.
 
 /// Offset of the `wce` byte, the only one a driver may write.
 pub const WCE_OFFSET: u32 = 32;
 
-/// Disk geometry of an age gone by.
+/// Legacy disk geometry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Geometry {
     /// Cylinders.
@@ -24,7 +24,7 @@ pub struct Geometry {
     pub sectors: u8,
 }
 
-/// How the device likes its requests.
+/// Preferred sizes and alignment of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
     /// Physical block = logical block << this.
@@ -66,7 +66,7 @@ pub struct BlkConfig {
     pub max_write_zeroes_sectors: u32,
     /// Most ranges in one write-zeroes.
     pub max_write_zeroes_seg: u32,
-    /// A write-zeroes with the unmap flag may really unmap.
+    /// A write-zeroes request with the unmap flag may unmap.
     pub write_zeroes_may_unmap: u8,
     /// Largest secure-erase range.
     pub max_secure_erase_sectors: u32,
@@ -77,7 +77,7 @@ pub struct BlkConfig {
 }
 
 impl BlkConfig {
-    /// Reads the fields out of as many bytes as there are.
+    /// Decodes as many fields as there are bytes.
     pub fn decode(bytes: &[u8]) -> Self {
         let field = Fields(bytes);
         BlkConfig {
@@ -110,7 +110,7 @@ impl BlkConfig {
         }
     }
 
-    /// Size of the disk in bytes.
+    /// Returns the size of the disk in bytes.
     pub fn capacity_bytes(&self) -> u64 {
         self.capacity_sectors * crate::virtio::SECTOR_BYTES
     }

@@ -1,8 +1,8 @@
-//! The client: a session, guest memory, rings and request buffers in one hand.
+//! The client: a session, guest memory, rings and request buffers.
 //!
-//! Requests are submitted to a queue and come back as completions in whatever order the backend
-//! likes. Nothing is lost over `reconnect`: requests in flight when a backend died are completed
-//! by the next one. Waiting relies on calls alone, so a backend that forgets one is found out.
+//! Requests are submitted to a queue and complete in any order. Nothing is lost by `reconnect`:
+//! requests in flight when a backend died are completed by the next one. Waiting relies on call
+//! signals only, so a missing one is detected.
 
 use std::time::{Duration, Instant};
 
@@ -65,8 +65,8 @@ impl Client {
         })
     }
 
-    /// Shares memory and starts all rings: afresh, or where they were stopped, or, after the
-    /// backend died, from the used index in memory as QEMU does.
+    /// Shares memory and starts all rings: at 0, or where they were stopped, or, after a crash of
+    /// the backend, at the used index in memory, as QEMU does.
     pub fn start(&mut self) -> Result<()> {
         let session = self.session.as_mut().ok_or_else(not_connected)?;
         if self.negotiated.protocol.contains(ProtocolFeatures::INFLIGHT_SHMFD) {
@@ -76,7 +76,7 @@ impl Client {
             }
             session.set_inflight(self.inflight.as_ref().expect("filled above"))?;
         }
-        // Again, and after the inflight region: that is QEMU's order.
+        // Sent again after the inflight region, in QEMU's order.
         session.set_features()?;
         session.share_memory(&self.memory, self.options.memory_message)?;
         for (index, queue) in self.queues.iter_mut().enumerate() {
@@ -90,7 +90,7 @@ impl Client {
         Ok(())
     }
 
-    /// Stops all rings (GET_VRING_BASE) and returns where each stands. `start` resumes there.
+    /// Stops all rings (GET_VRING_BASE) and returns their positions, from which `start` resumes.
     pub fn stop(&mut self) -> Result<Vec<u16>> {
         let session = self.session.as_mut().ok_or_else(not_connected)?;
         let mut bases = Vec::with_capacity(self.queues.len());
@@ -102,14 +102,14 @@ impl Client {
         Ok(bases)
     }
 
-    /// Hangs up. Memory, rings and the inflight region stay for `reconnect`.
+    /// Closes the connection. Memory, rings and the inflight region are kept for `reconnect`.
     pub fn disconnect(&mut self) {
         self.session = None;
     }
 
     /// Connects again, to the same socket and with the same features, and starts the rings.
     ///
-    /// Requests in flight stay in flight; the new backend has to finish them.
+    /// Requests in flight stay in flight; the new backend has to complete them.
     pub fn reconnect(&mut self) -> Result<()> {
         self.disconnect();
         let mut options = self.options.clone();
@@ -127,12 +127,12 @@ impl Client {
         self.start()
     }
 
-    /// What was agreed on.
+    /// Returns the negotiated features.
     pub fn negotiated(&self) -> &Negotiated {
         &self.negotiated
     }
 
-    /// The configuration space as it was at the last connect or `refresh_config`.
+    /// Returns the configuration space as of the last connect or `refresh_config`.
     pub fn config(&self) -> &BlkConfig {
         &self.config
     }
@@ -155,32 +155,32 @@ impl Client {
         self.backend_channel()?.ok_or_else(missing)?.wait_config_change(timeout)
     }
 
-    /// The backend's own channel, when negotiated.
+    /// Returns the backend's request channel, if negotiated.
     pub fn backend_channel(&mut self) -> Result<Option<&mut BackendChannel>> {
         Ok(self.session()?.backend_channel())
     }
 
-    /// The session, for messages the client has no method for.
+    /// Returns the session, for messages without a method here.
     pub fn session(&mut self) -> Result<&mut Session> {
         self.session.as_mut().ok_or_else(not_connected)
     }
 
-    /// Guest memory, for buffers of a test's own.
+    /// Returns the guest memory, for a test's own buffers.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// A ring, for hostile entries and for looking at it.
+    /// Returns a ring, for raw entries and inspection.
     pub fn ring(&mut self, queue: usize) -> &mut Ring {
         &mut self.queues[queue].ring
     }
 
-    /// The inflight region, when negotiated and started.
+    /// Returns the inflight region, if negotiated and started.
     pub fn inflight(&self) -> Option<&InflightArea> {
         self.inflight.as_ref()
     }
 
-    /// Changes how payloads of later requests are cut into descriptors.
+    /// Sets the layout of payloads of later requests.
     pub fn set_shape(&mut self, shape: Shape) {
         self.options.shape = shape;
     }
@@ -190,7 +190,7 @@ impl Client {
         self.options.timeout_ms = timeout.as_millis() as u64;
     }
 
-    /// Puts a request into a queue and publishes it, without a kick.
+    /// Adds a request to a queue and publishes it, without a kick.
     pub fn submit(&mut self, queue: usize, request: &Request<'_>) -> Result<Ticket> {
         let ticket = Ticket(self.next_ticket);
         let shape = self.options.shape;
@@ -199,29 +199,29 @@ impl Client {
         Ok(ticket)
     }
 
-    /// Kicks if the device wants it. True if it did.
+    /// Kicks if the device asks for it. Returns whether it did.
     pub fn notify(&mut self, queue: usize) -> Result<bool> {
         self.queues[queue].ring.notify()
     }
 
-    /// Kicks, wanted or not.
+    /// Kicks unconditionally.
     pub fn kick(&self, queue: usize) -> Result<()> {
         self.queues[queue].ring.kick()
     }
 
-    /// Number of requests of a queue not yet answered.
+    /// Returns the number of a queue's requests in flight.
     pub fn in_flight(&self, queue: usize) -> usize {
         self.queues[queue].in_flight()
     }
 
-    /// The next completion of a queue, if there is one.
+    /// Returns the next completion of a queue, if any.
     pub fn poll(&mut self, queue: usize) -> Result<Option<Completion>> {
         self.queues[queue].poll()
     }
 
     /// Sleeps until a queue has a completion.
     ///
-    /// An answer that lies in the ring while its call never came is `Error::LostCall`.
+    /// A completion in the ring without a call is `Error::LostCall`.
     pub fn wait(&mut self, queue: usize) -> Result<Completion> {
         let deadline = Instant::now() + Duration::from_millis(self.options.timeout_ms);
         loop {
@@ -235,7 +235,7 @@ impl Client {
         }
     }
 
-    /// Waits for everything in flight on a queue; answers in the order they came.
+    /// Waits for all requests in flight on a queue; returns the completions in order of arrival.
     pub fn drain(&mut self, queue: usize) -> Result<Vec<Completion>> {
         let mut all = Vec::with_capacity(self.in_flight(queue));
         while self.in_flight(queue) > 0 {
@@ -244,7 +244,7 @@ impl Client {
         Ok(all)
     }
 
-    /// Submits, kicks and waits on one queue. Other requests must not be in flight there.
+    /// Submits, kicks and waits on one queue. No other requests may be in flight there.
     pub fn request_on(&mut self, queue: usize, request: &Request<'_>) -> Result<Completion> {
         let ticket = self.submit(queue, request)?;
         self.notify(queue)?;
@@ -255,7 +255,7 @@ impl Client {
         Err(Error::Misuse("blocking call while other requests are in flight".into()))
     }
 
-    /// Sleeps for a call. False when the time is up; an error when the backend is gone.
+    /// Sleeps until a call. `false` on timeout; an error if the backend is gone.
     fn sleep(&mut self, queue: usize, deadline: Instant) -> Result<bool> {
         let ring = &self.queues[queue].ring;
         let left = deadline.saturating_duration_since(Instant::now());
@@ -294,7 +294,8 @@ fn read_config(session: &mut Session, options: &ClientOptions) -> Result<BlkConf
     }
 }
 
-/// Room for all rings with their indirect tables, and all slots; unused pages cost nothing.
+/// Returns a layout with room for all rings with their indirect tables, and all slots; unused pages
+/// take no memory.
 fn memory_layout(options: &ClientOptions) -> MemoryLayout {
     let rings = usize::from(options.queue_size) * 4096 + 64 * 1024;
     let slots = options.slots * Buffers::footprint(options.slot_bytes);

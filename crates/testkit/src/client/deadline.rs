@@ -1,7 +1,7 @@
-//! A limit on how long one vhost-user message may take.
+//! A time limit on one vhost-user message.
 //!
-//! The wire crate retries a receive for ever, so a backend that hangs would hang its test. A
-//! thread per session shuts the socket down when an armed deadline passes, which ends the receive.
+//! The wire crate retries a receive forever, so a hanging backend would hang its test. One thread
+//! per session shuts the socket down when an armed deadline passes, which ends the receive.
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -45,17 +45,17 @@ impl Deadline {
         Ok(Deadline { shared })
     }
 
-    /// From now on there is this much time.
+    /// Starts the timer.
     pub(super) fn arm(&self, timeout: Duration) {
         self.shared.set(State::Armed(Instant::now() + timeout));
     }
 
-    /// The answer came.
+    /// Stops the timer.
     pub(super) fn disarm(&self) {
         self.shared.set(State::Idle);
     }
 
-    /// Did the time run out? Then the socket is shut down.
+    /// Returns whether the deadline has passed, and the socket has been shut down.
     pub(super) fn fired(&self) -> bool {
         matches!(*self.shared.lock(), State::Fired)
     }
@@ -73,7 +73,7 @@ impl Shared {
         self.state.lock().expect("no holder of this lock can panic")
     }
 
-    /// A deadline that fired stays fired: the socket is gone.
+    /// Changes the state. An expired deadline stays expired: the socket is shut down.
     fn set(&self, next: State) {
         let mut state = self.lock();
         if matches!(*state, State::Idle | State::Armed(_)) {
@@ -94,7 +94,7 @@ impl Shared {
                         woken.expect("no holder of this lock can panic").0
                     }
                     _ => {
-                        // A socket that is already gone cannot hang a call.
+                        // Ignores the error of a closed socket, on which no call can hang.
                         let _ = self.socket.shutdown(Shutdown::Both);
                         *state = State::Fired;
                         return;

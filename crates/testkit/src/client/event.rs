@@ -1,6 +1,7 @@
-//! Eventfds: a counter in the kernel that one side adds to and the other takes.
+//! Eventfds: kernel counters that one side increments and the other reads and resets.
 //!
-//! Non-blocking, as QEMU's are: the flag belongs to the open file and so reaches the backend too.
+//! Non-blocking, as QEMU's are: the flag belongs to the open file and so applies to the backend
+//! too.
 
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -16,18 +17,18 @@ use crate::{Error, Result};
 pub struct Event(OwnedFd);
 
 impl Event {
-    /// A new one, not signalled.
+    /// Makes an unsignalled eventfd.
     pub fn new() -> Result<Self> {
         let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
         rustix::event::eventfd(0, flags).map(Event).map_err(|e| Error::io("create an eventfd", e))
     }
 
-    /// Another handle of the same counter.
+    /// Returns another handle of the same counter.
     pub fn try_clone(&self) -> Result<Self> {
         self.0.try_clone().map(Event).map_err(|e| Error::io("clone an eventfd", e))
     }
 
-    /// Adds one.
+    /// Increments the counter.
     #[inline]
     pub fn signal(&self) -> Result<()> {
         rustix::io::write(&self.0, &1_u64.to_ne_bytes())
@@ -35,7 +36,7 @@ impl Event {
             .map_err(|e| Error::io("signal an eventfd", e))
     }
 
-    /// Takes the count; 0 when it was not signalled.
+    /// Reads and resets the counter; 0 if it was not signalled.
     #[inline]
     pub fn take(&self) -> u64 {
         let mut count = [0; 8];
@@ -45,12 +46,12 @@ impl Event {
         }
     }
 
-    /// Sleeps until it is signalled or the time is up; the count stays.
+    /// Sleeps until it is signalled or the time is up; the counter is kept.
     pub fn wait(&self, timeout: Duration) -> Result<bool> {
         wait_readable(&mut [PollFd::new(&self.0, PollFlags::IN)], timeout)
     }
 
-    /// A handle of the type the wire crate wants.
+    /// Returns a handle of the wire crate's type.
     pub(super) fn to_wire(&self) -> Result<EventFd> {
         let fd = self.0.try_clone().map_err(|e| Error::io("clone an eventfd", e))?;
         // SAFETY: the descriptor was just cloned and is given away here, nowhere else.
@@ -64,7 +65,7 @@ impl AsFd for Event {
     }
 }
 
-/// Sleeps until one of `fds` has something to say. False when the time is up first.
+/// Sleeps until one of `fds` is ready. `false` on timeout.
 pub(crate) fn wait_readable(fds: &mut [PollFd<'_>], timeout: Duration) -> Result<bool> {
     let deadline = Instant::now() + timeout;
     loop {

@@ -1,7 +1,7 @@
-//! The inflight region: shared memory in which a backend notes what it has taken.
+//! The inflight region: shared memory in which a backend records the requests that it has taken.
 //!
-//! The front end only keeps the file and passes it to the next backend. For tests the split-ring
-//! records can be read; the layout is the vhost-user specification's:
+//! The front end only keeps the file and passes it to the next backend. Tests can read the
+//! split-ring records; their layout is that of the vhost-user specification:
 //!
 //! ```text
 //! per queue: features:8 version:2 desc_num:2 last_batch_head:2 used_idx:2, then desc_num records
@@ -19,7 +19,7 @@ use crate::{Error, Result};
 const HEADER_BYTES: u64 = 16;
 const RECORD_BYTES: u64 = 16;
 
-/// An inflight region as GET_INFLIGHT_FD returned it.
+/// An inflight region as returned by GET_INFLIGHT_FD.
 pub struct InflightArea {
     pub(super) info: VhostUserInflight,
     pub(super) file: File,
@@ -32,12 +32,12 @@ impl fmt::Debug for InflightArea {
 }
 
 impl InflightArea {
-    /// Size of the region.
+    /// Returns the size of the region.
     pub fn bytes(&self) -> u64 {
         self.info.mmap_size
     }
 
-    /// Heads the backend has marked as taken and not yet completed, in the order it took them.
+    /// Returns the heads marked as taken and not yet completed, in the order of taking.
     pub fn taken(&self, queue: u16) -> Result<Vec<u16>> {
         let stride = self.info.mmap_size / u64::from(self.info.num_queues);
         let start = self.info.mmap_offset + u64::from(queue) * stride + HEADER_BYTES;

@@ -1,9 +1,9 @@
 //! A vhost-user-blk front end without a virtual machine.
 //!
-//! `session` is the conversation on the socket, `ring` a queue with its eventfds, `config` the
-//! device's configuration space, `request` what can be asked, `client` all of it put together
-//! behind blocking calls. A client that lost its backend can `reconnect` the way QEMU does, with
-//! memory, rings and inflight region kept.
+//! `session` is the protocol on the socket, `ring` a queue with its eventfds, `config` the device's
+//! configuration space, `request` the requests, `client` combines them behind blocking calls. A
+//! client that lost its backend can `reconnect` as QEMU does, keeping memory, rings and inflight
+//! region.
 
 mod backend_channel;
 mod blocking;

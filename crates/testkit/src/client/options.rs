@@ -1,13 +1,13 @@
-//! What a client asks for, before the backend has had its say.
+//! The options of a client, before negotiation with the backend.
 //!
-//! The defaults are QEMU 7.2's: everything it would accept is wanted, and used when offered.
+//! The defaults are QEMU 7.2's: everything that it would accept is requested, and used if offered.
 
 use std::path::{Path, PathBuf};
 
 use super::{ProtocolFeatures, Shape};
 use crate::{HANG, virtio};
 
-/// Which message tells the backend about guest memory.
+/// The message that announces guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryMessage {
     /// SET_MEM_TABLE with all regions at once.
@@ -16,7 +16,7 @@ pub enum MemoryMessage {
     AddRegion,
 }
 
-/// Wishes for a session. Start from `ClientOptions::new` and change what the test is about.
+/// Options of a session. Start from `ClientOptions::new` and change the ones under test.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
     /// The backend's socket.
@@ -29,30 +29,31 @@ pub struct ClientOptions {
     pub features: u64,
     /// Protocol features to acknowledge where offered.
     pub protocol: ProtocolFeatures,
-    /// How memory is announced.
+    /// The message that announces memory.
     pub memory_message: MemoryMessage,
-    /// Memory regions, and the hole between them.
+    /// Number of memory regions.
     pub memory_regions: usize,
-    /// Hole between memory regions.
+    /// Size of the hole between memory regions.
     pub memory_gap_bytes: u64,
-    /// How much of the configuration space to ask for. 60 ends before secure erase.
+    /// Bytes of the configuration space to ask for. 60 excludes secure erase.
     pub config_bytes: u32,
     /// Requests that can be in flight per queue.
     pub slots: usize,
     /// Largest request payload.
     pub slot_bytes: usize,
-    /// How payloads are laid out in descriptors.
+    /// The layout of payloads in descriptors.
     pub shape: Shape,
-    /// Longest wait for one answer, on the socket or in a ring.
+    /// Longest wait for one reply, on the socket or in a ring.
     pub timeout_ms: u64,
     /// Longest wait for a listener on the socket.
     pub connect_timeout_ms: u64,
-    /// Signal each ring's kick once when it starts. QEMU does not.
+    /// Signal each ring's kick once when it starts, which QEMU does not.
     pub kick_on_start: bool,
 }
 
 impl ClientOptions {
-    /// One queue of 128, everything negotiated, 1 MiB requests, patience until it is a hang.
+    /// Options for one queue of 128, everything negotiated, 1 MiB requests, and the timeout of a
+    /// hang.
     pub fn new(socket: impl AsRef<Path>) -> Self {
         ClientOptions {
             socket: socket.as_ref().to_path_buf(),
@@ -78,19 +79,19 @@ impl ClientOptions {
         }
     }
 
-    /// The same with `queues` queues.
+    /// Sets the number of queues.
     pub fn queues(mut self, queues: usize) -> Self {
         self.queues = queues;
         self
     }
 
-    /// The same without these virtio features.
+    /// Removes these virtio features.
     pub fn without(mut self, features: u64) -> Self {
         self.features &= !features;
         self
     }
 
-    /// The same without these protocol features.
+    /// Removes these protocol features.
     pub fn without_protocol(mut self, features: ProtocolFeatures) -> Self {
         self.protocol -= features;
         self

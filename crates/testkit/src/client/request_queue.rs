@@ -1,7 +1,6 @@
 //! A ring with request slots: requests go in, completions come out.
 //!
-//! It pairs used heads with the requests they answer. When to kick, sleep or give up is the
-//! client's decision.
+//! It matches used heads with their requests. The client decides when to kick, sleep or give up.
 
 use std::collections::HashMap;
 
@@ -18,7 +17,7 @@ pub(super) struct RequestQueue {
     slots: Vec<Buffers>,
     idle: Vec<usize>,
     busy: HashMap<Head, Pending>,
-    /// Where a backend takes up again after an orderly stop.
+    /// The index from which a backend resumes after an orderly stop.
     pub(super) stopped_at: Option<u16>,
 }
 
@@ -30,7 +29,7 @@ struct Pending {
 }
 
 impl RequestQueue {
-    /// Lays out a ring and its slots.
+    /// Allocates a ring and its slots.
     pub(super) fn new(
         memory: &Memory,
         options: &ClientOptions,
@@ -66,7 +65,7 @@ impl RequestQueue {
         Ok(())
     }
 
-    /// Takes the next answer, if there is one.
+    /// Returns the next completion, if any.
     pub(super) fn poll(&mut self) -> Result<Option<Completion>> {
         let Some(used) = self.ring.queue.pop()? else {
             return Ok(None);
@@ -83,7 +82,7 @@ impl RequestQueue {
         }))
     }
 
-    /// Requests not yet answered.
+    /// Returns the number of requests in flight.
     pub(super) fn in_flight(&self) -> usize {
         self.busy.len()
     }

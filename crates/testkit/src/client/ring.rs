@@ -1,7 +1,7 @@
-//! A queue together with the eventfds that make it sound.
+//! A queue together with its eventfds.
 //!
-//! A ring can be driven by one thread while another one hands its `RingShare` to a new backend:
-//! the shared memory and the eventfds are all a backend needs to know.
+//! A ring can be driven by one thread while another one passes its `RingShare` to a new backend:
+//! the shared memory and the eventfds are all that a backend needs.
 
 use super::Event;
 use crate::Result;
@@ -15,21 +15,21 @@ pub struct Ring {
     share: RingShare,
 }
 
-/// What a backend is told about a ring.
+/// The part of a ring that is passed to a backend.
 #[derive(Debug)]
 pub struct RingShare {
-    /// Where the ring lies in memory.
+    /// Addresses of the ring in memory.
     pub addresses: RingAddresses,
-    /// The driver signals it after adding buffers.
+    /// Signalled by the driver after adding buffers.
     pub kick: Event,
-    /// The device signals it after using buffers.
+    /// Signalled by the device after using buffers.
     pub call: Event,
-    /// The device signals it when it gives up on the ring.
+    /// Signalled by the device when it stops the ring because of an error.
     pub err: Event,
 }
 
 impl Ring {
-    /// Lays out an empty ring.
+    /// Allocates an empty ring.
     pub fn new(memory: &Memory, options: QueueOptions) -> Result<Self> {
         let queue = DriverQueue::new(memory, options)?;
         let addresses = queue.addresses();
@@ -37,12 +37,12 @@ impl Ring {
         Ok(Ring { queue, share: RingShare { addresses, kick, call, err } })
     }
 
-    /// What a backend has to be told.
+    /// Returns the part that is passed to a backend.
     pub fn share(&self) -> &RingShare {
         &self.share
     }
 
-    /// Publishes what was added and kicks if the device wants it. True if it was kicked.
+    /// Publishes added chains and kicks if the device asks for it. Returns whether it kicked.
     #[inline]
     pub fn notify(&mut self) -> Result<bool> {
         self.queue.publish();
@@ -53,24 +53,24 @@ impl Ring {
         Ok(wanted)
     }
 
-    /// Kicks, wanted or not.
+    /// Kicks unconditionally.
     pub fn kick(&self) -> Result<()> {
         self.share.kick.signal()
     }
 
-    /// Takes the calls signalled so far; 0 when there were none.
+    /// Returns and resets the count of calls.
     pub fn take_calls(&self) -> u64 {
         self.share.call.take()
     }
 
-    /// Takes the error signals seen so far; 0 when there were none.
+    /// Returns and resets the count of error signals.
     pub fn take_errors(&self) -> u64 {
         self.share.err.take()
     }
 }
 
 impl RingShare {
-    /// The same ring for another owner.
+    /// Returns another handle of the same ring.
     pub fn try_clone(&self) -> Result<Self> {
         Ok(RingShare {
             addresses: self.addresses.clone(),

@@ -1,8 +1,8 @@
-//! One connection to a backend: the vhost-user conversation, message by message.
+//! One connection to a backend: the vhost-user protocol, message by message.
 //!
-//! A session owns the socket and nothing else: memory and rings belong to the caller, so they
-//! survive it. Every message is bounded by the session's timeout, and with REPLY_ACK every refusal
-//! is an error at the message that caused it. It knows nothing of requests.
+//! A session owns only the socket: memory and rings belong to the caller, so they survive it. Every
+//! message is limited by the session's timeout, and with REPLY_ACK every refusal is an error of the
+//! message that caused it. Requests are not handled here.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -25,23 +25,23 @@ use crate::driver::Memory;
 use crate::virtio::F_PROTOCOL_FEATURES;
 use crate::{Error, Result};
 
-/// What both sides agreed on.
+/// The result of negotiation.
 #[derive(Clone, Copy, Debug)]
 pub struct Negotiated {
-    /// Virtio features the backend offers.
+    /// Virtio features offered by the backend.
     pub offered: u64,
-    /// Virtio features acknowledged.
+    /// Acknowledged virtio features.
     pub features: u64,
-    /// Protocol features the backend offers.
+    /// Protocol features offered by the backend.
     pub protocol_offered: ProtocolFeatures,
-    /// Protocol features acknowledged.
+    /// Acknowledged protocol features.
     pub protocol: ProtocolFeatures,
-    /// Queues the backend can serve (1 without MQ).
+    /// Queues that the backend supports (1 without MQ).
     pub queues_max: u64,
 }
 
 impl Negotiated {
-    /// Was this virtio feature (or all of these) acknowledged?
+    /// Returns whether all of these virtio features were acknowledged.
     pub fn has(&self, features: u64) -> bool {
         self.features & features == features
     }
@@ -85,17 +85,17 @@ impl Session {
         Ok(session)
     }
 
-    /// What was agreed on.
+    /// Returns the negotiated features.
     pub fn negotiated(&self) -> &Negotiated {
         &self.negotiated
     }
 
-    /// The channel for messages from the backend, when it was negotiated.
+    /// Returns the channel for messages from the backend, if negotiated.
     pub fn backend_channel(&mut self) -> Option<&mut BackendChannel> {
         self.channel.as_mut()
     }
 
-    /// Sends one message that the named methods do not cover, with the session's error handling.
+    /// Sends a message without a method here, with the session's error handling.
     pub fn message<T>(
         &mut self,
         action: &str,
@@ -115,7 +115,7 @@ impl Session {
         }
     }
 
-    /// Has the backend hung up?
+    /// Returns whether the backend has closed the connection.
     pub fn is_closed(&self) -> bool {
         use rustix::net::RecvFlags;
         let mut byte = [0_u8];
@@ -127,13 +127,13 @@ impl Session {
         }
     }
 
-    /// The first `bytes` of the configuration space.
+    /// Returns the first `bytes` of the configuration space.
     pub fn config_bytes(&mut self, bytes: u32) -> Result<Vec<u8>> {
         let (filler, none) = (vec![0; bytes as usize], VhostUserConfigFlags::empty());
         self.message("GET_CONFIG", |f| f.get_config(0, bytes, none, &filler)).map(|(_, data)| data)
     }
 
-    /// The configuration space, as far as `bytes` reach.
+    /// Returns the configuration space, decoded from its first `bytes`.
     pub fn config(&mut self, bytes: u32) -> Result<BlkConfig> {
         Ok(BlkConfig::decode(&self.config_bytes(bytes)?))
     }
@@ -141,23 +141,23 @@ impl Session {
     /// Writes to the configuration space as a driver would.
     pub fn set_config(&mut self, offset: u32, data: &[u8]) -> Result<()> {
         // A driver's write has type 0 in the specification and in QEMU; the wire crate's WRITABLE
-        // is what those call migration.
+        // is their type of a migration.
         let flags = VhostUserConfigFlags::empty();
         self.message("SET_CONFIG", |f| f.set_config(offset, flags, data))
     }
 
-    /// Turns the write cache on or off, as `echo "write through" > cache_type` does in a guest.
+    /// Turns the write cache on or off, like `echo "write through" > cache_type` in a guest.
     pub fn set_wce(&mut self, on: bool) -> Result<()> {
         self.set_config(WCE_OFFSET, &[u8::from(on)])
     }
 
-    /// Acknowledges the features again, as every start of a device does.
+    /// Acknowledges the features again, as at every start of a device.
     pub fn set_features(&mut self) -> Result<()> {
         let features = self.negotiated.features;
         self.message("SET_FEATURES", |f| f.set_features(features))
     }
 
-    /// Tells the backend where guest memory is.
+    /// Announces guest memory to the backend.
     pub fn share_memory(&mut self, memory: &Memory, how: MemoryMessage) -> Result<()> {
         let regions = wire_regions(memory);
         match how {
@@ -170,27 +170,27 @@ impl Session {
         }
     }
 
-    /// Takes all regions away again, one by one.
+    /// Removes all regions, one by one.
     pub fn remove_memory(&mut self, memory: &Memory) -> Result<()> {
         wire_regions(memory)
             .iter()
             .try_for_each(|region| self.message("REM_MEM_REG", |f| f.remove_mem_region(region)))
     }
 
-    /// Asks the backend for an inflight region.
+    /// Requests an inflight region from the backend.
     pub fn get_inflight(&mut self, queues: u16, queue_size: u16) -> Result<InflightArea> {
         let wish = VhostUserInflight::new(0, 0, queues, queue_size);
         let (info, file) = self.message("GET_INFLIGHT_FD", |f| f.get_inflight_fd(&wish))?;
         Ok(InflightArea { info, file })
     }
 
-    /// Gives the backend an inflight region, its own or its predecessor's.
+    /// Passes an inflight region to the backend, its own or its predecessor's.
     pub fn set_inflight(&mut self, area: &InflightArea) -> Result<()> {
         let fd = area.file.as_raw_fd();
         self.message("SET_INFLIGHT_FD", |f| f.set_inflight_fd(&area.info, fd))
     }
 
-    /// Sets a ring up and enables it, in QEMU's order. The backend begins at entry `base`.
+    /// Configures a ring and enables it, in QEMU's order. The backend begins at entry `base`.
     pub fn start_ring(&mut self, index: usize, ring: &RingShare, base: u16) -> Result<()> {
         let addresses = VringConfigData {
             queue_max_size: ring.addresses.size,
@@ -207,13 +207,13 @@ impl Session {
         self.message("SET_VRING_BASE", |f| f.set_vring_base(index, base))?;
         self.message("SET_VRING_ADDR", |f| f.set_vring_addr(index, &addresses))?;
         self.message("SET_VRING_ERR", |f| f.set_vring_err(index, &err))?;
-        // The kick starts the ring, so the call must be known before it (QEMU sends one at init).
+        // The kick starts the ring, so the call must be set before it (QEMU sends one at init).
         self.message("SET_VRING_CALL", |f| f.set_vring_call(index, &call))?;
         self.message("SET_VRING_KICK", |f| f.set_vring_kick(index, &kick))?;
         self.enable_ring(index, true)
     }
 
-    /// Enables or disables a ring that is set up.
+    /// Enables or disables a configured ring.
     pub fn enable_ring(&mut self, index: usize, on: bool) -> Result<()> {
         if !self.negotiated.has(F_PROTOCOL_FEATURES) {
             return Ok(()); // Without protocol features rings start enabled.
@@ -221,7 +221,7 @@ impl Session {
         self.message("SET_VRING_ENABLE", |f| f.set_vring_enable(index, on))
     }
 
-    /// Stops a ring and returns the entry it would take next.
+    /// Stops a ring and returns the index of the next entry.
     pub fn stop_ring(&mut self, index: usize) -> Result<u16> {
         let base = self.message("GET_VRING_BASE", |f| f.get_vring_base(index))?;
         u16::try_from(base).map_err(|_| Error::Protocol(format!("GET_VRING_BASE says {base}")))
@@ -258,7 +258,7 @@ impl Session {
         Ok(())
     }
 
-    /// Something to poll on that becomes readable when the backend hangs up.
+    /// Returns a descriptor that becomes readable when the backend closes the connection.
     pub(crate) fn hangup_fd(&self) -> PollFd<'_> {
         PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::IN)
     }

@@ -85,7 +85,7 @@ fn a_payload_larger_than_its_slot_is_refused() {
     assert!(buffers().load(&Request::read(0, (64 << 10) + 1), Shape::default()).is_err());
 }
 
-/// Header of a backend message: request, flags, size of the body.
+/// Makes a backend message: header with request, flags and size of the body, and the body.
 fn message(request: u32, flags: u32, body: &[u8]) -> Vec<u8> {
     let header = [request, 1 | flags, body.len() as u32];
     header.iter().flat_map(|word| word.to_ne_bytes()).chain(body.iter().copied()).collect()

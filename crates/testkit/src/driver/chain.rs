@@ -1,7 +1,7 @@
-//! How chains become descriptors, direct or in a table of their own.
+//! Writes chains into descriptors, direct or in indirect tables.
 //!
-//! The links of a chain are also kept in private, so that giving descriptors back never trusts what
-//! stands in shared memory.
+//! The links of a chain are also stored privately, so that freeing descriptors never depends on
+//! shared memory.
 
 use std::sync::atomic::Ordering;
 
@@ -11,7 +11,7 @@ use crate::virtio::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
 use crate::{Error, Result};
 
 impl DriverQueue {
-    /// Writes a chain into free descriptors; nothing changes when it does not fit.
+    /// Writes a chain into free descriptors; changes nothing if it does not fit.
     pub(super) fn write_chain(&mut self, chain: &[Segment]) -> Result<Head> {
         if chain.is_empty() {
             return Err(Error::Misuse("a chain needs at least one segment".into()));
@@ -54,14 +54,14 @@ impl DriverQueue {
         Ok(Head(index))
     }
 
-    /// The indirect table that belongs to descriptor `index`.
+    /// Returns the indirect table of descriptor `index`.
     fn table(&self, index: u16) -> Slice {
         let bytes = INDIRECT_LEN * DESCRIPTOR_BYTES;
         let tables = self.tables.as_ref().expect("indirect queues have tables");
         tables.part(usize::from(index) * bytes, bytes)
     }
 
-    /// Gives the descriptors of a chain back.
+    /// Frees the descriptors of a chain.
     pub(super) fn release(&mut self, head: u16) {
         let mut next = Some(head);
         while let Some(index) = next {
@@ -79,7 +79,7 @@ fn write_descriptor(table: &Slice, index: u16, segment: &Segment, next: Option<u
     store_descriptor(table, offset, segment.addr, segment.len, write | more, next);
 }
 
-/// Stores the sixteen bytes of a descriptor in two halves.
+/// Stores the sixteen bytes of a descriptor as two 64-bit words.
 pub(super) fn store_descriptor(
     table: &Slice,
     offset: usize,

@@ -1,9 +1,9 @@
 //! Guest memory: regions that a backend can map, and slices of them.
 //!
-//! Guest-physical addresses are unlike the mapping's own addresses, so that a backend which mixes
-//! the two up fails at once. Memory is handed out by bump allocation and never taken back; it is
-//! unmapped when the last slice is gone. How the bytes are accessed is `slice`'s business; it knows
-//! nothing of rings.
+//! Guest-physical addresses differ from the mapping's own addresses, so that a backend which
+//! confuses the two fails at once. Memory is allocated by a bump allocator and never freed; it is
+//! unmapped when the last slice is dropped. Access to the bytes is in `slice`; rings are not
+//! handled here.
 
 use std::sync::Arc;
 
@@ -11,22 +11,22 @@ use super::region::{GuestAddress, MemoryRegion, Region};
 use super::slice::Slice;
 use crate::{Error, Result};
 
-/// Where the first region lies for the guest.
+/// Guest-physical address of the first region.
 const GUEST_BASE: u64 = 0x4000_0000;
 
-/// How the guest's memory is cut up.
+/// The layout of the guest's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryLayout {
     /// Number of regions, each with a file of its own.
     pub regions: usize,
     /// Size of each region, rounded up to 2 MiB.
     pub region_bytes: usize,
-    /// Hole between regions in guest-physical space; 0 makes them touch.
+    /// Hole between regions in guest-physical space; 0 makes them adjacent.
     pub gap_bytes: u64,
 }
 
 impl MemoryLayout {
-    /// One region of at least `bytes`.
+    /// Makes a layout of one region of at least `bytes`.
     pub fn single(bytes: usize) -> Self {
         MemoryLayout { regions: 1, region_bytes: bytes, gap_bytes: 0 }
     }
@@ -51,13 +51,13 @@ impl Memory {
         Ok(Memory { regions: regions.into() })
     }
 
-    /// Hands out `bytes` zeroed bytes at a multiple of `align`, from the first region with room.
+    /// Allocates `bytes` zeroed bytes at a multiple of `align`, from the first region with room.
     pub fn alloc(&self, bytes: usize, align: usize) -> Result<Slice> {
         let full = || Error::Misuse(format!("no {bytes} bytes left in guest memory"));
         self.regions.iter().find_map(|region| Slice::take(region, bytes, align)).ok_or_else(full)
     }
 
-    /// Hands out `bytes` of the region numbered `index` only.
+    /// Allocates `bytes` from the region numbered `index` only.
     pub fn alloc_in(&self, index: usize, bytes: usize, align: usize) -> Result<Slice> {
         let full = || Error::Misuse(format!("no {bytes} bytes left in region {index}"));
         self.regions
@@ -66,12 +66,12 @@ impl Memory {
             .ok_or_else(full)
     }
 
-    /// The regions, in guest-physical order.
+    /// Returns the regions, in guest-physical order.
     pub fn regions(&self) -> Vec<MemoryRegion> {
         self.regions.iter().map(|region| region.describe()).collect()
     }
 
-    /// Copies bytes out, by guest-physical address, across touching regions.
+    /// Copies bytes out, by guest-physical address, across adjacent regions.
     pub fn read(&self, from: GuestAddress, target: &mut [u8]) -> Result<()> {
         let mut done = 0;
         while done < target.len() {
@@ -83,7 +83,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies bytes in, by guest-physical address, across touching regions.
+    /// Copies bytes in, by guest-physical address, across adjacent regions.
     pub fn write(&self, to: GuestAddress, source: &[u8]) -> Result<()> {
         let mut done = 0;
         while done < source.len() {
@@ -95,7 +95,7 @@ impl Memory {
         Ok(())
     }
 
-    /// The rest of the region that holds `address`.
+    /// Returns the slice from `address` to the end of its region, and its length.
     fn at(&self, address: GuestAddress) -> Result<(Slice, usize)> {
         let inside = |region: &&Arc<Region>| {
             address >= region.guest && address.0 - region.guest.0 < region.bytes as u64

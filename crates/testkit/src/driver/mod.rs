@@ -2,8 +2,8 @@
 //!
 //! `memory` is the guest's RAM in `region`s (memfd), `slice` a piece of it, `queue` the rings in it
 //! with `chain` for the descriptors, `event_index` the arithmetic of EVENT_IDX. Well-formed chains
-//! go through `DriverQueue::add`; the `raw_*` methods write whatever a hostile guest might. Nothing
-//! here knows of sockets or of block requests.
+//! go through `DriverQueue::add`; the `raw_*` methods write anything that a hostile guest might.
+//! Sockets and block requests are not handled here.
 
 mod chain;
 mod event_index;

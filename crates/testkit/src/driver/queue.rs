@@ -1,12 +1,12 @@
-//! A split virtqueue as a driver keeps it.
+//! The driver side of a split virtqueue.
 //!
-//! Chains are added to the available ring, become visible with `publish`, and come back from
-//! `pop`. What the driver believes (free descriptors, chains in flight, ring positions) is private
-//! and never read back from shared memory, so a backend that returns a chain twice or one that was
-//! never sent is found out. It does not know what the buffers mean.
+//! Chains are added to the available ring, become visible with `publish`, and are returned by
+//! `pop`. The driver's state (free descriptors, chains in flight, ring positions) is private and
+//! never read back from shared memory, so a backend that returns a chain twice, or one that was
+//! never sent, is detected. The content of the buffers is not interpreted.
 //!
-//! Two kinds of chain: `add` takes descriptors and `pop` gives them back; `prepare` writes a chain
-//! once and `send` reuses it for ever, at the price of one store per request.
+//! Two kinds of chain: `add` takes descriptors and `pop` frees them; `prepare` writes a chain once
+//! and `send` reuses it, at the cost of one store per request.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -14,14 +14,14 @@ use super::{GuestAddress, Memory, Slice, need_event};
 use crate::virtio::{AVAIL_NO_INTERRUPT, USED_NO_NOTIFY};
 use crate::{Error, Result};
 
-/// Rings start on pages of their own, as a guest's do.
+/// Rings start on pages of their own, as in a guest.
 const PAGE: usize = 4096;
 /// Size of one descriptor.
 pub(super) const DESCRIPTOR_BYTES: usize = 16;
 /// Longest chain that goes into one indirect table: 126 segments, header, status, and slack.
 pub(super) const INDIRECT_LEN: usize = 132;
 
-/// Shape of a queue.
+/// The options of a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueOptions {
     /// Number of descriptors, a power of two.
@@ -43,20 +43,20 @@ pub struct Segment {
     pub writable: bool,
 }
 
-/// The descriptor that names a chain.
+/// The index of a chain's first descriptor, which names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Head(pub u16);
 
-/// An answer from the used ring.
+/// An entry of the used ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
-    /// The chain that was completed.
+    /// The completed chain.
     pub head: Head,
-    /// How many bytes the device says it wrote.
+    /// Number of bytes that the device reports as written.
     pub written_bytes: u32,
 }
 
-/// Where the rings lie, as the vhost-user ring messages want it.
+/// Addresses of the rings, as in vhost-user messages.
 #[derive(Clone, Debug)]
 pub struct RingAddresses {
     /// Number of descriptors.
@@ -71,7 +71,7 @@ pub struct RingAddresses {
 }
 
 impl RingAddresses {
-    /// The used index as it stands in memory, from which a backend resumes after a crash.
+    /// Returns the used index in memory, from which a backend resumes after a crash.
     pub fn used_index(&self) -> u16 {
         u16::from_le(self.used_ring.cell16(2).load(Ordering::Acquire))
     }
@@ -79,17 +79,17 @@ impl RingAddresses {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Chain {
-    /// No chain starts here.
+    /// No chain starts at this descriptor.
     None,
-    /// In the device's hands; the descriptors go back to the free list.
+    /// In flight; its descriptors are freed on completion.
     Added,
-    /// Written by `prepare`, at home.
+    /// Written by `prepare`, not in flight.
     Prepared,
-    /// Written by `prepare`, in the device's hands.
+    /// Written by `prepare`, in flight.
     PreparedSent,
 }
 
-/// A split virtqueue, seen from the driver.
+/// A split virtqueue, as seen by the driver.
 #[derive(Debug)]
 pub struct DriverQueue {
     pub(super) options: QueueOptions,
@@ -103,13 +103,13 @@ pub struct DriverQueue {
     pub(super) avail_next: u16,
     kicked: u16,
     used_next: u16,
-    /// Last look at `used.idx`: the device writes that line, so it is read once per batch.
+    /// Cached `used.idx`: the device writes that cache line, so it is read once per batch.
     used_seen: u16,
     in_flight: u16,
 }
 
 impl DriverQueue {
-    /// Lays out an empty queue in `memory`.
+    /// Allocates an empty queue in `memory`.
     pub fn new(memory: &Memory, options: QueueOptions) -> Result<Self> {
         let size = usize::from(options.size);
         if !options.size.is_power_of_two() {
@@ -137,12 +137,12 @@ impl DriverQueue {
         })
     }
 
-    /// The shape it was made with.
+    /// Returns its options.
     pub fn options(&self) -> QueueOptions {
         self.options
     }
 
-    /// Where the rings lie.
+    /// Returns the addresses of the rings.
     pub fn addresses(&self) -> RingAddresses {
         RingAddresses {
             size: self.options.size,
@@ -153,9 +153,9 @@ impl DriverQueue {
         }
     }
 
-    /// Makes a chain and puts it into the available ring. Not visible before `publish`.
+    /// Writes a chain and adds it to the available ring. Not visible before `publish`.
     ///
-    /// Fails when descriptors run out; nothing is changed then.
+    /// Fails if there are too few descriptors; nothing is changed then.
     pub fn add(&mut self, chain: &[Segment]) -> Result<Head> {
         let head = self.write_chain(chain)?;
         self.chains[usize::from(head.0)] = Chain::Added;
@@ -163,14 +163,14 @@ impl DriverQueue {
         Ok(head)
     }
 
-    /// Writes a chain that `send` can use again and again. Its descriptors are never given back.
+    /// Writes a chain that `send` can reuse. Its descriptors are never freed.
     pub fn prepare(&mut self, chain: &[Segment]) -> Result<Head> {
         let head = self.write_chain(chain)?;
         self.chains[usize::from(head.0)] = Chain::Prepared;
         Ok(head)
     }
 
-    /// Puts a prepared chain into the available ring. Not visible before `publish`.
+    /// Adds a prepared chain to the available ring. Not visible before `publish`.
     #[inline]
     pub fn send(&mut self, head: Head) {
         let state = &mut self.chains[usize::from(head.0)];
@@ -179,13 +179,13 @@ impl DriverQueue {
         self.push(head);
     }
 
-    /// Shows everything added so far to the device.
+    /// Makes all added chains visible to the device.
     #[inline]
     pub fn publish(&mut self) {
         self.avail.cell16(2).store(self.avail_next.to_le(), Ordering::Release);
     }
 
-    /// Does the device want a kick for what was published since the last time this was asked?
+    /// Returns whether the device wants a kick for chains published since the last call.
     #[inline]
     pub fn needs_kick(&mut self) -> bool {
         let (new, old) = (self.avail_next, self.kicked);
@@ -193,8 +193,8 @@ impl DriverQueue {
             return false;
         }
         self.kicked = new;
-        // The device checks the index after asking for kicks; we ask after moving the index. Both
-        // sides need a full barrier or both may miss.
+        // The device checks the index after enabling kicks; we check for that after moving the
+        // index. Both sides need a full barrier, or both may miss the other.
         fence(Ordering::SeqCst);
         if self.options.event_idx {
             need_event(self.avail_event(), new, old)
@@ -203,13 +203,13 @@ impl DriverQueue {
         }
     }
 
-    /// Is there an answer to pop?
+    /// Returns whether there is a used entry to pop.
     #[inline]
     pub fn has_used(&self) -> bool {
         self.used_index() != self.used_next
     }
 
-    /// Takes the next answer. A head that is not in flight is a protocol error.
+    /// Takes the next used entry. A head that is not in flight is a protocol error.
     #[inline]
     pub fn pop(&mut self) -> Result<Option<Used>> {
         let Some((id, written_bytes)) = self.pop_raw() else {
@@ -230,7 +230,7 @@ impl DriverQueue {
         Ok(Some(Used { head: Head(id as u16), written_bytes }))
     }
 
-    /// Takes the next answer as it stands, without checking it: (id, length).
+    /// Takes the next used entry unchecked: (id, length).
     #[inline]
     pub fn pop_raw(&mut self) -> Option<(u32, u32)> {
         if self.used_next == self.used_seen {
@@ -246,15 +246,15 @@ impl DriverQueue {
         Some((id, len))
     }
 
-    /// Asks for a call at the next answer. Look at `has_used` afterwards: an answer that came
-    /// before the request got through is not announced.
+    /// Asks for a call at the next used entry. Check `has_used` afterwards: no call is sent for an
+    /// entry that was written before the device saw this.
     #[inline]
     pub fn arm_calls(&mut self) {
         self.arm_calls_after(0);
     }
 
-    /// Asks for a call when `more` answers beyond the next one have come. Without EVENT_IDX a
-    /// driver cannot say so and is called at the next one.
+    /// Asks for a call after `more` used entries beyond the next one. Without EVENT_IDX this is not
+    /// possible, and the call comes at the next one.
     #[inline]
     pub fn arm_calls_after(&mut self, more: u16) {
         if self.options.event_idx {
@@ -265,8 +265,8 @@ impl DriverQueue {
         fence(Ordering::SeqCst);
     }
 
-    /// Asks for no calls. With EVENT_IDX there is no "never": the call moves half the index space
-    /// away, so ask again now and then.
+    /// Disables calls. EVENT_IDX has no "never": the event is set half the index space away, so
+    /// this must be repeated now and then.
     #[inline]
     pub fn disarm_calls(&mut self) {
         if self.options.event_idx {
@@ -276,39 +276,39 @@ impl DriverQueue {
         }
     }
 
-    /// Chains in the device's hands, as far as this side knows (raw entries do not count).
+    /// Returns the number of chains in flight (raw entries do not count).
     pub fn in_flight(&self) -> u16 {
         self.in_flight
     }
 
-    /// Descriptors free for `add` and `prepare`.
+    /// Returns the number of descriptors free for `add` and `prepare`.
     pub fn free_descriptors(&self) -> usize {
         self.free.len()
     }
 
-    /// The available index that the next chain gets.
+    /// Returns the available index of the next chain.
     pub fn avail_index(&self) -> u16 {
         self.avail_next
     }
 
-    /// The used index that is popped next.
+    /// Returns the used index that is popped next.
     pub fn used_next(&self) -> u16 {
         self.used_next
     }
 
-    /// `used.idx` as the device wrote it.
+    /// Returns `used.idx` as written by the device.
     #[inline]
     pub fn used_index(&self) -> u16 {
         u16::from_le(self.used.cell16(2).load(Ordering::Acquire))
     }
 
-    /// `used.flags` as the device wrote it.
+    /// Returns `used.flags` as written by the device.
     #[inline]
     pub fn used_flags(&self) -> u16 {
         u16::from_le(self.used.cell16(0).load(Ordering::Relaxed))
     }
 
-    /// `avail_event` as the device wrote it.
+    /// Returns `avail_event` as written by the device.
     #[inline]
     pub fn avail_event(&self) -> u16 {
         let offset = 4 + 8 * usize::from(self.options.size);

@@ -1,7 +1,7 @@
-//! What a hostile or broken guest can put into its rings.
+//! Raw writes to the rings, as by a hostile or broken guest.
 //!
-//! These methods write exactly what they are told, check nothing and keep no books: answers to
-//! raw entries are read with `pop_raw`. They are the input of tests that ask a backend to survive.
+//! These methods write exactly the given values, check nothing and keep no state: completions of
+//! raw entries are read with `pop_raw`. They are the input of robustness tests of a backend.
 
 use std::sync::atomic::Ordering;
 
@@ -23,7 +23,7 @@ pub struct RawDescriptor {
 }
 
 impl RawDescriptor {
-    /// Writes the descriptor into a table of the test's own, for indirect chains.
+    /// Writes the descriptor into a test's own table, for indirect chains.
     pub fn store(&self, table: &Slice, index: u16) {
         let offset = usize::from(index) * DESCRIPTOR_BYTES;
         store_descriptor(table, offset, self.addr, self.len, self.flags, self.next);
@@ -37,12 +37,12 @@ impl DriverQueue {
             .store(&self.descriptors, index);
     }
 
-    /// Puts any number into the next entry of the available ring. Visible after `publish`.
+    /// Writes any number to the next entry of the available ring. Visible after `publish`.
     pub fn raw_avail(&mut self, head: u16) {
         self.write_avail(head);
     }
 
-    /// Overwrites `avail.idx` at once; the queue's own position stays where it was.
+    /// Overwrites `avail.idx` at once; the queue's own index stays unchanged.
     pub fn raw_avail_index(&mut self, index: u16) {
         self.avail.cell16(2).store(index.to_le(), Ordering::Release);
     }
@@ -52,12 +52,12 @@ impl DriverQueue {
         self.used.cell16(2).store(index.to_le(), Ordering::Release);
     }
 
-    /// The available ring, bytes and all.
+    /// Returns the memory of the available ring.
     pub fn raw_avail_ring(&self) -> &Slice {
         &self.avail
     }
 
-    /// The used ring, bytes and all.
+    /// Returns the memory of the used ring.
     pub fn raw_used_ring(&self) -> &Slice {
         &self.used
     }

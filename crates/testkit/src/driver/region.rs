@@ -1,4 +1,4 @@
-//! One region of guest memory: a memfd that is mapped here, and that a backend can map.
+//! One region of guest memory: a memfd that is mapped here and can be mapped by a backend.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr::{self, NonNull};
@@ -12,18 +12,18 @@ use crate::{Error, Result};
 /// Regions are multiples of this, as QEMU's are.
 const REGION_ALIGN: usize = 2 << 20;
 
-/// A guest-physical address, as it stands in descriptors.
+/// A guest-physical address, as in descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GuestAddress(pub u64);
 
 impl GuestAddress {
-    /// The address `bytes` further on, wrapping at 2^64 as hostile tests want.
+    /// Returns the address `bytes` further on, wrapping at 2^64 as hostile tests need.
     pub fn plus(self, bytes: u64) -> Self {
         GuestAddress(self.0.wrapping_add(bytes))
     }
 }
 
-/// One region as a backend has to be told about it.
+/// The description of a region for a backend.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryRegion {
     /// First guest-physical address.
@@ -32,18 +32,18 @@ pub struct MemoryRegion {
     pub bytes: u64,
     /// First address in this process, the "userspace address" of vhost-user.
     pub user: u64,
-    /// The file behind it, valid as long as the `Memory` lives.
+    /// The descriptor of its file, valid as long as the `Memory` lives.
     pub fd: RawFd,
 }
 
-/// One mapping. Never handed out as such: slices keep it alive.
+/// One mapping. Only exposed through slices, which keep it alive.
 #[derive(Debug)]
 pub(super) struct Region {
     fd: OwnedFd,
     pub(super) base: NonNull<u8>,
     pub(super) bytes: usize,
     pub(super) guest: GuestAddress,
-    /// Bytes handed out so far.
+    /// Bytes allocated so far.
     pub(super) used: AtomicUsize,
 }
 
@@ -69,7 +69,7 @@ impl Region {
         Ok(Region { fd, base, bytes, guest, used: AtomicUsize::new(0) })
     }
 
-    /// The region as a backend has to be told about it.
+    /// Returns the description for a backend.
     pub(super) fn describe(&self) -> MemoryRegion {
         MemoryRegion {
             guest: self.guest,

@@ -1,7 +1,7 @@
 //! Access to guest memory, by copies and by atomic cells.
 //!
-//! Every access is checked against the slice. A backend may write to the same bytes at any time, so
-//! what is shared in earnest (ring fields, status bytes) goes through the cells; payloads are
+//! Every access is bounds-checked. A backend may write to the same bytes at any time, so fields
+//! with concurrent access (ring fields, status bytes) are accessed through the cells; payloads are
 //! copied while the ring protocol gives them to this side.
 
 use std::ptr::{self, NonNull};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use super::region::{GuestAddress, Region};
 
-/// A piece of guest memory. Clones name the same bytes.
+/// A piece of guest memory. Clones are the same bytes.
 #[derive(Clone, Debug)]
 pub struct Slice {
     region: Arc<Region>,
@@ -24,7 +24,7 @@ unsafe impl Send for Slice {}
 unsafe impl Sync for Slice {}
 
 impl Slice {
-    /// Takes the next `bytes` of a region, if it has room.
+    /// Allocates the next `bytes` of a region, if it has room.
     pub(super) fn take(region: &Arc<Region>, bytes: usize, align: usize) -> Option<Self> {
         let mut start = 0;
         let grow = |used: usize| {
@@ -35,7 +35,7 @@ impl Slice {
         Some(Self::of(region, start, bytes))
     }
 
-    /// Names bytes of a region, whether taken or not.
+    /// Makes a slice of any bytes of a region, allocated or not.
     pub(super) fn of(region: &Arc<Region>, start: usize, bytes: usize) -> Self {
         assert!(start + bytes <= region.bytes, "slice outside of its region");
         // SAFETY: start is inside the mapping, as just checked.
@@ -43,7 +43,7 @@ impl Slice {
         Slice { region: Arc::clone(region), base, bytes }
     }
 
-    /// Bytes `start..start + bytes` of this slice.
+    /// Returns the bytes `start..start + bytes` of this slice.
     pub fn part(&self, start: usize, bytes: usize) -> Slice {
         let inside = start.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         assert!(inside, "part outside of its slice");
@@ -51,23 +51,24 @@ impl Slice {
         Self::of(&self.region, offset + start, bytes)
     }
 
-    /// Guest-physical address of the first byte.
+    /// Returns the guest-physical address of the first byte.
     pub fn address(&self) -> GuestAddress {
         let offset = self.base.as_ptr() as u64 - self.region.base.as_ptr() as u64;
         self.region.guest.plus(offset)
     }
 
-    /// Address in this process, which is the "user address" of vhost-user ring messages.
+    /// Returns the address in this process, which is the "user address" of vhost-user ring
+    /// messages.
     pub fn user_address(&self) -> u64 {
         self.base.as_ptr() as u64
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// True for a slice of no bytes.
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
@@ -92,28 +93,28 @@ impl Slice {
         unsafe { ptr::write_bytes(self.base.as_ptr(), byte, self.bytes) };
     }
 
-    /// The byte at `offset` as an atomic cell.
+    /// Returns the byte at `offset` as an atomic cell.
     #[inline]
     pub fn cell8(&self, offset: usize) -> &AtomicU8 {
         // SAFETY: inside the mapping, which lives as long as self; any byte is a valid u8.
         unsafe { AtomicU8::from_ptr(self.pointer(offset, 1)) }
     }
 
-    /// The 16-bit cell at `offset`, which must be aligned.
+    /// Returns the 16-bit cell at `offset`, which must be aligned.
     #[inline]
     pub fn cell16(&self, offset: usize) -> &AtomicU16 {
         // SAFETY: inside the mapping and aligned, both checked; lives as long as self.
         unsafe { AtomicU16::from_ptr(self.aligned(offset)) }
     }
 
-    /// The 32-bit cell at `offset`, which must be aligned.
+    /// Returns the 32-bit cell at `offset`, which must be aligned.
     #[inline]
     pub fn cell32(&self, offset: usize) -> &AtomicU32 {
         // SAFETY: inside the mapping and aligned, both checked; lives as long as self.
         unsafe { AtomicU32::from_ptr(self.aligned(offset)) }
     }
 
-    /// The 64-bit cell at `offset`, which must be aligned.
+    /// Returns the 64-bit cell at `offset`, which must be aligned.
     #[inline]
     pub fn cell64(&self, offset: usize) -> &AtomicU64 {
         // SAFETY: inside the mapping and aligned, both checked; lives as long as self.

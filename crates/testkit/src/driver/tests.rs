@@ -1,4 +1,4 @@
-//! The device's side is played by hand here: it reads the avail ring and writes the used ring.
+//! The tests act as the device: they read the avail ring and write the used ring.
 
 use super::*;
 use crate::Error;

@@ -1,18 +1,18 @@
-//! Calls that fail. One that fails after it has been carried out is what a host gives whose answer
-//! is lost, or whose disk fails half-way.
+//! Injected failures of calls. A call may fail after it has been carried out, as on a host whose
+//! answer is lost, or partly, as on a disk that fails half-way.
 
 use fastrand::Rng;
 
 use super::folder::Folder;
 use super::wire::{Call, Message};
 
-/// Which calls fail, and how.
+/// Decides which calls fail, and how.
 pub struct Failures {
     random: Rng,
     one_in: u32,
 }
 
-/// How much of a call is carried out before it fails.
+/// The part of a call that is carried out before it fails.
 pub enum Failure {
     Nothing,
     Half,
@@ -20,12 +20,12 @@ pub enum Failure {
 }
 
 impl Failures {
-    /// One call in so many fails.
+    /// Makes one call in `one_in` fail.
     pub fn new(one_in: u32, seed: u64) -> Self {
         Self { random: Rng::with_seed(seed), one_in }
     }
 
-    /// Whether the next call fails, and how.
+    /// Returns the failure of the next call, if it is to fail.
     pub fn draw(&mut self, call: Call) -> Option<Failure> {
         let changes = matches!(call, Call::Write | Call::Fallocate | Call::SetAttr | Call::Fsync);
         if !changes || self.random.u32(..self.one_in) > 0 {
@@ -40,9 +40,9 @@ impl Failures {
 }
 
 impl Failure {
-    /// Returns the error number.
+    /// Carries out a part of the call, and returns the error number.
     pub fn carry_out(&self, message: &Message, folder: &mut Folder) -> i32 {
-        // A failure of its own, of a full disk for example, stays hidden behind this one.
+        // A real failure, for example of a full disk, is hidden by the injected one.
         let _ = match (self, message.call) {
             (Self::Nothing, _) => return libc::ENOSPC,
             (Self::Half, Call::Write) => folder.write_half(message),

@@ -1,5 +1,4 @@
-//! A folder of files that answers FUSE requests: what is asked of it is done to the files behind
-//! it, at any depth.
+//! A FUSE server for a folder: requests are carried out on the files behind it, at any depth.
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
@@ -16,15 +15,15 @@ use rustix::fs::{
 use super::unsynced::Unsynced;
 use super::wire::{Answer, Call, Message, WRITE_BYTES_MAX};
 
-/// The folder's own number.
+/// The node number of the folder itself.
 const ROOT: u64 = 1;
-/// From linux/fuse.h: reads of a file are sent side by side, writes may be larger than a page.
+/// From linux/fuse.h: parallel reads of a file, and writes larger than a page.
 const ASYNC_READ: u32 = 1;
 const BIG_WRITES: u32 = 1 << 5;
 const MAX_PAGES: u32 = 1 << 22;
-/// The kernel keeps pages of a file that is opened again.
+/// The kernel keeps cached pages of a reopened file.
 const KEEP_CACHE: u32 = 2;
-/// From linux/fuse.h: which attributes are to be set.
+/// From linux/fuse.h: the attributes to be set.
 const SET_MODE: u32 = 1;
 const SET_UID: u32 = 1 << 1;
 const SET_GID: u32 = 1 << 2;
@@ -34,8 +33,8 @@ const SET_MTIME: u32 = 1 << 5;
 const SET_ATIME_NOW: u32 = 1 << 7;
 const SET_MTIME_NOW: u32 = 1 << 8;
 
-/// See the module. Files are opened for as long as the folder is there; those of a source are
-/// closed with their last open, so that one that is gone is stale from then on.
+/// The folder; see the module. Files stay open while the folder exists; those of a source are
+/// closed with their last open, so that a removed file is stale from then on.
 pub struct Folder {
     behind: PathBuf,
     is_source: bool,
@@ -44,13 +43,13 @@ pub struct Folder {
     unsynced: Unsynced,
 }
 
-/// A file that the kernel has asked for.
+/// A file that the kernel has looked up.
 struct Node {
-    /// Its path behind the folder; empty once it is gone.
+    /// Its path behind the folder; empty once it is removed.
     path: String,
-    /// Its number there: another file may have its name by now.
+    /// Its inode number: another file may have its name by now.
     inode: u64,
-    /// From when it was first read or written on.
+    /// Open from its first read or write on.
     file: Option<File>,
     opens: u32,
 }
@@ -58,19 +57,19 @@ struct Node {
 type Outcome = io::Result<Answer>;
 
 impl Folder {
-    /// Of the files in `behind`. A source of shared files has many users and several writers: what
-    /// is made belongs to its maker, and no open uses the pages of an earlier one.
+    /// Serves the files in `behind`. A source of shared files has several users and writers:
+    /// created files belong to their creator, and an open uses no pages of an earlier one.
     pub fn new(behind: PathBuf, is_source: bool) -> Self {
         let (nodes, unsynced) = (BTreeMap::new(), Unsynced::default());
         Self { behind, is_source, nodes, next: ROOT + 1, unsynced }
     }
 
-    /// What was written and not synced since is as it was before.
+    /// Undoes writes that were not synced.
     pub fn lose_unsynced(&mut self) {
         self.unsynced.undo();
     }
 
-    /// Does what a request asks for.
+    /// Carries out a request.
     pub fn answer(&mut self, message: &Message) -> Result<Answer, i32> {
         let outcome = match message.call {
             Call::Init => Ok(init(message)),
@@ -89,8 +88,8 @@ impl Folder {
             Call::Fallocate => self.fallocate(message),
             Call::Lseek => self.seek(message),
             Call::StatFs => self.room(),
-            // What is written is in the files already, and those of a test need not survive a power
-            // cut.
+            // Written data is in the files already, and files of a test need not survive a power
+            // failure.
             Call::Fsync => {
                 self.unsynced.synced(message.node);
                 Ok(Answer::default())
@@ -105,7 +104,7 @@ impl Folder {
         outcome.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
     }
 
-    /// Where a file is; ESTALE if another one is there now.
+    /// Returns the path of a file; ESTALE if another one is there now.
     fn path(&self, node: u64) -> io::Result<PathBuf> {
         if node == ROOT {
             return Ok(self.behind.clone());
@@ -117,7 +116,7 @@ impl Folder {
         if is_same { Ok(path) } else { Err(stale()) }
     }
 
-    /// The path of a name in a folder, from the top one on.
+    /// Returns the path of a name in a folder, relative to the top one.
     fn below(&self, folder: u64, name: &str) -> String {
         match self.nodes.get(&folder) {
             Some(it) => format!("{}/{name}", it.path),
@@ -142,7 +141,7 @@ impl Folder {
         it.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// The number of a name, and what is known of its file; nothing of it is kept by the kernel.
+    /// Looks a name up; returns its node number and attributes, which the kernel must not cache.
     fn lookup(&mut self, folder: u64, name: &str) -> Outcome {
         let path = self.below(folder, name);
         let seen = self.behind.join(&path).symlink_metadata()?;
@@ -215,7 +214,7 @@ impl Folder {
     }
 
     fn create(&mut self, message: &Message) -> Outcome {
-        // One without a name has one here, which is hidden.
+        // An unnamed file has a hidden name here.
         let name = match message.call {
             Call::Tmpfile => format!(".nameless-{}", message.unique),
             _ => message.name(16),
@@ -244,7 +243,7 @@ impl Folder {
         self.lookup(message.node, &name)
     }
 
-    /// What was made is its maker's.
+    /// Sets owner and mode of a created file to those of its creator.
     fn belongs(&self, message: &Message, path: &PathBuf, mode: u32) -> io::Result<()> {
         if !self.is_source {
             return Ok(());
@@ -254,7 +253,7 @@ impl Folder {
         Ok(chownat(CWD, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?)
     }
 
-    /// Those who have it open keep it.
+    /// Removes a file. Opens of it stay valid.
     fn remove(&mut self, message: &Message) -> Outcome {
         let below = self.below(message.node, &message.name(0));
         let path = self.behind.join(&below);
@@ -287,7 +286,7 @@ impl Folder {
         Ok(Answer::default())
     }
 
-    /// The names in a folder, from an offset on.
+    /// Lists the names in a folder, from an offset on.
     fn names(&self, message: &Message) -> Outcome {
         let (offset, room) = (message.u64(8), message.u32(16) as usize);
         let mut entries = Vec::new();
@@ -326,7 +325,7 @@ impl Folder {
         self.write_first(message, message.u32(16))
     }
 
-    /// Writes the first half of what a request asks for.
+    /// Writes the first half of a request's bytes.
     pub fn write_half(&mut self, message: &Message) -> Result<Answer, i32> {
         // Disks write whole sectors.
         let bytes = (message.u32(16) / 2) & !511;
@@ -368,7 +367,7 @@ impl Folder {
     }
 }
 
-/// A time that is to be set: where the request has its seconds and its nanoseconds.
+/// Returns a time to be set, from the offsets of its seconds and nanoseconds in the request.
 fn time(valid: u32, [set, now]: [u32; 2], message: &Message, at: [usize; 2]) -> Timespec {
     match (valid & set != 0, valid & now != 0) {
         (false, _) => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
@@ -380,8 +379,7 @@ fn time(valid: u32, [set, now]: [u32; 2], message: &Message, at: [usize; 2]) -> 
     }
 }
 
-/// The protocol that is spoken from now on. All that the kernel has to ask may be on its way at
-/// once.
+/// Negotiates the protocol, without a limit on the kernel's requests in flight.
 fn init(message: &Message) -> Answer {
     let flags = message.u32(12) & (ASYNC_READ | BIG_WRITES | MAX_PAGES);
     let version = [7, 31, message.u32(8), flags];

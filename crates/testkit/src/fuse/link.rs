@@ -1,25 +1,25 @@
-//! The way to the host: each answer takes a round trip, and its bytes their time on a link that all
-//! share.
+//! A simulated link to the host: each answer takes a round trip, plus the time of its bytes on a
+//! shared link.
 
 use std::time::{Duration, Instant};
 
-/// See the module.
+/// The link; see the module.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Link {
     round_trip: Duration,
-    /// 0: as many as there are.
+    /// Bandwidth; 0 means unlimited.
     bytes_per_second: u64,
-    /// All that was sent so far has come through.
+    /// The time at which all bytes sent so far have passed.
     free: Option<Instant>,
 }
 
 impl Link {
-    /// Of this round trip and bandwidth (0: as much as there is).
+    /// Makes a link of this round trip and bandwidth (0: unlimited).
     pub fn new(round_trip: Duration, bytes_per_second: u64) -> Self {
         Self { round_trip, bytes_per_second, free: None }
     }
 
-    /// When something of so many bytes has come through that is sent now.
+    /// Returns the arrival time of `bytes` bytes that are sent now.
     pub fn arrival(&mut self, now: Instant, bytes: u64) -> Instant {
         let nanos = (bytes * 1_000_000_000).checked_div(self.bytes_per_second).unwrap_or_default();
         let free = self.free.map_or(now, |free| free.max(now)) + Duration::from_nanos(nanos);

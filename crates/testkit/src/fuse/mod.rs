@@ -1,10 +1,9 @@
-//! A host in as much trouble as a test likes: a FUSE file system over a folder, which can be
-//! stopped, slowed, and made to fail calls. A file server that is stopped answers nothing; every
-//! call about its files waits.
+//! A host with simulated trouble: a FUSE file system over a folder, which can be stopped, slowed,
+//! and made to fail calls. A stopped file server answers nothing; every call on its files blocks.
 //!
-//! It has images of disks on it ([`FuseHost::mount`]), or the files that a guest's file cache is in
-//! front of ([`FuseHost::mount_source`]): a file cache takes it for a network file system, as it
-//! takes any whose type it does not know.
+//! It holds images of disks ([`FuseHost::mount`]), or the files behind a guest's file cache
+//! ([`FuseHost::mount_source`]): a file cache takes it for a network file system, like any of
+//! unknown type.
 
 mod failures;
 mod folder;
@@ -32,13 +31,13 @@ use self::link::Link;
 pub use self::wire::Call;
 use self::wire::{Answer, HEAD_BYTES, Message, WRITE_BYTES_MAX};
 
-/// No process ends that waits for a host which has stopped, and no test that waits for the process:
-/// a test that fails meanwhile would never say so.
+/// Longest stop: a process that waits for a stopped host cannot be ended, nor a test that waits for
+/// the process, so a failing test could never report it.
 const STOP_MAX: Duration = HANG.saturating_mul(2);
-/// How often the host looks whether it has stopped for that long.
+/// Interval of the check for that.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// A folder on the fake host. Unmounted when dropped; what waits there then fails.
+/// A mounted folder of the fake host. Unmounted when dropped; waiting calls then fail.
 pub struct FuseHost {
     at: PathBuf,
     state: Arc<Mutex<State>>,
@@ -52,36 +51,36 @@ struct State {
     ends: bool,
     link: Link,
     failures: Option<Failures>,
-    /// Calls that fail without being carried out, and with what.
+    /// Calls that are refused without being carried out, and their error.
     refused: (Vec<Call>, i32),
     loses_unsynced: bool,
     counts: BTreeMap<Call, Count>,
-    /// Requests that wait for it to go on.
+    /// Requests held while the host is stopped.
     held: Vec<Message>,
-    /// The kind of call of which the next answer is kept, that answer, and those that may go.
+    /// The kind of call whose next answer is kept, that answer, and answers released for delivery.
     keeps: Option<Call>,
     kept: Option<Vec<u8>>,
     given: Vec<Vec<u8>>,
 }
 
-/// What was asked so far.
+/// Statistics of requests so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Count {
-    /// How often.
+    /// Number of calls.
     pub calls: u64,
     /// Bytes of files that were read or written.
     pub bytes: u64,
 }
 
 impl FuseHost {
-    /// Shows the files of `behind` at `at`. Both folders must be there. Needs `/dev/fuse` and the
+    /// Mounts the files of `behind` at `at`. Both folders must exist. Needs `/dev/fuse` and the
     /// right to mount.
     pub fn mount(at: &Path, behind: &Path) -> io::Result<Self> {
         Self::mount_as(at, behind, false)
     }
 
-    /// The same for files that many users share: each may use it, with the rights that modes give;
-    /// what is made belongs to its maker; each open reads anew what others may have written.
+    /// The same for files shared by several users: each may use it, subject to file modes; created
+    /// files belong to their creator; each open reads again what others may have written.
     pub fn mount_source(at: &Path, behind: &Path) -> io::Result<Self> {
         Self::mount_as(at, behind, true)
     }
@@ -109,7 +108,7 @@ impl FuseHost {
         Ok(Self { at: at.to_owned(), state, bell, thread: Some(thread) })
     }
 
-    /// Mounts it; `None`, and says why, where that cannot be.
+    /// Mounts it; `None`, with a message, if that is not possible.
     pub fn mount_or_skip(at: &Path, behind: &Path) -> Option<Self> {
         match Self::mount(at, behind) {
             Ok(host) => Some(host),
@@ -126,7 +125,7 @@ impl FuseHost {
 
     fn change(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.state());
-        // The counter cannot be full.
+        // The counter cannot overflow.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
@@ -135,51 +134,51 @@ impl FuseHost {
         self.change(|state| state.stopped = Some(Instant::now()));
     }
 
-    /// Answers what has waited, and goes on.
+    /// Answers held requests, and continues.
     pub fn release(&self) {
         self.change(|state| state.stopped = None);
     }
 
-    /// Takes this time for each answer from now on; answers do not wait for each other.
+    /// Delays each answer by this time; delays do not add up.
     pub fn slow(&self, delay: Duration) {
         self.link(delay, 0);
     }
 
-    /// Is at the end of a link of this round trip and bandwidth (0: as much as there is).
+    /// Simulates a link of this round trip and bandwidth (0: unlimited).
     pub fn link(&self, round_trip: Duration, bytes_per_second: u64) {
         self.change(|state| state.link = Link::new(round_trip, bytes_per_second));
     }
 
-    /// Answers these calls with this error from now on, and does nothing of what they ask for.
+    /// Refuses these calls with this error, without carrying them out.
     pub fn refuse(&self, calls: &[Call], errno: i32) {
         self.change(|state| state.refused = (calls.to_vec(), errno));
     }
 
-    /// Loses what was written to a source and not synced since, as a server does that crashes.
-    /// Returns when it is lost.
+    /// Loses writes to a source that were not synced, as a crashing server does. Returns when they
+    /// are lost.
     pub fn lose_unsynced(&self) {
         self.change(|state| state.loses_unsynced = true);
         wait_until("unsynced writes are lost", || !self.state().loses_unsynced);
     }
 
-    /// What was asked of this kind, that which waits or failed included; bytes are of calls that
-    /// were answered.
+    /// Returns the statistics of a kind of call, including held and failed ones; bytes are of
+    /// answered calls.
     pub fn count(&self, call: Call) -> Count {
         self.state().counts.get(&call).copied().unwrap_or_default()
     }
 
-    /// All calls.
+    /// Returns the number of all calls.
     pub fn calls(&self) -> u64 {
         self.state().counts.values().map(|it| it.calls).sum()
     }
 
-    /// Fails one call in so many from now on that would change a file, a part of them after doing
-    /// what they ask for, wholly or in part.
+    /// Makes one in `one_in` calls that change a file fail, some of them after carrying them out
+    /// wholly or in part.
     pub fn fail(&self, one_in: u32, seed: u64) {
         self.change(|state| state.failures = Some(Failures::new(one_in, seed)));
     }
 
-    /// Has no trouble from now on.
+    /// Ends all simulated trouble.
     pub fn recover(&self) {
         self.change(|state| {
             (state.stopped, state.link, state.failures) = (None, Link::default(), None);
@@ -189,7 +188,7 @@ impl FuseHost {
         });
     }
 
-    /// Does what the next call of this kind asks for, and keeps the answer until the next `keep` or
+    /// Carries out the next call of this kind, and keeps its answer until the next `keep` or
     /// `recover`. Other calls are answered meanwhile.
     pub fn keep(&self, call: Call) {
         self.change(|state| {
@@ -198,17 +197,17 @@ impl FuseHost {
         });
     }
 
-    /// Waits until it keeps an answer.
+    /// Waits until an answer is kept.
     pub fn wait_until_kept(&self) {
         wait_until("an answer is kept", || self.state().kept.is_some());
     }
 
-    /// What waits for it to go on.
+    /// Returns the held requests.
     pub fn held(&self) -> Vec<Call> {
         self.state().held.iter().map(|message| message.call).collect()
     }
 
-    /// How many requests of this kind wait for it to go on.
+    /// Returns the number of held requests of this kind.
     pub fn holds(&self, call: Call) -> usize {
         self.held().into_iter().filter(|held| *held == call).count()
     }
@@ -217,7 +216,7 @@ impl FuseHost {
 impl Drop for FuseHost {
     fn drop(&mut self) {
         let _ = unmount(&self.at, UnmountFlags::DETACH);
-        // The thread closes the device, which ends all that waits.
+        // The thread closes the device, which ends all waiting calls.
         self.change(|state| state.ends = true);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -230,7 +229,7 @@ struct Server {
     folder: Folder,
     state: Arc<Mutex<State>>,
     bell: Arc<OwnedFd>,
-    /// Answers on their way, and when they arrive.
+    /// Answers in flight, with their arrival times.
     sent: Vec<(Instant, Vec<u8>)>,
 }
 
@@ -247,7 +246,7 @@ impl Server {
             loop {
                 match self.device.read(&mut buffer) {
                     Ok(bytes) => self.take(Message::parse(&buffer[..bytes])),
-                    // One that was interrupted meanwhile.
+                    // The request was interrupted meanwhile.
                     Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -272,7 +271,7 @@ impl Server {
         }
         let mut state = self.lock();
         state.counts.entry(message.call).or_default().calls += 1;
-        // Nothing is asked before the first answer.
+        // The kernel sends nothing before the answer to INIT.
         if state.stopped.is_some() && message.call != Call::Init {
             return state.held.push(message);
         }
@@ -280,7 +279,7 @@ impl Server {
         self.answer(&message);
     }
 
-    /// Answers what has waited, unless it is stopped. Returns whether there is more to come.
+    /// Answers held requests, unless it is stopped. Returns whether to continue.
     fn goes_on(&mut self) -> bool {
         let mut state = self.lock();
         if state.ends {
@@ -324,14 +323,14 @@ impl Server {
         let arrives = state.link.arrival(Instant::now(), bytes);
         drop(state);
         if message.call == Call::Init {
-            // Nothing is asked before this answer, by a host that is stopped neither.
+            // INIT is answered even while the host is stopped.
             let _ = self.device.write(&answer);
         } else {
             self.sent.push((arrives, answer));
         }
     }
 
-    /// Gives the kernel what has arrived, unless the host is stopped.
+    /// Delivers answers that have arrived to the kernel, unless the host is stopped.
     fn deliver(&mut self) {
         let mut state = self.lock();
         if state.stopped.is_some() {
@@ -342,12 +341,12 @@ impl Server {
         let now = Instant::now();
         let arrived = self.sent.extract_if(.., |(arrives, _)| *arrives <= now);
         for answer in arrived.map(|(_, answer)| answer).chain(given) {
-            // Who has asked may be gone.
+            // The caller may be gone.
             let _ = self.device.write(&answer);
         }
     }
 
-    /// How long nothing happens, unless something is asked.
+    /// Returns the time until the next event, if there is no request before.
     fn next_look(&self) -> Timespec {
         let is_stopped = self.lock().stopped.is_some();
         let sent = self.sent.iter().filter(|_| !is_stopped);

@@ -1,4 +1,4 @@
-//! The fake host, used like any file system.
+//! Tests of the fake host, used like any file system.
 
 use std::os::unix::fs::{FileExt, MetadataExt};
 
@@ -64,7 +64,7 @@ fn while_it_is_stopped_calls_wait_and_then_they_succeed() {
     });
 }
 
-/// A test that fails must not leave processes behind that nothing can end.
+/// A failing test must not leave processes behind that cannot be ended.
 #[test]
 fn what_waits_when_it_goes_fails() {
     let Some(Place { host, at, dir: _dir }) = place() else { return };

@@ -1,10 +1,10 @@
-//! What was written to files and not synced since: a server that crashes loses it.
+//! Writes that were not synced, which a crashing server loses.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// The bytes that were there before each write, in the order of the writes.
+/// The old bytes of each write, in the order of the writes.
 #[derive(Default)]
 pub struct Unsynced(Vec<Before>);
 
@@ -17,7 +17,7 @@ struct Before {
 }
 
 impl Unsynced {
-    /// A range of a file is about to be written.
+    /// Saves a range of a file that is about to be written.
     pub fn before_write(
         &mut self,
         node: u64,
@@ -33,15 +33,15 @@ impl Unsynced {
         Ok(())
     }
 
-    /// What was written to a file is durable.
+    /// Forgets the writes to a file that was synced.
     pub fn synced(&mut self, node: u64) {
         self.0.retain(|it| it.node != node);
     }
 
-    /// Files are as they were when they were synced last.
+    /// Restores files to their last synced state.
     pub fn undo(&mut self) {
         for it in self.0.drain(..).rev() {
-            // A file that cannot be written keeps what it has: the test sees that.
+            // A file that cannot be written keeps its bytes, which the test will notice.
             let _ = it.file.write_all_at(&it.bytes, it.offset);
             let _ = it.file.set_len(it.size);
         }

@@ -1,13 +1,13 @@
-//! The kernel's FUSE messages, as far as a folder of files needs them (linux/fuse.h, protocol 7).
+//! The kernel's FUSE messages, as far as needed to serve files (linux/fuse.h, protocol 7).
 
 use std::os::unix::fs::MetadataExt;
 
-/// Bytes before a request's own fields.
+/// Size of a request's header.
 pub const HEAD_BYTES: usize = 40;
-/// The most bytes that the kernel sends with one write.
+/// Largest write of the kernel.
 pub const WRITE_BYTES_MAX: u32 = 1 << 20;
 
-/// What a request asks for; its number is that of the protocol.
+/// The operation of a request; its number is that of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "the names are those of linux/fuse.h")]
 pub enum Call {
@@ -40,12 +40,12 @@ pub enum Call {
     Rename2 = 45,
     Lseek = 46,
     Tmpfile = 51,
-    /// Everything else is not implemented.
+    /// All others, which are not implemented.
     Other = 0,
 }
 
 impl Call {
-    /// Each that has a name.
+    /// All named operations.
     pub const ALL: [Self; 29] = [
         Self::Lookup,
         Self::Forget,
@@ -78,29 +78,29 @@ impl Call {
         Self::Tmpfile,
     ];
 
-    /// Whether the kernel expects no answer.
+    /// Returns whether the kernel expects no answer.
     pub fn is_silent(self) -> bool {
         matches!(self, Self::Forget | Self::BatchForget | Self::Interrupt)
     }
 }
 
-/// A request of the kernel's.
+/// A request of the kernel.
 pub struct Message {
-    /// What it asks for.
+    /// Its operation.
     pub call: Call,
-    /// The number that its answer carries.
+    /// Its unique number, repeated in the answer.
     pub unique: u64,
-    /// Which file it is about.
+    /// The node that it is about.
     pub node: u64,
-    /// Who asks.
+    /// The user of the caller.
     pub uid: u32,
-    /// The group of who asks.
+    /// The group of the caller.
     pub gid: u32,
     body: Vec<u8>,
 }
 
 impl Message {
-    /// Of what has been read from the device.
+    /// Parses a message read from the device.
     pub fn parse(bytes: &[u8]) -> Self {
         let number = u32::from_le_bytes(bytes[4..8].try_into().expect("four bytes"));
         let call = Call::ALL.into_iter().find(|call| *call as u32 == number);
@@ -115,27 +115,27 @@ impl Message {
         }
     }
 
-    /// A field of eight bytes.
+    /// Returns a field of eight bytes.
     pub fn u64(&self, at: usize) -> u64 {
         u64::from_le_bytes(self.body[at..at + 8].try_into().expect("eight bytes"))
     }
 
-    /// A field of four bytes.
+    /// Returns a field of four bytes.
     pub fn u32(&self, at: usize) -> u32 {
         u32::from_le_bytes(self.body[at..at + 4].try_into().expect("four bytes"))
     }
 
-    /// What follows its fields.
+    /// Returns the bytes behind its fields.
     pub fn rest(&self, at: usize) -> &[u8] {
         &self.body[at..]
     }
 
-    /// The name that follows its fields.
+    /// Returns the name behind its fields.
     pub fn name(&self, at: usize) -> String {
         self.names(at).next().unwrap_or_default()
     }
 
-    /// The names that follow its fields.
+    /// Returns the names behind its fields.
     pub fn names(&self, at: usize) -> impl Iterator<Item = String> {
         let names = self.body[at..].split(|byte| *byte == 0);
         names.map(|name| String::from_utf8_lossy(name).into_owned())
@@ -159,7 +159,7 @@ impl Answer {
         self
     }
 
-    /// Adds what is known of a file.
+    /// Adds the attributes of a file.
     pub fn attributes(self, node: u64, meta: &std::fs::Metadata) -> Self {
         let nanos = [meta.atime_nsec(), meta.mtime_nsec(), meta.ctime_nsec()];
         let times = [meta.atime(), meta.mtime(), meta.ctime()].map(|time| time as u64);
@@ -170,7 +170,7 @@ impl Answer {
             .u32s(&[meta.uid(), meta.gid(), 0, 4096, 0])
     }
 
-    /// As it is sent.
+    /// Encodes the answer with its header.
     pub fn message(outcome: Result<Self, i32>, unique: u64) -> Vec<u8> {
         let (errno, body) = match outcome {
             Ok(answer) => (0, answer.0),

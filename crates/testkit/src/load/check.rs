@@ -1,7 +1,7 @@
-//! Proves that reads return what was written.
+//! Verifies that reads return the written data.
 //!
-//! Belongs to one lane. Two requests never touch one block at a time, so the order in which a
-//! backend completes them does not matter and every read has exactly one right answer.
+//! Belongs to one lane. Two requests in flight never touch the same block, so the order of
+//! completion does not matter and every read has exactly one right answer.
 
 use super::map::{Content, VerifyMap};
 use super::pattern::{self, Stamp};
@@ -9,7 +9,7 @@ use super::source::Kind;
 use crate::Result;
 use crate::driver::Slice;
 
-/// The books of a lane that verifies.
+/// The state of a verifying lane.
 #[derive(Debug)]
 pub(super) struct Checker {
     map: VerifyMap,
@@ -18,19 +18,19 @@ pub(super) struct Checker {
     seed: u64,
     discard_zeroes: bool,
     scratch: Vec<u8>,
-    /// Blocks checked and found right.
+    /// Number of blocks verified.
     pub(super) checked: u64,
 }
 
 impl Checker {
-    /// Checks blocks from `first` on, as many as `map` has.
+    /// Verifies the blocks of `map`, of which the first one is `first`.
     pub(super) fn new(map: VerifyMap, first: u64, seed: u64, discard_zeroes: bool) -> Self {
         let words = map.len().div_ceil(64) as usize;
         let busy = vec![0; words];
         Checker { map, first, busy, seed, discard_zeroes, scratch: Vec::new(), checked: 0 }
     }
 
-    /// Takes a block for a request. False when another request has it.
+    /// Claims a block for a request. `false` if another request has it.
     pub(super) fn claim(&mut self, block: u64) -> bool {
         let at = block - self.first;
         let (word, bit) = (at as usize / 64, 1 << (at % 64));
@@ -39,8 +39,8 @@ impl Checker {
         free
     }
 
-    /// What the block will hold when the request succeeds; fills `data` of a write and scars that
-    /// of a read, so that old bytes cannot pass for an answer.
+    /// Returns the block's content after success of the request; fills the data of a write, and
+    /// overwrites that of a read with filler, so that old bytes cannot pass for an answer.
     pub(super) fn prepare(&mut self, kind: Kind, block: u64, offset: u64, data: &Slice) -> Content {
         match kind {
             Kind::Write => {
@@ -60,7 +60,7 @@ impl Checker {
         }
     }
 
-    /// A request came back with OK.
+    /// Processes a request that completed with OK.
     pub(super) fn succeeded(
         &mut self,
         kind: Kind,
@@ -78,7 +78,8 @@ impl Checker {
         Ok(())
     }
 
-    /// A request failed; a block it should have changed may hold anything.
+    /// Processes a failed request; the content of a block that it should have changed becomes
+    /// unknown.
     pub(super) fn failed(&mut self, kind: Kind, block: u64) {
         match kind {
             Kind::Flush => return,
@@ -90,12 +91,12 @@ impl Checker {
         self.release(block);
     }
 
-    /// The first block at or after `block` whose contents are known.
+    /// Returns the first block at or after `block` with known content.
     pub(super) fn next_known(&self, block: u64) -> Option<u64> {
         self.map.next_known(block - self.first).map(|at| self.first + at)
     }
 
-    /// Gives the map back.
+    /// Returns the map.
     pub(super) fn into_map(self) -> VerifyMap {
         self.map
     }

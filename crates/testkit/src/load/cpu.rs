@@ -1,8 +1,8 @@
-//! CPU time of a process, to the nanosecond where the kernel keeps it.
+//! CPU time of a process, in nanoseconds if the kernel provides them.
 //!
-//! The sum over `/proc/PID/task/*/schedstat` is exact but forgets threads that have ended;
-//! `/proc/PID/stat` remembers them but counts in ticks of 10 ms. Both are read; the fine one is
-//! used unless the coarse one proves that it lost something.
+//! The sum over `/proc/PID/task/*/schedstat` is exact but excludes ended threads; `/proc/PID/stat`
+//! includes them but counts in ticks of 10 ms. Both are read; the exact one is used unless the
+//! coarse one proves that it is incomplete.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::{Error, Result};
 
-/// Two ticks: further apart the two sources cannot be by rounding alone.
+/// Two ticks: the largest difference of the two sources by rounding alone.
 const DOUBT: Duration = Duration::from_millis(20);
 
 /// CPU time of a process at one moment.
@@ -27,17 +27,17 @@ pub struct CpuSample {
 pub struct CpuTime {
     /// Nanoseconds on a CPU.
     pub cpu_ns: u64,
-    /// False when it was counted in ticks of 10 ms.
+    /// `false` if it was counted in ticks of 10 ms.
     pub exact: bool,
 }
 
 impl CpuSample {
-    /// Reads the process's times.
+    /// Reads the CPU time of a process.
     pub fn take(pid: u32) -> Result<Self> {
         Ok(CpuSample { threads: thread_times(pid)?, ticks: tick_time(pid)? })
     }
 
-    /// Time spent since `earlier`.
+    /// Returns the CPU time since `earlier`.
     pub fn since(&self, earlier: &CpuSample) -> CpuTime {
         let fine: Duration = self.threads.iter().map(|(id, &now)| spent(earlier, *id, now)).sum();
         let coarse = self.ticks.saturating_sub(earlier.ticks);
@@ -60,7 +60,7 @@ fn thread_times(pid: u32) -> Result<BTreeMap<u32, Duration>> {
         let Some(thread) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        // A thread may end between the listing and the reading.
+        // A thread may end between listing and reading.
         let Ok(text) = fs::read_to_string(entry.path().join("schedstat")) else {
             continue;
         };
@@ -70,11 +70,11 @@ fn thread_times(pid: u32) -> Result<BTreeMap<u32, Duration>> {
     Ok(times)
 }
 
-/// utime + stime of the whole process, ended threads included.
+/// Returns utime + stime of the whole process, including ended threads.
 fn tick_time(pid: u32) -> Result<Duration> {
     let path = format!("/proc/{pid}/stat");
     let text = fs::read_to_string(&path).map_err(|e| Error::io(format!("read {path}"), e))?;
-    // The name in parentheses may hold anything; fields are counted from its end.
+    // The name in parentheses may contain anything; fields are counted from its end.
     let fields = text.rsplit(')').next().unwrap_or_default();
     let ticks: u64 =
         fields.split_whitespace().skip(11).take(2).filter_map(|f| f.parse::<u64>().ok()).sum();

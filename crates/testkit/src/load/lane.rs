@@ -1,4 +1,4 @@
-//! One queue under load: a fixed set of requests that go round and round.
+//! One queue under load: a fixed set of requests that are reused.
 //!
 //! Every request has its chains written once per kind; sending it again stores a header, a status
 //! filler and one ring entry. Control bytes of a request share one cache line:
@@ -26,10 +26,10 @@ use crate::virtio::{
 const CONTROL_BYTES: usize = 64;
 const STATUS_AT: usize = 16;
 const RANGE_AT: usize = 32;
-/// How often a verifying lane looks for a block that is not in flight before it waits.
+/// Tries of a verifying lane to find a block that is not in flight before it waits.
 const CLAIM_TRIES: usize = 32;
 
-/// What a lane is made with.
+/// The options of a lane.
 #[derive(Clone, Debug)]
 pub(super) struct LaneOptions {
     /// Requests in flight.
@@ -40,26 +40,26 @@ pub(super) struct LaneOptions {
     pub(super) segment_bytes: usize,
     /// Kinds that will be sent.
     pub(super) kinds: Vec<Kind>,
-    /// Byte on the disk where block 0 lies.
+    /// Byte offset of block 0 on the disk.
     pub(super) offset_bytes: u64,
-    /// A flush after so many writes; 0 means never.
+    /// Number of writes between flushes; 0 means no flushes.
     pub(super) flush_every: u64,
 }
 
 impl LaneOptions {
-    /// Guest memory a lane takes besides its ring.
+    /// Returns the guest memory of a lane, without its ring.
     pub(super) fn footprint(&self) -> usize {
         let data = usize::from(self.iodepth) * self.block_bytes as usize;
         usize::from(self.iodepth) * CONTROL_BYTES + data + 3 * 4096
     }
 
-    /// Ring descriptors all chains of all requests take.
+    /// Returns the ring descriptors of all chains of all requests.
     pub(super) fn descriptors(&self, indirect: bool) -> usize {
         let of = |&kind: &Kind| if indirect { 1 } else { self.chain_length(kind) };
         usize::from(self.iodepth) * self.kinds.iter().map(of).sum::<usize>()
     }
 
-    /// Descriptors in one chain.
+    /// Returns the descriptors of one chain.
     pub(super) fn chain_length(&self, kind: Kind) -> usize {
         match kind {
             Kind::Read | Kind::Write => {
@@ -75,7 +75,7 @@ impl LaneOptions {
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) ring: Ring,
-    /// Which of the disks of a run it belongs to.
+    /// The index of its disk in the run.
     pub(super) disk: usize,
     options: LaneOptions,
     source: Source,
@@ -86,11 +86,11 @@ pub(super) struct Lane {
     slot_of_head: Vec<u16>,
     /// Requests still to be sent.
     left: u64,
-    /// When they are sent, if not as soon as there is room.
+    /// The times of sending; `None` sends as soon as there is room.
     pace: Option<Pace>,
     writes_unflushed: u64,
     checker: Option<Checker>,
-    /// While reading back: the next block to look at.
+    /// While verifying at the end: the next block to read.
     sweep: Option<u64>,
 }
 
@@ -104,7 +104,7 @@ struct Slot {
 }
 
 impl Lane {
-    /// Lays all requests out in `memory`.
+    /// Allocates all requests in `memory`.
     pub(super) fn new(
         memory: &Memory,
         ring: Ring,
@@ -140,32 +140,32 @@ impl Lane {
         Ok(lane)
     }
 
-    /// The same, sending so many requests per second.
+    /// Sets the rate in requests per second.
     pub(super) fn with_pace(mut self, rate: Option<f64>, seed: u64) -> Self {
         self.pace = rate.map(|rate| Pace::new(rate, seed));
         self
     }
 
-    /// The same as a queue of another disk of the run. Queues of different disks do not keep step.
+    /// Assigns the lane to another disk of the run. Lanes of different disks are not synchronised.
     pub(super) fn of_disk(mut self, disk: usize) -> Self {
         self.disk = disk;
         self.pace.iter_mut().for_each(|pace| pace.reseed(disk));
         self
     }
 
-    /// When the next request is to be sent; nothing if it is not time that is waited for.
+    /// Returns when the next request is to be sent; `None` if it does not wait for a time.
     #[inline]
     pub(super) fn due_ns(&self) -> Option<u64> {
         let pace = self.pace.as_ref().filter(|_| self.left > 0 && !self.idle.is_empty());
         pace.map(Pace::due_ns)
     }
 
-    /// Whether nothing is in flight and nothing will be.
+    /// Returns whether nothing is in flight and nothing will be.
     pub(super) fn is_over(&self) -> bool {
         self.ring.queue.in_flight() == 0 && self.due_ns().is_none()
     }
 
-    /// Sends as many requests as depth, pace, quota and free blocks allow. Not yet published.
+    /// Sends as many requests as depth, pace, quota and free blocks allow, without publishing them.
     pub(super) fn refill(&mut self, now_ns: u64) {
         while let Some(&slot) = self.idle.last() {
             let Some((kind, block)) = self.next_request(now_ns) else {
@@ -176,7 +176,7 @@ impl Lane {
         }
     }
 
-    /// Takes all answers. Returns how many there were.
+    /// Processes all used entries. Returns their number.
     pub(super) fn reap(&mut self, now_ns: u64, stats: &mut Stats) -> Result<u64> {
         let mut answers = 0;
         while let Some(used) = self.ring.queue.pop()? {
@@ -188,25 +188,25 @@ impl Lane {
         Ok(answers)
     }
 
-    /// Sends nothing new from now on.
+    /// Stops sending requests.
     pub(super) fn stop(&mut self) {
         self.left = 0;
         self.writes_unflushed = 0;
         self.sweep = None;
     }
 
-    /// From now on reads every block whose contents are known, once.
+    /// Starts reading every block of known content, once.
     pub(super) fn start_sweep(&mut self) {
         self.stop();
         self.sweep = Some(self.source.first());
     }
 
-    /// Blocks checked and found right so far.
+    /// Returns the number of blocks verified so far.
     pub(super) fn checked(&self) -> u64 {
         self.checker.as_ref().map_or(0, |checker| checker.checked)
     }
 
-    /// What is known of the lane's blocks.
+    /// Returns the map of the lane's blocks.
     pub(super) fn into_map(self) -> VerifyMap {
         self.checker.map(Checker::into_map).unwrap_or_default()
     }
@@ -356,7 +356,7 @@ impl Lane {
         }
     }
 
-    /// Bytes that no file system can store for free.
+    /// Fills the data with incompressible bytes, which no file system can store for free.
     fn fill_data(&self) {
         let mut random = fastrand::Rng::with_seed(0x666c_6f77);
         let mut chunk = [0; 4096];
@@ -368,7 +368,7 @@ impl Lane {
     }
 }
 
-/// The payload of one request.
+/// Returns the payload of one request.
 fn data_of(data: &Slice, slot: u16, options: &LaneOptions) -> Slice {
     let bytes = options.block_bytes as usize;
     data.part(usize::from(slot) * bytes, bytes)

@@ -1,9 +1,9 @@
-//! What the generator believes to be on the disk, block by block.
+//! The expected content of the disk, block by block.
 //!
 //! A block is unknown, zero, or holds a generation. The map outlives a run, so that a later run can
-//! check what an earlier one wrote. In a run every queue owns a part of the map of its own.
+//! verify the writes of an earlier one. In a run every queue owns a part of the map.
 
-/// State of one block.
+/// The content of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// Not written by us, or a write failed.
@@ -17,7 +17,7 @@ pub(super) enum Content {
 const UNKNOWN: u32 = u32::MAX;
 const ZERO: u32 = 0;
 
-/// Contents of the blocks of a span, as far as they are known.
+/// The contents of the blocks of a span, as far as they are known.
 #[derive(Clone, Debug, Default)]
 pub struct VerifyMap {
     block_bytes: u64,
@@ -27,23 +27,23 @@ pub struct VerifyMap {
 }
 
 impl VerifyMap {
-    /// Nothing is known of `blocks` blocks from `offset_bytes` on.
+    /// Makes a map of `blocks` unknown blocks from `offset_bytes` on.
     pub(super) fn new(block_bytes: u64, offset_bytes: u64, blocks: u64) -> Self {
         let entries = vec![UNKNOWN; blocks as usize];
         VerifyMap { block_bytes, offset_bytes, entries, generation: 0 }
     }
 
-    /// Number of blocks whose contents are known.
+    /// Returns the number of blocks of known content.
     pub fn known(&self) -> u64 {
         self.entries.iter().filter(|&&entry| entry != UNKNOWN).count() as u64
     }
 
-    /// Number of blocks, known or not.
+    /// Returns the number of blocks, known or not.
     pub(super) fn len(&self) -> u64 {
         self.entries.len() as u64
     }
 
-    /// Was it made for the same blocks?
+    /// Returns whether it was made for the same blocks.
     pub(super) fn fits(&self, block_bytes: u64, offset_bytes: u64, blocks: u64) -> bool {
         let same = self.block_bytes == block_bytes && self.offset_bytes == offset_bytes;
         same && self.len() == blocks
@@ -65,20 +65,20 @@ impl VerifyMap {
         };
     }
 
-    /// A generation that was not used before.
+    /// Returns an unused generation.
     pub(super) fn next_generation(&mut self) -> u32 {
         self.generation += 1;
         assert!(self.generation < UNKNOWN, "four billion writes in one map");
         self.generation
     }
 
-    /// The first known block at or after `block`.
+    /// Returns the first known block at or after `block`.
     pub(super) fn next_known(&self, block: u64) -> Option<u64> {
         let rest = &self.entries[block.min(self.entries.len() as u64) as usize..];
         rest.iter().position(|&entry| entry != UNKNOWN).map(|at| block + at as u64)
     }
 
-    /// Cuts the map into `parts` of nearly equal length, in order.
+    /// Splits the map into `parts` of nearly equal length, in order.
     pub(super) fn split(mut self, parts: u64) -> Vec<VerifyMap> {
         let blocks = self.entries.len() as u64;
         let mut maps = Vec::new();
@@ -92,7 +92,7 @@ impl VerifyMap {
         maps
     }
 
-    /// Puts parts together again.
+    /// Joins parts.
     pub(super) fn join(parts: impl IntoIterator<Item = VerifyMap>) -> VerifyMap {
         let mut parts = parts.into_iter();
         let mut whole = parts.next().unwrap_or_default();

@@ -1,12 +1,12 @@
-//! A workload generator that plays a busy guest, for benches and for tests.
+//! A workload generator that acts as a busy guest, for benches and for tests.
 //!
-//! `options` says what to do, `run` does it on the stage that `setup` builds and returns a
+//! `options` describes a run, `run` executes it on the devices that `setup` prepares and returns a
 //! `LoadReport`. A `lane` is a queue with its requests, a `worker` a thread that drives lanes,
-//! `source` decides what comes next and `pace` when, `check`, `pattern` and `map` prove that reads
-//! return what was written, `cpu` measures the server.
+//! `source` chooses requests and `pace` their times, `check`, `pattern` and `map` verify that reads
+//! return the written data, `cpu` measures the server.
 //!
-//! The data path allocates nothing, locks nothing and writes descriptors once: the generator must
-//! not be what is measured.
+//! The data path does not allocate, does not lock and writes descriptors once: the generator itself
+//! must not be the bottleneck.
 
 mod check;
 mod cpu;

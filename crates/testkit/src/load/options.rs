@@ -1,7 +1,7 @@
-//! What the generator should do.
+//! The options of a run.
 //!
-//! `LoadOptions::new` asks for random 4 KiB reads, one at a time, polled, for a second; tests and
-//! benches change the fields they are about.
+//! `LoadOptions::new` asks for random 4 KiB reads at queue depth 1, polled, for a second; tests and
+//! benches change the fields that matter.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -12,17 +12,17 @@ use serde::Serialize;
 use crate::HANG;
 use crate::client::ClientOptions;
 
-/// Where requests go.
+/// The order of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Order {
-    /// Anywhere in the span.
+    /// Random in the span.
     Random,
-    /// One after the other, each queue in its own part of the span.
+    /// Sequential, each queue in its own part of the span.
     Sequential,
 }
 
-/// What requests do, in percent of all requests.
+/// The mix of operations, in percent of all requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Mix {
     /// Reads.
@@ -43,7 +43,7 @@ impl Mix {
     /// Only discards.
     pub const DISCARD: Mix = Mix { read: 0, write: 0, discard: 100, zeroes: 0 };
 
-    /// Do the parts make a whole?
+    /// Returns whether the parts add up to 100.
     pub fn is_whole(&self) -> bool {
         let parts = [self.read, self.write, self.discard, self.zeroes];
         parts.iter().map(|&part| u32::from(part)).sum::<u32>() == 100
@@ -53,17 +53,17 @@ impl Mix {
 /// Order and mix together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Workload {
-    /// Where requests go.
+    /// The order of blocks.
     pub order: Order,
-    /// What they do.
+    /// The mix of operations.
     pub mix: Mix,
 }
 
 impl FromStr for Workload {
     type Err = String;
 
-    /// fio's words: read, write, randread, randwrite, rw, randrw, discard, randdiscard; `mix` is
-    /// random with some of everything.
+    /// Parses fio's words: read, write, randread, randwrite, rw, randrw, discard, randdiscard;
+    /// `mix` is random with some of every operation.
     fn from_str(name: &str) -> Result<Self, String> {
         let half = Mix { read: 50, write: 50, discard: 0, zeroes: 0 };
         let all = Mix { read: 45, write: 45, discard: 5, zeroes: 5 };
@@ -83,63 +83,63 @@ impl FromStr for Workload {
     }
 }
 
-/// How the client learns of completions.
+/// How the client detects completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Completion {
-    /// It looks at the used ring all the time and asks for no calls.
+    /// It polls the used ring and asks for no calls.
     Poll,
     /// It sleeps on the call eventfd, as a guest waits for an interrupt.
     Eventfd,
 }
 
-/// When the generator stops.
+/// The end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Limit {
     /// After this many requests over all queues.
     Ops(u64),
-    /// After a time, of which the first part is not measured.
+    /// After a time, whose first part is not measured.
     Time {
-        /// Not measured.
+        /// The part that is not measured.
         ramp: Duration,
-        /// Measured.
+        /// The measured part.
         runtime: Duration,
     },
 }
 
-/// Everything about one run.
+/// The options of one run.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
     /// Socket, queues, queue size, features and memory.
     pub client: ClientOptions,
-    /// What to do.
+    /// Order and mix of requests.
     pub workload: Workload,
     /// Size of every request.
     pub block_bytes: u64,
     /// Requests in flight per queue.
     pub iodepth: u16,
-    /// Requests per second and queue, sent when they are due, whatever has become of those before;
-    /// but no more than `iodepth` are in flight. `None`: the next one is sent when one is answered.
+    /// Requests per second and queue, sent at their times independently of earlier completions, but
+    /// with at most `iodepth` in flight. `None`: the next one is sent when one is completed.
     pub rate: Option<f64>,
     /// Client threads; 0 means one per queue. Queue q belongs to thread q modulo threads.
     pub threads: usize,
-    /// CPU of each thread, repeated as needed; empty means anywhere.
+    /// CPU of each thread, repeated as needed; empty for no affinity.
     pub cpus: Vec<usize>,
-    /// How completions are noticed.
+    /// How completions are detected.
     pub completion: Completion,
-    /// When to stop.
+    /// When the run ends.
     pub limit: Limit,
-    /// A flush after so many writes of a queue; 0 means never.
+    /// Number of writes of a queue between flushes; 0 means no flushes.
     pub flush_every: u64,
-    /// Random places are drawn by Zipf's law with this exponent, not uniformly. The hot blocks are
-    /// scattered over the span.
+    /// Random blocks are drawn by Zipf's law with this exponent instead of uniformly. The hot
+    /// blocks are scattered over the span.
     pub zipf: Option<f64>,
-    /// Random requests of a queue keep to a part of the span that is the queue's own, as sequential
-    /// ones always do.
+    /// Random requests of a queue stay in the queue's own part of the span, as sequential ones
+    /// always do.
     pub parts: bool,
-    /// The last queue discards at random instead, with so many requests in flight. It has the upper
-    /// half of the span to itself.
+    /// The last queue sends random discards instead, at this queue depth. It has the upper half of
+    /// the span to itself.
     pub storm: Option<u16>,
     /// First byte of the disk to use.
     pub offset_bytes: u64,
@@ -149,20 +149,20 @@ pub struct LoadOptions {
     pub seed: u64,
     /// Write the pattern and check every read against it.
     pub verify: bool,
-    /// With `verify`: read everything known again at the end.
+    /// With `verify`: read all known blocks again at the end.
     pub verify_final: bool,
-    /// With `verify`: discarded blocks must read as zeroes (else they may hold anything).
+    /// With `verify`: discarded blocks must read as zeroes (else their content is unknown).
     pub discard_zeroes: bool,
-    /// Process whose CPU time is charged to the requests.
+    /// Process whose CPU time is attributed to the requests.
     pub server_pid: Option<u32>,
-    /// Give up when nothing completes for so long.
+    /// Time without completions after which the run fails.
     pub stall_timeout: Duration,
-    /// When the backend dies, wait so long for a successor and go on; `None` fails at once.
+    /// Time to wait for a successor of a dead backend; `None` fails at once.
     pub reconnect: Option<Duration>,
 }
 
 impl LoadOptions {
-    /// Random 4 KiB reads, depth 1, polled, one second.
+    /// Options for random 4 KiB reads, depth 1, polled, one second.
     pub fn new(socket: impl AsRef<Path>) -> Self {
         LoadOptions {
             client: ClientOptions::new(socket),
@@ -190,34 +190,34 @@ impl LoadOptions {
         }
     }
 
-    /// The same with another workload, by name.
+    /// Sets the workload by name.
     ///
     /// # Panics
-    /// When no workload has that name.
+    /// If there is no workload of that name.
     pub fn workload(mut self, name: &str) -> Self {
         self.workload = name.parse().expect("the caller names a known workload");
         self
     }
 
-    /// The same with this many requests in flight per queue.
+    /// Sets the requests in flight per queue.
     pub fn iodepth(mut self, iodepth: u16) -> Self {
         self.iodepth = iodepth;
         self
     }
 
-    /// The same with this many requests per second and queue.
+    /// Sets the requests per second and queue.
     pub fn rate(mut self, rate: f64) -> Self {
         self.rate = Some(rate);
         self
     }
 
-    /// The same, ended after this many requests.
+    /// Ends the run after this many requests.
     pub fn ops(mut self, ops: u64) -> Self {
         self.limit = Limit::Ops(ops);
         self
     }
 
-    /// Number of client threads for so many queues.
+    /// Returns the number of client threads for `queues` queues.
     pub(super) fn thread_count(&self, queues: usize) -> usize {
         if self.threads == 0 { queues } else { self.threads.clamp(1, queues) }
     }

@@ -1,13 +1,13 @@
-//! When a queue sends that is to send so many requests per second, whatever the device does.
+//! The times of requests of a queue with a fixed rate, independent of completions (open loop).
 //!
-//! Time is cut into slots of equal length, and each request is due at a random moment of a slot of
-//! its own. So the rate is exact over any longer time, and queues of the same rate do not keep
-//! step. A queue that was held up makes up for a few milliseconds at most; what it missed before
-//! that is never sent.
+//! Time is divided into slots of equal length, and each request is due at a random time in its own
+//! slot. So the rate is exact over longer times, and queues of the same rate are not synchronised.
+//! A delayed queue catches up by a few milliseconds at most; requests missed before that are never
+//! sent.
 
 use fastrand::Rng;
 
-/// Lateness beyond this is forgotten.
+/// Most lateness that is caught up.
 const LATE_MAX_NS: f64 = 2e6;
 
 /// The times of one queue's requests.
@@ -15,13 +15,13 @@ const LATE_MAX_NS: f64 = 2e6;
 pub(super) struct Pace {
     random: Rng,
     slot_ns: f64,
-    /// Where the slot begins that follows that of the next request.
+    /// Start of the slot after that of the next request.
     next_slot_ns: f64,
     due_ns: u64,
 }
 
 impl Pace {
-    /// So many requests per second, from time zero on.
+    /// Makes a pace of `rate` requests per second, from time zero on.
     pub(super) fn new(rate: f64, seed: u64) -> Self {
         let random = Rng::with_seed(seed);
         let mut pace = Pace { random, slot_ns: 1e9 / rate, next_slot_ns: 0.0, due_ns: 0 };
@@ -29,18 +29,18 @@ impl Pace {
         pace
     }
 
-    /// The same rate at other moments.
+    /// Keeps the rate, with other random times.
     pub(super) fn reseed(&mut self, disk: usize) {
         self.random = Rng::with_seed(self.random.u64(..) ^ disk as u64);
     }
 
-    /// When the next request is to be sent.
+    /// Returns when the next request is to be sent.
     #[inline]
     pub(super) fn due_ns(&self) -> u64 {
         self.due_ns
     }
 
-    /// It has been sent.
+    /// Records that it has been sent.
     #[inline]
     pub(super) fn sent(&mut self, now_ns: u64) {
         let slot_ns = self.next_slot_ns.max(now_ns as f64 - LATE_MAX_NS);
@@ -77,7 +77,7 @@ mod tests {
             pace.sent(now);
             sent += 1;
         }
-        // The one that was due, and two milliseconds.
+        // The one that was due, and those of two milliseconds.
         assert!((20..=22).contains(&sent), "{sent}");
     }
 }

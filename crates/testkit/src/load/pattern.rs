@@ -1,31 +1,31 @@
-//! Blocks that say where and when they were written.
+//! Self-describing blocks, which contain where and when they were written.
 //!
 //! ```text
 //! magic:8  byte offset on the disk:8  generation:8  seed:8  random words ...  crc32c:8
 //! ```
-//! All little-endian; the checksum covers everything before it and the random words depend on all
-//! that stands before them. So a block that is torn, stale, misplaced or foreign is told apart.
+//! All little-endian; the checksum covers everything before it, and the random words depend on all
+//! words before them. So torn, stale, misplaced and foreign blocks are told apart.
 
 use crate::{Error, Result};
 
-/// Unit of the pattern; requests smaller than that are a unit of their own.
+/// Unit of the pattern; smaller requests are a unit of their own.
 pub(super) const UNIT_BYTES: usize = 4096;
 const MAGIC: u64 = 0x656e_6f74_7377_6f6c;
 const HEADER_WORDS: usize = 4;
 const WORD: usize = 8;
 
-/// Who wrote a block: everything that its contents depend on.
+/// The inputs of a block's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
-    /// Where on the disk.
+    /// Byte offset on the disk.
     pub(super) offset: u64,
-    /// Which write to this place.
+    /// Number of the write to this block.
     pub(super) generation: u32,
-    /// Which run.
+    /// The seed of the run.
     pub(super) seed: u64,
 }
 
-/// Fills `data`, which lies at the stamp's offset, unit by unit.
+/// Fills `data`, which is at the stamp's offset, unit by unit.
 pub(super) fn fill(data: &mut [u8], stamp: Stamp) {
     let mut offset = stamp.offset;
     for unit in data.chunks_mut(UNIT_BYTES) {
@@ -34,7 +34,7 @@ pub(super) fn fill(data: &mut [u8], stamp: Stamp) {
     }
 }
 
-/// Checks `data` against what `fill` would have put there.
+/// Checks that `data` is what `fill` would have written.
 pub(super) fn check(data: &[u8], stamp: Stamp) -> Result<()> {
     let mut offset = stamp.offset;
     for unit in data.chunks(UNIT_BYTES) {
@@ -101,7 +101,7 @@ fn check_unit(unit: &[u8], expected: Stamp) -> Result<()> {
     Ok(())
 }
 
-/// One step of a multiplicative generator with its high bits folded in.
+/// Does one step of a multiplicative generator, with its high bits folded in.
 fn mix(word: u64) -> u64 {
     let word = word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
     word ^ (word >> 29)

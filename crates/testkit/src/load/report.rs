@@ -1,4 +1,4 @@
-//! What a run measured, ready for JSON.
+//! The results of a run, serialisable as JSON.
 
 use std::time::Duration;
 
@@ -50,19 +50,19 @@ impl Latency {
 /// The result of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct LoadReport {
-    /// What was done.
+    /// The workload.
     pub workload: Workload,
     /// Request size.
     pub block_bytes: u64,
     /// Requests in flight per queue.
     pub iodepth: u16,
-    /// Requests per second and queue that it was to send.
+    /// Configured requests per second and queue.
     pub rate: Option<f64>,
     /// Queues.
     pub queues: usize,
     /// Client threads.
     pub threads: usize,
-    /// How completions were noticed.
+    /// How completions were detected.
     pub completion: Completion,
     /// EVENT_IDX was negotiated.
     pub event_idx: bool,
@@ -70,13 +70,13 @@ pub struct LoadReport {
     pub indirect: bool,
     /// Measured time.
     pub seconds: f64,
-    /// Requests done in it, flushes not counted.
+    /// Requests completed in it, without flushes.
     pub ops: u64,
     /// Requests per second.
     pub iops: f64,
     /// Data moved per second, in MiB.
     pub mib_per_second: f64,
-    /// Latency of all requests but flushes.
+    /// Latency of all requests except flushes.
     pub latency: Latency,
     /// Latency of reads.
     pub read: Latency,
@@ -92,13 +92,13 @@ pub struct LoadReport {
     pub calls: u64,
     /// Times the client went to sleep.
     pub sleeps: u64,
-    /// Longest time in which a thread of the client got no answer.
+    /// Longest time in which a thread of the client saw no completion.
     pub longest_gap_ms: f64,
     /// Kicks per request.
     pub kicks_per_io: f64,
     /// Calls per request.
     pub calls_per_io: f64,
-    /// Requests found per look at the used ring that found any.
+    /// Completions per successful poll of the used ring.
     pub reaped_per_batch: f64,
     /// CPU time of the server per request; absent without a server pid.
     pub server_us_per_io: Option<f64>,
@@ -106,27 +106,27 @@ pub struct LoadReport {
     pub server_cpu: Option<CpuTime>,
     /// CPU time of the client's threads per request.
     pub client_us_per_io: f64,
-    /// Requests not answered with OK, from the first to the last.
+    /// Requests not completed with OK, in the whole run.
     pub errors: u64,
     /// The first of them.
     pub first_error: Option<String>,
-    /// Blocks whose contents were checked and right.
+    /// Number of blocks verified.
     pub verified_blocks: u64,
-    /// Times the backend was lost and found again.
+    /// Number of reconnects to another backend.
     pub reconnects: u64,
 }
 
-/// Raw material of a report.
+/// The input of a report.
 pub(super) struct Totals {
     pub(super) queues: usize,
     pub(super) stats: Stats,
-    /// Longest measured interval of a worker.
+    /// Longest measured time of a worker.
     pub(super) elapsed: Duration,
-    /// Sum of the workers' own rates.
+    /// Sum of the workers' rates.
     pub(super) iops: f64,
     pub(super) client_cpu: Duration,
     pub(super) server_cpu: Option<CpuTime>,
-    /// Time between the two samples of the server's CPU.
+    /// Time between the two samples of the server's CPU time.
     pub(super) server_elapsed: Duration,
     pub(super) verified_blocks: u64,
     pub(super) reconnects: u64,

@@ -1,5 +1,5 @@
-//! Conducts a run: sets the devices up, starts the workers, leads them through the phases, watches
-//! for a backend that dies or stalls, and adds everything up.
+//! Controls a run: sets the devices up, starts the workers, moves them through the phases, watches
+//! for a backend that dies or stalls, and sums the results up.
 
 use std::mem::discriminant;
 use std::slice;
@@ -17,21 +17,21 @@ use super::stats::Stats;
 use super::worker::{Harvest, Worker};
 use crate::{Error, Result};
 
-/// How often the conductor checks the lanes.
+/// Interval of checks of the lanes.
 const TICK: Duration = Duration::from_millis(5);
 
 type Handle<'scope> = ScopedJoinHandle<'scope, Result<Harvest>>;
 
 /// Runs a workload.
 ///
-/// Requests that the backend fails are counted in the report; data that is wrong, a backend that
-/// stalls, dies for good or breaks the protocol are errors.
+/// Requests that the backend fails are counted in the report; wrong data, and a backend that
+/// stalls, dies permanently or violates the protocol, are errors.
 pub fn run(options: &LoadOptions) -> Result<LoadReport> {
     run_with_map(options, None).map(|(report, _)| report)
 }
 
-/// Runs a workload that verifies what an earlier run wrote, if `map` is given, and returns what it
-/// knows of the disk itself. The map must be from a run with the same block size, span and seed.
+/// Runs a workload that also verifies the writes of an earlier run if `map` is given, and returns
+/// the new map. The map must be from a run with the same block size, span and seed.
 pub fn run_with_map(
     options: &LoadOptions,
     map: Option<VerifyMap>,
@@ -52,9 +52,9 @@ pub fn run_with_map(
     Ok((report, VerifyMap::join(act.lanes.into_iter().map(Lane::into_map))))
 }
 
-/// Runs workloads on several disks at once, all queues of all of them on the same client threads.
-/// The first one says which threads those are, how they learn of completions, when they stop and
-/// which process serves. Returns what happened on all disks together, and on each.
+/// Runs workloads on several disks at once, all their queues on the same client threads. The first
+/// one determines the threads, the detection of completions, the end and the server process.
+/// Returns the results of all disks together, and of each.
 pub fn run_together(loads: &[LoadOptions]) -> Result<(LoadReport, Vec<LoadReport>)> {
     let first = loads.first().ok_or_else(|| Error::Misuse("a run on no disk".into()))?;
     let alike = |load: &LoadOptions| discriminant(&load.limit) == discriminant(&first.limit);
@@ -78,19 +78,19 @@ pub fn run_together(loads: &[LoadOptions]) -> Result<(LoadReport, Vec<LoadReport
     Ok((act.report_all(loads, &stages), each))
 }
 
-/// One go of all workers, from start to drain.
+/// One pass of all workers, from start to drain.
 struct Act {
     lanes: Vec<Lane>,
     /// By disk.
     stats: Vec<Stats>,
-    /// By disk: the sum of the workers' own rates.
+    /// By disk: the sum of the workers' rates.
     iops: Vec<f64>,
     elapsed: Duration,
     client_cpu: Duration,
     server: Server,
 }
 
-/// CPU time of the server, and over which time.
+/// CPU time of the server, and the time it was measured over.
 #[derive(Clone, Copy)]
 struct Server {
     cpu: Option<CpuTime>,
@@ -126,7 +126,7 @@ impl Act {
                 shared.enter(Phase::Abort);
             }
             let harvests = collect(handles);
-            // A worker knows better what went wrong than the watch, which sees consequences.
+            // A worker's error is more specific than the watch's, which sees only consequences.
             Ok(Self::sum_up(harvests?, disks, server?))
         })
     }
@@ -158,8 +158,8 @@ impl Act {
         act
     }
 
-    /// What happened on one disk. CPU time is told apart by threads, not by disks: it belongs to
-    /// all.
+    /// Returns the results of one disk. CPU time is measured by thread and not by disk: it is
+    /// reported only for a single disk.
     fn report(&self, disk: usize, loads: &[LoadOptions], stages: &[Stage]) -> LoadReport {
         let lanes = self.lanes.iter().filter(|lane| lane.disk == disk);
         let (stats, iops) = (self.stats[disk].clone(), self.iops[disk]);
@@ -170,7 +170,7 @@ impl Act {
         LoadReport::new(&loads[disk], Totals { server_cpu, client_cpu, ..totals })
     }
 
-    /// What happened on all of them.
+    /// Returns the results of all disks.
     fn report_all(&self, loads: &[LoadOptions], stages: &[Stage]) -> LoadReport {
         let mut stats = Stats::new();
         self.stats.iter().for_each(|it| stats.add(it));
@@ -206,7 +206,7 @@ impl Act {
     }
 }
 
-/// The conductor while the workers play.
+/// The controlling thread while the workers run.
 struct Watch<'a, 'scope> {
     loads: &'a [LoadOptions],
     stages: &'a mut [Stage],
@@ -268,13 +268,13 @@ impl Watch<'_, '_> {
         Err(Error::Timeout { action: format!("{total} requests were done; {rings}"), timeout_ms })
     }
 
-    /// The server's CPU time; nothing when it is not known or just being replaced.
+    /// Returns the server's CPU time; `None` if it is unknown or the server is being replaced.
     fn sample(&self) -> Option<CpuSample> {
         CpuSample::take(self.loads[0].server_pid?).ok()
     }
 }
 
-/// Lane q goes to thread q modulo `threads`.
+/// Assigns lane q to thread q modulo `threads`.
 fn deal(lanes: Vec<Lane>, threads: usize) -> Vec<Vec<Lane>> {
     let mut groups: Vec<Vec<Lane>> = (0..threads).map(|_| Vec::new()).collect();
     for (index, lane) in lanes.into_iter().enumerate() {
@@ -283,7 +283,7 @@ fn deal(lanes: Vec<Lane>, threads: usize) -> Vec<Vec<Lane>> {
     groups
 }
 
-/// All results, or the first error.
+/// Returns all results, or the first error.
 fn collect(handles: Vec<Handle<'_>>) -> Result<Vec<Harvest>> {
     let mut harvests = Vec::with_capacity(handles.len());
     let mut first_error = None;

@@ -1,8 +1,7 @@
-//! The stage of a run: session, memory and rings, and how to get them back when a backend dies.
+//! The setup of a run: session, memory and rings, and their recovery when a backend dies.
 //!
-//! Everything that can be wrong with a workload for a device is found here, before the first
-//! request. The rings themselves are in the workers' hands; the stage keeps what a backend has to
-//! be told about them.
+//! All mismatches between a workload and a device are detected here, before the first request. The
+//! rings themselves belong to the workers; the stage keeps the parts that are passed to a backend.
 
 use std::iter;
 use std::time::Instant;
@@ -22,12 +21,12 @@ use crate::virtio::{
 };
 use crate::{Error, Result};
 
-/// Largest queue the front end asks for, which is QEMU's limit as well.
+/// Largest queue of the front end, which is QEMU's limit as well.
 const QUEUE_SIZE_MAX: usize = 1024;
-/// What a queue does that only discards.
+/// The workload of the queue that only discards.
 const STORM: Workload = Workload { order: Order::Random, mix: Mix::DISCARD };
 
-/// What outlives a backend.
+/// The state that outlives a backend.
 #[derive(Debug)]
 pub(super) struct Stage {
     session: Session,
@@ -39,14 +38,14 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    /// Connects, lays all lanes out and starts their rings, for one of the disks of a run.
+    /// Connects, allocates all lanes and starts their rings, for one of the disks of a run.
     pub(super) fn set_up(
         options: &LoadOptions,
         disk: usize,
         map: Option<VerifyMap>,
     ) -> Result<(Self, Vec<Lane>)> {
         let began = Instant::now();
-        // A backend that dies at the beginning is no other than one that dies later.
+        // A backend that dies at the beginning is handled like one that dies later.
         let may_die = |result: &Result<_>| {
             let died = matches!(result, Err(Error::Disconnected(_)));
             died && options.reconnect.is_some_and(|time| began.elapsed() < time)
@@ -76,13 +75,13 @@ impl Stage {
         Ok((stage, lanes))
     }
 
-    /// Has the backend hung up?
+    /// Returns whether the backend has closed the connection.
     pub(super) fn lost_backend(&self) -> bool {
         self.session.is_closed()
     }
 
-    /// Waits for the next backend and hands everything over, if the run may go on. A backend that
-    /// dies while things are handed over only means to wait for yet another one.
+    /// Waits for the next backend and hands everything over, if the run may continue. If that
+    /// backend dies during the handover, waits for another one.
     pub(super) fn recover(&mut self, options: &LoadOptions) -> Result<()> {
         let lost = || Error::Disconnected("running a workload".to_owned());
         let end = Instant::now() + options.reconnect.ok_or_else(lost)?;
@@ -106,8 +105,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Stops all rings; each must stand where its driver stands. A backend that dies meanwhile
-    /// leaves that to the next one.
+    /// Stops all rings; each must be at its driver's position. If a backend dies meanwhile, the
+    /// next one is stopped.
     pub(super) fn shut_down(&mut self, options: &LoadOptions, lanes: &[Lane]) -> Result<()> {
         loop {
             match self.stop_rings(lanes) {
@@ -130,7 +129,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Where the rings stand, for the message about a stall.
+    /// Describes the positions of the rings, for the message about a stall.
     pub(super) fn describe_rings(&self) -> String {
         let used = self.shares.iter().map(|share| share.addresses.used_index());
         format!("used indices {:?}", used.collect::<Vec<_>>())
@@ -148,8 +147,8 @@ impl Stage {
         self.negotiated.has(F_INDIRECT_DESC)
     }
 
-    /// Hands memory, inflight region and rings over. Rings begin at the used index in memory:
-    /// zero at first, and after a crash what QEMU would say, too.
+    /// Hands memory, inflight region and rings over. Rings begin at the used index in memory: zero
+    /// at first, and after a crash as QEMU does.
     fn start(&mut self, options: &LoadOptions) -> Result<()> {
         self.session.set_features()?;
         if self.negotiated.protocol.contains(ProtocolFeatures::INFLIGHT_SHMFD) {
@@ -170,11 +169,11 @@ impl Stage {
     }
 }
 
-/// A workload that fits the device.
+/// A workload that suits the device.
 struct Plan<'a> {
     options: &'a LoadOptions,
     lane: LaneOptions,
-    /// The lane of the last queue, if that only discards.
+    /// The options of the last queue's lane, if that only discards.
     storm: Option<LaneOptions>,
     queue: QueueOptions,
     /// Blocks in the span.
@@ -258,7 +257,7 @@ impl<'a> Plan<'a> {
             .collect()
     }
 
-    /// Blocks of one queue: a part of its own, or all blocks where queues may overlap.
+    /// Returns the blocks of one queue: a part of its own, or all blocks if queues may overlap.
     fn part(&self, index: u64, queues: u64, storms: bool) -> (u64, u64) {
         if self.storm.is_some() {
             let half = self.blocks / 2;
@@ -278,7 +277,7 @@ impl<'a> Plan<'a> {
         Checker::new(map, first, self.options.seed, self.options.discard_zeroes)
     }
 
-    /// One map per queue, or none when nothing is verified.
+    /// Returns one map per queue, or none if nothing is verified.
     fn maps(&self, map: Option<VerifyMap>) -> Result<Vec<VerifyMap>> {
         if !self.options.verify {
             return Ok(Vec::new());
@@ -304,7 +303,7 @@ fn blocks(options: &LoadOptions, capacity: u64) -> Result<u64> {
     Ok(blocks)
 }
 
-/// Kinds of request a workload sends.
+/// Returns the kinds of requests of a workload.
 fn kinds(options: &LoadOptions) -> Vec<Kind> {
     let mix = options.workload.mix;
     let wanted = [
@@ -323,7 +322,7 @@ fn segment_bytes(options: &LoadOptions, agreed: &Negotiated, config: &BlkConfig)
     options.client.shape.segment_bytes.clamp(1, most)
 }
 
-/// Can the device do all this?
+/// Checks that the device supports the workload.
 fn supports(lane: &LaneOptions, agreed: &Negotiated, config: &BlkConfig) -> Result<()> {
     let sectors = lane.block_bytes / SECTOR_BYTES;
     for &kind in &lane.kinds {
@@ -348,7 +347,7 @@ fn supports(lane: &LaneOptions, agreed: &Negotiated, config: &BlkConfig) -> Resu
     Ok(())
 }
 
-/// Requests of one queue.
+/// Returns the number of requests of one queue.
 fn quota(limit: Limit, index: u64, queues: u64) -> u64 {
     match limit {
         Limit::Time { .. } => u64::MAX,

@@ -1,25 +1,25 @@
-//! What the conductor and the workers tell each other while a run goes on.
+//! State shared by the controlling thread and the workers during a run.
 //!
-//! Phases move one way. Each worker has a counter on a cache line of its own, by which a stall is
-//! seen from outside.
+//! Phases only advance. Each worker has a counter on its own cache line, by which a stall is
+//! detected.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// Where a run stands.
+/// The phase of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum Phase {
-    /// Warming up; nothing counts.
+    /// Warming up; not measured.
     Ramp = 0,
-    /// Everything counts.
+    /// Measured.
     Measure = 1,
     /// No new requests; those in flight are awaited.
     Drain = 2,
-    /// Return at once, whatever is in flight.
+    /// Return at once, with requests in flight.
     Abort = 3,
 }
 
-/// A run's state, written by the conductor.
+/// A run's state, written by the controlling thread.
 #[derive(Debug)]
 pub(super) struct Shared {
     phase: AtomicU8,
@@ -46,18 +46,18 @@ impl Shared {
         }
     }
 
-    /// Moves on to `phase`, never back.
+    /// Advances to `phase`, never back.
     pub(super) fn enter(&self, phase: Phase) {
         self.phase.fetch_max(phase as u8, Ordering::Relaxed);
     }
 
-    /// A worker has finished `requests` so far.
+    /// Records that a worker has completed `requests` so far.
     #[inline]
     pub(super) fn report(&self, worker: usize, requests: u64) {
         self.progress[worker].0.store(requests, Ordering::Relaxed);
     }
 
-    /// Requests finished by all workers.
+    /// Returns the requests completed by all workers.
     pub(super) fn total(&self) -> u64 {
         self.progress.iter().map(|p| p.0.load(Ordering::Relaxed)).sum()
     }

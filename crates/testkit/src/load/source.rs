@@ -1,14 +1,14 @@
-//! Decides what the next request is.
+//! Chooses the next request.
 //!
-//! Pure choice: kinds by the mix, places by the order. A queue that verifies owns its places and
-//! keeps two requests off one block; that is the lane's business, this file only proposes.
+//! Kinds are chosen by the mix, blocks by the order. A verifying lane owns its blocks and keeps two
+//! requests off one block itself; this file only proposes.
 
 use fastrand::Rng;
 
 use super::options::{Mix, Order, Workload};
 use super::zipf::ZipfBlocks;
 
-/// What a request does. The numbers index tables.
+/// The operation of a request. The numbers index tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Read = 0,
@@ -24,16 +24,16 @@ impl Kind {
         [Kind::Read, Kind::Write, Kind::Discard, Kind::Zeroes, Kind::Flush];
 }
 
-/// An endless supply of requests for one queue.
+/// An endless sequence of requests for one queue.
 #[derive(Debug)]
 pub(super) struct Source {
     random: Rng,
     order: Order,
-    /// Random places that are not all alike.
+    /// The distribution of random blocks, if it is not uniform.
     zipf: Option<ZipfBlocks>,
-    /// Upper ends of read, write and discard on a scale of 100; the rest is zeroes.
+    /// Upper bounds of read, write and discard in percent; the rest is zeroes.
     steps: [u8; 3],
-    /// The mix has one kind only, so no dice are needed.
+    /// The only kind of the mix, if there is one, so that no random number is needed.
     only: Option<Kind>,
     first: u64,
     blocks: u64,
@@ -41,7 +41,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Requests in blocks `first..first + blocks`.
+    /// Makes requests in blocks `first..first + blocks`.
     pub(super) fn new(workload: Workload, first: u64, blocks: u64, seed: u64) -> Self {
         let Mix { read, write, discard, zeroes } = workload.mix;
         let parts = [read, write, discard, zeroes];
@@ -52,18 +52,18 @@ impl Source {
         Source { random, order, zipf, steps, only, first, blocks, next: 0 }
     }
 
-    /// The same with random places drawn by Zipf's law.
+    /// Draws random blocks by Zipf's law.
     pub(super) fn with_zipf(mut self, exponent: Option<f64>, seed: u64) -> Self {
         self.zipf = exponent.map(|exponent| ZipfBlocks::new(self.blocks, exponent, seed));
         self
     }
 
-    /// The first block of its part.
+    /// Returns the first block of its part.
     pub(super) fn first(&self) -> u64 {
         self.first
     }
 
-    /// What the next request does.
+    /// Returns the kind of the next request.
     #[inline]
     pub(super) fn kind(&mut self) -> Kind {
         if let Some(kind) = self.only {
@@ -74,7 +74,7 @@ impl Source {
         Kind::ALL[at]
     }
 
-    /// Where the next request goes.
+    /// Returns the block of the next request.
     #[inline]
     pub(super) fn block(&mut self) -> u64 {
         match self.order {

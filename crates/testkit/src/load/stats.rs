@@ -6,10 +6,10 @@ use hdrhistogram::Histogram;
 
 use super::source::Kind;
 
-/// Finest latency told apart, and the longest recorded as itself.
+/// Resolution of latencies, and the longest that is recorded exactly.
 const LATENCY_NS: (u64, u64) = (100, 120_000_000_000);
 
-/// What happened while measuring.
+/// The statistics of the measured phase.
 #[derive(Clone, Debug)]
 pub(super) struct Stats {
     latency: [Histogram<u64>; 5],
@@ -17,7 +17,7 @@ pub(super) struct Stats {
     pub(super) calls: u64,
     pub(super) sleeps: u64,
     pub(super) batches: u64,
-    /// Longest time between two looks that found answers.
+    /// Longest time between two polls that found completions.
     pub(super) longest_gap_ns: u64,
     pub(super) errors: u64,
     pub(super) first_error: Option<String>,
@@ -40,7 +40,7 @@ impl Stats {
         }
     }
 
-    /// Forgets everything without giving memory back.
+    /// Resets everything without freeing memory.
     pub(super) fn clear(&mut self) {
         self.latency.iter_mut().for_each(Histogram::reset);
         (self.kicks, self.calls, self.sleeps, self.batches) = (0, 0, 0, 0);
@@ -52,13 +52,13 @@ impl Stats {
         self.latency[kind as usize].saturating_record(latency_ns);
     }
 
-    /// Notes a request that was not answered with OK. Errors of the ramp count too.
+    /// Counts a request that was not completed with OK. Errors of the ramp count too.
     pub(super) fn fail(&mut self, describe: impl FnOnce() -> String) {
         self.errors += 1;
         self.first_error.get_or_insert_with(describe);
     }
 
-    /// Adds what went wrong in another act, and nothing else of it.
+    /// Adds only the errors of another pass.
     pub(super) fn add_errors(&mut self, other: &Stats) {
         self.errors += other.errors;
         if self.first_error.is_none() {
@@ -66,12 +66,12 @@ impl Stats {
         }
     }
 
-    /// Requests done, flushes not counted: they are overhead of the others.
+    /// Returns the number of requests, without flushes: they are overhead of the others.
     pub(super) fn ops(&self) -> u64 {
         Kind::ALL.iter().filter(|&&kind| kind != Kind::Flush).map(|&k| self.of(k).len()).sum()
     }
 
-    /// Requests that moved data.
+    /// Returns the number of requests that moved data.
     pub(super) fn transfers(&self) -> u64 {
         self.of(Kind::Read).len() + self.of(Kind::Write).len()
     }
@@ -80,7 +80,7 @@ impl Stats {
         &self.latency[kind as usize]
     }
 
-    /// All kinds but flushes in one histogram.
+    /// Returns all kinds except flushes in one histogram.
     pub(super) fn requests(&self) -> Histogram<u64> {
         let mut all = self.of(Kind::Read).clone();
         for kind in [Kind::Write, Kind::Discard, Kind::Zeroes] {

@@ -128,8 +128,8 @@ fn workloads_that_do_not_exist_are_refused() {
     assert!("randwriet".parse::<Workload>().is_err());
 }
 
-/// The price of the generator itself: a device that completes everything at once, played by the
-/// same thread, so the figure is an upper bound. Run with `--release -- --ignored --nocapture`.
+/// The cost of the generator itself: a device on the same thread completes everything at once, so
+/// the figure is an upper bound. Run with `--release -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement, not a test"]
 fn cost_of_one_request() {

@@ -1,7 +1,7 @@
 //! A client thread: drives its lanes through the phases of a run.
 //!
-//! It either looks at its rings all the time or sleeps until one of them calls, and it never does
-//! anything a guest's driver could not do.
+//! It either polls its rings or sleeps until one of them calls, and it does nothing that a guest's
+//! driver could not do.
 
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
@@ -18,26 +18,26 @@ use crate::client::{Event, wait_readable};
 use crate::process::pin_current_thread;
 use crate::{Error, Result};
 
-/// Longest sleep before the phase is looked at again.
+/// Longest sleep before the phase is checked again.
 const NAP: Duration = Duration::from_millis(50);
-/// Calls are refused anew after so many answers; see `DriverQueue::disarm_calls`.
+/// Number of completions after which calls are disabled again; see `DriverQueue::disarm_calls`.
 const DISARM_EVERY: u64 = 8192;
 
-/// A thread's work.
+/// A client thread.
 pub(super) struct Worker<'a> {
     pub(super) id: usize,
     pub(super) lanes: Vec<Lane>,
-    /// How many disks all workers' lanes belong to.
+    /// Number of disks of all workers' lanes.
     pub(super) disks: usize,
     pub(super) shared: &'a Shared,
     pub(super) completion: Completion,
     pub(super) cpu: Option<usize>,
 }
 
-/// What a thread brings back.
+/// The results of a thread.
 pub(super) struct Harvest {
     pub(super) lanes: Vec<Lane>,
-    /// Of each disk of the run.
+    /// By disk of the run.
     pub(super) stats: Vec<Stats>,
     /// Measured time.
     pub(super) elapsed: Duration,
@@ -45,16 +45,16 @@ pub(super) struct Harvest {
     pub(super) cpu: Duration,
 }
 
-/// The part of a worker that changes all the time.
+/// The mutable state of a worker.
 struct Shift {
     /// By disk.
     stats: Vec<Stats>,
-    /// What came back after the end.
+    /// Requests completed after the end of measurement.
     late: Vec<Stats>,
     clock: Instant,
     answers: u64,
     disarmed_at: u64,
-    /// When answers were found last.
+    /// The time of the last completions.
     answered_ns: u64,
     started: (Instant, Duration),
     ended: Option<(Instant, Duration)>,
@@ -75,7 +75,7 @@ impl Worker<'_> {
         if let Some(cpu) = self.cpu {
             pin_current_thread(&[cpu])?;
         }
-        // Paced requests are sent when they are due, not when timers are.
+        // Paced requests are to be sent when they are due, without timer slack.
         set_current_timer_slack(NonZeroU64::new(1)).map_err(|e| Error::io("set timer slack", e))?;
         let calls = self
             .lanes
@@ -103,7 +103,7 @@ impl Worker<'_> {
         Ok(shift.harvest(self.lanes))
     }
 
-    /// Refuses calls and sends the first requests.
+    /// Disables calls and sends the first requests.
     fn begin(&mut self, shift: &mut Shift) -> Result<()> {
         shift.answered_ns = shift.now_ns();
         for lane in &mut self.lanes {
@@ -125,7 +125,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Looks at every ring once. False when there was nothing to do.
+    /// Checks every ring once. `false` if there was nothing to do.
     fn turn(&mut self, shift: &mut Shift) -> Result<bool> {
         let mut found = false;
         for lane in &mut self.lanes {
@@ -141,7 +141,7 @@ impl Worker<'_> {
         Ok(found)
     }
 
-    /// Nothing to do: look again, or sleep until called.
+    /// Waits: returns to poll again, or sleeps until a call.
     fn rest(&mut self, fds: &mut [PollFd<'_>], shift: &mut Shift) -> Result<()> {
         match self.completion {
             Completion::Poll => {
@@ -162,14 +162,14 @@ impl Worker<'_> {
         }
         let due = self.lanes.iter().filter_map(Lane::due_ns).min();
         let nap = due.map(|due_ns| Duration::from_nanos(due_ns.saturating_sub(shift.now_ns())));
-        // A thread has no disk: its sleeps count as the first one's.
+        // Sleeps are per thread, not per disk: they are counted for the first disk.
         shift.stats[0].sleeps += 1;
         wait_readable(fds, nap.unwrap_or(NAP).min(NAP))?;
         for (lane, fd) in self.lanes.iter_mut().zip(fds) {
             if !fd.revents().is_empty() {
                 shift.stats[lane.disk].calls += lane.ring.take_calls();
             }
-            // With EVENT_IDX the event just passed stays silent by itself.
+            // With EVENT_IDX an event that has been passed stays silent by itself.
             if !lane.ring.queue.options().event_idx {
                 lane.ring.queue.disarm_calls();
             }
@@ -204,11 +204,11 @@ impl Shift {
         self.clock.elapsed().as_nanos() as u64
     }
 
-    /// Takes a lane's answers, sends new requests, kicks if wanted. One look at the clock for all.
+    /// Processes a lane's completions, sends new requests, kicks if wanted, with one clock reading.
     #[inline]
     fn serve(&mut self, lane: &mut Lane) -> Result<()> {
         let now_ns = self.now_ns();
-        // What comes back after the end was not done in the time that is measured.
+        // Requests completed after the end were not done in the measured time.
         let over = self.ended.is_some();
         let stats = if over { &mut self.late } else { &mut self.stats };
         let stats = &mut stats[lane.disk];
@@ -224,7 +224,7 @@ impl Shift {
         Ok(())
     }
 
-    /// Measuring starts: forget the ramp.
+    /// Starts measuring: discards the statistics of the ramp.
     fn restart(&mut self, lanes: &[Lane]) {
         for lane in lanes {
             lane.ring.take_calls();
@@ -234,7 +234,7 @@ impl Shift {
         self.started = (Instant::now(), thread_cpu());
     }
 
-    /// Measuring ends; only the first end counts.
+    /// Ends measuring; only the first call has an effect.
     fn end(&mut self, lanes: &[Lane]) {
         if self.ended.is_none() {
             for lane in lanes {

@@ -1,15 +1,14 @@
-//! Blocks drawn by Zipf's law: the block of rank r is asked for as often as 1 / r^s says.
+//! Blocks drawn by Zipf's law: the frequency of the block of rank r is proportional to 1 / r^s.
 //!
-//! Ranks are scattered over the blocks, since what is hot on a disk does not lie side by side: rank
-//! r is block r * step modulo the number of blocks. The step has no factor in common with that
-//! number, so every block has one rank, and it is about the golden section of it, which keeps ranks
-//! that follow each other far apart.
+//! Ranks are scattered over the blocks, since hot blocks of a disk are not adjacent: rank r is
+//! block r * step modulo the number of blocks. The step is coprime to that number, so every block
+//! has one rank, and close to its golden section, which keeps consecutive ranks far apart.
 
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rand_distr::{Distribution, Zipf};
 
-/// An endless supply of blocks.
+/// An endless sequence of blocks.
 #[derive(Debug)]
 pub(super) struct ZipfBlocks {
     law: Zipf<f64>,
@@ -19,7 +18,8 @@ pub(super) struct ZipfBlocks {
 }
 
 impl ZipfBlocks {
-    /// Blocks below `blocks`, of which there is at least one; the exponent is not negative.
+    /// Makes a sequence of blocks below `blocks`, which is at least 1; the exponent is not
+    /// negative.
     pub(super) fn new(blocks: u64, exponent: f64, seed: u64) -> Self {
         let law = Zipf::new(blocks as f64, exponent)
             .expect("the plan has checked the exponent and found blocks");
@@ -27,7 +27,7 @@ impl ZipfBlocks {
         ZipfBlocks { law, random, blocks, step: step(blocks) }
     }
 
-    /// The next block.
+    /// Returns the next block.
     #[inline]
     pub(super) fn block(&mut self) -> u64 {
         let rank = (self.law.sample(&mut self.random) as u64).clamp(1, self.blocks) - 1;
@@ -35,7 +35,7 @@ impl ZipfBlocks {
     }
 }
 
-/// The first number from the golden section of `blocks` up that has no factor in common with it.
+/// Returns the first number from the golden section of `blocks` up that is coprime to it.
 fn step(blocks: u64) -> u64 {
     let section = (blocks as f64 * 0.618_033_988_749_895) as u64;
     (section.max(1)..).find(|&step| common_factor(step, blocks) == 1).expect("primes do not end")
@@ -93,7 +93,7 @@ mod tests {
         }
     }
 
-    /// The ten hottest blocks of a thousand lie in ten different parts of it at least 20 blocks
+    /// The ten hottest blocks of a thousand are in ten different parts of it, at least 20 blocks
     /// apart.
     #[test]
     fn hot_blocks_are_scattered() {

@@ -1,8 +1,8 @@
-//! The reference disk: what a disk must answer, kept as simply as possible.
+//! The reference disk: the expected answers of a disk, kept as simply as possible.
 //!
-//! Blocks that were never written take no memory and read as zeroes. What a discarded range holds
-//! is up to the device unless the test says otherwise, so the model can also say "anything" and
-//! `check` compares only what is known. It does no I/O and knows nothing of sectors or queues.
+//! Blocks that were never written take no memory and read as zeroes. The content of a discarded
+//! range is up to the device unless the test says otherwise, so the model can also hold "unknown",
+//! and `check` compares only known bytes. It does no I/O, and has no sectors or queues.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,27 +12,27 @@ mod tests;
 
 const BLOCK: usize = 4096;
 
-/// What a discarded range reads as afterwards.
+/// The content of a discarded range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiscardRule {
     /// Zeroes.
     Zeroes,
-    /// Anything at all until it is written again.
+    /// Unknown until it is written again.
     Anything,
 }
 
-/// A byte range that the disk does not have.
+/// A byte range beyond the end of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfRange;
 
 /// The first byte that differs from the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// Where on the disk.
+    /// Its offset on the disk.
     pub offset: u64,
-    /// What the model holds.
+    /// The byte in the model.
     pub expected: u8,
-    /// What was read.
+    /// The byte that was read.
     pub found: u8,
 }
 
@@ -66,27 +66,27 @@ impl Default for Block {
 }
 
 impl Model {
-    /// A disk of zeroes whose discarded ranges read as zeroes.
+    /// Makes a zeroed disk whose discarded ranges read as zeroes.
     pub fn new(bytes: u64) -> Self {
         Self::with_rule(bytes, DiscardRule::Zeroes)
     }
 
-    /// A disk of zeroes.
+    /// Makes a zeroed disk.
     pub fn with_rule(bytes: u64, rule: DiscardRule) -> Self {
         Model { bytes, rule, blocks: BTreeMap::new() }
     }
 
-    /// Size of the disk.
+    /// Returns the size of the disk.
     pub fn len(&self) -> u64 {
         self.bytes
     }
 
-    /// True for a disk of no bytes.
+    /// Returns whether the size is 0.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// Changes the size. New space reads as zeroes, lost space is forgotten.
+    /// Changes the size. New space reads as zeroes, removed space is forgotten.
     pub fn resize(&mut self, bytes: u64) {
         if bytes < self.bytes {
             self.zero_range(bytes, self.bytes - bytes);
@@ -94,7 +94,7 @@ impl Model {
         self.bytes = bytes;
     }
 
-    /// Reads; unknown bytes come as zero.
+    /// Reads a range; unknown bytes read as zero.
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), OutOfRange> {
         self.range(offset, target.len() as u64)?;
         for (block, start, piece) in pieces(offset, target.len() as u64) {
@@ -108,7 +108,7 @@ impl Model {
         Ok(())
     }
 
-    /// Writes.
+    /// Writes a range.
     pub fn write(&mut self, offset: u64, source: &[u8]) -> Result<(), OutOfRange> {
         self.range(offset, source.len() as u64)?;
         for (block, start, piece) in pieces(offset, source.len() as u64) {
@@ -135,7 +135,7 @@ impl Model {
         }
     }
 
-    /// From now on a range may hold anything, as after a write that failed half way.
+    /// Makes the content of a range unknown, as after a write that failed half-way.
     pub fn forget(&mut self, offset: u64, bytes: u64) -> Result<(), OutOfRange> {
         self.range(offset, bytes)?;
         for (block, start, piece) in pieces(offset, bytes) {
@@ -145,7 +145,7 @@ impl Model {
         Ok(())
     }
 
-    /// Compares what a disk answered with what it should have; unknown bytes always fit.
+    /// Compares data read from a disk with the expected data; unknown bytes always match.
     pub fn check(&self, offset: u64, found: &[u8]) -> Result<(), Difference> {
         for (at, &found) in found.iter().enumerate() {
             let offset = offset + at as u64;
@@ -159,7 +159,7 @@ impl Model {
         Ok(())
     }
 
-    /// The byte at `offset`, or `None` when it may be anything.
+    /// Returns the byte at `offset`, or `None` if it is unknown.
     pub fn expected(&self, offset: u64) -> Option<u8> {
         let (block, start) = (offset / BLOCK as u64, (offset % BLOCK as u64) as usize);
         match self.blocks.get(&block) {
@@ -196,7 +196,7 @@ impl Model {
     }
 }
 
-/// Cuts a range at block borders: (block, first byte in it, bytes).
+/// Splits a range at block boundaries: (block, first byte in it, bytes).
 fn pieces(offset: u64, bytes: u64) -> impl Iterator<Item = (u64, usize, usize)> {
     let end = offset + bytes;
     let mut at = offset;

@@ -1,4 +1,4 @@
-//! What to start, where, and how to tell that it is ready.
+//! The command that starts a daemon, and how its readiness is detected.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,12 +12,12 @@ use super::output::Capture;
 use super::{Daemon, flowstone_binary};
 use crate::{Error, HANG, Result};
 
-/// How a daemon shows that it serves.
+/// The sign that a daemon serves.
 #[derive(Clone, Debug)]
 pub enum Ready {
     /// This many lines `listening on PATH` on stdout.
     Listening(usize),
-    /// These sockets exist (peers that say nothing; clients retry a refused connection).
+    /// These sockets exist (for peers without output; clients retry a refused connection).
     Sockets(Vec<PathBuf>),
     /// At once.
     Now,
@@ -35,7 +35,7 @@ pub struct DaemonCommand {
 }
 
 impl DaemonCommand {
-    /// Any program.
+    /// Starts any program.
     pub fn new(program: impl AsRef<Path>) -> Self {
         DaemonCommand {
             program: program.as_ref().to_path_buf(),
@@ -47,7 +47,7 @@ impl DaemonCommand {
         }
     }
 
-    /// The flowstone binary of this build.
+    /// Starts the flowstone binary of this build.
     pub fn flowstone() -> Result<Self> {
         Ok(Self::new(flowstone_binary()?))
     }
@@ -76,7 +76,7 @@ impl DaemonCommand {
         self
     }
 
-    /// Says how it shows that it is ready.
+    /// Sets the sign of readiness.
     pub fn ready(mut self, ready: Ready) -> Self {
         self.ready = ready;
         self
@@ -106,8 +106,8 @@ impl DaemonCommand {
         if self.cpus.is_empty() {
             return command.spawn().map_err(context);
         }
-        // A child inherits the affinity of the thread that starts it; a thread of its own spares
-        // the caller's.
+        // A child inherits the affinity of the thread that starts it; a separate thread keeps the
+        // caller's unchanged.
         thread::scope(|scope| {
             let starter = scope.spawn(|| {
                 pin_current_thread(&self.cpus)?;

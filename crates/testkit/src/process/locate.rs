@@ -1,8 +1,9 @@
 //! Finds the flowstone binary that belongs to the running test.
 //!
-//! `FLOWSTONE_BIN` wins. Otherwise it is looked for beside the test's own profile directory:
-//! `target/debug/deps/some-test` finds `target/debug/flowstone`, then `target/release/flowstone`.
-//! It is not built here; a test that needs it says so when it is missing.
+//! `FLOWSTONE_BIN` takes precedence. Otherwise it is searched for beside the test's own profile
+//! directory: `target/debug/deps/some-test` finds `target/debug/flowstone`, then
+//! `target/release/flowstone`. It is not built here; a test that needs it fails with a message if
+//! it is missing.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use crate::{Error, Result};
 
 const NAME: &str = "flowstone";
 
-/// Path of the flowstone binary.
+/// Returns the path of the flowstone binary.
 pub fn flowstone_binary() -> Result<PathBuf> {
     if let Some(path) = env::var_os("FLOWSTONE_BIN") {
         return existing(PathBuf::from(path), "FLOWSTONE_BIN names");
@@ -31,7 +32,7 @@ fn existing(path: PathBuf, who: &str) -> Result<PathBuf> {
     Err(Error::Daemon(format!("{who} {}, which is not a file", path.display())))
 }
 
-/// Where to look, best first, for an executable at `this`.
+/// Returns the paths to try, best first, for an executable at `this`.
 fn candidates(this: &Path) -> Vec<PathBuf> {
     let mut places = Vec::new();
     for profile in this.ancestors().skip(1).take(2) {

@@ -1,8 +1,7 @@
-//! Starts the program under test, waits until it serves, and makes sure it ends.
+//! Starts the program under test, waits until it serves, and makes sure that it ends.
 //!
-//! A `Daemon` is killed and reaped when dropped, whatever became of the test. Its output is
-//! captured by threads that end with the process. It knows how a daemon says it is ready and
-//! nothing of what it serves.
+//! A `Daemon` is killed and reaped when dropped, even if the test fails. Its output is captured by
+//! threads that end with the process. Its readiness is detected, but its service is not used here.
 
 mod command;
 mod locate;
@@ -21,9 +20,9 @@ pub use tempfile::TempDir;
 
 use crate::{Error, HANG, Result};
 
-/// How long `terminate` callers usually want to wait.
+/// Usual timeout of `terminate`.
 pub const TERMINATE_TIMEOUT: Duration = HANG;
-/// How long what a process has written may take through a pipe, on a busy machine.
+/// Time that written output may take through a pipe on a busy machine.
 const LAST_WORDS: Duration = Duration::from_secs(20);
 
 /// A running daemon.
@@ -36,7 +35,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// The process id.
+    /// Returns the process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -47,13 +46,13 @@ impl Daemon {
         self.wait(TERMINATE_TIMEOUT)
     }
 
-    /// Asks politely with SIGTERM and waits for the end.
+    /// Sends SIGTERM and waits for the end.
     pub fn terminate(&mut self, timeout: Duration) -> Result<ExitStatus> {
         self.signal(Signal::TERM)?;
         self.wait(timeout)
     }
 
-    /// Sends a signal; nothing happens when the process has ended.
+    /// Sends a signal; does nothing if the process has ended.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         if self.try_wait()?.is_some() {
             return Ok(());
@@ -62,7 +61,7 @@ impl Daemon {
         kill_process(pid, signal).map_err(|e| Error::io(format!("signal process {pid:?}"), e))
     }
 
-    /// How it ended, if it has.
+    /// Returns its exit status, if it has ended.
     pub fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
         if self.status.is_none() {
             self.status = self.child.try_wait().map_err(|e| Error::io("wait for the daemon", e))?;
@@ -85,13 +84,13 @@ impl Daemon {
         }
     }
 
-    /// Everything that it has written to stdout before this call.
+    /// Returns everything that it has written to stdout before this call.
     pub fn stdout(&self) -> String {
         self.stdout.text()
     }
 
-    /// Everything that it has written to stderr before this call. What it writes a moment after
-    /// something else that a test has seen is waited for: [`wait_stderr`](Self::wait_stderr).
+    /// Returns everything that it has written to stderr before this call. For output that follows
+    /// another event seen by a test, use [`wait_stderr`](Self::wait_stderr).
     pub fn stderr(&self) -> String {
         self.stderr.text()
     }
@@ -146,7 +145,7 @@ impl Drop for Daemon {
     }
 }
 
-/// A fresh directory that goes away with the value.
+/// Makes a directory that is removed with the value.
 pub fn temp_dir() -> Result<TempDir> {
     tempfile::Builder::new()
         .prefix("flowstone-")

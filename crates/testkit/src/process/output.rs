@@ -1,4 +1,4 @@
-//! Collects what a process writes, so that its pipe never fills up and tests can look at it.
+//! Collects the output of a process, so that its pipe never fills up and tests can inspect it.
 
 use std::fs::File;
 use std::io::Read;
@@ -17,10 +17,10 @@ pub(super) struct Capture {
 }
 
 impl Capture {
-    /// Reads in a thread until the pipe is closed, which the end of the process does.
+    /// Reads in a thread until the pipe is closed, which happens at the end of the process.
     pub(super) fn start(pipe: impl Into<OwnedFd>) -> Self {
         let pipe = File::from(pipe.into());
-        // Waited at without the lock.
+        // Polled without holding the lock.
         let comes = pipe.try_clone().expect("a test has descriptors left");
         let pipe = Arc::new(Mutex::new(Pipe { pipe, bytes: Vec::new() }));
         let sink = Arc::clone(&pipe);
@@ -32,8 +32,8 @@ impl Capture {
         Capture { pipe, reader }
     }
 
-    /// After the end of the process: waits for its last words, which may still be in the pipe. Not
-    /// for ever: a child of it may hold the pipe open.
+    /// Waits, after the end of the process, for the rest of its output, which may still be in the
+    /// pipe. Limited in time: a child of it may hold the pipe open.
     pub(super) fn wait_for_end(&self, patience: Duration) {
         let deadline = Instant::now() + patience;
         while !self.reader.is_finished() && Instant::now() < deadline {
@@ -41,7 +41,7 @@ impl Capture {
         }
     }
 
-    /// As text, with all that was written before this call; damaged characters are replaced.
+    /// Returns all output written before this call as text; invalid characters are replaced.
     pub(super) fn text(&self) -> String {
         let mut pipe = lock(&self.pipe);
         pipe.drain();
@@ -56,13 +56,13 @@ struct Pipe {
 }
 
 impl Pipe {
-    /// Takes out what is in it, without waiting. Returns whether more may come.
+    /// Reads all that is in it, without waiting. Returns whether more may come.
     fn drain(&mut self) -> bool {
         const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut chunk = [0; 4096];
         loop {
-            // No other thread reads it meanwhile: what has something to read, or is closed, does
-            // not wait.
+            // No other thread reads it meanwhile: a read of a pipe that is readable or closed does
+            // not block.
             match poll(&mut [PollFd::new(&self.pipe, PollFlags::IN)], Some(&NOW)) {
                 Ok(0) | Err(_) => return true,
                 Ok(_) => {}
@@ -85,7 +85,7 @@ mod tests {
 
     use super::*;
 
-    /// A line that a daemon had written was looked for before the thread had read it.
+    /// A line written by a daemon was searched for before the thread had read it.
     #[test]
     fn what_was_written_before_the_look_is_seen() {
         let (reader, mut writer) = std::io::pipe().unwrap();

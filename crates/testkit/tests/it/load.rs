@@ -1,4 +1,4 @@
-//! The generator against a peer: short runs that must verify, count and fail as promised.
+//! The generator against a peer: short runs whose verification, counts and failures are checked.
 
 use std::os::unix::fs::FileExt;
 use std::thread;
@@ -52,7 +52,7 @@ fn data_is_verified_whatever_the_negotiation_and_the_completion() {
             assert!(report.flush.count > 0);
             match completion {
                 Completion::Eventfd => assert!(report.calls > 0),
-                // A device may signal a few times before it knows what the driver wants.
+                // A device may signal a few times before it knows the driver's setting.
                 Completion::Poll => assert!(report.calls < 10, "{} calls", report.calls),
             }
         }
@@ -140,11 +140,11 @@ fn a_backend_that_is_replaced_goes_on_where_the_first_one_died() {
     let mut options = options(&peer).workload("randrw");
     let runtime = Duration::from_millis(1500);
     options.limit = Limit::Time { ramp: Duration::ZERO, runtime };
-    // One request at a time and a kick at the start: this peer keeps no inflight region.
+    // One request at a time and a kick at the start: this peer has no inflight region.
     options.client.kick_on_start = true;
     (options.verify, options.verify_final) = (true, true);
     options.reconnect = Some(HANG);
-    // On a machine that does other work the run may end before the second backend does.
+    // On a busy machine the run may end before the second backend does.
     let mut both_end_within_the_run = || {
         thread::scope(|scope| {
             let running = scope.spawn(|| run(&options));
@@ -218,7 +218,7 @@ fn paced_queues_keep_their_rate_in_both_ways_to_complete() {
         };
         let (_, each) = run_together(&[load(&one, 500.0), load(&other, 2000.0)]).unwrap();
         for (disk, rate) in each.iter().zip([500.0, 2000.0]) {
-            // Less, where the machine is busy; never more.
+            // Less on a busy machine; never more.
             assert!(disk.iops < 1.05 * rate, "{completion:?}: {} of {rate}", disk.iops);
             assert_eq!((disk.rate, disk.errors), (Some(rate), 0));
         }

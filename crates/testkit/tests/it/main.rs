@@ -1,7 +1,7 @@
-//! The kit against a backend written by others: `qemu-storage-daemon`.
+//! The kit against an independent backend: `qemu-storage-daemon`.
 //!
-//! What is proved here is the kit, so that a failure elsewhere is the backend's. Without the
-//! program installed the tests say so and pass.
+//! These tests verify the kit, so that failures elsewhere are the backend's. If the program is not
+//! installed they are skipped with a message.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 

@@ -9,7 +9,7 @@ use flowstone_testkit::{ClientOptions, Daemon, DaemonCommand, TempDir};
 
 const PROGRAM: &str = "qemu-storage-daemon";
 
-/// A running peer and the directory with its socket and image.
+/// A running peer, and the directory of its socket and image.
 pub struct Peer {
     pub daemon: Daemon,
     pub dir: TempDir,
@@ -17,7 +17,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Serves a sparse image of `bytes`; `None`, with a message, when the program is missing.
+    /// Serves a sparse image of `bytes`; `None`, with a message, if the program is missing.
     pub fn start(bytes: u64, queues: usize) -> Option<Peer> {
         if Command::new(PROGRAM).arg("--version").output().is_err() {
             flowstone_testkit::skip(format_args!("{PROGRAM} is not installed"));

@@ -1,4 +1,4 @@
-//! Blocking calls, odd framings, stop and start, crash and reconnect.
+//! Blocking calls, unusual framings, stop and start, crash and reconnect.
 
 use flowstone_testkit::client::{MemoryMessage, Request, Shape};
 use flowstone_testkit::virtio::{F_EVENT_IDX, F_INDIRECT_DESC, F_MQ, T_IN};
@@ -167,7 +167,7 @@ fn a_crashed_backend_is_noticed_and_the_next_one_finishes_the_work() {
     assert!(matches!(client.wait(0), Err(Error::Disconnected(_))));
     peer.restart();
     client.reconnect().unwrap();
-    // Unlike QEMU we are allowed to help a peer that waits for a kick.
+    // Unlike QEMU this client may kick a peer that waits for it.
     client.ring(0).kick().unwrap();
     let mut done: Vec<_> = client.drain(0).unwrap().iter().map(|c| c.ticket).collect();
     done.sort();
@@ -195,7 +195,7 @@ fn a_backend_that_is_stopped_runs_into_the_timeout() {
         return;
     };
     let options = ClientOptions { timeout_ms: 300, ..peer.options() };
-    // It may take longer to connect.
+    // Connecting may take longer.
     let mut client = wait_for("a connection", || Client::connect(options.clone()));
     peer.daemon.signal(rustix::process::Signal::STOP).unwrap();
     client.submit(0, &Request::flush()).unwrap();

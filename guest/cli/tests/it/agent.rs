@@ -1,4 +1,4 @@
-//! The host grants memory, and takes it back.
+//! Memory granted by the host, and withdrawn.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::fixture::Mount;
 
-/// A host, and a mount that is connected to it.
+/// Starts a host, and a mount that is connected to it.
 fn connected(options: &[&str]) -> Option<(Mount, UnixStream)> {
     let folder = flowstone_testkit::TempDir::new().unwrap();
     let path = folder.path().join("host");
@@ -48,7 +48,7 @@ fn what_the_host_does_not_grant_is_given_up_until_the_lease_is_over() {
     wait_until("the grant is kept", || mount.stats()["limit_by"] == "host");
     assert_eq!(mount.stat("limit_bytes"), 150_000);
     assert!(mount.stat("cached_bytes") <= 150_000, "{}", mount.stats());
-    // What is left is read as ever.
+    // The remaining copies are still read.
     assert_eq!(mount.read("one").len(), 100_000);
     grant(&host, 150_000, 0);
     wait_until("the lease is over", || mount.stats()["limit_by"] == "memory");
@@ -56,7 +56,7 @@ fn what_the_host_does_not_grant_is_given_up_until_the_lease_is_over() {
     mount.wait_for_copy("one");
 }
 
-/// The host's daemon is restarted, and a later one may say what this guest does not know.
+/// The host's daemon is restarted, and a later one may send messages that this guest does not know.
 #[test]
 fn a_host_that_goes_costs_nothing_and_one_that_comes_is_heard() {
     let folder = flowstone_testkit::TempDir::new().unwrap();
@@ -76,7 +76,7 @@ fn a_host_that_goes_costs_nothing_and_one_that_comes_is_heard() {
     assert_eq!(mount.read("it"), "text");
 }
 
-/// The host hears another port of the same VM.
+/// The host listens to another port of the same VM.
 #[test]
 fn a_cache_that_the_host_does_not_hear_says_so_once_and_goes_on_reporting() {
     let Some((mut mount, host)) = connected(&["--epoch", "50ms", "--memory", "8M"]) else { return };

@@ -1,4 +1,4 @@
-//! The consistency contract of docs/filecache.md: a test for each sentence. In every test the
+//! The consistency guarantees of docs/filecache.md: a test for each sentence. In every test the
 //! source is changed behind the cache's back.
 
 use std::fs::{self, File, FileTimes};
@@ -10,9 +10,9 @@ use flowstone_testkit::wait_until;
 
 use crate::fixture::{Mount, append, rest_of, wait_for_text};
 
-/// Each way in which files can be served.
+/// The ways in which files can be served.
 const MODES: [&str; 3] = ["copy,source,plain", "copy,plain", "plain"];
-/// No test waits for attributes to age.
+/// A window that no test outlasts.
 const NEVER: &str = "1000s";
 
 fn each(options: &[&str], test: impl Fn(&Mount)) {
@@ -175,7 +175,7 @@ fn a_trusted_copy_is_not_compared_and_that_is_counted() {
         mount.copied("it", "first");
         let before = mount.stat("unchecked_opens");
         mount.write_source("it", "other");
-        // Attributes are not asked for: that would ask the source.
+        // Attributes are not requested: that would query the source.
         let file = File::open(mount.at("it")).unwrap();
         let mut bytes = [0; 5];
         file.read_exact_at(&mut bytes, 0).unwrap();

@@ -124,7 +124,7 @@ fn copies_take_no_more_than_they_may() {
 }
 
 /// Twelve files of the sixteen are the paper's window A, three quarters of the memory: at each
-/// epoch `multicache` drops the oldest of the others. `lru` has nothing to do then.
+/// epoch `multicache` evicts the oldest of the others. `lru` does nothing then.
 #[test]
 fn at_each_epoch_multicache_drops_candidates_and_lru_does_not() {
     for (policy, drops) in [("multicache", true), ("lru", false)] {
@@ -133,7 +133,7 @@ fn at_each_epoch_multicache_drops_candidates_and_lru_does_not() {
         let Some(mount) = Mount::start(&[&options[..], &memory].concat()) else { return };
         let name = |number: u32| format!("{number}");
         (0..16).for_each(|number| mount.write_source(&name(number), vec![0; 60_000]));
-        // All at once: each is left alone for the two seconds after its change.
+        // All at once: each waits for the two seconds after its change.
         wait_until("copies are made", || {
             (0..16).for_each(|number| drop(mount.read(&name(number))));
             mount.stat("fills") >= 16

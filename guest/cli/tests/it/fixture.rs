@@ -1,5 +1,5 @@
-//! A mount for a test: a source, a mount point, and the daemon between them. All are gone when it
-//! is dropped.
+//! A mount for a test: a source, a mount point, and the daemon between them. All are removed when
+//! it is dropped.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -15,25 +15,25 @@ use serde_json::Value;
 /// The program under test.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_flowstone-guest");
 
-/// A mount, and the folder that it shows.
+/// A mount, and its source.
 pub struct Mount {
     folder: TempDir,
     daemon: Option<Daemon>,
     options: Vec<String>,
-    /// A command that starts the daemon, if it is not started as it is.
+    /// A command that starts the daemon; empty to start it directly.
     starter: &'static [&'static str],
     host: Option<FuseHost>,
 }
 
 impl Mount {
-    /// A mount with these options; nothing, and says why, where there can be none.
+    /// Starts a mount with these options; `None`, with a message, if mounting is impossible here.
     pub fn start(options: &[&str]) -> Option<Self> {
         let mut mount = Self::prepare(options)?;
         mount.begin();
         Some(mount)
     }
 
-    /// The same, started by a command.
+    /// The same, with the daemon started by a command.
     pub fn start_by(starter: &'static [&'static str], options: &[&str]) -> Option<Self> {
         let mut mount = Self::prepare(options)?;
         mount.starter = starter;
@@ -41,7 +41,7 @@ impl Mount {
         Some(mount)
     }
 
-    /// The same over a source on a server that can be in trouble.
+    /// The same over a source on a server whose failures can be simulated.
     pub fn over_server(options: &[&str]) -> Option<Self> {
         let mut mount = Self::prepare(options)?;
         fs::create_dir(mount.beside("behind")).unwrap();
@@ -56,7 +56,7 @@ impl Mount {
             return None;
         }
         let folder = TempDir::new().unwrap();
-        // Other users must get to it.
+        // Other users need access.
         fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
             .unwrap();
         for name in ["source", "mount"] {
@@ -66,21 +66,21 @@ impl Mount {
         Some(Self { folder, daemon: None, options, starter: &[], host: None })
     }
 
-    /// Waits until the daemon has noticed that the source does not answer.
+    /// Waits until the daemon has detected that the source does not answer.
     pub fn wait_until_down(&self) {
         wait_until("the source is down", || {
-            // Fails, or is answered from what is known.
+            // Fails, or is answered from local state.
             let _ = fs::metadata(self.at("of which there is no copy"));
             self.stats()["source"] == "down"
         });
     }
 
-    /// The server of the source.
+    /// Returns the server of the source.
     pub fn server(&self) -> &FuseHost {
         self.host.as_ref().unwrap()
     }
 
-    /// The same in modes Copy and Source; nothing where the kernel has no passthrough.
+    /// The same with modes Copy and Source; `None` if the kernel has no passthrough.
     pub fn with_passthrough(options: &[&str]) -> Option<Self> {
         let mount = Self::start(options)?;
         mount.write_source("probe", "x");
@@ -113,27 +113,27 @@ impl Mount {
         });
     }
 
-    /// The daemon.
+    /// Returns the daemon.
     pub fn daemon(&mut self) -> &mut Daemon {
         self.daemon.as_mut().unwrap()
     }
 
-    /// The folder of the mount.
+    /// Returns the mount point.
     pub fn root(&self) -> PathBuf {
         self.folder.path().join("mount")
     }
 
-    /// A file of the mount.
+    /// Returns the path of a file in the mount.
     pub fn at(&self, name: &str) -> PathBuf {
         self.root().join(name)
     }
 
-    /// The same file at the source.
+    /// Returns the path of the same file at the source.
     pub fn source(&self, name: &str) -> PathBuf {
         self.folder.path().join("source").join(name)
     }
 
-    /// Somewhere outside of both.
+    /// Returns a path outside of both.
     pub fn beside(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -148,13 +148,13 @@ impl Mount {
         fs::read_to_string(self.at(name)).unwrap()
     }
 
-    /// A file at the source, of which there is a copy.
+    /// Makes a file at the source, and waits for its copy.
     pub fn copied(&self, name: &str, text: impl AsRef<[u8]>) {
         self.write_source(name, text);
         self.wait_for_copy(name);
     }
 
-    /// Reads a file until a copy answers.
+    /// Reads a file until it is served from a copy.
     pub fn wait_for_copy(&self, name: &str) {
         wait_until("there is a copy", || {
             let before = self.stat("hits");
@@ -163,21 +163,21 @@ impl Mount {
         });
     }
 
-    /// A counter, by its path.
+    /// Returns a counter, by its path.
     pub fn stat(&self, path: &str) -> u64 {
         let stats = self.stats();
         let value = stats.pointer(&format!("/{path}")).and_then(Value::as_u64);
         value.unwrap_or_else(|| panic!("no {path} in {stats}"))
     }
 
-    /// All counters.
+    /// Returns all counters.
     pub fn stats(&self) -> Value {
         let output = self.run(&["stats", "--json"], &[]);
         assert!(output.status.success(), "{output:?}");
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// Runs another command of the program, on this mount.
+    /// Runs another command of the program on this mount.
     pub fn run(&self, before: &[&str], after: &[&str]) -> Output {
         let mut command = Command::new(PROGRAM);
         command.args(before).arg(self.root()).args(after).output().unwrap()
@@ -186,7 +186,7 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // No process ends that waits for a server.
+        // A process that waits for a server cannot end.
         if let Some(host) = &self.host {
             host.recover();
         }
@@ -211,14 +211,14 @@ fn can_mount() -> bool {
     false
 }
 
-/// Reads all from where a file is.
+/// Reads a file from its position to its end.
 pub fn rest_of(file: &mut File) -> String {
     let mut text = String::new();
     file.read_to_string(&mut text).unwrap();
     text
 }
 
-/// Makes what was written to a file durable.
+/// Makes written data durable.
 #[expect(clippy::disallowed_methods, reason = "no image of a disk is a file of a guest's mount")]
 pub fn sync(file: &File) -> std::io::Result<()> {
     file.sync_all()

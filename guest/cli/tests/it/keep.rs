@@ -1,4 +1,4 @@
-//! What a restart keeps: copies in a folder, and the history of use.
+//! State that survives a restart: copies in a folder, and the usage history.
 
 use std::fs::{self, FileTimes};
 use std::path::Path;
@@ -10,7 +10,8 @@ use crate::fixture::{Mount, PROGRAM};
 
 const FILES: [&str; 3] = ["one", "two", "three"];
 
-/// A mount whose copies are in a folder, with copies of three files that have their names.
+/// Starts a mount whose copies are in a folder, with copies of three files whose content is their
+/// name.
 fn kept(folder: &Path) -> Option<Mount> {
     let options = ["--dir", folder.to_str().unwrap(), "--size", "64M"];
     let mount = Mount::start(&options)?;
@@ -49,7 +50,7 @@ fn copies_in_a_folder_answer_after_a_restart_and_after_a_kill() {
     }
 }
 
-/// The same size, and the old time of modification: the time of the last change tells.
+/// The same size, and the old modification time: only the change time differs.
 #[test]
 fn what_changed_while_no_daemon_ran_is_never_served_old() {
     for is_killed in [false, true] {
@@ -117,7 +118,7 @@ fn a_folder_of_copies_is_one_daemons() {
     assert_eq!(names(folder.path()), 3);
 }
 
-/// A mount with a history in which three files were used, and no copy in a folder.
+/// Starts a mount with a history of three used files, and without copies in a folder.
 fn remembered(state: &Path) -> Option<Mount> {
     let options = ["--state", state.to_str().unwrap(), "--epoch", "200ms"];
     let mount = Mount::start(&options)?;

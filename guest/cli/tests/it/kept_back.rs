@@ -1,5 +1,5 @@
-//! Files whose writes are kept back, beside others that open, remove, replace and change them. Each
-//! test was one of an attack, and failed.
+//! Files whose writes are kept back, concurrent with others that open, remove, replace and change
+//! them. Each test is a former attack that succeeded.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -14,7 +14,7 @@ use flowstone_testkit::{TempDir, wait_until};
 
 use crate::fixture::{Mount, sync};
 
-/// For longer than a test.
+/// Longer than a test.
 pub const LAZY: [&str; 3] = ["--write-back", "1000s,64M", "--lazy-close"];
 
 /// Makes a file, and writes to it.
@@ -30,30 +30,30 @@ pub fn written(mount: &Mount, name: &str, text: &str) -> File {
     file
 }
 
-/// What the source has.
+/// Returns the content of a file at the source.
 pub fn at_source(mount: &Mount, name: &str) -> String {
     fs::read_to_string(mount.source(name)).unwrap()
 }
 
-/// What the server of the source has.
+/// Returns the content of a file on the source's server.
 pub fn behind(mount: &Mount, name: &str) -> String {
     fs::read_to_string(mount.beside("behind").join(name)).unwrap()
 }
 
-/// What was kept beside other files.
+/// Returns the conflict files.
 pub fn conflicts(folder: PathBuf) -> Vec<PathBuf> {
     let all = fs::read_dir(folder).unwrap().map(|it| it.unwrap().path());
     all.filter(|it| it.to_string_lossy().contains(".conflict-")).collect()
 }
 
-/// What an open file reads.
+/// Returns the content of an open file.
 pub fn text_of(file: &File) -> String {
     let mut bytes = vec![0; 1000];
     let read = file.read_at(&mut bytes, 0).unwrap();
     String::from_utf8_lossy(&bytes[..read]).into_owned()
 }
 
-/// The unlink itself changes the time of the last change, which was taken for a change by others.
+/// The unlink itself changes the change time, which was taken for a change by others.
 #[test]
 fn a_file_that_is_removed_while_it_is_written_is_no_conflict() {
     let Some(mount) = Mount::start(&LAZY) else { return };
@@ -65,7 +65,7 @@ fn a_file_that_is_removed_while_it_is_written_is_no_conflict() {
     assert_eq!(conflicts(mount.source(".")), Vec::<PathBuf>::new());
 }
 
-/// The same by the time that is given: the usual temporary file loses its bytes.
+/// The same when written back by time: the usual temporary file lost its bytes.
 #[test]
 fn a_temporary_file_without_a_name_keeps_its_bytes() {
     let Some(mount) = Mount::start(&["--write-back", "200ms,64M"]) else { return };
@@ -84,7 +84,7 @@ fn who_has_a_removed_file_open_for_reading_reads_on() {
     let reader = File::open(mount.at("it")).unwrap();
     fs::remove_file(mount.at("it")).unwrap();
     drop(writer);
-    // Pages that the kernel has do not count.
+    // Pages in the kernel's cache do not count.
     wait_until("it is old", || mount.stat("dirty_bytes") == 0);
     assert_eq!(text_of(&reader), "text");
 }
@@ -109,7 +109,8 @@ fn a_question_that_fails_makes_no_conflict() {
     assert_eq!((behind(&mount, "it").as_str(), mount.stat("conflicts")), ("text", 0));
 }
 
-/// No room for the file beside, or no right to make it: the second try takes theirs for ours.
+/// If there is no room or no permission for the conflict file, the second try took the others' file
+/// for ours.
 #[test]
 fn what_others_wrote_is_not_written_over_when_ours_cannot_be_kept_beside() {
     let Some(mount) = Mount::over_server(&LAZY) else { return };
@@ -123,7 +124,7 @@ fn what_others_wrote_is_not_written_over_when_ours_cannot_be_kept_beside() {
     assert_eq!(behind(&mount, "it"), "theirs", "{first:?} {second:?}");
 }
 
-/// The same without a fault: a user who may write the file and not its folder.
+/// The same without a fault: a user who may write the file but not its folder.
 #[test]
 fn what_others_wrote_is_not_written_over_by_a_user_who_cannot_write_the_folder() {
     let Some(mount) = Mount::start(&LAZY) else { return };
@@ -139,7 +140,7 @@ fn what_others_wrote_is_not_written_over_by_a_user_who_cannot_write_the_folder()
     assert!(child.wait().unwrap().success());
     assert_eq!(mount.stat("dirty_bytes"), 4);
     mount.write_source("it", "theirs");
-    // What the daemon makes for the user is the user's, and has no more rights than files have.
+    // A file that the daemon makes for the user is owned by the user, with normal permissions.
     fs::set_permissions(mount.source("it"), PermissionsExt::from_mode(0o4666)).unwrap();
     let file = File::options().write(true).open(mount.at("it")).unwrap();
     assert!(sync(&file).is_err());
@@ -151,8 +152,8 @@ fn what_others_wrote_is_not_written_over_by_a_user_who_cannot_write_the_folder()
 const TROUBLE: [&str; 7] =
     ["--write-back", "1000s,64M", "--lazy-close", "--window", "100ms", "--source-timeout", "500ms"];
 
-/// The attributes of a dirty file are those of the source at its open: the kernel cuts the file,
-/// and the next append goes over what was written.
+/// The attributes of a dirty file were those of the source at its open: the kernel truncated the
+/// file, and the next append overwrote written data.
 #[test]
 fn an_append_while_the_source_is_down_loses_nothing() {
     let Some(mount) = Mount::over_server(&TROUBLE) else { return };
@@ -170,7 +171,7 @@ fn an_append_while_the_source_is_down_loses_nothing() {
     assert_eq!(behind(&mount, "it"), "firstsecond", "{size:?} {later:?}");
 }
 
-/// An older open that is written through does not know that another one keeps writes back.
+/// An older open that is written through does not know of another one whose writes are kept back.
 #[test]
 fn a_write_through_an_older_open_is_seen_and_is_no_conflict() {
     let options = [&LAZY[..], &["--modes", "plain"]].concat();
@@ -201,7 +202,7 @@ fn a_second_writer_of_a_set_id_file_is_seen_and_is_no_conflict() {
     assert!(synced.is_ok(), "{synced:?}");
 }
 
-/// A copy that has a name in the folder is written to in place.
+/// A copy that has a name in the folder was changed in place.
 #[test]
 fn a_kill_leaves_no_copy_that_the_source_never_had() {
     let folder = TempDir::new().unwrap();
@@ -220,7 +221,7 @@ fn a_kill_leaves_no_copy_that_the_source_never_had() {
     assert!(here == there, "{} here, {} at the source", &here[..8], &there[..8]);
 }
 
-/// A file that is open for writing, with nothing dirty, hides what others write.
+/// A file that is open for writing and clean hid the writes of others.
 #[test]
 fn an_open_sees_what_others_wrote_though_a_clean_writer_has_the_file_open() {
     let Some(mount) = Mount::start(&[&LAZY[..], &["--window", "100ms"]].concat()) else { return };
@@ -233,7 +234,7 @@ fn an_open_sees_what_others_wrote_though_a_clean_writer_has_the_file_open() {
     drop(writer);
 }
 
-/// The first write after that makes a conflict of a change that was there before it.
+/// The first write after that took an earlier change for a conflict.
 #[test]
 fn a_write_after_what_others_wrote_is_no_conflict() {
     let Some(mount) = Mount::start(&[&LAZY[..], &["--window", "100ms"]].concat()) else { return };
@@ -249,7 +250,7 @@ fn a_write_after_what_others_wrote_is_no_conflict() {
     assert_eq!(at_source(&mount, "it"), "Theirs");
 }
 
-/// Writes that are kept back do not take the bit away: the daemon writes them as the superuser.
+/// Kept-back writes did not clear the bit: the daemon writes them as the superuser.
 #[test]
 fn a_write_that_is_kept_back_takes_the_set_user_id_bit_away() {
     let Some(mount) = Mount::start(&["--write-back", "1000s,64M"]) else { return };

@@ -1,6 +1,6 @@
-//! Files that a writer opens while they are changed at the source from here: what the source said
-//! to the open is old when it is answered. The bytes that it missed were not read, and the change
-//! was taken for one by others (seen once, in 400 rounds on a busy machine).
+//! Files opened by a writer while they are changed at the source from here: the source's answer to
+//! the open is outdated when it arrives. The changed bytes were not read, and the change was taken
+//! for one by others (seen once, in 400 rounds on a busy machine).
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -11,8 +11,8 @@ use flowstone_testkit::fuse::Call;
 use crate::fixture::{Mount, sync};
 use crate::kept_back::{LAZY, written};
 
-/// A writer opens an empty file, and the source says what that is. Before the answer is there the
-/// file is changed, by a writer who has had it open. Then both have bytes at their places.
+/// Opens an empty file for writing, and holds the source's answer while an older writer changes the
+/// file. Then both writers' bytes must be in place.
 fn open_beside(options: &[&str], change: impl FnOnce(&Mount, &File), expected: &[u8], name: &str) {
     let Some(mount) = Mount::over_server(options) else { return };
     let first = written(&mount, "it", "");
@@ -21,7 +21,7 @@ fn open_beside(options: &[&str], change: impl FnOnce(&Mount, &File), expected: &
         mount.server().keep(Call::Open);
         let second = scope.spawn(opens);
         mount.server().wait_until_kept();
-        // The look at the file that was opened is the last one.
+        // The look at the opened file is the last one.
         mount.server().keep(Call::GetAttr);
         mount.server().wait_until_kept();
         change(&mount, &first);
@@ -41,7 +41,7 @@ fn open_beside(options: &[&str], change: impl FnOnce(&Mount, &File), expected: &
     assert!(synced.is_ok() && conflicts == 0, "{summary}");
 }
 
-/// Ends it that writes of a file are kept back.
+/// Ends write-back of a file.
 fn lock_once(file: &File) {
     file.lock().unwrap();
     file.unlock().unwrap();
@@ -72,7 +72,7 @@ fn an_open_beside_a_change_of_the_size_knows_the_new_one() {
     open_beside(&LAZY, grow, &[], "it");
 }
 
-/// It gives the file another time of change.
+/// A rename changes the file's change time.
 #[test]
 fn an_open_beside_a_rename_is_no_conflict() {
     let rename = |mount: &Mount, _: &File| {

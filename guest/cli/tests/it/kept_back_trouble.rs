@@ -1,5 +1,5 @@
-//! Files whose writes are kept back, and copies, when there is no room, when the source hangs, and
-//! when several threads are at them. Each test was one of an attack, and failed.
+//! Files whose writes are kept back, and copies: without room, with a hanging source, and with
+//! several threads. Each test is a former attack that succeeded.
 
 use std::fs::{self, File, Permissions};
 use std::io::Write;
@@ -20,7 +20,7 @@ const TROUBLE: [&str; 7] =
 
 const FAILS: [&str; 6] = ["--window", "100ms", "--source-timeout", "500ms", "--when-down", "fail"];
 
-/// A release that comes while the source is down is answered, and never carried out.
+/// A release while the source was down was answered, and never carried out.
 #[test]
 fn what_is_closed_while_the_source_is_down_is_closed() {
     let Some(mount) = Mount::over_server(&FAILS) else { return };
@@ -52,7 +52,7 @@ fn a_lock_whose_owner_ends_while_the_source_is_down_is_given_back() {
     wait_until("the lock is given back", || next.try_lock().is_ok());
 }
 
-/// Names are looked for among all nodes, also of what has lost its name.
+/// Names were looked up among all nodes, including files that have lost their name.
 #[test]
 fn a_name_that_was_removed_is_not_there_again_when_the_source_is_down() {
     let Some(mount) = Mount::over_server(&FAILS) else { return };
@@ -67,7 +67,7 @@ fn a_name_that_was_removed_is_not_there_again_when_the_source_is_down() {
     drop(held);
 }
 
-/// The write that finds no room finds the conflict, and goes into the file of the others.
+/// A write that found no room found the conflict, and went into the others' file.
 #[test]
 fn a_write_that_finds_a_conflict_does_not_go_into_the_file_of_others() {
     let Some(mount) = Mount::start(&["--write-back", "1000s,1K", "--lazy-close"]) else { return };
@@ -80,7 +80,7 @@ fn a_write_that_finds_a_conflict_does_not_go_into_the_file_of_others() {
     assert!(wrote.is_err());
 }
 
-/// A file that is kept back has all that is needed to be opened for reading.
+/// A kept-back file has all that is needed to open it for reading.
 #[test]
 fn a_dirty_file_is_opened_for_reading_while_the_source_is_down() {
     let options = [&LAZY[..], &FAILS].concat();
@@ -93,7 +93,7 @@ fn a_dirty_file_is_opened_for_reading_while_the_source_is_down() {
     assert_eq!(text.unwrap(), "text");
 }
 
-/// Two have written; one is told, and the other one's sync says that all is well.
+/// Two have written; one was told of the error, and the other one's sync succeeded.
 #[test]
 fn each_writer_is_told_that_bytes_did_not_get_there() {
     let Some(mount) = Mount::start(&LAZY) else { return };
@@ -107,7 +107,7 @@ fn each_writer_is_told_that_bytes_did_not_get_there() {
     assert!(sync(&two).is_err(), "at the source: {}", at_source(&mount, "it"));
 }
 
-/// A child that runs a program closes its copies of the descriptors, which is a close, too.
+/// A child that executes a program closes its duplicates of the descriptors, which is a close, too.
 #[test]
 fn what_a_childs_close_heard_is_told_to_the_writer() {
     for options in [&LAZY[..], &LAZY[..2]] {
@@ -116,7 +116,7 @@ fn what_a_childs_close_heard_is_told_to_the_writer() {
         mount.server().refuse(&[Call::Write], libc::ENOSPC);
         file.write_all(b"ours").unwrap();
         if options.contains(&"--lazy-close") {
-            // The bytes are brought to the source for another call.
+            // The bytes are flushed for another call.
             assert!(fs::set_permissions(mount.at("it"), Permissions::from_mode(0o600)).is_err());
         }
         assert!(Command::new("true").status().unwrap().success());
@@ -128,7 +128,7 @@ fn what_a_childs_close_heard_is_told_to_the_writer() {
     }
 }
 
-/// The kernel tries a call by name again that has heard of a conflict (ESTALE).
+/// The kernel retries a call by name that fails with a conflict (ESTALE).
 #[test]
 fn what_a_change_of_mode_heard_is_told_to_the_writer() {
     let Some(mount) = Mount::start(&LAZY) else { return };
@@ -140,7 +140,7 @@ fn what_a_change_of_mode_heard_is_told_to_the_writer() {
     assert!(sync(&file).is_err(), "at the source: {}", at_source(&mount, "it"));
 }
 
-/// The name of the file beside would be too long.
+/// The name of the conflict file would be too long.
 #[test]
 fn a_file_with_a_long_name_is_kept_beside() {
     let Some(mount) = Mount::start(&LAZY) else { return };
@@ -155,7 +155,7 @@ fn a_file_with_a_long_name_is_kept_beside() {
     assert_eq!(mount.stat("dirty_bytes"), 0, "{first:?} {second:?}");
 }
 
-/// Who replaces a file changes it.
+/// Replacing a file changes it.
 #[test]
 fn what_was_written_to_a_file_that_others_replace_is_kept_beside() {
     let Some(mut mount) = Mount::start(&LAZY) else { return };
@@ -169,7 +169,7 @@ fn what_was_written_to_a_file_that_others_replace_is_kept_beside() {
     assert_eq!(fs::read_to_string(&beside[0]).unwrap(), "ours");
 }
 
-/// A node knows one of its names.
+/// A node knows only one of its names.
 #[test]
 fn a_second_name_that_goes_is_no_conflict() {
     for renames in [false, true] {
@@ -190,7 +190,7 @@ fn a_second_name_that_goes_is_no_conflict() {
     }
 }
 
-/// A file that is made longer takes room, too.
+/// Extending a file takes room, too.
 #[test]
 fn copies_take_no_more_than_they_may_when_a_file_is_made_longer() {
     let options = ["--write-back", "1000s,1M", "--lazy-close", "--memory", "4M"];
@@ -238,7 +238,7 @@ fn two_writers_of_a_file_one_of_which_finds_no_room_lose_nothing() {
     }
 }
 
-/// A file that is replaced while an older one is open.
+/// A file is replaced while an older one is open.
 #[test]
 fn a_name_leads_to_the_last_file_while_the_source_is_down() {
     let Some(mount) = Mount::over_server(&FAILS) else { return };
@@ -256,7 +256,7 @@ fn a_name_leads_to_the_last_file_while_the_source_is_down() {
     assert_eq!(text.unwrap(), "5");
 }
 
-/// What is to be done at the source began anew with each write beside it.
+/// The operation at the source started again with each concurrent write.
 #[test]
 fn a_lock_of_a_file_that_is_being_written_is_got() {
     let Some(mount) = Mount::over_server(&LAZY) else { return };
@@ -278,7 +278,7 @@ fn a_lock_of_a_file_that_is_being_written_is_got() {
     });
 }
 
-/// An answer of the source that was given before the bytes got there, and comes after.
+/// An answer of the source from before the flush arrives after it.
 #[test]
 fn a_late_answer_does_not_cut_a_file_that_was_written_back() {
     let Some(mount) = Mount::over_server(&[&LAZY[..], &["--window", "200ms"]].concat()) else {
@@ -301,7 +301,7 @@ fn a_late_answer_does_not_cut_a_file_that_was_written_back() {
     assert_eq!((behind(&mount, "it").as_str(), seen), ("firstsecond", 5));
 }
 
-/// What others changed while a file was written through, and a writer opens it anew.
+/// Others changed a file while it was written through, and a writer opens it again.
 #[test]
 fn a_sync_by_an_open_that_was_ended_is_a_sync_of_the_file() {
     let Some(mount) = Mount::start(&LAZY) else { return };
@@ -314,7 +314,7 @@ fn a_sync_by_an_open_that_was_ended_is_a_sync_of_the_file() {
     drop(new);
 }
 
-/// What the source said at the open is shown, though it has got bytes since.
+/// The source's answer at the open was shown, although it had got bytes since.
 #[test]
 fn a_file_that_was_brought_to_the_source_has_its_size_while_that_is_down() {
     let Some(mount) = Mount::over_server(&TROUBLE) else { return };
@@ -333,7 +333,7 @@ fn a_file_that_was_brought_to_the_source_has_its_size_while_that_is_down() {
     assert_eq!((behind(&mount, "it").as_str(), seen), ("firstsecond", 5));
 }
 
-/// The same without writes that are kept back: a copy that was brought up to date in place.
+/// The same without write-back: a copy was refreshed in place.
 #[test]
 fn a_copy_that_was_brought_up_to_date_has_its_size_while_the_source_is_down() {
     for modes in ["copy,source,plain", "plain"] {
@@ -355,7 +355,7 @@ fn a_copy_that_was_brought_up_to_date_has_its_size_while_the_source_is_down() {
     }
 }
 
-/// A source that hangs is one that bytes wait for, too.
+/// Writing back waits for a source that hangs, too.
 #[test]
 fn a_termination_says_what_it_waits_for_when_the_source_hangs() {
     let Some(mut mount) = Mount::over_server(&TROUBLE) else { return };
@@ -366,7 +366,7 @@ fn a_termination_says_what_it_waits_for_when_the_source_hangs() {
     wait_until("it says so", || mount.daemon().stderr().contains("not written to the source yet"));
 }
 
-/// What is dirty has no place in the policy, which gives the same room away again.
+/// Dirty files have no place in the policy, which gave the same room away again.
 #[test]
 fn copies_and_what_is_dirty_take_no_more_than_they_may() {
     let Some(mount) = Mount::start(&[&LAZY[..], &["--memory", "4M"]].concat()) else { return };

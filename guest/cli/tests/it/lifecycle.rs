@@ -1,4 +1,4 @@
-//! How a mount begins and ends.
+//! Start and end of a mount.
 
 use std::fs::{self, File};
 use std::process::Command;
@@ -28,7 +28,7 @@ fn a_termination_ends_with_0_and_the_mount_gone_a_busy_one_too() {
         assert!(!is_mounted(&mount));
         assert_eq!(fs::read_dir(mount.root()).unwrap().count(), 0);
         if let Some(file) = &mut held {
-            // The kernel may go on reading a copy, or say that the daemon is gone.
+            // The kernel may go on reading a copy, or report that the daemon is gone.
             let _ = std::io::Read::read(file, &mut [0; 4]);
         }
         if let Some(process) = &mut inside {

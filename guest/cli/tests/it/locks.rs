@@ -1,5 +1,4 @@
-//! Locks are the source's: who locks a file there and who locks it in the mount keep each other
-//! out.
+//! Locks are taken at the source: a lock there and a lock in the mount exclude each other.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -16,7 +15,7 @@ fn open(path: &Path) -> File {
     File::options().read(true).write(true).open(path).unwrap()
 }
 
-/// Locks bytes for this open file, at once or not at all.
+/// Locks bytes for this open file; fails if it would have to wait.
 fn lock_bytes(file: &File, kind: i32, start: i64, length: i64) -> bool {
     // SAFETY: zeroes are a lock of the system's type.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -25,7 +24,7 @@ fn lock_bytes(file: &File, kind: i32, start: i64, length: i64) -> bool {
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) == 0 }
 }
 
-/// A process that waits for the lock of a file, and ends when it has it.
+/// Starts a process that waits for the lock of a file, and ends when it has it.
 fn waiter(path: &Path) -> Child {
     Command::new("flock").arg(path).arg("true").spawn().unwrap()
 }

@@ -1,4 +1,4 @@
-//! The table of modes against the real kernel: what fits is served, and nothing is ever EIO.
+//! The table of modes against the real kernel: allowed modes work, and no open fails with EIO.
 
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};
@@ -9,7 +9,7 @@ use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 
 use crate::fixture::{Mount, append, rest_of};
 
-/// A page of a file, mapped for as long as a test looks at it.
+/// A mapped page of a file.
 struct Page(*mut u8);
 
 impl Page {

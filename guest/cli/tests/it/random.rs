@@ -12,7 +12,7 @@ const STEPS: u32 = 500;
 const WRITES: u64 = 300;
 const SIZE_MAX: u64 = 64 << 10;
 
-/// A simple generator: the same steps in every run.
+/// A simple random generator: the same steps in every run.
 struct Dice(u64);
 
 impl Dice {
@@ -50,7 +50,7 @@ impl Run {
         let Some(file) = &self.opens[at] else { return };
         let offset = self.dice.below(SIZE_MAX - 10_000) as usize;
         let bytes = vec![self.dice.below(256) as u8; self.dice.below(10_000) as usize + 1];
-        // An open for reading alone refuses it.
+        // An open for reading only refuses it.
         if file.write_all_at(&bytes, offset as u64).is_ok() {
             let end = offset + bytes.len();
             self.model.resize(self.model.len().max(end), 0);
@@ -102,7 +102,7 @@ fn run_with(options: &[&str], seed: u64) {
             println!("{options:?}, seed {seed}, part {part}, step {step}");
             run.step();
         }
-        // From a copy again, with readers of it.
+        // Read from a copy again, with open readers.
         run.opens.fill_with(|| None);
         run.mount.wait_for_copy("it");
         run.open(0, false);
@@ -133,9 +133,9 @@ fn reads_see_every_write_that_has_returned_where_writes_are_kept_back() {
     run_with(&["--write-back", "1000s,1M", "--modes", "plain"], 7);
 }
 
-/// An open that had been sent to the split node was sent away a second time, which the kernel makes
-/// the user's error, when another process closed that node meanwhile: 54 of 3,600 opens. (Here it
-/// takes luck to see; the unit test of the table of nodes needs none.)
+/// An open that had been redirected to the split node was redirected a second time, which the
+/// kernel turns into an error for the user, when another process closed that node meanwhile: 54 of
+/// 3,600 opens. (Rarely reproduced here; the unit test of the table of nodes is deterministic.)
 #[test]
 fn opens_beside_others_that_open_and_close_never_fail_and_never_see_less() {
     let Some(mount) = Mount::start(&[]) else { return };

@@ -1,4 +1,4 @@
-//! What an open asks the source, and attributes that it has seen.
+//! Calls to the source by an open, and the attributes that it has seen.
 
 use std::fs::{self, File, FileTimes, Metadata, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
@@ -13,10 +13,10 @@ use rustix::fs::{FallocateFlags, fallocate};
 use crate::fixture::Mount;
 use crate::kept_back::LAZY;
 
-/// Names and attributes last.
+/// Names and attributes stay valid.
 const LASTING: [&str; 2] = ["--window", "1000s"];
 
-/// Reads an open file, which leaves its time of access unknown.
+/// Reads an open file, which leaves its access time unknown.
 fn read(file: &File) {
     file.read_at(&mut [0; 100], 0).unwrap();
 }
@@ -27,7 +27,7 @@ fn opened(mount: &Mount) -> File {
     file
 }
 
-/// The same question was asked up to four times.
+/// The same call was made up to four times.
 #[test]
 fn an_open_of_a_copy_and_its_attributes_are_one_look_at_the_source() {
     let Some(mount) = Mount::over_server(&LASTING) else { return };
@@ -47,8 +47,8 @@ fn an_open_of_a_copy_and_its_attributes_are_one_look_at_the_source() {
     let after = calls();
     let asked: Vec<_> = before.iter().zip(after).map(|(before, after)| after - before).collect();
     assert_eq!(asked[..2], [OPENS, OPENS], "{asked:?}");
-    // Those of the folder and of the file say who may look a name up and open it. Then they are
-    // compared with the copy's.
+    // The attributes of the folder and of the file determine who may look a name up and open it.
+    // Then they are compared with the copy's.
     assert!(asked[2] <= 3 * OPENS, "{asked:?}");
 }
 
@@ -84,7 +84,7 @@ fn shown(it: &Metadata) -> Shown {
     (it.mode(), it.nlink(), it.uid(), it.gid(), it.len(), times.0, times.1)
 }
 
-/// A file of which there is a copy, by its two names, and a name that is free.
+/// A file with a copy, by its two names, and an unused name.
 struct Names {
     one: PathBuf,
     two: PathBuf,
@@ -129,7 +129,7 @@ fn writer(path: &Path) -> File {
     File::options().write(true).open(path).unwrap()
 }
 
-/// Whatever is done through the mount, `fstat` of an open copy shows it when it has returned.
+/// After any operation through the mount, `fstat` of an open copy shows its effect.
 fn attributes_after_a_change_are_those_of_the_change(options: &[&str]) {
     let options = [&LASTING, options].concat();
     let Some(mount) = Mount::with_passthrough(&options) else { return };
@@ -140,7 +140,7 @@ fn attributes_after_a_change_are_those_of_the_change(options: &[&str]) {
             .unwrap();
     }
     (0..CHANGES.len()).for_each(|number| mount.wait_for_copy(&name("one", number)));
-    // Side by side: what is done to one file says nothing of another.
+    // In parallel: operations on one file do not affect another.
     thread::scope(|scope| {
         for (number, (what, change)) in CHANGES.iter().enumerate() {
             let mount = &mount;
@@ -171,7 +171,7 @@ fn attributes_after_a_change_are_those_of_the_change_where_writes_are_kept_back(
     attributes_after_a_change_are_those_of_the_change(&LAZY[..2]);
 }
 
-/// Who opens it after a change at the source sees that, and so does who has it open.
+/// An open after a change at the source sees it, and so does an older open.
 #[test]
 fn attributes_are_not_older_than_what_another_open_has_seen() {
     let Some(mount) = Mount::with_passthrough(&LASTING) else { return };
@@ -183,7 +183,7 @@ fn attributes_are_not_older_than_what_another_open_has_seen() {
     assert_eq!(file.metadata().unwrap().len(), 11);
 }
 
-/// A change has begun, an open looks, and then the change is made.
+/// A change has begun, an open looks at the file, and then the change is made.
 #[test]
 fn a_look_while_a_change_is_on_its_way_says_nothing_after_it() {
     let Some(mount) = Mount::over_server(&LASTING) else { return };

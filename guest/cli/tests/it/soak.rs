@@ -1,4 +1,4 @@
-//! Other people's tests of file systems, on a mount. `scripts/setup --soak` installs them.
+//! Third-party file system tests, on a mount. `scripts/setup --soak` installs them.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use flowstone_testkit::skip;
 
 use crate::fixture::Mount;
 
-/// Users that pjdfstest acts as; Debian has them.
+/// Users that pjdfstest uses; Debian has them.
 const USERS: &str = r#"
 [features]
 [dummy_auth]
@@ -28,7 +28,7 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// What passes on ext4 passes on the mount: 350 tests, most of which sleep.
+/// Tests that pass on ext4 pass on the mount: 350 tests, most of which sleep.
 fn posix(modes: &str) {
     if !has("pjdfstest") {
         return;

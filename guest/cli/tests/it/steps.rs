@@ -1,5 +1,5 @@
-//! Steps that keep bytes whole and no other test would miss: each is for a mutant that survived, or
-//! would have (docs/testing.md).
+//! Steps that protect data and that no other test covers: each test is for a mutant that survived,
+//! or would have (docs/testing.md).
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -15,21 +15,21 @@ use crate::kept_back::{LAZY, behind, written};
 
 const NEVER: &str = "1000s";
 
-/// What an open file has. Attributes are not asked for: an answer would have it compared.
+/// Returns the content of an open file. Attributes are not requested: that would compare the copy.
 fn bytes_of(mount: &Mount, name: &str, bytes: usize) -> Vec<u8> {
     let mut read = vec![0; bytes];
     File::open(mount.at(name)).unwrap().read_exact_at(&mut read, 0).unwrap();
     read
 }
 
-/// A copy that is half of each is none, though it is trusted.
+/// A copy that mixes two versions is invalid, even if it is trusted.
 #[test]
 fn a_file_that_changes_while_it_is_copied_is_not_kept() {
     const BYTES: usize = 4 << 20;
     let Some(mount) = Mount::over_server(&["--trust", NEVER, "--window", NEVER]) else { return };
     mount.write_source("it", vec![b'o'; BYTES]);
     (0..2).for_each(|_| assert_eq!(mount.read("it").len(), BYTES));
-    // The next one who reads it is the one who copies it.
+    // The next reader is the one who copies it.
     mount.server().keep(Call::Read);
     mount.server().wait_until_kept();
     fs::write(mount.beside("behind/it"), vec![b'n'; BYTES]).unwrap();
@@ -38,7 +38,7 @@ fn a_file_that_changes_while_it_is_copied_is_not_kept() {
     assert!(bytes_of(&mount, "it", BYTES).iter().all(|byte| *byte == b'n'), "it is half of each");
 }
 
-/// A conflict within the second of another one, or a file that has the name already.
+/// A conflict within the same second as another one, or a file that already has the name.
 #[test]
 fn a_conflict_takes_no_name_that_is_there() {
     let Some(mount) = Mount::start(&LAZY) else { return };
@@ -73,7 +73,7 @@ fn what_cannot_be_kept_beside_leaves_no_half() {
     assert_eq!((names(), behind(&mount, "it").as_str()), (2, "theirs"));
 }
 
-/// A lock has all bytes brought to the source first; some are written meanwhile.
+/// A lock has all dirty bytes flushed first; more are written meanwhile.
 #[test]
 fn what_is_written_while_a_file_is_brought_to_the_source_for_good_gets_there() {
     let Some(mount) = Mount::over_server(&LAZY) else { return };
@@ -91,7 +91,7 @@ fn what_is_written_while_a_file_is_brought_to_the_source_for_good_gets_there() {
     assert_eq!((mount.read("it").as_str(), mount.stat("conflicts")), ("firstmore", 0));
 }
 
-/// Of a copy that an earlier life has made nothing is known until the source has been asked.
+/// A copy from an earlier life is not valid until the source has been asked.
 #[test]
 fn a_copy_that_was_never_compared_in_this_life_does_not_answer_for_a_source_that_is_down() {
     let folder = TempDir::new().unwrap();

@@ -1,5 +1,5 @@
-//! What writers whose bytes are kept back are told, when these are brought to the source by others,
-//! or are refused there.
+//! Errors reported to writers of kept-back bytes, when these are flushed or refused on behalf of
+//! another call.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -15,14 +15,14 @@ use flowstone_testkit::wait_until;
 use crate::fixture::{Mount, sync};
 use crate::kept_back::{LAZY, behind, written};
 
-/// Closes a file, and says whether that said that all is well.
+/// Closes a file, and returns whether the close succeeded.
 fn is_closed_well(file: File) -> bool {
     // SAFETY: the descriptor was the file's, and is not used again.
     unsafe { libc::close(file.into_raw_fd()) == 0 }
 }
 
-/// A file that is open here, and written at the source by others, and then here; the answers of the
-/// source take 300 ms from now on. (Children of other tests close it at any moment.)
+/// Makes a file that is open here, and written at the source by others, and then here; answers of
+/// the source take 300 ms from now on. (Children of other tests may close it at any moment.)
 fn conflict(mount: &Mount) -> File {
     fs::write(mount.beside("behind/it"), "").unwrap();
     let file = File::options().write(true).open(mount.at("it")).unwrap();
@@ -39,7 +39,7 @@ fn is_kept_beside(mount: &Mount) {
     assert_eq!(behind(mount, "it"), "theirs");
 }
 
-/// It found nothing to be done, after the other call, and did not look at what that was refused.
+/// It found nothing to flush, after the other call, and did not check that one's error.
 #[test]
 fn a_sync_or_close_that_waits_for_the_write_back_by_time_is_told_of_the_conflict() {
     for closes in [false, true] {
@@ -56,7 +56,7 @@ fn a_sync_or_close_that_waits_for_the_write_back_by_time_is_told_of_the_conflict
     }
 }
 
-/// The same beside a lock of the file, for which it is brought to the source.
+/// The same concurrent with a lock of the file, for which it is flushed.
 #[test]
 fn a_sync_that_waits_for_a_lock_is_told_of_the_conflict() {
     let Some(mount) = Mount::over_server(&LAZY) else { return };
@@ -87,7 +87,7 @@ fn two_syncs_at_once_are_both_told_of_the_conflict() {
     assert!(first.is_err() && second.is_err(), "{first:?} {second:?}");
 }
 
-/// Each close said the old refusal, and did not try.
+/// Each close reported the old error, and did not try again.
 #[test]
 fn a_close_after_a_childs_close_brings_the_file_to_the_source() {
     let Some(mount) = Mount::over_server(&LAZY[..2]) else { return };
@@ -100,7 +100,7 @@ fn a_close_after_a_childs_close_brings_the_file_to_the_source() {
     assert_eq!(behind(&mount, "it"), "ours", "the close said that all is well: {is_well}");
 }
 
-/// Full, then not.
+/// Full, then not full.
 #[test]
 fn a_refusal_is_told_once_to_each_writer() {
     let options = ["--write-back", "200ms,64M", "--lazy-close"];
@@ -117,7 +117,7 @@ fn a_refusal_is_told_once_to_each_writer() {
     assert_eq!(told, [true, false, true, false]);
 }
 
-/// A child that ends, a duplicate, two writers: closes hear, and take nothing.
+/// An ending child, a duplicate, two writers: closes report the error without consuming it.
 #[test]
 fn duplicates_and_children_take_nothing() {
     let Some(mount) = Mount::over_server(&LAZY[..2]) else { return };
@@ -151,14 +151,14 @@ fn a_writer_is_not_told_of_what_was_refused_before_its_open() {
     assert_eq!(behind(&mount, "it"), "onelater");
 }
 
-/// A write that is written through hears it.
+/// A write that is written through reports it.
 #[test]
 fn a_refusal_that_a_write_has_heard_is_not_said_again() {
     let options = ["--write-back", "1000s,1K", "--lazy-close"];
     let Some(mount) = Mount::over_server(&options) else { return };
     let one = written(&mount, "it", "one");
     mount.server().refuse(&[Call::Write], libc::ENOSPC);
-    // There is no room for it: earlier bytes go first.
+    // There is no room for it: earlier bytes are flushed first.
     assert!(one.write_all_at(&[b'x'; 2000], 3).is_err());
     mount.server().recover();
     sync(&one).unwrap();

@@ -1,5 +1,5 @@
-//! A source in trouble: what goes on, what waits, and what fails (docs/filecache.md, "When the
-//! source does not answer").
+//! A source in trouble: requests that work, wait, or fail (docs/filecache.md, "When the source does
+//! not answer").
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -10,13 +10,13 @@ use crate::fixture::{Mount, rest_of, sync};
 use flowstone_testkit::fuse::{Call, FuseHost};
 use flowstone_testkit::{HANG, TempDir, wait_until};
 
-/// More than the daemon has threads for calls to the source.
+/// More than the daemon's threads for calls to the source.
 const MANY: usize = 40;
-/// Names are asked for again soon, and a silence is soon noticed.
+/// Names expire soon, and a silence is soon detected.
 const OPTIONS: [&str; 4] = ["--window", "100ms", "--source-timeout", "500ms"];
 const MODES: [&str; 2] = ["copy,source,plain", "plain"];
 
-/// A source with a file that is copied and one that is not, and the mount.
+/// Makes a source with a file that has a copy and one that has none, and its mount.
 fn mount(options: &[&str]) -> Option<Mount> {
     let mount = Mount::over_server(&[&OPTIONS[..], options].concat())?;
     mount.write_source("other", "other text");
@@ -28,7 +28,7 @@ fn source_is(mount: &Mount, state: &str) {
     wait_until("the state of the source is seen", || mount.stats()["source"] == state);
 }
 
-/// Processes that read a file of which there is no copy, so many that all threads wait.
+/// Starts processes that read a file without a copy, so many that all threads wait.
 fn readers(mount: &Mount) -> Vec<Child> {
     let cat = || {
         let mut command = Command::new("cat");
@@ -50,7 +50,7 @@ fn copies_are_read_on_while_the_source_is_down_and_what_waits_goes_on_when_it_is
         source_is(&mount, "down");
         for _ in 0..3 {
             assert_eq!(mount.read("it"), "text", "{modes}");
-            // Names and attributes are asked for anew.
+            // Names and attributes expire.
             thread::sleep(std::time::Duration::from_millis(150));
         }
         assert!(mount.stat("unchecked_opens") >= unchecked + 3);
@@ -66,7 +66,7 @@ fn copies_are_read_on_while_the_source_is_down_and_what_waits_goes_on_when_it_is
     }
 }
 
-/// Those that wait for a copy's file when the source goes down get the copy.
+/// Opens that wait for a copy's file when the source goes down get the copy.
 #[test]
 fn an_open_that_waits_for_the_source_is_answered_from_the_copy_once_it_is_down() {
     let Some(mount) = mount(&[]) else { return };
@@ -119,7 +119,7 @@ fn what_only_the_source_can_answer_fails_while_it_is_down_if_that_is_wanted() {
     assert_eq!(mount.read("other"), "other text");
 }
 
-/// The server answers, with errors: the copy is none the worse for it.
+/// The server answers with errors: the copy stays valid.
 #[test]
 fn a_source_that_cannot_be_asked_says_nothing_of_its_files() {
     for errno in [libc::EIO, libc::ETIMEDOUT, libc::ENOTCONN] {
@@ -151,7 +151,7 @@ fn a_source_whose_handles_are_stale_for_a_while_needs_no_new_mount() {
     assert_eq!((mount.read("it"), mount.read("other")), ("text".into(), "other text".into()));
 }
 
-/// Each at the call that says so: a write, or the close or `fsync` after it.
+/// Each error at the proper call: a write, or the close or `fsync` after it.
 #[test]
 fn what_the_source_says_to_a_writer_reaches_the_writer() {
     for modes in MODES {
@@ -172,7 +172,7 @@ fn what_the_source_says_to_a_writer_reaches_the_writer() {
     }
 }
 
-/// A server that crashes loses what was not synced, and who has synced is right.
+/// A server that crashes loses data that was not synced, and only that.
 #[test]
 fn what_was_synced_survives_a_crash_of_the_server() {
     for modes in MODES {
@@ -186,7 +186,7 @@ fn what_was_synced_survives_a_crash_of_the_server() {
     }
 }
 
-/// The folder for copies is full: the source answers.
+/// The folder of copies is full: the source answers.
 #[test]
 fn a_full_folder_for_copies_costs_no_read() {
     let folder = TempDir::new().unwrap();
@@ -209,7 +209,7 @@ fn a_full_folder_for_copies_costs_no_read() {
     let _ = rustix::mount::unmount(at, rustix::mount::UnmountFlags::DETACH);
 }
 
-/// The disk of the copies fails, and the source was suspect for that.
+/// The disk of the copies failed, and the source was suspect for that.
 #[test]
 fn a_disk_for_copies_that_fails_is_no_trouble_of_the_source() {
     let folder = TempDir::new().unwrap();
@@ -225,7 +225,7 @@ fn a_disk_for_copies_that_fails_is_no_trouble_of_the_source() {
         let before = disk.count(call).calls;
         mount.write_source("it", "text");
         (0..2).for_each(|_| assert_eq!(mount.read("it"), "text"));
-        // It is copied when it has been seen for two seconds, and nothing else is asked then.
+        // It is copied two seconds after it was first seen, and there are no other calls then.
         wait_until("a copy is tried", || disk.count(call).calls > before);
         for _ in 0..40 {
             assert_eq!(mount.stats()["source"], "up", "{call:?}");
@@ -235,7 +235,7 @@ fn a_disk_for_copies_that_fails_is_no_trouble_of_the_source() {
     }
 }
 
-/// The same disk does not give what was kept back: the source was suspect for that.
+/// The same disk failed to return kept-back bytes: the source was suspect for that.
 #[test]
 fn a_disk_that_does_not_give_what_was_kept_back_is_no_trouble_of_the_source() {
     let folder = TempDir::new().unwrap();
@@ -246,14 +246,14 @@ fn a_disk_that_does_not_give_what_was_kept_back_is_no_trouble_of_the_source() {
     let at = at.to_str().unwrap();
     let keeps = ["--dir", at, "--size", "64M", "--write-back", "1000s,64M", "--lazy-close"];
     let Some(mount) = Mount::start(&[&keeps[..], &OPTIONS].concat()) else { return };
-    // Less than a page: the kernel has none of it that could be read instead.
+    // Less than a page: the kernel has no cached page that could be read instead.
     let mut file = File::create(mount.at("it")).unwrap();
     file.write_all(b"text").unwrap();
     assert_eq!(mount.stat("dirty_bytes"), 4);
     disk.refuse(&[Call::Read], libc::EIO);
     let mut suspect = 0;
     for _ in 0..12 {
-        // For longer than between two looks at the source, and nothing else is asked meanwhile.
+        // For longer than the interval of checks, without other calls to the source.
         for _ in 0..30 {
             let refused = sync(&file).unwrap_err();
             assert_eq!(refused.raw_os_error(), Some(libc::EIO));
@@ -261,20 +261,20 @@ fn a_disk_that_does_not_give_what_was_kept_back_is_no_trouble_of_the_source() {
         }
         suspect += u32::from(mount.stats()["source"] != "up");
     }
-    // A look may come between the source's answer and the end of the request.
+    // A check may come between the source's answer and the end of the request.
     assert!(suspect <= 1, "{suspect} of 12");
     disk.recover();
     sync(&file).unwrap();
     assert_eq!(fs::read(mount.source("it")).unwrap(), b"text");
 }
 
-/// A refresh of an open copy hangs in the source, and holds nothing meanwhile that others need.
+/// A refresh of an open copy hangs in the source, without holding a lock that others need.
 #[test]
 fn an_open_copy_that_is_being_compared_is_in_nobodys_way() {
     let Some(mount) = mount(&[]) else { return };
     let mut file = File::open(mount.at("it")).unwrap();
     mount.server().stop();
-    // The comparison of each window.
+    // The comparison once per window.
     wait_until("the server is asked", || !mount.server().held().is_empty());
     let readers = readers(&mount);
     source_is(&mount, "down");
@@ -286,7 +286,7 @@ fn an_open_copy_that_is_being_compared_is_in_nobodys_way() {
     readers.into_iter().for_each(|reader| drop(reader.wait_with_output()));
 }
 
-/// Writers wait for the source as readers do, with all their bytes.
+/// Writes wait for the source as reads do, with all their bytes.
 #[test]
 fn writes_that_wait_for_the_source_are_all_made() {
     for modes in MODES {
@@ -310,7 +310,7 @@ fn writes_that_wait_for_the_source_are_all_made() {
     }
 }
 
-/// The mount is gone at once; the process ends as soon as its last call to the source comes back.
+/// The mount is removed at once; the process ends as soon as its last call to the source returns.
 #[test]
 fn a_termination_takes_the_mount_away_though_the_source_hangs() {
     let Some(mut mount) = mount(&[]) else { return };
@@ -335,7 +335,7 @@ fn a_termination_takes_the_mount_away_though_the_source_hangs() {
     }
 }
 
-/// Copies took all descriptors, and every few opens failed with EMFILE.
+/// Copies took all descriptors, and opens failed with EMFILE now and then.
 #[test]
 fn copies_of_many_files_leave_descriptors_to_those_who_open_some() {
     for options in [&[][..], &["--write-back", "1000s,8M", "--lazy-close"]] {

@@ -1,4 +1,4 @@
-//! Several users: each is judged by the source as if there were no cache.
+//! Several users: the source checks the permissions of each as if there were no cache.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -36,7 +36,7 @@ fn a_copy_is_read_only_by_those_who_may_read_the_file() {
         let Some(mount) = Mount::start(options) else { return };
         mount.copied("it", "text");
         assert!(can_read(ONE, "", &mount.at("it")));
-        // The kernel has the old permissions for a long time.
+        // The kernel caches the old permissions for a long time.
         allow(&mount.source("it"), 0o600);
         assert!(!can_read(ONE, "", &mount.at("it")));
         assert_eq!(mount.read("it"), "text");
@@ -108,8 +108,9 @@ fn a_write_takes_the_set_user_id_bit_away() {
     }
 }
 
-/// A server that squashes root, as most do: the daemon may do for a user what that may, and no
-/// more. A folder of the user's own could not be listed, nor anything below one in it be used.
+/// A server that squashes root, as most do: the daemon has no more rights than the user that it
+/// acts for. A folder of the user's own could not be listed, nor could anything below one in it be
+/// used.
 #[test]
 fn a_user_has_folders_that_the_daemon_may_not_enter() {
     let starter = &["setpriv", "--bounding-set=-dac_override,-dac_read_search"];

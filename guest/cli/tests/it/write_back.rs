@@ -1,4 +1,4 @@
-//! Writes that are kept back (docs/filecache.md, "Writes that are kept back").
+//! Write-back (docs/filecache.md, "Writes that are kept back").
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::fixture::{Mount, append, sync};
 
-/// For longer than a test.
+/// Longer than a test.
 const LAZY: [&str; 3] = ["--write-back", "1000s,64M", "--lazy-close"];
 
 fn at_source(mount: &Mount, name: &str) -> String {
@@ -26,14 +26,14 @@ fn is_clean(mount: &Mount) -> bool {
     mount.stat("dirty_bytes") == 0
 }
 
-/// Opens a file that is made, and writes to it.
+/// Creates a file, and writes to it.
 fn written(mount: &Mount, name: &str, text: &str) -> File {
     let mut file = File::create(mount.at(name)).unwrap();
     file.write_all(text.as_bytes()).unwrap();
     file
 }
 
-/// What was kept beside a file.
+/// Returns the conflict files of a file.
 fn beside(mount: &Mount, name: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(mount.source(".")).unwrap().map(|it| it.unwrap().path());
     let is_beside = |path: &PathBuf| {
@@ -55,8 +55,8 @@ fn a_write_is_seen_here_at_once() {
     }
 }
 
-/// Also by the close of a child's descriptor, with which other tests of this process interfere:
-/// what is there before the close is not looked at.
+/// Also by the close of a child's descriptor, by which other tests of this process interfere: the
+/// content before the close is not checked.
 #[test]
 fn a_close_writes_back() {
     let Some(mount) = Mount::start(&["--write-back", "1000s,64M"]) else { return };
@@ -83,7 +83,7 @@ fn a_lazy_close_leaves_it_here_for_the_time_that_is_given() {
     let Some(mount) = Mount::start(&options) else { return };
     drop(written(&mount, "it", "text"));
     assert_eq!(mount.read("it"), "text");
-    // Names and attributes are asked for anew.
+    // Names and attributes expire.
     wait_until("it is at the source", || {
         assert_eq!(mount.read("it"), "text");
         assert_eq!(fs::metadata(mount.at("it")).unwrap().len(), 4);
@@ -111,7 +111,7 @@ fn no_more_is_dirty_than_may_be() {
     assert_eq!(fs::read(mount.at("large")).unwrap(), vec![b'x'; 5 << 20]);
 }
 
-/// Copies may take less than may be dirty: what does not fit goes to the source.
+/// Copies may take less than may be dirty: the excess is written through.
 #[test]
 fn what_does_not_fit_into_the_cache_is_written_through() {
     let options = [&LAZY[..], &["--memory", "1M"]].concat();
@@ -135,7 +135,7 @@ fn a_termination_and_an_unmount_write_back() {
             assert!(mount.daemon().terminate(HANG).unwrap().success());
         } else {
             drop(open);
-            // A child of another test has it open, too, until it is another program.
+            // A child of another test has it open, too, until it executes another program.
             wait_until("nothing is open", || {
                 let unmounted = unmount(mount.root(), UnmountFlags::empty());
                 assert!(matches!(unmounted, Ok(()) | Err(Errno::BUSY)), "{unmounted:?}");
@@ -148,7 +148,7 @@ fn a_termination_and_an_unmount_write_back() {
     }
 }
 
-/// What a crash loses: what was neither synced, nor closed, nor old enough.
+/// A crash loses bytes that were neither synced, nor closed, nor old enough.
 #[test]
 fn a_kill_loses_what_is_dirty_and_nothing_else() {
     let Some(mut mount) = Mount::start(&LAZY) else { return };
@@ -172,7 +172,7 @@ fn a_file_that_changed_at_the_source_is_kept_beside_and_never_written_over() {
         mount.write_source("it", "theirs");
         if is_closed {
             drop(file);
-            // The one who waits is told.
+            // The waiting caller gets the error.
             assert!(mount.daemon().terminate(HANG).unwrap().success());
         } else {
             assert_eq!(sync(&file).unwrap_err().raw_os_error(), Some(libc::ESTALE));
@@ -185,7 +185,7 @@ fn a_file_that_changed_at_the_source_is_kept_beside_and_never_written_over() {
     }
 }
 
-/// Only the bytes that were written, into the file that the copy was of.
+/// Only the written bytes, into the file that the copy is of.
 #[test]
 fn a_part_of_a_copied_file_is_written_and_nothing_else() {
     let Some(mount) = Mount::over_server(&LAZY) else { return };
@@ -205,7 +205,7 @@ fn a_part_of_a_copied_file_is_written_and_nothing_else() {
     assert_eq!(bytes.len(), 1 << 20);
 }
 
-/// A file that has no copy is written through: all of it would have to be read for one.
+/// A file without a copy is written through: it would have to be read completely for one.
 #[test]
 fn a_file_that_is_not_copied_is_written_through() {
     let Some(mount) = Mount::start(&LAZY) else { return };
@@ -236,7 +236,7 @@ fn writes_go_on_while_the_source_is_down_and_none_is_lost() {
     assert_eq!(mount.stat("conflicts"), 0);
 }
 
-/// The writer is told, and what was refused stays.
+/// The writer gets the error, and refused bytes stay dirty.
 #[test]
 fn what_the_source_refuses_stays_and_is_said_once() {
     let options = ["--write-back", "100ms,64M", "--lazy-close"];
@@ -280,7 +280,7 @@ fn a_termination_waits_for_a_source_that_refuses_until_a_second_one() {
     assert!(said.contains("5 bytes not written to the source"), "{said}");
 }
 
-/// What is done at the source is done to a file that has all bytes there.
+/// An operation at the source is done after all dirty bytes are there.
 #[test]
 fn names_and_attributes_change_with_all_bytes_there() {
     let Some(mount) = Mount::start(&LAZY) else { return };
@@ -310,7 +310,7 @@ fn names_and_attributes_change_with_all_bytes_there() {
     assert_eq!(mount.stat("conflicts"), 0);
 }
 
-/// A file that lives for a short time never gets to the source.
+/// A short-lived file is never written to the source.
 #[test]
 fn the_bytes_of_a_file_that_is_removed_are_written_nowhere() {
     let Some(mount) = Mount::over_server(&LAZY) else { return };
@@ -322,7 +322,7 @@ fn the_bytes_of_a_file_that_is_removed_are_written_nowhere() {
     assert_eq!(mount.server().count(Call::Write).bytes, 0);
 }
 
-/// A store through a mapping is a write when its page is.
+/// A store through a mapping is a write when its page is written back by the kernel.
 #[test]
 fn a_file_that_cannot_be_opened_for_writing_again_is_written_back() {
     let Some(mount) = Mount::start(&LAZY) else { return };
@@ -334,7 +334,7 @@ fn a_file_that_cannot_be_opened_for_writing_again_is_written_back() {
     assert_eq!(fs::read_to_string(&beside(&mount, "it")[0]).unwrap(), "text and more");
 }
 
-/// Writers, readers and the background together: each read sees what was written before it.
+/// Writers, readers and the background threads together: each read sees earlier writes.
 #[test]
 fn many_writers_of_many_files_lose_nothing() {
     let options = ["--write-back", "20ms,256K", "--lazy-close"];

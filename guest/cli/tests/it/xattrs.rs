@@ -1,4 +1,4 @@
-//! Extended attributes: the source's, or none at all.
+//! Extended attributes: those of the source, or none at all.
 
 use rustix::fs::{XattrFlags, getxattr, setxattr};
 use rustix::io::Errno;
@@ -23,7 +23,7 @@ fn extended_attributes_are_those_of_the_source() {
     assert_eq!(getxattr(&there, NAME, &mut value[..]), Ok(5));
 }
 
-/// `ls -l` asks for two of each file, and each question took a call of the daemon.
+/// `ls -l` asks for two per file, each of which took a call of the daemon.
 #[test]
 fn a_mount_without_extended_attributes_has_none_and_takes_none() {
     let Some(fixture) = Mount::start(&[]) else { return };

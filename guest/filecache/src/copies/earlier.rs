@@ -1,4 +1,4 @@
-//! What an earlier life has left, and what is fetched ahead of its use by that.
+//! History and copies from earlier lives, and prefetching by that history.
 
 use std::sync::atomic::Ordering;
 
@@ -12,33 +12,33 @@ use crate::stamp::Identity;
 use crate::store::space_of;
 
 impl Copies {
-    /// Takes a file of the history of an earlier life.
+    /// Adds a file of the history of an earlier life.
     pub fn restore(&self, identity: Identity, bytes: u64, uses: u32) {
         let mut kept = self.kept();
         let file = kept.id(identity);
         kept.history.restore(Record { file, bytes, uses });
     }
 
-    /// The history.
+    /// Returns the history.
     pub fn history(&self) -> Vec<Record> {
         self.kept().history.records().collect()
     }
 
-    /// A file is gone: its use says nothing any more.
+    /// Forgets the uses of a file that is gone.
     pub fn forget_use(&self, identity: Identity) {
         let mut kept = self.kept();
         let file = kept.id(identity);
         kept.history.forget(file);
     }
 
-    /// Files that are not held, of those that are worth most; these first.
+    /// Returns the most valuable files that are not held, in order of value.
     pub fn to_fetch(&self) -> Vec<FileId> {
         let kept = self.kept();
         let best = kept.history.prefetch(kept.ahead_max(), self.uses_min, Link::default());
         best.into_iter().filter(|file| !kept.policy.holds(*file)).collect()
     }
 
-    /// A file is to be held ahead of its use. Not if anything would have to go for that.
+    /// Holds a file for prefetching, unless that would evict anything.
     pub fn holds_ahead(&self, identity: Identity, bytes: u64) -> bool {
         let mut kept = self.kept();
         let space = space_of(bytes);
@@ -49,9 +49,8 @@ impl Copies {
         holds
     }
 
-    /// Takes the copies that an earlier life has left, as far as there is room. Which of them are
-    /// what the source has is seen when they are opened. Those used most come last, and push out
-    /// others.
+    /// Adopts the copies of an earlier life, as far as there is room. Whether they are current is
+    /// checked when they are opened. The most used ones come last, and evict others.
     pub fn adopt_all(&self) -> std::io::Result<()> {
         let Some(shelf) = self.store.shelf() else { return Ok(()) };
         let mut all = shelf.find()?;

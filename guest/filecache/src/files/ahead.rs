@@ -1,8 +1,8 @@
-//! What was used in earlier lives: remembered, and fetched ahead (S5.4) when nothing else is asked
-//! of the source, at mount and later.
+//! The usage history of earlier lives, and prefetching by it (S5.4) while the source is idle, at
+//! mount and later.
 //!
-//! Fetching goes by the history's order, into room that nothing uses: it drops no copy. It stops
-//! when a file is opened, and for this time when a call to the source takes long.
+//! Prefetching follows the history's order, into free room: it evicts no copy. It stops when a file
+//! is opened, and pauses when a call to the source takes long.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -26,17 +26,17 @@ use crate::nodes::{Node, SETTLED, is_old};
 use crate::source;
 use crate::stamp::{Attributes, Identity, Stamp};
 
-/// Copied between two looks at what else is to be done.
+/// Bytes copied between two checks for other work.
 const CHUNK: u64 = 1 << 20;
-/// A source whose call takes so long has enough to do.
+/// A source whose call takes this long is busy.
 const SLOW: Duration = Duration::from_secs(2);
 
-/// Where the files of the history are.
+/// The paths of the files of the history.
 #[derive(Default)]
 pub struct Memory {
     file: Option<HistoryFile>,
     places: Mutex<HashMap<FileId, Place>>,
-    /// Opens that are being answered, and all there were.
+    /// Opens being served, and opens so far.
     asking: AtomicU64,
     opens: AtomicU64,
     saved_at: Mutex<u64>,
@@ -48,7 +48,7 @@ struct Place {
     path: Box<[u8]>,
 }
 
-/// An open is being answered until this is dropped.
+/// An open is being served until this is dropped.
 pub struct Asking<'a>(&'a Memory);
 
 impl Drop for Asking<'_> {
@@ -58,12 +58,12 @@ impl Drop for Asking<'_> {
 }
 
 impl Memory {
-    /// With a file, or none.
+    /// Starts with a history file, or without.
     pub fn new(file: Option<HistoryFile>) -> Self {
         Self { file, ..Self::default() }
     }
 
-    /// An open begins.
+    /// Counts an open.
     pub fn asks(&self) -> Asking<'_> {
         self.asking.fetch_add(1, Ordering::Relaxed);
         self.opens.fetch_add(1, Ordering::Relaxed);
@@ -71,17 +71,17 @@ impl Memory {
     }
 }
 
-/// What the thread that fetches ahead knows.
+/// State of the prefetching thread.
 #[derive(Default)]
 pub struct Ahead {
     opens: u64,
     is_done: bool,
-    /// Files that have changed of late, and since when they are seen to be the same.
+    /// Files that have changed recently, with the time since which their stamp is the same.
     new: HashMap<FileId, (Stamp, Instant)>,
 }
 
 impl Files {
-    /// Takes up the history of earlier lives.
+    /// Loads the history of earlier lives.
     pub fn recall(&self) {
         let Some(file) = &self.memory.file else { return };
         let device = self.source.identity().device;
@@ -93,7 +93,7 @@ impl Files {
         }
     }
 
-    /// Remembers where a file is.
+    /// Remembers the path of a file.
     pub(crate) fn remember(&self, node: &Node) {
         let is_home = node.identity.device == self.source.identity().device;
         if self.memory.file.is_none() || !is_home {
@@ -101,13 +101,13 @@ impl Files {
         }
         let Some(path) = self.nodes.path(node) else { return };
         let mut places = lock(&self.memory.places);
-        // More than the history has are taken away when it is saved.
+        // Excess entries are removed when the history is saved.
         if places.len() < 2 * HISTORY_FILES {
             places.insert(self.copies.id(node.identity), Place { identity: node.identity, path });
         }
     }
 
-    /// Keeps the history for the next life.
+    /// Saves the history for the next life.
     pub fn save_history(&self) {
         let Some(file) = &self.memory.file else { return };
         let opens = self.memory.opens.load(Ordering::Relaxed);
@@ -128,11 +128,11 @@ impl Files {
         }
         *places = kept;
         drop(places);
-        // What is on the disk stays until the next time.
+        // On failure the old one stays until the next time.
         let _ = file.save(all);
     }
 
-    /// Fetches files ahead, if nothing was opened since the last call.
+    /// Prefetches files if none was opened since the last call.
     pub fn fetch_ahead(&self, ahead: &mut Ahead) {
         let opens = self.memory.opens.load(Ordering::Relaxed);
         let was_idle = ahead.opens == opens;
@@ -209,7 +209,7 @@ impl Files {
         Ok(is_copy.then_some(to))
     }
 
-    /// Whether nothing else is to be done, and the source has answered soon.
+    /// Returns whether there is no other work and the source has answered quickly.
     fn may_go_on(&self, began: Instant) -> Result<()> {
         let is_asked = self.memory.asking.load(Ordering::Relaxed) > 0 || self.fills.has_work();
         if is_asked {

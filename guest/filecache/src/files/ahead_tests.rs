@@ -1,4 +1,4 @@
-//! Fetching ahead: which file, when, and into which room.
+//! Tests of prefetching: which file, when, and into which room.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -13,7 +13,7 @@ struct Fixture {
     files: Files,
 }
 
-/// Files of 1,000 bytes that were used twice in an earlier life, and room for so many bytes.
+/// Makes files of 1,000 bytes that were used twice in an earlier life, and `room` bytes of room.
 fn used_before(names: &[&str], room: u64) -> Fixture {
     let folder = tempfile::tempdir().unwrap();
     names.iter().for_each(|name| std::fs::write(folder.path().join(name), [b'x'; 1000]).unwrap());
@@ -43,7 +43,7 @@ impl Fixture {
         self.folder.path().join(name)
     }
 
-    /// As if all files had been looked at long ago, and had not changed since.
+    /// Pretends that all files were checked long ago, and have not changed since.
     fn seen_long_ago(&self, names: &[&str]) -> Ahead {
         let mut ahead = Ahead::default();
         for name in names {

@@ -1,4 +1,4 @@
-//! Attributes: asked of the source, and changed there for the caller.
+//! Attributes: read from the source, and changed there on behalf of the caller.
 
 use std::ffi::{CString, OsStr};
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use crate::nodes::Node;
 use crate::source;
 use crate::stamp::Attributes;
 
-/// What is to be changed.
+/// A change of attributes.
 #[derive(Debug)]
 pub struct Change {
     /// Permissions.
@@ -33,7 +33,7 @@ pub struct Change {
 }
 
 impl Files {
-    /// The attributes of a node: by its open file, if there is one, since its name may be gone.
+    /// Returns the attributes of a node: by its open file, if any, since its name may be gone.
     pub fn attributes(&self, id: u64, handle: Option<u64>, by: &Caller) -> Result<Attributes> {
         let node = self.nodes.get(id)?;
         let acting = by.act();
@@ -52,7 +52,7 @@ impl Files {
         Ok(self.shown(seen))
     }
 
-    /// The file of a node, held by one of its opens.
+    /// Returns the file of a node, held by one of its opens.
     fn held(&self, node: &Node, handle: Option<u64>) -> Option<Arc<OwnedFd>> {
         let handle = handle.and_then(|number| self.handles.get(number).ok());
         handle.and_then(|it| it.anchor(&self.nodes).ok()).or_else(|| self.bindings.anchor(node))
@@ -77,7 +77,7 @@ impl Files {
         self.change_at_source(node.identity, what.size, change)?;
         let seen = source::stat(&held)?;
         if seen.is_set_id() {
-            // A write takes the bit away, and is to do so at once.
+            // A write clears the bit, and must do so at once.
             self.settle(node.identity)?;
         }
         self.learn(&node, &seen);
@@ -99,7 +99,7 @@ impl Files {
         let path = source::path_of(held);
         if what.uid.is_some() || what.gid.is_some() {
             let (uid, gid) = (what.uid.map(Uid::from_raw), what.gid.map(Gid::from_raw));
-            // By its own name: a change through the anchor's path would follow a symbolic link.
+            // By descriptor: a change through the anchor's path would follow a symbolic link.
             chownat(held, c"", uid, gid, AtFlags::EMPTY_PATH)?;
         }
         if let Some(mode) = what.mode {
@@ -137,12 +137,12 @@ impl Files {
         Ok(())
     }
 
-    /// An extended attribute.
+    /// Reads an extended attribute.
     pub fn extended(&self, id: u64, name: &OsStr, into: &mut [u8], by: &Caller) -> Result<usize> {
         self.with_path(id, by, |path| rustix::fs::getxattr(path, name, into))
     }
 
-    /// The names of the extended attributes.
+    /// Lists the names of the extended attributes.
     pub fn extended_names(&self, id: u64, into: &mut [u8], by: &Caller) -> Result<usize> {
         self.with_path(id, by, |path| rustix::fs::listxattr(path, into))
     }

@@ -1,4 +1,4 @@
-//! A file that was written here, and has been changed at the source meanwhile.
+//! Conflicts: a dirty file that has been changed at the source meanwhile.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -16,18 +16,19 @@ use crate::files::Files;
 use crate::source;
 use crate::write_back::Dirty;
 
-/// Names that are tried for a file that is kept beside another one.
+/// Names tried for a file that is kept beside another one.
 const NAMES_MAX: u32 = 100;
-/// No name is longer.
+/// Longest file name in bytes.
 const NAME_MAX: usize = 255;
 
 impl Files {
-    /// The source's file has been changed by others since: what was written here gets a name of
-    /// its own.
+    /// Writes the bytes of a dirty file to a new file beside the source's, which others have
+    /// changed.
     pub(super) fn keep_beside(&self, dirty: &Dirty, mode: u16) -> Result<()> {
         let (folder, name) = &dirty.place;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        // Never with the set-user-id bit: the bytes are the writer's, and the daemon may make it.
+        // Never with the set-user-id bit: the bytes are the writer's, and the file may be the
+        // daemon's.
         let mode = Mode::from_raw_mode(u32::from(mode & 0o777));
         let alone = if mutant("guest.conflict.writes-over-another") {
             OFlags::empty()
@@ -44,7 +45,8 @@ impl Files {
                 let _acting = dirty.caller.act();
                 openat(folder, &beside, flags, mode)
             };
-            // A user may write a file and not be allowed to make one: then the daemon makes it.
+            // A user may be allowed to write a file and not to create one: then the daemon creates
+            // it.
             let made = match made {
                 Err(Errno::ACCESS | Errno::PERM) => make_for(&dirty.caller, folder, &beside, flags),
                 made => made,
@@ -54,7 +56,7 @@ impl Files {
                 made => File::from(made?),
             };
             if let Err(error) = self.copy_whole(&dirty.copy.file, file) {
-                // A half is worse than nothing; the whole is still here.
+                // A partial file is worse than none; the bytes are still here.
                 if !mutant("guest.conflict.leaves-a-half") {
                     let _ = unlinkat(folder, &beside, AtFlags::empty());
                 }
@@ -78,7 +80,7 @@ impl Files {
     }
 }
 
-/// Makes a file that is another user's, and that no third one may read.
+/// Creates a file owned by another user, and readable by no third one.
 fn make_for(user: &Caller, folder: &OwnedFd, name: &OsStr, flags: OFlags) -> Result<OwnedFd> {
     let made = openat(folder, name, flags, Mode::RUSR | Mode::WUSR)?;
     let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));

@@ -1,4 +1,4 @@
-//! Writes that are kept back (`--write-back`), and how they come to the source.
+//! Write-back (`--write-back`): writes that are kept back, and their way to the source.
 
 use std::cell::OnceCell;
 use std::ffi::OsStr;
@@ -24,8 +24,8 @@ use crate::stamp::{Attributes, Identity, Stamp};
 use crate::write_back::{Dirty, Through};
 
 impl Files {
-    /// The kernel leaves it to an open to empty the file (where writes are kept back, so that it
-    /// is known to be empty then). Returns the source's file.
+    /// Truncates a file for an open. The kernel leaves it to the open if writes are kept back, so
+    /// that the file is known to be empty then. Returns the source's file.
     pub(super) fn empty(&self, node: &Node, flags: OFlags, by: &Caller) -> Result<Arc<File>> {
         let file = OnceCell::new();
         self.change_at_source(node.identity, Some(0), || {
@@ -41,8 +41,8 @@ impl Files {
         file.into_inner().ok_or(Errno::IO)
     }
 
-    /// A writer opens a file whose writes may be kept back: for that the daemon opens the source's
-    /// file, for the writer, and compares it with the copy by that.
+    /// Prepares write-back for an opening writer: opens the source's file on behalf of the writer,
+    /// which compares it with the copy.
     pub(super) fn keep_back(
         &self,
         node: &Arc<Node>,
@@ -63,7 +63,7 @@ impl Files {
         Some(dirty)
     }
 
-    /// A file is opened for writing: what it may become dirty in. `file` is that of the source.
+    /// Opens a file for writing with write-back. `file` is that of the source.
     fn open_to_write(
         &self,
         node: &Arc<Node>,
@@ -84,7 +84,7 @@ impl Files {
         })
     }
 
-    /// A writer is gone.
+    /// Called when a writer has closed the file.
     pub(crate) fn close_to_write(&self, dirty: &Dirty) {
         if self.write_back.close_one(dirty) {
             let _flushing = lock(&dirty.flushing);
@@ -92,18 +92,18 @@ impl Files {
         }
     }
 
-    /// What the kernel is to know of a file.
+    /// Returns the attributes of a file for the kernel, including dirty changes.
     pub(crate) fn shown(&self, seen: Attributes) -> Attributes {
         self.write_back.of(seen.identity).map_or(seen, |dirty| dirty.shown(seen))
     }
 
-    /// Whether the writes of a file are kept back.
+    /// Returns whether the writes of a file are kept back.
     pub fn keeps_back(&self, id: u64) -> bool {
         let node = self.nodes.get(id).ok();
         node.is_some_and(|node| self.write_back.of(node.identity).is_some())
     }
 
-    /// Writes into the copy of a dirty file, if that is all there is to do.
+    /// Writes into the copy of a dirty file; `None` if that is not possible without the source.
     pub fn write_here(&self, number: u64, offset: u64, from: &[u8]) -> Option<usize> {
         let handle = self.handles.get(number).ok()?;
         let dirty = handle.dirty.as_ref().filter(|dirty| !dirty.has_failed(&handle.told))?;
@@ -117,15 +117,15 @@ impl Files {
         Some(written)
     }
 
-    /// The same when there is no room: older bytes make way. Nothing if these have to go to the
-    /// source themselves.
+    /// The same when there is no room: writes back older dirty files first. `None` if the write has
+    /// to go to the source itself.
     pub(crate) fn write_after_others(
         &self,
         handle: &Handle,
         offset: u64,
         from: &[u8],
     ) -> Result<Option<usize>> {
-        // Who has opened the file before it was kept back writes to the source.
+        // A writer that opened the file before it was kept back writes to the source.
         let Some(dirty) = &handle.dirty else { return Ok(None) };
         handle.take_error()?;
         let fits = self.write_back.has_place_for(from.len()) && !dirty.has_ended();
@@ -134,20 +134,20 @@ impl Files {
             if let Some(written) = self.write_to_copy(dirty, offset, from) {
                 return Ok(Some(written));
             }
-            // Its own writer is told, when it asks.
+            // Its own writer gets the error when it asks.
             let _ = self.flush_dirty(&oldest);
         }
         Ok(self.write_to_copy(dirty, offset, from))
     }
 
-    /// Something is to be done to a file that is done at the source: first that gets all bytes, and
-    /// from now on it gets them at once, at least until what is returned is dropped.
+    /// Brings all dirty bytes of a file to the source before an operation there. The file is
+    /// written through until the returned guard is dropped, at least.
     pub(crate) fn settle(&self, identity: Identity) -> Result<Option<Through<'_>>> {
         let through = self.write_back.writes_through(identity);
         let Some(dirty) = self.write_back.of(identity) else { return Ok(through) };
         self.flush_dirty(&dirty)?;
         let _flushing = lock(&dirty.flushing);
-        // What was written since the first pass is little, and no more comes.
+        // Few bytes were written since the first pass, and no more are accepted.
         dirty.freeze(true);
         let flushed = match mutant("guest.write-back.settles-in-one-pass") {
             true => Ok(()),
@@ -160,8 +160,8 @@ impl Files {
         flushed.map(|()| through)
     }
 
-    /// What is known of the file of an open writer, as the source has just answered. One that has
-    /// been changed there by others, and not here, is kept back no more.
+    /// Returns the write-back state for another writer, after the source has just answered. A file
+    /// that has been changed there, and not here, is no longer kept back.
     pub(super) fn kept_back(&self, node: &Node, seen: &Attributes) -> Result<Option<Arc<Dirty>>> {
         let Some(dirty) = self.write_back.of(node.identity) else { return Ok(None) };
         if dirty.is_dirty() || self.write_back.base(&dirty) == Some(seen.stamp) {
@@ -171,8 +171,8 @@ impl Files {
         Ok(None)
     }
 
-    /// Asks the source for attributes. An answer that was given before a dirty file was brought
-    /// there, and comes after it, is none.
+    /// Asks the source for attributes. Repeats the call if a dirty file was flushed meanwhile,
+    /// since the answer may be older than that.
     pub(super) fn look_between_flushes(
         &self,
         look: impl Fn() -> Result<Attributes>,
@@ -188,7 +188,8 @@ impl Files {
         }
     }
 
-    /// Does what takes a name away. What had it may be dirty, and stays what its copy is of.
+    /// Removes or replaces a name. The file that had it may be dirty, and remains the base of its
+    /// copy.
     pub(super) fn take_name(
         &self,
         folder: &OwnedFd,
@@ -205,7 +206,7 @@ impl Files {
         let _flushing = lock(&dirty.flushing);
         let before = source::stat_now(&*dirty.file)?;
         take()?;
-        // What cannot be asked now is compared when it is written back.
+        // If the source cannot be asked now, the file is compared when it is written back.
         let Ok(after) = source::stat_now(&*dirty.file) else { return Ok(()) };
         if self.write_back.base(&dirty) == Some(before.stamp) {
             self.write_back.rebase(&dirty, after.stamp);
@@ -214,18 +215,18 @@ impl Files {
         Ok(())
     }
 
-    /// Ends it, if there is nothing to be written. `flushing` is held.
+    /// Ends write-back of a file, if it is clean. The caller holds `flushing`.
     fn end(&self, dirty: &Dirty, must: bool) -> bool {
         let is_ended = self.write_back.end(dirty, must);
         if is_ended {
-            // It may be wanted again; a change that came within a tick of ours may be in it.
+            // It may contain a foreign change within our clock tick; if wanted, it is made again.
             self.copies.retire(dirty.node.identity);
         }
         is_ended
     }
 
-    /// Does something to a file at the source, which may give it another size. One whose writes
-    /// are kept back has all its bytes there before, and goes on being what its copy is of.
+    /// Runs an operation at the source that may change the size of a file. A file with write-back
+    /// is flushed before, and remains the base of its copy.
     pub(crate) fn change_at_source(
         &self,
         identity: Identity,
@@ -257,20 +258,20 @@ impl Files {
         Ok(())
     }
 
-    /// Brings the bytes of a file to the source.
+    /// Writes the dirty bytes of a file to the source.
     pub(crate) fn flush_dirty(&self, dirty: &Dirty) -> Result<()> {
         let _flushing = lock(&dirty.flushing);
         self.flush_locked(dirty)
     }
 
-    /// The same while `flushing` is held. For whatever call that is done, the writers are told what
-    /// was refused: a `chmod` that hears of a conflict (ESTALE) is tried again by the kernel.
+    /// The same with `flushing` held. Whichever call causes the flush, refusals are reported to the
+    /// writers: a `chmod` that failed with a conflict (ESTALE) would be retried by the kernel.
     fn flush_locked(&self, dirty: &Dirty) -> Result<()> {
         let Some((ranges, base)) = self.write_back.begin_flush(dirty) else { return Ok(()) };
         let mut is_tried = false;
         let result = self.bring(dirty, &ranges, base, &mut is_tried);
         let base = match is_tried || mutant("guest.write-back.takes-what-failed-for-its-base") {
-            // What a server has not got yet it gets for that.
+            // The server gets all bytes for this.
             true => source::stat_now(&*dirty.file).ok().map(|it| it.stamp),
             false => base,
         };
@@ -278,7 +279,7 @@ impl Files {
             Ok(Brought::Beside) => Some(Errno::STALE),
             result => result.err(),
         };
-        // Before a sync finds nothing more to be done.
+        // Before a sync finds nothing left to do.
         refused.iter().for_each(|error| dirty.failed(*error));
         self.write_back.end_flush(dirty, result == Ok(Brought::Written), base);
         let is_beside = result == Ok(Brought::Beside);
@@ -286,7 +287,7 @@ impl Files {
             self.write_back.forget_bytes(dirty);
         }
         if result.is_ok() {
-            // Also when its last writer is gone already.
+            // Also if its last writer has already closed it.
             self.end(dirty, is_beside);
         }
         if is_beside {
@@ -295,8 +296,8 @@ impl Files {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Brings what was written through an open file to the source, and says, once, what that has
-    /// refused since the writer was told last: also to another call, for which this one has waited.
+    /// Flushes the file of an open writer, and reports, once, an error since its last report: also
+    /// one from another call that this one waited for.
     pub(crate) fn sync_handle(&self, handle: &Handle) -> Result<()> {
         let flushed = self.flush_handle(handle);
         let is_deaf = mutant("guest.write-back.a-sync-hears-nothing-of-others");
@@ -304,8 +305,8 @@ impl Files {
         flushed.and(said)
     }
 
-    /// The same when a descriptor is closed, which leaves it to be said again: a process that runs
-    /// another program closes its copies of its parent's descriptors.
+    /// The same at the close of a descriptor, without consuming the error: a process that executes
+    /// another program closes its duplicates of its parent's descriptors.
     pub(crate) fn close_handle(&self, handle: &Handle) -> Result<()> {
         if mutant("guest.write-back.a-close-takes-the-error") {
             return self.sync_handle(handle);
@@ -318,7 +319,7 @@ impl Files {
         if mutant("guest.write-back.syncs-its-own-open-only") {
             return handle.dirty.as_ref().map_or(Ok(()), |dirty| self.flush_dirty(dirty));
         }
-        // Also one that others have made dirty, or that was ended and is dirty again.
+        // Also a state that other writers have made dirty, or that was ended and started again.
         let dirty = self.write_back.of(handle.node.identity);
         dirty.map_or(Ok(()), |dirty| self.flush_dirty(&dirty))
     }
@@ -331,7 +332,7 @@ impl Files {
         is_tried: &mut bool,
     ) -> Result<Brought> {
         let seen = match source::stat_now(&*dirty.file) {
-            // Others have removed it at a server.
+            // It was removed at a server by others.
             Err(Errno::STALE) => None,
             seen => Some(seen?),
         };
@@ -356,8 +357,8 @@ impl Files {
         Ok(Brought::Written)
     }
 
-    /// Brings what has been dirty for long enough to the source, and what the policy wants to be
-    /// clean.
+    /// Writes back the files that have been dirty for long enough, and those that the policy wants
+    /// to be clean.
     pub fn write_back_old(&self) {
         let wanted = self.copies.take_to_write_back();
         let Some(time_max) = self.write_back.time_max() else { return };
@@ -370,13 +371,13 @@ impl Files {
         }
     }
 
-    /// Brings everything to the source. Returns what it has refused.
+    /// Writes back all files. Returns the refused ones.
     pub fn write_back_all(&self) -> Vec<(String, Errno)> {
         self.write_back.close();
         let mut refused = Vec::new();
         for dirty in self.write_back.everything() {
             let settled = self.settle(dirty.node.identity);
-            // A conflict is over, and was said when its file was made.
+            // A conflict is resolved, and was logged when its file was made.
             let is_over = self.write_back.of(dirty.node.identity).is_none();
             if let Some(error) = settled.err().filter(|_| !is_over) {
                 let path = self.nodes.path(&dirty.node).unwrap_or_default();
@@ -387,13 +388,13 @@ impl Files {
     }
 }
 
-/// What has become of bytes that were to be written to the source.
+/// The result of writing bytes to the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Brought {
-    /// They are there.
+    /// They are at the source.
     Written,
-    /// The file is gone, and nobody has it open.
+    /// The file is gone, and has no opens.
     NotNeeded,
-    /// They are in a file of their own.
+    /// They are in a new file beside it.
     Beside,
 }

@@ -1,5 +1,5 @@
-//! Copying files that deserve it, in the background: two at a time, when who opened them has closed
-//! them, so that their bytes have come from the server already where that is cached.
+//! Copies files that deserve it, in the background: two at a time, after they are closed, so that
+//! their bytes have already come from the server and are cached.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
@@ -21,16 +21,16 @@ use crate::nodes::Node;
 use crate::source;
 use crate::stamp::{Attributes, Identity};
 
-/// Copied at a time.
+/// Bytes copied at a time.
 const CHUNK: usize = 1 << 20;
-/// When a file that has just changed is looked at again.
+/// Delay before a file that has just changed is checked again.
 const AGAIN: Duration = Duration::from_millis(2100);
-/// Looks at a file that keeps changing.
+/// Most checks of a file that keeps changing.
 const LOOKS_MAX: u32 = 4;
-/// Files that wait to be copied. More are not worth remembering.
+/// Most files that wait to be copied; more are not worth remembering.
 const QUEUE_MAX: usize = 4096;
 
-/// Files that are to be copied.
+/// The queue of files to be copied.
 #[derive(Default)]
 pub struct Fills {
     queue: Mutex<Queue>,
@@ -40,7 +40,7 @@ pub struct Fills {
 #[derive(Default)]
 struct Queue {
     waiting: BinaryHeap<Reverse<Task>>,
-    /// Their files: each waits once.
+    /// The queued files: each is queued once.
     files: HashSet<Identity>,
     next: u64,
 }
@@ -75,7 +75,7 @@ impl Ord for Task {
 }
 
 impl Fills {
-    /// A file is to be copied, for a caller who may read it.
+    /// Queues a file, on behalf of a caller who may read it.
     pub fn add(&self, node: Arc<Node>, caller: Caller) {
         self.put(node, caller, Instant::now(), 0);
     }
@@ -90,12 +90,12 @@ impl Fills {
         }
     }
 
-    /// Whether anything waits.
+    /// Returns whether the queue is not empty.
     pub fn has_work(&self) -> bool {
         !lock(&self.queue).waiting.is_empty()
     }
 
-    /// The next one whose time has come. Waits for it.
+    /// Waits until the next task is due, and takes it.
     fn next(&self) -> Task {
         let mut queue = lock(&self.queue);
         loop {
@@ -123,13 +123,13 @@ impl Fills {
 }
 
 impl Files {
-    /// Copies files as they come, for ever.
+    /// Copies queued files forever.
     pub fn fill_forever(&self) {
         let mut buffer = vec![0; CHUNK];
         loop {
             let task = self.fills.next();
             if self.hearing.state() != SourceState::Up {
-                // It has enough to do.
+                // The source is in trouble: try later.
                 self.fills.put(task.node, task.caller, Instant::now() + AGAIN, task.looks);
                 continue;
             }
@@ -140,14 +140,14 @@ impl Files {
         }
     }
 
-    /// Copies a file. Returns whether it has to be tried again, as it has just changed.
+    /// Copies a file. Returns whether it has to be tried again, since it has just changed.
     fn copy(&self, task: &Task, buffer: &mut [u8]) -> Result<bool> {
         let Some(fill) = self.copies.begin_fill(task.node.identity) else { return Ok(false) };
         let asking = self.hearing.asks();
         let copied = self.copy_out(task, buffer);
         drop(asking);
         match &copied {
-            // There is no room for what the policy holds, or the disk fails.
+            // There is no room for a file that the policy holds, or the disk fails.
             Err(Failed::Here) => {
                 self.copies.drop_file(task.node.identity);
                 if mutant("guest.fill.takes-its-own-trouble-for-the-sources") {
@@ -165,7 +165,7 @@ impl Files {
         Ok(is_to_come)
     }
 
-    /// The copy, or nothing if the file is too new, or has changed under it.
+    /// Makes a copy; `None` if the file is too new, or has changed meanwhile.
     fn copy_out(
         &self,
         task: &Task,
@@ -191,7 +191,7 @@ impl Files {
             },
         )?;
         if !self.source.is_local() {
-            // The copy is read from now on: the source's pages would hold the same bytes again.
+            // Reads use the copy from now on: the source's pages would hold the same bytes twice.
             let _ = fadvise(&file, 0, None, Advice::DontNeed);
         }
         let after = source::stat(&file)?;
@@ -201,7 +201,7 @@ impl Files {
         Ok(is_whole.then_some((copy, before)))
     }
 
-    /// Whether a change from now on would give a file another stamp.
+    /// Returns whether a change from now on would give a file another stamp.
     fn is_settled(&self, node: &Node, seen: &Attributes) -> bool {
         let news = node.told(seen.stamp);
         if news.changed {
@@ -211,8 +211,8 @@ impl Files {
     }
 }
 
-/// Why a file was not copied, by the side that says so: a disk of ours that fails says nothing of
-/// the source.
+/// The reason why a file was not copied, by side: a failing disk of ours says nothing about the
+/// source.
 enum Failed {
     Source(Errno),
     Here,
@@ -224,7 +224,7 @@ impl From<Errno> for Failed {
     }
 }
 
-/// The file that did not let bytes be copied.
+/// The side on which a copy failed.
 #[derive(Debug, PartialEq, Eq)]
 enum Unfinished {
     Read(Errno),
@@ -239,8 +239,8 @@ impl Unfinished {
 }
 
 impl Files {
-    /// Brings bytes of a copy to a file of the source. The source has answered just before: a disk
-    /// of ours that does not give the bytes says nothing of it.
+    /// Copies bytes of a copy to a file of the source, which has answered just before: a read error
+    /// of our disk does not count against the source.
     pub(super) fn copy_to_source(&self, copy: &File, to: &File, range: (u64, u64)) -> Result<()> {
         copy_range_with(copy, to, range.0, range.1, &mut buffer_for(range)).map_err(|failed| {
             if matches!(failed, Unfinished::Read(_))
@@ -253,7 +253,7 @@ impl Files {
     }
 }
 
-/// Copies bytes from one file to another, as far as the first one goes.
+/// Copies bytes from one file to another, up to the end of the first one.
 pub fn copy_range(from: &File, to: &File, start: u64, end: u64) -> Result<()> {
     let buffer = &mut buffer_for((start, end));
     copy_range_with(from, to, start, end, buffer).map_err(Unfinished::error)

@@ -1,6 +1,6 @@
-//! Folders that are open: their entries as they were when reading began, so that a place in the
-//! list stays the same while names come and go. Places are the source's own: the kernel goes on
-//! with an open folder at a place of a list that it has kept from another one.
+//! Open folders: a snapshot of their entries at the start of reading, so that offsets in the list
+//! stay valid while names are added and removed. Offsets are the source's own: the kernel continues
+//! reading an open folder at an offset of a list cached from another open.
 
 use std::ffi::OsStr;
 use std::mem::MaybeUninit;
@@ -19,43 +19,42 @@ use crate::lock::lock;
 use crate::nodes::Node;
 use crate::source;
 
-/// Read from a folder at a time.
+/// Buffer size for reading a folder.
 const LIST_BYTES: usize = 32 << 10;
 
-/// A folder that is open.
+/// An open folder.
 pub struct Folder {
     node: Arc<Node>,
-    /// As the caller has opened it: a server may show its list to no other user.
+    /// Opened as the caller: a server may deny the list to other users.
     held: OwnedFd,
     caller: Caller,
-    /// Locked while it is read, which moves the place in `held`. Who waits has the same folder
-    /// open.
+    /// Locked while it is read, which moves the offset in `held`. Only users of this open wait.
     entries: Mutex<Arc<Entries>>,
 }
 
-/// What a folder has, in the order in which the source lists it. The names lie in one piece: a
-/// hundred thousand small ones would leave the heap full of holes.
+/// The entries of a folder, in the source's order. The names are in one allocation: a hundred
+/// thousand small ones would fragment the heap.
 #[derive(Default)]
 pub struct Entries {
-    /// The place where it begins.
+    /// The offset at which it begins.
     from: u64,
     names: Vec<u8>,
     ends: Vec<End>,
-    /// Which entry was asked for last: the next ones are close behind it.
+    /// Index of the entry last asked for: the next ones are close behind it.
     asked: AtomicUsize,
 }
 
-/// Where a name ends, and what it leads to.
+/// The end of a name in `names`, and its file.
 struct End {
     at: usize,
     inode: u64,
     kind: FileType,
-    /// The place behind it.
+    /// The offset behind it.
     next: u64,
 }
 
 impl Entries {
-    /// Those behind a place, each with the place behind it.
+    /// Returns the entries behind an offset, each with the offset behind it.
     pub fn rest(&self, place: u64) -> impl Iterator<Item = (u64, Entry<'_>)> {
         let first = self.behind(place).unwrap_or(self.ends.len());
         self.asked.store(first, Ordering::Relaxed);
@@ -67,7 +66,7 @@ impl Entries {
         })
     }
 
-    /// Which entry comes behind a place, if that is in the list.
+    /// Returns the index of the entry behind an offset, if that is in the list.
     fn behind(&self, place: u64) -> Option<usize> {
         if place == self.from {
             return Some(0);
@@ -78,26 +77,26 @@ impl Entries {
     }
 }
 
-/// A name in a folder.
+/// An entry of a folder.
 pub struct Entry<'list> {
     /// The name.
     pub name: &'list OsStr,
-    /// The number of what it leads to.
+    /// The inode number of its file.
     pub inode: u64,
-    /// What that is.
+    /// The type of its file.
     pub kind: FileType,
 }
 
 impl Entry<'_> {
-    /// Whether it is one of the two names that every folder has.
+    /// Returns whether it is `.` or `..`.
     pub fn is_dots(&self) -> bool {
         self.name == "." || self.name == ".."
     }
 }
 
 impl Files {
-    /// Opens a folder. Returns its number, and whether the list of names that the kernel keeps is
-    /// that of the folder.
+    /// Opens a folder. Returns its number, and whether the kernel's cached list is that of the
+    /// folder.
     pub fn open_folder(&self, id: u64, caller: Caller) -> Result<(u64, bool)> {
         let node = self.nodes.get(id)?;
         let acting = caller.act();
@@ -114,8 +113,8 @@ impl Files {
         Ok((number, news.pages_are_good && self.nodes.list_serves(id, self.window)))
     }
 
-    /// The entries of an open folder, for those behind a place: read anew from the beginning, and
-    /// where the place is not in the list.
+    /// Returns the entries of an open folder that cover an offset. Reads the folder again at the
+    /// beginning, and if the offset is not in the list.
     pub fn entries(&self, number: u64, place: u64) -> Result<Arc<Entries>> {
         let folder = self.folders.get(number)?;
         let mut entries = lock(&folder.entries);
@@ -125,8 +124,8 @@ impl Files {
         Ok(entries.clone())
     }
 
-    /// What an entry leads to, for the kernel. Nothing if it is gone or may not be seen: then the
-    /// name alone is told.
+    /// Looks up an entry for the kernel. `None` if it is gone or may not be seen: then only the
+    /// name is returned.
     pub fn entry(&self, number: u64, name: &OsStr) -> Option<Found> {
         let folder = self.folders.get(number).ok()?;
         let acting = folder.caller.act();
@@ -135,19 +134,19 @@ impl Files {
         Some(self.found(&seen, folder.node.id, name))
     }
 
-    /// The kernel was told of what some entries lead to, from a place on.
+    /// Records that the kernel was told the attributes of some entries, from an offset on.
     pub fn told_entries(&self, number: u64, place: u64, entries: &Entries, files: usize) {
         if let Ok(folder) = self.folders.get(number) {
             self.nodes.listed(folder.node.id, place == 0, entries.ends.len(), files);
         }
     }
 
-    /// The kernel was not told of a node after all.
+    /// Undoes telling the kernel of a node.
     pub fn untell(&self, node: &Node) {
         self.nodes.forget(node.id, 1);
     }
 
-    /// Makes the names in an open folder durable.
+    /// Makes the entries of an open folder durable.
     #[expect(
         clippy::disallowed_methods,
         reason = "no image of a disk is a file of a guest's mount"
@@ -156,13 +155,13 @@ impl Files {
         fsync(&self.folders.get(number)?.held)
     }
 
-    /// An open folder is closed.
+    /// Closes an open folder.
     pub fn close_folder(&self, number: u64) {
         self.folders.remove(number);
     }
 }
 
-/// Reads a folder from a place on.
+/// Reads a folder from an offset on.
 fn read_from(folder: &OwnedFd, place: u64) -> Result<Entries> {
     let mut entries = Entries { from: place, ..Entries::default() };
     let mut buffer = vec![MaybeUninit::uninit(); LIST_BYTES];

@@ -1,5 +1,5 @@
-//! What is done to an open file through the daemon. All of it goes to the source before it is
-//! answered, and then into a copy that others have open.
+//! Operations on open files through the daemon. Each is done at the source before it is answered,
+//! and then in the file's open copy, if any.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -15,8 +15,8 @@ use crate::handles::Handle;
 use crate::source;
 
 impl Files {
-    /// Reads from the copy of an open file. Nothing if there is none, or it cannot be read: then
-    /// the source is to be asked.
+    /// Reads from the copy of an open file. `None` if there is none, or it cannot be read: then the
+    /// source has to be asked.
     pub fn read_copy(&self, number: u64, offset: u64, bytes: u32) -> Option<Result<Vec<u8>>> {
         let handle = self.handles.get(number).ok()?;
         let dirty = self.write_back.of(handle.node.identity);
@@ -37,7 +37,7 @@ impl Files {
         }
     }
 
-    /// Reads from an open file. Fewer bytes than asked for mean its end.
+    /// Reads from an open file. A short read means end of file.
     pub fn read(&self, number: u64, offset: u64, bytes: u32) -> Result<Vec<u8>> {
         let handle = self.handles.get(number)?;
         let read = read_fully(&*handle.file(&self.nodes)?, offset, bytes)?;
@@ -45,8 +45,8 @@ impl Files {
         Ok(read)
     }
 
-    /// Writes to an open file. `as_caller`: the write takes away what only the owner may keep, the
-    /// set-user-id bit above all; the source does that when it is not the superuser who writes.
+    /// Writes to an open file. `as_caller`: the write must clear bits that only the owner may set,
+    /// above all the set-user-id bit; the source does so if the writer is not the superuser.
     pub fn write(&self, number: u64, offset: u64, from: &[u8], as_caller: bool) -> Result<usize> {
         let handle = self.handles.get(number)?;
         if let Some(written) = self.write_after_others(&handle, offset, from)? {
@@ -74,13 +74,13 @@ impl Files {
         Ok(written)
     }
 
-    /// An open file has other bytes in a range, which only the source knows.
+    /// Updates copies after a range has changed whose bytes are only at the source.
     fn changed(&self, handle: &Handle, offset: u64, bytes: u64) {
         self.copies.retire(handle.node.identity);
         self.patch_open_copy(handle.node.identity, offset, bytes);
     }
 
-    /// Makes what was written durable.
+    /// Makes written data durable.
     #[expect(
         clippy::disallowed_methods,
         reason = "no image of a disk is a file of a guest's mount"
@@ -92,7 +92,7 @@ impl Files {
         if data_only { file.sync_data() } else { file.sync_all() }.map_err(errno)
     }
 
-    /// Whether the source has nothing to do with it that a descriptor is closed.
+    /// Returns whether closing a descriptor needs no call to the source.
     pub fn flushes_nothing(&self, number: u64, owner: u64) -> bool {
         let Ok(handle) = self.handles.get(number) else { return false };
         let stays_here = self.write_back.closes_lazily()
@@ -101,8 +101,8 @@ impl Files {
         (!handle.writes() || stays_here) && is_unlocked
     }
 
-    /// A descriptor of an open file is closed: locks of its owner go, and what a server has to be
-    /// told, or says, at a close is told, or said, now.
+    /// Processes the close of a descriptor: releases its owner's locks, and makes the calls to a
+    /// server that belong to a close, with their errors.
     pub fn flush(&self, number: u64, owner: u64) -> Result<()> {
         let handle = self.handles.get(number)?;
         self.locks.release(handle.node.identity, owner);
@@ -113,11 +113,11 @@ impl Files {
         if !handle.writes() || self.source.is_local() {
             return Ok(());
         }
-        // Closing a duplicate flushes as closing the last one does.
+        // Closing a duplicate flushes as the last close does.
         source::close(rustix::io::dup(&*handle.file(&self.nodes)?)?)
     }
 
-    /// Gives a range of an open file space, or takes it.
+    /// Allocates or deallocates a range of an open file.
     pub fn allocate(&self, number: u64, offset: u64, bytes: u64, mode: i32) -> Result<()> {
         let handle = self.handles.get(number)?;
         let _through = self.settle(handle.node.identity)?;
@@ -126,12 +126,12 @@ impl Files {
         let acting = handle.caller.act();
         fallocate(&*file, mode, offset, bytes)?;
         drop(acting);
-        // Some modes move what lies behind the range.
+        // Some modes move the data behind the range.
         self.changed(&handle, offset, u64::MAX - offset);
         Ok(())
     }
 
-    /// Where an open file's next data or hole begins.
+    /// Returns the start of an open file's next data or hole.
     pub fn seek(&self, number: u64, offset: u64, to_data: bool) -> Result<u64> {
         let handle = self.handles.get(number)?;
         self.settle(handle.node.identity)?;
@@ -187,7 +187,7 @@ fn write_fully(file: &Arc<File>, offset: u64, from: &[u8]) -> Result<usize> {
             Ok(written) => done += written,
             Err(Errno::INTR) => {}
             Err(error) if done == 0 => return Err(error),
-            // The caller learns of it at the next byte.
+            // The caller gets the error at the next byte.
             Err(_) => break,
         }
     }

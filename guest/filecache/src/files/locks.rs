@@ -1,9 +1,9 @@
-//! Locks, passed down to the source. Each owner of locks on a file gets a descriptor of its own
+//! File locks, passed on to the source. Each lock owner of a file gets a descriptor of its own
 //! there, since locks of one process do not exclude each other.
 //!
-//! The kernel does not tell `flock` from a lock of all bytes (the library does not pass that on),
-//! so such a lock is taken in both ways: another process that uses either of them is kept out, as
-//! it is with NFS, where both are one.
+//! The kernel does not distinguish `flock` from a lock of all bytes (the library does not pass that
+//! on), so such a lock is taken in both ways: it excludes processes that use either of them, as
+//! with NFS, where both are one.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -23,7 +23,7 @@ use crate::lock::lock;
 use crate::source;
 use crate::stamp::Identity;
 
-/// Between two tries of a lock that others hold: at first, and at most.
+/// First and longest pause between two tries of a lock that others hold.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
 
 /// A lock on a range of a file.
@@ -61,21 +61,21 @@ pub struct Locks {
 }
 
 impl Locks {
-    /// An owner has closed a file: its locks are gone.
+    /// Releases the locks of an owner who has closed a file.
     pub fn release(&self, identity: Identity, owner: u64) {
         let file = lock(&self.files).remove(&(identity, owner));
-        // Closes a file of the source, which may hang: nothing is locked any more.
+        // Outside the lock: closes a file of the source, which may hang.
         drop(file);
     }
 
-    /// The descriptor of an owner, if it has locked something.
+    /// Returns the descriptor of an owner, if it has locked something.
     pub fn of(&self, identity: Identity, owner: u64) -> Option<Arc<File>> {
         lock(&self.files).get(&(identity, owner)).cloned()
     }
 }
 
 impl Files {
-    /// The descriptor of an owner.
+    /// Returns the descriptor of an owner, opened if needed.
     fn lock_file(&self, handle: &Handle, owner: u64) -> Result<Arc<File>> {
         let identity = handle.node.identity;
         let mut owners = lock(&handle.lock_owners);
@@ -88,7 +88,7 @@ impl Files {
         }
         let anchor = handle.anchor(&self.nodes)?;
         let acting = handle.caller.act();
-        // An owner may have several opens; a descriptor that can do both serves all of them.
+        // An owner may have several opens; a descriptor for reading and writing serves all of them.
         let both = source::reopen(&*anchor, OFlags::RDWR);
         let file = both.or_else(|_| source::reopen(&*anchor, handle.flags & OFlags::RWMODE))?;
         drop(acting);
@@ -96,7 +96,7 @@ impl Files {
         Ok(files.entry((identity, owner)).or_insert_with(|| Arc::new(file)).clone())
     }
 
-    /// Which lock is in the way of one.
+    /// Returns the lock that conflicts with `range`, if any.
     pub fn test_lock(&self, number: u64, owner: u64, range: Range) -> Result<(Range, u32)> {
         let handle = self.handles.get(number)?;
         let file = self.lock_file(&handle, owner)?;
@@ -112,7 +112,7 @@ impl Files {
         Ok((Range { start, end, kind: it.l_type.into() }, pid))
     }
 
-    /// Takes or gives back a lock, at once or not at all.
+    /// Takes or releases a lock; fails if it would have to wait.
     pub fn try_lock(&self, number: u64, owner: u64, range: Range) -> Result<()> {
         let handle = self.handles.get(number)?;
         if range.kind == libc::F_UNLCK && self.locks.of(handle.node.identity, owner).is_none() {
@@ -127,7 +127,7 @@ impl Files {
             return control(&file, libc::F_OFD_SETLK, &mut range.for_system());
         }
         match control(&file, libc::F_OFD_SETLK, &mut range.for_system()) {
-            // What is open for reading alone can be locked with `flock` all the same.
+            // A file open for reading only can still be locked with `flock`.
             Err(Errno::BADF) => {}
             result => result?,
         }
@@ -142,7 +142,7 @@ impl Files {
         })
     }
 
-    /// Waits for a lock until it is there, or a signal waits for the task that wants it.
+    /// Waits for a lock until it is taken, or a signal is pending for the task.
     pub fn wait_for_lock(&self, number: u64, owner: u64, range: Range, task: u32) -> Result<()> {
         let [mut pause, pause_max] = PAUSES;
         loop {

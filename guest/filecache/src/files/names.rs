@@ -1,5 +1,5 @@
-//! Names: what they lead to, and what makes and unmakes them. All of it is the source's, done for
-//! the caller.
+//! Names: looking them up, creating and removing them. All of it is done at the source, on behalf
+//! of the caller.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
@@ -18,21 +18,21 @@ use crate::source;
 use crate::stamp::Attributes;
 use crate::write_back::Through;
 
-/// A node, and what the kernel is to be told of it.
+/// A node, and its attributes for the kernel.
 pub type Found = (Arc<Node>, Attributes);
 
-/// Something other than a file with bytes that a name is made for.
+/// A file to create, other than a regular one.
 pub enum New {
     /// A folder.
     Folder(u32),
-    /// A link to another name.
+    /// A symbolic link with this target.
     Link(OsString),
-    /// Anything, by its mode and device number.
+    /// Any type, by its mode and device number.
     Node(u32, u32),
 }
 
 impl Files {
-    /// What a name leads to.
+    /// Looks a name up.
     pub fn look_up(&self, folder: u64, name: &OsStr, caller: &Caller) -> Result<Found> {
         let acting = caller.act();
         let at = self.nodes.folder(folder)?;
@@ -41,14 +41,14 @@ impl Files {
         Ok(self.found(&seen, folder, name))
     }
 
-    /// The kernel is told of something that was seen.
+    /// Registers a file that was looked up, to be told to the kernel.
     pub(crate) fn found(&self, seen: &Attributes, folder: u64, name: &OsStr) -> Found {
         let node = self.nodes.found(seen, folder, name);
         self.learn(&node, seen);
         (node, self.shown(*seen))
     }
 
-    /// Makes something.
+    /// Creates a file that is not a regular one.
     pub fn make(&self, folder: u64, name: &OsStr, what: &New, by: &Caller) -> Result<Found> {
         let acting = by.act();
         let at = self.nodes.folder(folder)?;
@@ -64,7 +64,7 @@ impl Files {
         self.look_up(folder, name, by)
     }
 
-    /// Takes a name away.
+    /// Removes a name.
     pub fn remove(&self, folder: u64, name: &OsStr, is_folder: bool, by: &Caller) -> Result<()> {
         let at = self.folder_for(folder, by)?;
         let flags = if is_folder { AtFlags::REMOVEDIR } else { AtFlags::empty() };
@@ -76,7 +76,7 @@ impl Files {
         Ok(())
     }
 
-    /// Gives something another name.
+    /// Renames a file.
     pub fn rename(
         &self,
         from: (u64, &OsStr),
@@ -104,7 +104,7 @@ impl Files {
         Ok(())
     }
 
-    /// Nodes of what has got a name are there now.
+    /// Updates the places of the nodes of a renamed file.
     fn moved(&self, folder: u64, name: &OsStr, by: &Caller) {
         let _acting = by.act();
         let Ok(at) = self.nodes.folder(folder) else { return };
@@ -112,7 +112,7 @@ impl Files {
         self.nodes.moved(seen.identity, folder, name);
     }
 
-    /// Gives something a second name.
+    /// Makes a hard link.
     pub fn link(&self, id: u64, folder: u64, name: &OsStr, by: &Caller) -> Result<Found> {
         let node = self.nodes.get(id)?;
         let _through = self.settle(node.identity)?;
@@ -124,7 +124,7 @@ impl Files {
         self.look_up(folder, name, by)
     }
 
-    /// Where a link leads.
+    /// Returns the target of a symbolic link.
     pub fn read_link(&self, id: u64, by: &Caller) -> Result<OsString> {
         let node = self.nodes.get(id)?;
         let _acting = by.act();
@@ -133,8 +133,8 @@ impl Files {
         Ok(std::os::unix::ffi::OsStringExt::from_vec(to.into_bytes()))
     }
 
-    /// Brings what is kept back of a file to the source, by its name. From then on it is written
-    /// through, until what is returned is dropped.
+    /// Writes back the dirty bytes of a file, by its name. It is written through until the returned
+    /// guard is dropped.
     fn settle_name(
         &self,
         folder: &OwnedFd,
@@ -150,7 +150,7 @@ impl Files {
         seen.map_or(Ok(None), |seen| self.settle(seen.identity))
     }
 
-    /// A folder, for a caller who may reach it: a server that squashes root shows it no folder of
+    /// Opens a folder on behalf of a caller: a server that squashes root denies it the folders of
     /// others.
     fn folder_for(&self, id: u64, by: &Caller) -> Result<Arc<OwnedFd>> {
         let _acting = by.act();

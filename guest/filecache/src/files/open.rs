@@ -1,9 +1,9 @@
 //! Opening and closing files.
 //!
-//! An open asks the source first: which file has the name now, and what is its stamp? A copy is
-//! compared by opening the source's file, which is how NFS says whether it has changed (no call to
-//! the server under a delegation). In mode Source only the kernel opens it: the daemon holds an
-//! anchor, which opens nothing.
+//! An open asks the source first for the file that has the name now, and for its stamp. A copy is
+//! compared by opening the source's file, which is how NFS checks for changes (no call to the
+//! server under a delegation). In mode Source only the kernel opens it: the daemon holds an anchor,
+//! which opens nothing.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -26,47 +26,47 @@ use crate::open_mode::Mode;
 use crate::source;
 use crate::stamp::{Attributes, Stamp};
 
-/// The kernel's mark of an open for `execve`.
+/// The kernel's flag of an open for `execve`.
 const FOR_EXECUTION: OFlags = OFlags::from_bits_retain(0x20);
 
-/// Registers a file with the kernel, as the one behind a node.
+/// Registers a file with the kernel as the backing file of a node.
 pub type Register<'a> = &'a dyn Fn(BorrowedFd<'_>) -> std::io::Result<Backing>;
 
-/// An open file, for the answer to the kernel.
+/// The result of an open, for the reply to the kernel.
 pub struct Opened {
-    /// Its number.
+    /// Its handle number.
     pub number: u64,
-    /// How it is open.
+    /// Its mode.
     pub mode: Mode,
-    /// The kernel's hold on the file behind it.
+    /// The kernel's registration of the backing file.
     pub backing: Option<Arc<Backing>>,
-    /// Whether pages that the kernel has are those of the file.
+    /// The kernel's cached pages are those of the file.
     pub keeps_pages: bool,
-    /// Whether the source was not asked.
+    /// The source was not asked.
     pub is_unchecked: bool,
 }
 
-/// How a node is bound, the kernel's hold on the file behind it, and the file as the daemon has it.
+/// The mode of a binding, the kernel's registration of the backing file, and the daemon's file.
 type Ways = (Mode, Option<Arc<Backing>>, Option<Arc<File>>);
 
-/// What is known of a file when it is opened.
+/// The state of a file at its open.
 pub struct Look {
     stamp: Stamp,
-    /// A write may take the set-user-id bit away.
+    /// The file has the set-user-id or set-group-id bit, which a write may clear.
     is_set_id: bool,
-    /// The file, held.
+    /// The anchor of the file.
     pub anchor: Option<Arc<OwnedFd>>,
     /// The source's file, as the caller has opened it.
     pub file: Option<Arc<File>>,
-    /// A fresh copy, or the one in which its writes are kept back.
+    /// A fresh copy, or the one that its writes are kept back in.
     pub copy: Option<Arc<Copy>>,
-    /// Whether this open has made it, at a server.
+    /// This open has created it, at a server.
     is_new: bool,
     news: News,
 }
 
 impl Look {
-    /// Of a copy, which is taken at its word.
+    /// Makes the look of a copy that is trusted without asking the source.
     fn unchecked(copy: Arc<Copy>) -> Option<Self> {
         let news = News { changed: false, pages_are_good: false, is_settled: true };
         let dirty = || copy.attributes().filter(|_| copy.is_dirty()).map(|seen| seen.stamp);
@@ -77,7 +77,7 @@ impl Look {
 }
 
 impl Files {
-    /// Opens a file that the kernel knows.
+    /// Opens a file by its node.
     pub fn open(&self, id: u64, flags: OFlags, caller: Caller, to: Register<'_>) -> Result<Opened> {
         let _asks = self.memory.asks();
         let node = self.nodes.get(id)?;
@@ -97,7 +97,7 @@ impl Files {
         self.finish(node, flags, caller, look, to)
     }
 
-    /// Makes a file and opens it.
+    /// Creates a file and opens it.
     pub fn create(
         &self,
         folder: u64,
@@ -132,7 +132,7 @@ impl Files {
         }
     }
 
-    /// A copy that was compared with the source so short a time ago that the user takes its word.
+    /// Returns a look by a copy that was compared with the source within the user's trust period.
     fn trusted(&self, node: &Node, writes: bool) -> Option<Look> {
         if self.trust.is_zero() || writes {
             return None;
@@ -142,8 +142,8 @@ impl Files {
         is_near.then(|| Look::unchecked(copy)).flatten()
     }
 
-    /// Opens a file for reading without asking the source. Nothing if there is no copy that has
-    /// been compared with it in this life.
+    /// Opens a file for reading without asking the source. `None` if there is no copy that was
+    /// compared with it in this life.
     pub fn open_unasked(
         &self,
         id: u64,
@@ -160,14 +160,14 @@ impl Files {
         Some(opened)
     }
 
-    /// Asks the source.
+    /// Asks the source for the state of a file.
     fn look_at(&self, node: &Arc<Node>, flags: OFlags, writes: bool, by: &Caller) -> Result<Look> {
         let changes = self.changes.so_far();
         let acting = by.act();
         let anchor = self.nodes.anchor(node)?;
         let has_copy = !writes && self.copies.get(node.identity).is_some();
         let (file, seen) = if has_copy && !self.source.is_local() {
-            // This is how a server says whether a file has changed.
+            // The open makes a server report whether the file has changed.
             let file = source::reopen(&anchor, source::daemon_flags(flags))?;
             let seen = self.look_between_flushes(|| source::stat(&file))?;
             (Some(Arc::new(file)), seen)
@@ -180,8 +180,8 @@ impl Files {
             return Err(Errno::STALE);
         }
         let news = self.learn(node, &seen);
-        // What an anchor says of a file on a server may be seconds old; the kernel's own open
-        // brings what is new.
+        // The attributes of an anchor on a server may be seconds old; the kernel's own open updates
+        // them.
         let is_old = news.changed && !mutant("guest.open.leaves-old-attributes");
         if is_old || (file.is_none() && !self.source.is_local()) {
             self.take_back_attributes(node);
@@ -265,7 +265,7 @@ impl Files {
         self.copies.used(node.identity, usage, bytes)
     }
 
-    /// Binds a node, with what that takes.
+    /// Binds a node, and prepares what that needs.
     fn bind(
         &self,
         node: &Arc<Node>,
@@ -321,18 +321,18 @@ impl Files {
         }
     }
 
-    /// Registers a copy, as the daemon's own file.
+    /// Registers a copy with the kernel, as the daemon's own file.
     fn register_copy(&self, has: &Prepared, to: Register<'_>) {
         let Some(copy) = &has.copy else { return };
         match to(copy.file.as_fd()) {
-            // Another thread may have been faster; either will do.
+            // Another thread may have done so first; either registration is good.
             Ok(backing) => drop(copy.backing.set(Arc::new(backing))),
             Err(_) => self.kernel_passes_through(false),
         }
     }
 
-    /// Registers the source's file for a caller: by its anchor, or, in older kernels, by opening
-    /// it. Where that is not allowed, no node is bound to a file any more.
+    /// Registers the source's file for a caller: by its anchor, or, on older kernels, by opening
+    /// it. If that is refused, passthrough is disabled for all nodes.
     fn register_source(
         &self,
         flags: OFlags,
@@ -357,10 +357,10 @@ impl Files {
         Ok(backing.ok().map(Arc::new))
     }
 
-    /// The kernel has closed a file.
+    /// Processes the kernel's last close of a file.
     pub fn release(&self, number: u64) {
         let Some(handle) = self.handles.remove(number) else { return };
-        // Owners that are open files, not processes, end with it.
+        // Lock owners that are open files, not processes, end with it.
         for owner in handle.lock_owners.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             self.locks.release(handle.node.identity, owner);
         }
@@ -379,13 +379,13 @@ impl Files {
     }
 }
 
-/// Whether an open may change the file.
+/// Returns whether an open may change the file.
 fn writes(flags: OFlags) -> bool {
     flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC)
 }
 
-/// Whether a caller may open a file, as the source says. (The superuser is judged by the server, at
-/// the kernel's open.)
+/// Checks whether a caller may open a file, by asking the source. (The superuser is checked by the
+/// server, at the kernel's open.)
 fn may_open(anchor: &OwnedFd, flags: OFlags, caller: &Caller) -> Result<()> {
     if caller.uid == 0 {
         return Ok(());

@@ -1,5 +1,5 @@
-//! Copies that are open while the file changes: they are brought up to date in place, so that who
-//! reads one goes on and sees it (`tail -f`).
+//! Refreshes open copies in place while the file changes, so that readers go on and see the changes
+//! (`tail -f`).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -20,8 +20,8 @@ use crate::source;
 use crate::stamp::{Identity, Stamp};
 
 impl Files {
-    /// The source has another stamp than the copy of a file: one that is open is refreshed, any
-    /// other is dropped.
+    /// Handles a stamp of the source that differs from the copy's: refreshes an open copy, retires
+    /// any other.
     pub(crate) fn bring_up_to_date(&self, node: &Arc<Node>, stamp: Stamp) {
         match self.bindings.open_copy(node.identity) {
             Some(open) if !open.copy.is_of(stamp) => self.refresh(&open),
@@ -37,8 +37,7 @@ impl Files {
         }
     }
 
-    /// Compares an open copy with the source. A source that does not answer says nothing of its
-    /// files: the copy stays.
+    /// Compares an open copy with the source. If the source does not answer, the copy stays.
     fn refresh(&self, open: &OpenCopy) {
         let _asking = self.hearing.asks();
         let file = self.file_behind(open);
@@ -53,10 +52,11 @@ impl Files {
         if open.copy.is_of(seen.stamp) {
             return;
         }
-        // Until all of it is there it is a copy of nothing.
+        // Until it is complete it is a copy of no stamp.
         open.copy.becomes(None);
         if mutant("guest.refresh.skips-bytes") || copy_over(&file, &open.copy).is_ok() {
-            // A second change in the same tick would go unseen: then the next look copies again.
+            // A second change within the same tick would go unseen: then the next check copies
+            // again.
             open.copy.becomes(Some(seen.stamp).filter(|_| news.is_settled));
             open.copy.checked(&seen, None);
         }
@@ -73,9 +73,8 @@ impl Files {
         source::reopen(anchor, OFlags::RDONLY).map(Arc::new)
     }
 
-    /// Bytes were written to a file through the daemon: who reads an open copy of it must see them
-    /// before the writer goes on. Nothing is read from the source for that, which may be down by
-    /// now.
+    /// Applies bytes written through the daemon to an open copy: its readers must see them before
+    /// the write returns. Reads nothing from the source, which may be down by now.
     pub(crate) fn write_to_open_copy(
         &self,
         identity: Identity,
@@ -90,7 +89,7 @@ impl Files {
         });
     }
 
-    /// The same for a range whose bytes only the source has.
+    /// The same for a range whose bytes are only at the source.
     pub(crate) fn patch_open_copy(&self, identity: Identity, offset: u64, bytes: u64) {
         self.change_open_copy(identity, |open| {
             let file = self.file_behind(open)?;
@@ -108,7 +107,7 @@ impl Files {
         }
         let updating = lock(&open.copy.updating);
         open.copy.becomes(None);
-        // What fails is made good by the next comparison.
+        // A failure is repaired by the next comparison.
         let _ = open.copy.begin_change().and_then(|()| change(&open));
         if let Ok(seen) = open.copy.file.metadata() {
             open.copy.resized(seen.len());
@@ -118,7 +117,8 @@ impl Files {
     }
 }
 
-/// The bytes first, then the length: a reader that sees the new length finds bytes there.
+/// Copies the bytes first, then sets the length: a reader that sees the new length finds bytes
+/// there.
 fn copy_over(file: &File, copy: &Copy) -> Result<()> {
     copy.begin_change()?;
     let size = source::stat(file)?.stamp.size;

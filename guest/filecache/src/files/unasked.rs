@@ -1,5 +1,5 @@
-//! What is known here, for the time when the source is down: names and attributes of folders that
-//! were used, and of files that have a copy.
+//! Answers from local state while the source is down: names and attributes of folders that were
+//! used, and of files that have a copy.
 
 use std::ffi::OsStr;
 
@@ -12,14 +12,14 @@ use crate::source;
 use crate::stamp::Attributes;
 
 impl Files {
-    /// What a name has led to.
+    /// Looks a name up by its last known file.
     pub fn look_up_unasked(&self, folder: u64, name: &OsStr) -> Option<Result<Found>> {
         let node = self.nodes.known_at(folder, name)?;
         let seen = self.known(&node)?;
         Some(Ok((self.nodes.found(&seen, folder, name), seen)))
     }
 
-    /// The attributes of a node.
+    /// Returns the last known attributes of a node.
     pub fn attributes_unasked(&self, id: u64) -> Option<Result<Attributes>> {
         let node = self.nodes.get(id).ok()?;
         self.known(&node).map(Ok)

@@ -1,4 +1,4 @@
-//! Questions that take the source.
+//! Requests that need the source.
 
 use std::ffi::OsStr;
 
@@ -12,7 +12,7 @@ use crate::library::{INodeNo, ReplyEmpty, ReplyEntry, Request};
 use crate::requests::{Ask, Nobody, Outcome, Owed, Reply};
 
 impl Answers {
-    /// Has something done at the source that may change a file, and counts it.
+    /// Runs an operation at the source that may change a file, and counts it as a change.
     pub fn change<R: Reply, T: Outcome + 'static>(
         &self,
         by: &Request,
@@ -28,7 +28,7 @@ impl Answers {
         self.ask(by, reply, work, send);
     }
 
-    /// Answers what only the source knows.
+    /// Runs a request that only the source can answer.
     pub fn ask<R: Reply, T: Outcome + 'static>(
         &self,
         by: &Request,
@@ -40,7 +40,7 @@ impl Answers {
         self.requests.ask(by.pid(), reply, work, send);
     }
 
-    /// The same of extended attributes, if the mount has any.
+    /// The same for extended attributes, if the mount has any.
     pub fn ask_for_xattr<R: Reply, T: Outcome + 'static>(
         &self,
         by: &Request,
@@ -56,7 +56,7 @@ impl Answers {
         }
     }
 
-    /// Closes something. Nobody waits for it; it is done also when the source is down.
+    /// Runs a close, for which no caller waits; it is done even when the source is down.
     pub fn give_back(&self, by: &Request, work: impl Fn(&Files) + Send + Sync + 'static) {
         let work = move |files: &Files| {
             work(files);
@@ -65,13 +65,13 @@ impl Answers {
         self.ask(by, Nobody, work, |_, _, ()| {});
     }
 
-    /// Makes something that has a name.
+    /// Creates a file that is not a regular one.
     pub fn make(&self, by: &Request, parent: INodeNo, name: &OsStr, what: New, reply: ReplyEntry) {
         let (caller, name) = (caller(by), name.to_owned());
         self.change(by, reply, move |files| files.make(parent.0, &name, &what, &caller), entry);
     }
 
-    /// Takes a name away.
+    /// Removes a name.
     pub fn remove(
         &self,
         by: &Request,

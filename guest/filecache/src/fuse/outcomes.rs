@@ -1,4 +1,4 @@
-//! What answers tell of, and what becomes of it when one comes too late.
+//! Outcomes of requests, and how they are undone if the reply comes too late.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::nodes::Node;
 use crate::requests::Outcome;
 use crate::stamp::Attributes;
 
-/// Nothing that the kernel would have to give back.
+/// Outcomes that leave nothing to undo.
 macro_rules! leave_nothing {
     ($($kind:ty),* $(,)?) => {
         $(impl Outcome for $kind {
@@ -37,20 +37,20 @@ leave_nothing!(
     Locked,
 );
 
-/// A try of a lock.
+/// The result of trying a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Locked {
-    /// It is done.
+    /// The lock is taken.
     Done,
-    /// Others hold it, and the caller waits.
+    /// Others hold it; the caller has to wait.
     Waits,
 }
 
-/// Entries of a folder of which the kernel is being told.
+/// Entries of a folder that are being told to the kernel.
 #[derive(Default)]
 pub struct Told(pub Vec<Arc<Node>>);
 
-/// A folder that was opened, and whether the kernel's names are good.
+/// An opened folder, and whether the kernel's cached names are valid.
 pub struct OpenedFolder(pub u64, pub bool);
 
 impl Outcome for Found {

@@ -1,4 +1,4 @@
-//! How the kernel is told.
+//! Replies to the kernel.
 
 use std::sync::Arc;
 
@@ -42,22 +42,22 @@ fail_with_errno!(
     ReplyXattr,
 );
 
-/// It is done.
+/// Replies success.
 pub fn done(_: &Files, reply: ReplyEmpty, (): ()) {
     reply.ok();
 }
 
-/// What a name leads to.
+/// Replies with the node of a name.
 pub fn entry(files: &Files, reply: ReplyEntry, (node, seen): Found) {
     reply.entry(&files.window, &to_kernel(node.id, &seen), Generation(0));
 }
 
-/// So many bytes were written.
+/// Replies with the number of written bytes.
 pub fn written(_: &Files, reply: ReplyWrite, bytes: usize) {
     reply.written(bytes as u32);
 }
 
-/// A file is open.
+/// Replies with an open file.
 pub fn opened(_: &Files, reply: ReplyOpen, opened: Opened) {
     let number = FileHandle(opened.number);
     match &opened.backing {
@@ -66,7 +66,7 @@ pub fn opened(_: &Files, reply: ReplyOpen, opened: Opened) {
     }
 }
 
-/// A file is made and open.
+/// Replies with a created and opened file.
 pub fn created(
     files: &Files,
     reply: ReplyCreate,
@@ -80,12 +80,12 @@ pub fn created(
     }
 }
 
-/// A folder is open.
+/// Replies with an open folder.
 pub fn opened_folder(_: &Files, reply: ReplyOpen, OpenedFolder(number, keeps): OpenedFolder) {
     reply.opened(FileHandle(number), how_names(keeps));
 }
 
-/// An extended attribute; its length alone, if there is no room for the value.
+/// Replies with an extended attribute, or its length if the buffer is empty.
 pub fn extended(_: &Files, reply: ReplyXattr, (value, length): (Vec<u8>, usize)) {
     if value.is_empty() {
         reply.size(length as u32);

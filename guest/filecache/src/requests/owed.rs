@@ -1,4 +1,4 @@
-//! A reply that is owed to the kernel: the first thread that takes it gives it.
+//! An owed reply to the kernel: the first thread that takes it sends it.
 
 use std::sync::Mutex;
 
@@ -8,17 +8,17 @@ use rustix::io::{Errno, Result};
 use crate::files::Files;
 use crate::lock::lock;
 
-/// A way to answer the kernel.
+/// A reply to the kernel.
 pub trait Reply: Send + 'static {
-    /// Whether what was asked has to be done although no caller waits for the answer. It may be
-    /// done without the source, so its end says nothing of that.
+    /// The request has to be carried out although no caller waits for the reply. It may be done
+    /// without the source, so its completion says nothing about that.
     const GIVES_BACK: bool = false;
 
-    /// With an error.
+    /// Replies an error.
     fn fail(self, error: Errno);
 }
 
-/// The reply to what gives something back: the kernel has it already.
+/// The reply to a request that releases something: none is sent.
 pub struct Nobody;
 
 impl Reply for Nobody {
@@ -27,14 +27,14 @@ impl Reply for Nobody {
     fn fail(self, _: Errno) {}
 }
 
-/// What an answer tells of.
+/// The outcome of a request.
 pub trait Outcome {
-    /// Whether the source was asked for it.
+    /// Returns whether the source was asked for it.
     fn is_from_source(&self) -> bool {
         true
     }
 
-    /// The kernel was not told of it: the answer came too late.
+    /// Undoes it, since the kernel was not told: the reply came too late.
     fn undo(self, files: &Files);
 }
 
@@ -42,23 +42,23 @@ pub trait Outcome {
 pub struct Owed<R>(Mutex<Option<R>>);
 
 impl<R: Reply> Owed<R> {
-    /// Of this reply.
+    /// Holds this reply.
     pub fn new(reply: R) -> Self {
         Self(Mutex::new(Some(reply)))
     }
 
-    /// Uses the reply for something that is not yet the answer, and does not wait. Nothing if
-    /// somebody has answered.
+    /// Uses the reply for something that is not yet the answer, without blocking. `None` if it was
+    /// already taken.
     pub fn with<T>(&self, work: impl FnOnce(&mut R) -> T) -> Option<T> {
         lock(&self.0).as_mut().map(work)
     }
 
-    /// Takes it, if it is still there.
+    /// Takes the reply, if it is still there.
     pub fn take(&self) -> Option<R> {
         lock(&self.0).take()
     }
 
-    /// Answers, if the reply is still there.
+    /// Sends the answer, if the reply is still there.
     pub fn give<T: Outcome>(
         &self,
         files: &Files,
@@ -76,36 +76,36 @@ impl<R: Reply> Owed<R> {
     }
 }
 
-/// Where an answer is looked for.
+/// Where to look for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// At the source.
     Source,
-    /// In what is known here, which does not wait.
+    /// In local state, without blocking.
     Memory,
 }
 
-/// A request, whatever it asks for.
+/// An unanswered request of any type.
 pub trait Request: Send + Sync {
-    /// Answers it, if that can be done there. Returns whether it is answered.
+    /// Answers it, if that is possible there. Returns whether it is answered.
     fn answer(&self, files: &Files, ask: Ask) -> bool;
-    /// Whether it has to be done, whatever becomes of the source or of who asks.
+    /// Returns whether it has to be carried out even if the source is down or the caller is gone.
     fn gives_back(&self) -> bool {
         false
     }
-    /// Whether it is answered.
+    /// Returns whether it is answered.
     fn is_answered(&self) -> bool;
-    /// Answers it with an error, if it is not answered.
+    /// Answers it with an error, unless it is answered.
     fn fail(&self, error: Errno);
 }
 
-/// With all that is needed to answer it.
+/// A request with all that is needed to answer it.
 pub struct Asked<R, W, S> {
     /// The reply.
     pub owed: Owed<R>,
-    /// Finds the answer.
+    /// Computes the answer.
     pub work: W,
-    /// Gives it.
+    /// Sends it.
     pub send: S,
 }
 
@@ -139,7 +139,7 @@ where
     }
 }
 
-/// Without: the thread that has read it has the rest.
+/// A request without that: the thread that has read it has the rest.
 impl<R: Reply> Request for Owed<R> {
     fn answer(&self, _: &Files, _: Ask) -> bool {
         false

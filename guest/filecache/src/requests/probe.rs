@@ -1,4 +1,4 @@
-//! Asks a source in trouble whether it is back.
+//! Probes a source in trouble until it answers.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use crate::files::Files;
 use crate::lock::lock;
 
-/// Between two questions.
+/// Pause between two probes.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// The probe; see the module.
 #[derive(Default)]
 pub struct Probe {
     wanted: Mutex<bool>,
@@ -18,13 +18,13 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// It is in trouble.
+    /// Requests a probe.
     pub fn ask(&self) {
         *lock(&self.wanted) = true;
         self.bell.notify_one();
     }
 
-    /// On a thread of its own, which may hang.
+    /// Runs the probe, on a thread of its own, which may hang.
     pub fn run(&self, files: &Files) {
         loop {
             let mut wanted = lock(&self.wanted);

@@ -1,4 +1,4 @@
-//! Who answers, and on which thread.
+//! Tests of which thread answers a request.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -8,13 +8,13 @@ use crate::options::Options;
 use crate::source::Source;
 use crate::store::Store;
 
-/// Longer than anything here takes, on a machine that is busy.
+/// Longer than anything here takes on a busy machine.
 const SOON: Duration = Duration::from_secs(60);
 const READERS: usize = 8;
-/// There is no such task: who waits for the answer has been killed.
+/// A task that does not exist: its caller has been killed.
 const KILLED: u32 = u32::MAX;
 
-/// A reply that is given to a test.
+/// A reply that is sent to a test.
 struct ToTest(Sender<Result<u32>>);
 
 impl Reply for ToTest {
@@ -23,7 +23,7 @@ impl Reply for ToTest {
     }
 }
 
-/// An outcome that notes that it was undone.
+/// An outcome that records that it was undone.
 struct Noted(u32, Arc<AtomicBool>);
 
 impl Outcome for Noted {
@@ -32,7 +32,7 @@ impl Outcome for Noted {
     }
 }
 
-/// What work waits for.
+/// A gate that work waits for.
 #[derive(Default)]
 struct Gate {
     is_open: Mutex<bool>,
@@ -62,7 +62,7 @@ fn requests(fails_when_down: bool) -> (tempfile::TempDir, Arc<Requests>) {
     (folder, requests)
 }
 
-/// Asks for what takes until the gate is open, on a thread that reads requests.
+/// Makes a request, on a thread that reads requests, that takes until the gate is open.
 fn ask(requests: &Arc<Requests>, gate: &Arc<Gate>, task: u32) -> Receiver<Result<u32>> {
     let (to, answer) = channel();
     let (requests, gate) = (requests.clone(), gate.clone());

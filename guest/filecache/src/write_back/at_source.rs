@@ -1,6 +1,6 @@
-//! Changes that are made at the source from here, beside writers that open a file: what such a one
-//! has seen of the file is the base of its copy, and is old when the file was changed since. The
-//! stamp does not show that: it is not compared again before bytes are brought there.
+//! Changes made at the source from here, concurrent with writers that open a file: a writer's look
+//! at the file is the base of its copy, and is outdated if the file was changed since. The stamp
+//! does not show that: it is not compared again before bytes are written there.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -18,33 +18,33 @@ pub struct AtSource {
 
 #[derive(Default)]
 struct Work {
-    /// Changes on their way.
+    /// Changes in flight.
     changing: u32,
-    /// Writers that open it.
+    /// Writers that are opening it.
     looking: u32,
-    /// Changes that were made while any of these was there.
+    /// Changes made while any of these was there.
     changes: u64,
 }
 
-/// A file is written to the source, and not here, until this is dropped.
+/// A file is written at the source, and not here, until this is dropped.
 pub struct Through<'a>(&'a AtSource, Identity);
 
-/// A writer looks at a file, and opens it by what it has seen.
+/// A writer looks at a file, and opens it with what it has seen.
 pub struct Looking<'a> {
     all: &'a AtSource,
     identity: Identity,
-    /// Changes that it sees.
+    /// Number of changes before the look.
     changes: u64,
 }
 
 impl AtSource {
-    /// A file is changed at the source until what is returned is dropped.
+    /// Registers a change of a file at the source, until the returned guard is dropped.
     pub fn writes_through(&self, identity: Identity) -> Through<'_> {
         lock(&self.files).entry(identity).or_default().changing += 1;
         Through(self, identity)
     }
 
-    /// A writer is about to look at a file.
+    /// Registers a writer that is about to look at a file.
     pub fn looks(&self, identity: Identity) -> Looking<'_> {
         let mut files = lock(&self.files);
         let work = files.entry(identity).or_default();
@@ -52,7 +52,7 @@ impl AtSource {
         Looking { all: self, identity, changes: work.changes }
     }
 
-    /// A file was changed at the source.
+    /// Counts a completed change of a file at the source.
     pub fn changed(&self, identity: Identity) {
         if let Some(work) = lock(&self.files).get_mut(&identity) {
             work.changes += 1;
@@ -70,7 +70,8 @@ impl AtSource {
 }
 
 impl Looking<'_> {
-    /// Whether the file is what was seen: nothing was changed from here since, nor is on its way.
+    /// Returns whether the look is still valid: no change was made from here since, nor is in
+    /// flight.
     pub fn holds(&self) -> bool {
         lock(&self.all.files).get(&self.identity).is_some_and(|work| {
             let is_old = work.changes != self.changes;

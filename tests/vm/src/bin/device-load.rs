@@ -1,12 +1,12 @@
-//! Runs inside a guest (tests/vm, `devices` and `f2fs`): a driver for a `flowstone serve` beside
-//! it.
+//! Runs inside a guest (tests/vm, `devices` and `f2fs`): a driver for a `flowstone serve` in the
+//! same guest.
 //!
-//! device-load SOCKET zeroes|anything: random requests of all kinds, every read checked. The second
-//! word is what a discarded block may read as. Before and after that the whole disk is made zero
+//! device-load SOCKET zeroes|anything: random requests of all kinds, with every read verified. The
+//! second word is the content of a discarded block. Before and after that the whole disk is zeroed
 //! and read back.
 //!
-//! device-load SOCKET killed: the same requests while the daemon is killed and started again beside
-//! it; what was written stays.
+//! device-load SOCKET killed: the same requests while the daemon is repeatedly killed and
+//! restarted; written data must stay.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ use flowstone_testkit::{Client, ClientOptions, Status};
 
 const CHUNK_BYTES: usize = 1 << 20;
 const REQUESTS: u64 = 1500;
-/// Requests of a load under which the daemon is killed again and again.
+/// Requests of a load during which the daemon is killed repeatedly.
 const REQUESTS_KILLED: u64 = 20_000;
 /// Longest wait for the next daemon.
 const RECONNECT: Duration = flowstone_testkit::HANG;
@@ -55,7 +55,7 @@ fn exercise(socket: &Path, discard_zeroes: bool) -> Result<()> {
     make_zero(socket).context("after the load")
 }
 
-/// Every read is checked, and all that is known of the disk is read at the end.
+/// Verifies every read, and all known blocks of the disk at the end.
 fn survive(socket: &Path) -> Result<()> {
     let mut options = LoadOptions::new(socket).workload("mix").iodepth(16).ops(REQUESTS_KILLED);
     options.verify = true;
@@ -71,7 +71,7 @@ fn survive(socket: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Zeroes the disk, every other part with leave to give its space back, and reads it.
+/// Zeroes the disk, alternately with and without permission to unmap, and reads it.
 fn make_zero(socket: &Path) -> Result<()> {
     let mut guest = Client::connect(ClientOptions::new(socket))?;
     let disk_bytes = guest.config().capacity_bytes();

@@ -1,17 +1,18 @@
 //! Runs inside a guest (`flowstone-bench evidence --record`): loads of many files.
 //!
-//! file-load mark DEVICE: reads one sector past the page cache, so that who records the device sees
-//! a phase begin. (busybox's dd takes `iflag=direct` back when its buffer does not lie right.)
+//! file-load mark DEVICE: reads one sector with direct I/O, so that a recorder of the device can
+//! detect the beginning of a phase. (busybox's dd drops `iflag=direct` if its buffer is not
+//! aligned.)
 //!
-//! file-load fill FOLDER FILES: makes four of five of so many files.
+//! file-load fill FOLDER FILES: creates four of five of FILES files.
 //!
-//! file-load serve FOLDER FILES TURNS: eight threads do as filebench's file server does: each turn
-//! makes a file and writes it, appends to one, reads one, deletes one and looks one up. Requests
-//! of 4 KiB, files of 4 to 28 KiB, 16 on average, twenty to a folder.
+//! file-load serve FOLDER FILES TURNS: eight threads act as filebench's file server: each turn
+//! creates and writes a file, appends to one, reads one, deletes one and looks one up. Requests of
+//! 4 KiB, files of 4 to 28 KiB, 16 on average, twenty to a folder.
 //!
-//! file-load patch FOLDER: one file of five is written anew beside itself and takes its own place,
-//! as `patch` does it. file-load compile FOLDER: each source file gets an object file of its size.
-//! file-load clean FOLDER: these are deleted.
+//! file-load patch FOLDER: rewrites one file of five as a new file that replaces it, as `patch`
+//! does. file-load compile FOLDER: makes an object file of the same size for each source file.
+//! file-load clean FOLDER: deletes these.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Write};
@@ -65,7 +66,7 @@ fn mark(device: &Path) -> Result<()> {
     Ok(file.read_exact_at(sector, MARK_SECTOR * SECTOR_BYTES as u64)?)
 }
 
-/// A folder of files with numbers, some of which are there.
+/// A folder of numbered files, some of which exist.
 struct Server {
     folder: PathBuf,
     files: u64,
@@ -109,8 +110,8 @@ impl Server {
     }
 
     fn turn(&self, random: &mut Random) -> Result<()> {
-        // The other threads make and delete files, too: a name that is taken, or gone, is passed
-        // over for the next one.
+        // The other threads create and delete files, too: if the number is taken, or missing, the
+        // next one is tried.
         self.any(random, |at, random| self.create(at, random))?;
         self.any(random, |at, random| {
             let file = OpenOptions::new().append(true).open(self.path(at))?;
@@ -125,7 +126,7 @@ impl Server {
         self.any(random, |at, _| Ok(fs::metadata(self.path(at)).map(drop)?))
     }
 
-    /// Does something with a file for which that can be done.
+    /// Does something with a file for which it is possible.
     fn any(
         &self,
         random: &mut Random,
@@ -165,7 +166,7 @@ fn write(mut file: File, requests: u64) -> Result<()> {
 }
 
 fn each_file(folder: &Path, act: &mut dyn FnMut(&Path) -> Result<()>) -> Result<()> {
-    // What is made here is not met.
+    // Listed first, so that files created here are not visited.
     let entries = fs::read_dir(folder)?.collect::<Result<Vec<_>, _>>()?;
     for entry in entries {
         let (kind, path) = (entry.file_type()?, entry.path());
@@ -179,7 +180,7 @@ fn each_file(folder: &Path, act: &mut dyn FnMut(&Path) -> Result<()>) -> Result<
 }
 
 fn patch(path: &Path) -> Result<()> {
-    // By the name, so that each time it is another set in another tree, and the same each time.
+    // Selected by path, so that the set differs between trees, and is always the same for one.
     if path.to_string_lossy().bytes().map(u64::from).sum::<u64>() % 5 != 0 {
         return Ok(());
     }

@@ -1,8 +1,8 @@
-//! KVM or emulation: what actually boots a guest on this machine.
+//! KVM or emulation: the accelerator that can boot a guest on this machine.
 //!
-//! `/dev/kvm` is no proof: on some hosts (nested, para-virtual) stock kernels hang or QEMU
-//! gives up. So a guest without disks is started once, and the verdict kept in
-//! `target/guest/accel` for as long as the host's kernel stays the same.
+//! The existence of `/dev/kvm` is not sufficient: on some hosts (nested, para-virtual) stock
+//! kernels hang or QEMU fails. So a guest without disks is started once, and the result cached in
+//! `target/guest/accel` until the host's kernel changes.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -15,20 +15,20 @@ use super::child::Child;
 use super::{qemu, workspace};
 
 const PROBE_TIMEOUT: Duration = Duration::from_secs(8);
-/// What `scripts/guest-init` prints to the console.
+/// The line that `scripts/guest-init` prints to the console.
 const PROBE_MARK: &str = "guest is up";
 
-/// How QEMU runs the guest's instructions.
+/// The accelerator of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accel {
-    /// On the processor.
+    /// Hardware virtualisation.
     Kvm,
-    /// Emulated: anywhere, but slow.
+    /// Emulation: available everywhere, but slow.
     Tcg,
 }
 
 impl Accel {
-    /// `FLOWSTONE_ACCEL` if set, else the kept verdict, else a probe.
+    /// Returns `FLOWSTONE_ACCEL` if set, else the cached result, else that of a probe.
     pub fn choose(artifacts: &Artifacts) -> Result<Self> {
         if let Ok(wish) = std::env::var("FLOWSTONE_ACCEL") {
             return Self::named(&wish);
@@ -43,7 +43,7 @@ impl Accel {
         Ok(verdict)
     }
 
-    /// `kvm` or `tcg`.
+    /// Returns `kvm` or `tcg`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -52,7 +52,7 @@ impl Accel {
         }
     }
 
-    /// Value of QEMU's `-accel`.
+    /// Returns the value of QEMU's `-accel`.
     #[must_use]
     pub fn qemu_accel(self) -> &'static str {
         match self {
@@ -61,8 +61,8 @@ impl Accel {
         }
     }
 
-    /// Value of QEMU's `-cpu`. Emulated, an old model boots faster than a feature-rich one; with
-    /// `rdrand` the guest need not wait for entropy.
+    /// Returns the value of QEMU's `-cpu`. Under emulation an old model boots faster than a
+    /// feature-rich one; with `rdrand` the guest need not wait for entropy.
     #[must_use]
     pub fn qemu_cpu(self) -> &'static str {
         match self {

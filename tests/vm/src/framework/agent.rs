@@ -1,8 +1,8 @@
 //! The host's end of the script channel to `scripts/guest-init`.
 //!
-//! Scripts run one after another, each in its own shell. The guest says when it has a script whole,
-//! so that one that got lost is not taken for one that does nothing. Output arrives while a script
-//! runs, so that one that hangs still shows how far it came.
+//! Scripts run one after another, each in its own shell. The guest acknowledges a script that it
+//! has received completely, so that a lost one is not taken for one that does nothing. Output
+//! arrives while a script runs, so that the progress of a hanging one is visible.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -17,13 +17,13 @@ use super::child::POLL_INTERVAL;
 const RECORD_SEPARATOR: u8 = 0x1e;
 /// Sent instead of an exit code when the guest has booted.
 const READY: &str = "ready";
-/// Longest time until the guest has a script: no disk has a part in it.
+/// Longest time until the guest has received a script: this does not depend on a disk.
 const SEND_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What a script printed (both streams, in order) and its exit code.
+/// The output of a script (both streams, in order) and its exit code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Everything printed.
+    /// The output.
     pub output: String,
     /// Exit code of the shell.
     pub code: i32,
@@ -33,7 +33,7 @@ pub struct Outcome {
 #[derive(Debug)]
 pub struct Agent {
     stream: UnixStream,
-    /// Bytes of the current record, so far.
+    /// Bytes of the current record received so far.
     received: Vec<u8>,
 }
 
@@ -53,7 +53,7 @@ impl Agent {
         }
     }
 
-    /// Starts a script; the guest has it when this returns.
+    /// Starts a script; the guest has received it when this returns.
     pub fn start(&mut self, script: &str) -> Result<()> {
         let length = format!("{:010}", script.len());
         let message = format!("{length}{script}");
@@ -66,12 +66,12 @@ impl Agent {
         Ok(())
     }
 
-    /// Gives the running script the byte that it waits for on file descriptor 3.
+    /// Sends the running script the byte that it waits for on file descriptor 3.
     pub fn tell(&mut self) -> Result<()> {
         self.stream.write_all(b"!").context("tell the guest's script")
     }
 
-    /// How the running script has ended, if it has.
+    /// Returns the outcome of the running script, if it has ended.
     pub fn poll(&mut self) -> Result<Option<Outcome>> {
         self.receive()?;
         self.take_record().map(outcome).transpose()
@@ -82,7 +82,7 @@ impl Agent {
         outcome(self.next_record(timeout)?)
     }
 
-    /// Waits until what the running script has printed so far satisfies `enough`.
+    /// Waits until the output of the running script so far satisfies `enough`.
     pub fn wait_for_output(
         &mut self,
         timeout: Duration,
@@ -98,14 +98,14 @@ impl Agent {
         Ok(())
     }
 
-    /// What a script printed that will not end: the guest has been killed.
+    /// Returns the output of a script that cannot end, since the guest has been killed.
     pub fn last_words(mut self) -> String {
-        // The end of the stream, and a connection that broke, are the same news.
+        // The end of the stream, and a broken connection, mean the same.
         while self.receive_until(Instant::now() + POLL_INTERVAL).is_ok() {}
         self.partial_output()
     }
 
-    /// The text before the next separator and the line after it.
+    /// Returns the text before the next separator and the line after it.
     fn next_record(&mut self, timeout: Duration) -> Result<(String, String)> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -132,7 +132,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Takes what has come, or waits a moment for it.
+    /// Receives available data, or waits for it briefly.
     fn receive(&mut self) -> Result<()> {
         let mut buffer = [0; 4096];
         match self.stream.read(&mut buffer) {
@@ -144,7 +144,7 @@ impl Agent {
         Ok(())
     }
 
-    /// What the running script has printed so far.
+    /// Returns the output of the running script so far.
     #[must_use]
     pub fn partial_output(&self) -> String {
         String::from_utf8_lossy(&self.received).into_owned()
@@ -163,12 +163,12 @@ fn outcome((output, code): (String, String)) -> Result<Outcome> {
 mod tests {
     use super::*;
 
-    /// The guest has said this, and will never say more.
+    /// Makes an agent whose guest has sent `bytes`, and will send nothing more.
     fn agent_hearing(bytes: &[u8]) -> Agent {
         let (near, mut far) = UnixStream::pair().unwrap();
         far.write_all(bytes).unwrap();
         far.shutdown(std::net::Shutdown::Write).unwrap();
-        // It still takes what it is sent.
+        // It still receives.
         std::mem::forget(far);
         near.set_read_timeout(Some(POLL_INTERVAL)).unwrap();
         Agent { stream: near, received: Vec::new() }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use super::workspace;
 
-/// What QEMU boots.
+/// The kernel and initramfs that QEMU boots.
 #[derive(Clone, Debug)]
 pub struct Artifacts {
     /// Bootable kernel image.
@@ -20,19 +20,19 @@ pub struct Artifacts {
     pub initrd: PathBuf,
 }
 
-/// Which of Debian's kernels a guest boots.
+/// The Debian kernel that a guest boots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
-    /// The one for clouds: small, and without F2FS.
+    /// The cloud kernel: small, and without F2FS.
     Cloud,
-    /// The generic one, with F2FS.
+    /// The generic kernel, with F2FS.
     Generic,
-    /// The one for clouds of the next release, 6.12.
+    /// The cloud kernel of the next release, 6.12.
     Newer,
 }
 
 impl Kernel {
-    /// Its folder in `target/guest`.
+    /// Returns its folder in `target/guest`.
     fn root(self) -> PathBuf {
         let name = match self {
             Self::Cloud => "kernel",
@@ -44,7 +44,7 @@ impl Kernel {
 }
 
 impl Artifacts {
-    /// Finds a kernel and brings its initramfs up to date. The error is a skip reason.
+    /// Finds a kernel and updates its initramfs. The error is a reason to skip.
     pub fn find(which: Kernel) -> Result<Self> {
         let kernel_root = which.root();
         let (initrd, more): (_, &[&str]) = match which {
@@ -70,7 +70,7 @@ fn kernel_image(kernel_root: &Path) -> Result<PathBuf> {
         .with_context(|| format!("no guest kernel in {} (run scripts/setup)", boot.display()))
 }
 
-/// The module of `guest/kmod` for a kernel.
+/// Returns the module of `guest/kmod` for a kernel.
 pub fn hint_module(which: Kernel) -> Result<PathBuf> {
     let kernel_root = which.root();
     let module = kernel_root.with_extension("flowstone_hint.ko");
@@ -78,7 +78,7 @@ pub fn hint_module(which: Kernel) -> Result<PathBuf> {
     Ok(module)
 }
 
-/// `flowstone-guest` as a binary that runs in any guest.
+/// Returns a static `flowstone-guest` binary that runs in any guest.
 pub fn static_guest() -> Result<PathBuf> {
     let output = Command::new(workspace::script("static-guest")).output()?;
     if !output.status.success() {

@@ -1,8 +1,8 @@
 //! A child process that never outlives its owner.
 //!
-//! Dropping it kills it; should this program itself be killed, the kernel does (`setpriv
-//! --pdeathsig`). That signal follows the *thread* that spawned, so a child must not be
-//! spawned by a helper thread that ends first.
+//! Dropping it kills it; if this program itself is killed, the kernel does (`setpriv --pdeathsig`).
+//! That signal is tied to the *thread* that spawned, so a child must not be spawned by a helper
+//! thread that ends first.
 
 use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How often a wait looks again.
+/// Polling interval of waits.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A running program whose standard output and error go to a log file.
@@ -32,9 +32,9 @@ impl Child {
             .args(["--pdeathsig", "KILL", "--"])
             .arg(program)
             .args(args)
-            // In a daemon, queues with `pipeline = 'auto'` change their form at every look.
+            // In a daemon, queues with `pipeline = 'auto'` change their form at every check.
             .env("FLOWSTONE_RESTLESS_FORMS", "1")
-            // ... and with shared pollers a queue with something to do moves at every look.
+            // With shared pollers, a busy queue moves at every check.
             .env("FLOWSTONE_RESTLESS_QUEUES", "1")
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
@@ -45,24 +45,24 @@ impl Child {
         Ok(Self { name, log: log.to_owned(), inner })
     }
 
-    /// Process id.
+    /// Returns the process ID.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.inner.id()
     }
 
-    /// What the program has printed so far.
+    /// Returns the output of the program so far.
     #[must_use]
     pub fn output(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Exit status, if the program has ended.
+    /// Returns the exit status, if the program has ended.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.inner.try_wait()?)
     }
 
-    /// Waits until `done` says so. The program ending first, or time running out, is an error.
+    /// Waits until `done` returns `true`. The end of the program, or a timeout, is an error.
     pub fn wait_until(
         &mut self,
         what: &str,
@@ -96,7 +96,7 @@ impl Child {
         }
     }
 
-    /// Asks the program to end (SIGTERM) and waits until it has.
+    /// Sends SIGTERM to the program and waits for its end.
     pub fn terminate(&mut self, timeout: Duration) -> Result<ExitStatus> {
         kill_process(Pid::from_child(&self.inner), Signal::TERM)?;
         self.wait(timeout)
@@ -112,10 +112,11 @@ impl Child {
         }
     }
 
-    /// Processor time the program has used, all threads, user and system.
+    /// Returns the processor time of the program, all threads, user and system.
     pub fn cpu_time(&self) -> Result<Duration> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.id()))?;
-        // The name in parentheses may hold spaces; utime and stime are the 12th and 13th after it.
+        // The name in parentheses may contain spaces; utime and stime are the 12th and 13th field
+        // after it.
         let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
         let ticks: u64 =
             fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
@@ -125,7 +126,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // Both fail only when the program has ended and was reaped, which is the aim.
+        // Both fail only if the program has ended and was reaped, which is the goal.
         let _ = self.inner.kill();
         let _ = self.inner.wait();
     }

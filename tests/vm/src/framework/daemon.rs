@@ -1,4 +1,4 @@
-//! A `flowstone serve` process: started and ready, killed, restarted, drained, asked.
+//! A `flowstone serve` process: started, killed, restarted, drained, queried.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -12,10 +12,10 @@ use super::stats::{CacheStats, DiskStats, Stats, VmStats};
 use super::workspace;
 
 const START_TIMEOUT: Duration = HANG;
-/// Longest time a daemon may take to drain and flush.
+/// Longest time for a daemon to drain and flush.
 const DRAIN_TIMEOUT: Duration = HANG;
 
-/// Longest time until a load is felt.
+/// Longest time until a load has an effect.
 const LOAD_TIMEOUT: Duration = HANG;
 
 /// A daemon serving one disk, with its sockets and log in a folder.
@@ -36,7 +36,7 @@ impl Daemon {
         Self::serve_with(workspace::flowstone()?, image, options, folder)
     }
 
-    /// Serves `image` with a binary that is used like `flowstone`.
+    /// Serves `image` with a binary that has the options of `flowstone`.
     pub fn serve_with(
         binary: PathBuf,
         image: &Path,
@@ -51,7 +51,7 @@ impl Daemon {
         Ok(Self { binary, image: image.to_owned(), args, socket, control, log, process })
     }
 
-    /// The socket QEMU connects to.
+    /// Returns the socket for QEMU.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
@@ -62,7 +62,7 @@ impl Daemon {
         self.process.kill()
     }
 
-    /// Ends the daemon the orderly way; it must drain, flush and exit with 0.
+    /// Ends the daemon in an orderly way; it must drain, flush and exit with 0.
     pub fn terminate(&mut self) -> Result<()> {
         terminate(&mut self.process)
     }
@@ -85,28 +85,28 @@ impl Daemon {
         self.restart()
     }
 
-    /// What the disk has counted since the daemon started.
+    /// Returns the disk's statistics since the daemon started.
     pub fn stats(&self) -> Result<DiskStats> {
         stats(&self.control)?.only_disk()
     }
 
-    /// What its cache has done.
+    /// Returns the statistics of its cache.
     pub fn cache(&self) -> Result<CacheStats> {
         self.stats()?.cache.context("a cache")
     }
 
-    /// The VMs that use its disks.
+    /// Returns the VMs that use its disks.
     pub fn vms(&self) -> Result<Vec<VmStats>> {
         Ok(stats(&self.control)?.vms)
     }
 
-    /// What has been recognised on the disk, as JSON.
+    /// Returns the recognised structures of the disk, as JSON.
     pub fn layout(&self) -> Result<String> {
         let (control, image) = (self.control.to_string_lossy(), self.image.to_string_lossy());
         flowstone(&["stats", "--control", &control, "--layout", &image, "--json"])
     }
 
-    /// Waits until what the disk has counted satisfies `enough`.
+    /// Waits until the disk's statistics satisfy `enough`.
     pub fn wait_for(&self, what: &str, enough: impl Fn(&DiskStats) -> bool) -> Result<()> {
         let deadline = Instant::now() + LOAD_TIMEOUT;
         loop {
@@ -121,32 +121,32 @@ impl Daemon {
         }
     }
 
-    /// Records what the disk is asked for from now on, until the recorder is terminated. It prints
-    /// how much that was to `recorder.log` beside the file.
+    /// Records the disk's requests from now on, until the recorder is terminated. It prints a
+    /// summary to `recorder.log` beside the file.
     pub fn record(&self, output: &Path) -> Result<Child> {
         let path = |path: &Path| path.display().to_string();
         let mut args = vec!["record".into(), "--control".into(), path(&self.control)];
         args.extend([path(&self.image), "--output".into(), path(output)]);
         let log = output.with_file_name("recorder.log");
         let mut recorder = Child::spawn(&self.binary, &args, &log)?;
-        // The file is made when the daemon has answered.
+        // The file is created when the daemon has answered.
         recorder.wait_until("the first request", START_TIMEOUT, |_| output.exists())?;
         Ok(recorder)
     }
 
-    /// Gives the disk a new size while it is in use.
+    /// Resizes the disk while it is in use.
     pub fn resize(&self, size: &str) -> Result<()> {
         let (control, image) = (self.control.to_string_lossy(), self.image.to_string_lossy());
         flowstone(&["resize", "--control", &control, &image, size]).map(drop)
     }
 
-    /// Processor time used since the last start.
+    /// Returns the processor time used since the last start.
     pub fn cpu_time(&self) -> Result<Duration> {
         self.process.cpu_time()
     }
 }
 
-/// Runs a flowstone command that must succeed and returns what it printed.
+/// Runs a flowstone command that must succeed and returns its output.
 pub fn flowstone(args: &[&str]) -> Result<String> {
     let binary = workspace::flowstone()?;
     let Output { status, stdout, stderr } = Command::new(&binary)
@@ -169,13 +169,13 @@ fn serve_args(socket: &Path, control: &Path, options: &[&str], image: &Path) -> 
     args
 }
 
-/// What the daemon at this control socket has counted since it started.
+/// Returns the statistics of the daemon at this control socket since its start.
 pub(super) fn stats(control: &Path) -> Result<Stats> {
     let control = control.to_string_lossy();
     Stats::parse(&flowstone(&["stats", "--control", &control, "--json"])?)
 }
 
-/// Starts a daemon of so many disks and waits until it listens for all of them.
+/// Starts a daemon of `disks` disks and waits until it listens for all of them.
 pub(super) fn start(binary: &Path, args: &[String], log: &Path, disks: usize) -> Result<Child> {
     let earlier = std::fs::read_to_string(log).unwrap_or_default().len();
     let mut process = Child::spawn(binary, args, log)?;
@@ -185,7 +185,7 @@ pub(super) fn start(binary: &Path, args: &[String], log: &Path, disks: usize) ->
     Ok(process)
 }
 
-/// Ends a daemon the orderly way; it must drain, flush and exit with 0.
+/// Ends a daemon in an orderly way; it must drain, flush and exit with 0.
 pub(super) fn terminate(process: &mut Child) -> Result<()> {
     let status = process.terminate(DRAIN_TIMEOUT)?;
     if !status.success() {

@@ -1,9 +1,9 @@
-//! Where a guest stands that does not do what a test waits for: its processors, the queues of its
-//! script channel, and the rings of its disks.
+//! The state of a guest that hangs: its processors, the queues of its script channel, and the rings
+//! of its disks.
 //!
-//! A guest that has booted and does nothing looks the same from a disk's counters whether a
-//! notification was lost (ours), the script channel stalled, or the emulator was slow. The rings
-//! tell the first case: `avail.idx` past `used.idx`, and an `avail_event` that asks for no kick.
+//! From a disk's counters, a guest that has booted and is idle looks the same whether a
+//! notification was lost (our bug), the script channel stalled, or the emulator was slow. The rings
+//! show the first case: `avail.idx` past `used.idx`, and an `avail_event` that asks for no kick.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 
 use super::qmp::Qmp;
 
-/// More queues than any guest of the tests has per device.
+/// More queues than a device of any test guest has.
 const QUEUES_MAX: u16 = 8;
-/// Between two looks at the processors: the same place twice is a loop or a halt.
+/// Pause between two readings of the registers: the same place twice is a loop or a halt.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// All that QEMU says, as far as it still answers.
+/// Returns everything that QEMU reports, as far as it still answers.
 #[must_use]
 pub fn of(qmp: &mut Qmp) -> String {
     let mut text = String::new();
@@ -32,7 +32,7 @@ pub fn of(qmp: &mut Qmp) -> String {
     text
 }
 
-/// Registers, twice. The kernel runs where System.map says (`nokaslr`).
+/// Returns the registers, read twice. The kernel's addresses are those of System.map (`nokaslr`).
 fn processors(qmp: &mut Qmp) -> Result<String> {
     let mut text = String::new();
     for look in 1..=2 {
@@ -55,7 +55,7 @@ fn devices(qmp: &mut Qmp) -> Result<String> {
         for queue in 0..QUEUES_MAX {
             let found = match name {
                 "virtio-serial" => serial_queue(qmp, path, queue),
-                // Asked of a vhost device, x-query-virtio-queue-status would end the queue.
+                // For a vhost device x-query-virtio-queue-status would stop the queue.
                 "virtio-blk" => disk_ring(qmp, path, queue),
                 _ => break,
             };
@@ -76,7 +76,7 @@ fn serial_queue(qmp: &mut Qmp, path: &str, queue: u16) -> Result<String> {
         .join(", "))
 }
 
-/// Indices and events of a split ring, from guest memory (virtio 1.2, 2.7).
+/// Returns indices and events of a split ring, from guest memory (virtio 1.2, 2.7).
 fn disk_ring(qmp: &mut Qmp, path: &str, queue: u16) -> Result<String> {
     let which = json!({ "path": path, "queue": queue });
     let status = qmp.execute("x-query-virtio-vhost-queue-status", &which)?;

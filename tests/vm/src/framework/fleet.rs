@@ -1,4 +1,4 @@
-//! A daemon that serves several disks by a configuration file, for tests of what disks share.
+//! A daemon that serves several disks by a configuration file, for tests of shared resources.
 
 use std::fmt::Write;
 use std::fs;
@@ -12,12 +12,12 @@ use super::qemu::Disk;
 use super::stats::Stats;
 use super::workspace;
 
-/// A disk of the configuration: a name, and an image that exists.
+/// A disk of the configuration: its name, and an existing image.
 #[derive(Clone, Debug)]
 pub struct ServedDisk {
-    /// In messages and statistics.
+    /// Name in messages and statistics.
     pub name: String,
-    /// What it is on.
+    /// Path of its image.
     pub image: PathBuf,
 }
 
@@ -31,7 +31,7 @@ pub struct Fleet {
 
 impl Fleet {
     /// Serves disks and waits until it listens for all of them. `head` are lines of the
-    /// configuration before the disks, `of_disk` those of the disk with this index.
+    /// configuration before the disks, `of_disk` returns those of the disk of an index.
     pub fn serve(
         folder: &Path,
         disks: Vec<ServedDisk>,
@@ -47,7 +47,7 @@ impl Fleet {
         self.process.kill()
     }
 
-    /// Ends it the orderly way; it must drain, flush and exit with 0.
+    /// Ends it in an orderly way; it must drain, flush and exit with 0.
     pub fn terminate(&mut self) -> Result<()> {
         terminate(&mut self.process)
     }
@@ -58,12 +58,12 @@ impl Fleet {
         Ok(())
     }
 
-    /// What it has counted since it started.
+    /// Returns its statistics since its start.
     pub fn stats(&self) -> Result<Stats> {
         stats(&control(&self.folder)).with_context(|| self.process.output())
     }
 
-    /// A disk as a guest has it: with so many queues, and reconnecting.
+    /// Returns a guest's disk with `queues` queues that reconnects.
     #[must_use]
     pub fn disk(&self, name: &str, queues: u16) -> Disk {
         Disk { socket: socket(&self.folder, name), queues, reconnect: true }

@@ -17,18 +17,18 @@ use super::diagnosis;
 use super::qemu::{self, Machine};
 use super::qmp::Qmp;
 
-/// Longest wait for a guest to do one thing. Far above what an idle host needs: an emulated
-/// guest beside other work is slow, and only a hang should fail.
+/// Longest wait for one action of a guest. Far above what an idle host needs: an emulated guest on
+/// a busy machine is slow, and only a hang should fail.
 pub const GUEST_TIMEOUT: Duration = Duration::from_secs(300);
-/// Longest boot: some seconds here, most of a minute on a busy machine.
+/// Longest boot: some seconds here, almost a minute on a busy machine.
 const BOOT_TIMEOUT: Duration = GUEST_TIMEOUT;
-/// Longest time until a load is felt.
+/// Longest time until a load has an effect.
 const LOAD_TIMEOUT: Duration = HANG;
 const QEMU_START_TIMEOUT: Duration = HANG;
 const QEMU_END_TIMEOUT: Duration = HANG;
 
-/// Script: defines `until_told COMMAND`, which repeats a command until [`Guest::tell`], and once at
-/// least.
+/// Script that defines `until_told COMMAND`, which repeats a command until [`Guest::tell`], at
+/// least once.
 pub const UNTIL_TOLD: &str = "\
     until_told() {
         : >/tmp/told
@@ -39,7 +39,7 @@ pub const UNTIL_TOLD: &str = "\
         done
     }";
 
-/// A guest and the ways to talk to it.
+/// A guest and its connections.
 #[derive(Debug)]
 pub struct Guest {
     qemu: Child,
@@ -67,13 +67,13 @@ impl Guest {
         Ok(Self { qemu, agent, qmp, console: folder.join(qemu::CONSOLE) })
     }
 
-    /// QEMU's process.
+    /// Returns the ID of QEMU's process.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.qemu.id()
     }
 
-    /// Runs a script that must succeed; each of its commands must. Returns its output.
+    /// Runs a script of which every command must succeed. Returns its output.
     pub fn run(&mut self, script: &str) -> Result<String> {
         self.start(script)?;
         self.finish()
@@ -104,7 +104,7 @@ impl Guest {
         self.wait_ready()
     }
 
-    /// Powers the guest off from inside and waits until QEMU has ended.
+    /// Powers the guest off from inside and waits for QEMU's end.
     pub fn power_off(mut self) -> Result<()> {
         self.agent.start("sync; poweroff -f")?;
         self.expect_end()
@@ -121,32 +121,32 @@ impl Guest {
         self.qemu.kill()
     }
 
-    /// Waits until what the started script has printed so far satisfies `enough`.
+    /// Waits until the output of the started script so far satisfies `enough`.
     pub fn wait_for_output(&mut self, enough: impl Fn(&str) -> bool) -> Result<()> {
         self.explain(|guest| guest.agent.wait_for_output(GUEST_TIMEOUT, enough))
     }
 
-    /// Waits until a disk has completed so many requests since its daemon started, by the script
-    /// that runs: a way to be in the middle of a load on slow machines and on fast ones. A script
-    /// that ends before that is an error.
+    /// Waits until a disk has completed `count` requests since its daemon started, caused by the
+    /// running script: the middle of a load, on slow and fast machines. The end of the script is an
+    /// error.
     pub fn wait_for_requests(&mut self, daemon: &Daemon, count: u64) -> Result<()> {
         let enough = || Ok(daemon.stats()?.all_requests() >= count);
         Self::wait_for_load(std::slice::from_mut(self), enough)
             .with_context(|| format!("wait for {count} requests: {:?}", daemon.stats()))
     }
 
-    /// How the started script has ended, if it has; `finish` must not follow then.
+    /// Returns the outcome of the started script, if it has ended; `finish` must not follow then.
     pub fn ended(&mut self) -> Result<Option<Outcome>> {
         self.explain(|guest| guest.agent.poll())
     }
 
-    /// Gives the started script the byte that it waits for on file descriptor 3 ([`UNTIL_TOLD`]).
+    /// Sends the started script the byte that it waits for on file descriptor 3 ([`UNTIL_TOLD`]).
     pub fn tell(&mut self) -> Result<()> {
         self.agent.tell()
     }
 
-    /// Waits until the scripts that run in guests have brought about what `enough` looks for. A
-    /// script that ends before that is an error.
+    /// Waits until the scripts running in guests have caused what `enough` checks for. The end of a
+    /// script is an error.
     pub fn wait_for_load(
         guests: &mut [Self],
         mut enough: impl FnMut() -> Result<bool>,
@@ -169,7 +169,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Kills QEMU in the middle of a script and returns what that had printed.
+    /// Kills QEMU in the middle of a script and returns the script's output.
     pub fn kill_in_script(mut self) -> Result<String> {
         self.qemu.kill()?;
         Ok(self.agent.last_words())
@@ -180,7 +180,7 @@ impl Guest {
         self.qmp.execute(command, arguments)
     }
 
-    /// Waits until the guest has booted and takes scripts.
+    /// Waits until the guest has booted and accepts scripts.
     pub fn wait_ready(&mut self) -> Result<()> {
         self.explain(|guest| guest.agent.wait_ready(BOOT_TIMEOUT)).context("boot the guest")
     }
@@ -193,7 +193,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Adds what the console and QEMU printed to an error, and where the guest stands.
+    /// Adds the output of the console and of QEMU, and the state of the guest, to an error.
     fn explain<T>(&mut self, act: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         act(self).map_err(|error| {
             let console = std::fs::read(&self.console).unwrap_or_default();

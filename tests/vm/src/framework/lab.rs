@@ -1,7 +1,7 @@
-//! The bench a guest test works at: a place, a folder of its own, or a clear skip.
+//! The lab of a guest test: a place to run and a folder of its own, or a reason to skip.
 //!
-//! An emulated guest keeps a processor busy, and waits now and then. So there are as many places
-//! as processors; each is a file lock, which holds across threads and across programs.
+//! An emulated guest keeps a processor busy most of the time. So there are as many places as
+//! processors; each is a file lock, which works across threads and programs.
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -18,10 +18,10 @@ use super::guest::Guest;
 use super::qemu::{Disk, Machine};
 use super::workspace;
 
-/// Set in CI: a guest that cannot run is then a failure.
+/// Set in CI: guests that cannot run are then a failure.
 const REQUIRE: &str = "FLOWSTONE_REQUIRE_GUESTS";
 
-/// What kind of image a disk lives on.
+/// The format of a disk's image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// `disk.raw`
@@ -33,10 +33,10 @@ pub enum Format {
 }
 
 impl Format {
-    /// All of them.
+    /// All formats.
     pub const ALL: [Self; 3] = [Self::Raw, Self::Qcow2, Self::Log];
 
-    /// A name that tells the format.
+    /// Returns a file name with the extension of the format.
     #[must_use]
     pub fn file_name(self) -> &'static str {
         match self {
@@ -50,7 +50,7 @@ impl Format {
 /// A folder, an accelerator and the artifacts of guests.
 #[derive(Debug)]
 pub struct Lab {
-    // Dropped in this order: the folder goes while the place is still taken.
+    // Dropped in this order: the folder is removed while the place is still held.
     folder: TempDir,
     artifacts: Artifacts,
     accel: Accel,
@@ -58,22 +58,22 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Opens a lab, or says why guests cannot run here.
+    /// Opens a lab; the error is the reason why guests cannot run here.
     pub fn open() -> Result<Self> {
         Self::open_with(Kernel::Cloud)
     }
 
-    /// The same with guests of this kernel.
+    /// Opens a lab with guests of this kernel.
     fn open_with(kernel: Kernel) -> Result<Self> {
         workspace::flowstone()?;
         fs::create_dir_all(workspace::guest_folder())?;
         let place = wait_for_place()?;
-        // One lab at a time builds what all of them boot.
+        // Only one lab at a time builds the artifacts that all boot.
         let building = File::create(workspace::guest_folder().join("building"))?;
         building.lock().context("wait for other labs")?;
         let artifacts = Artifacts::find(kernel)?;
         let accel = Accel::choose(&artifacts)?;
-        // Not in the source tree: socket paths have to stay below 108 bytes.
+        // Outside of the source tree: socket paths must be shorter than 108 bytes.
         let folder = TempDir::with_prefix("flowstone-")?;
         Ok(Self { folder, artifacts, accel, _place: place })
     }
@@ -105,19 +105,19 @@ impl Lab {
         }
     }
 
-    /// The lab's folder.
+    /// Returns the lab's folder.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// How guests run.
+    /// Returns the accelerator of guests.
     #[must_use]
     pub fn accel(&self) -> Accel {
         self.accel
     }
 
-    /// What guests boot.
+    /// Returns the artifacts that guests boot.
     #[must_use]
     pub fn artifacts(&self) -> &Artifacts {
         &self.artifacts
@@ -141,7 +141,7 @@ impl Lab {
         Daemon::serve(image, options, self.folder())
     }
 
-    /// Serves one of several images, from a folder of its own called `name`.
+    /// Serves one of several images, from a folder called `name`.
     pub fn serve_as(&self, name: &str, image: &Path, options: &[&str]) -> Result<Daemon> {
         let folder = self.folder().join(name);
         fs::create_dir(&folder)?;
@@ -153,7 +153,7 @@ impl Lab {
         self.boot_machine(&Self::machine(daemon, queues))
     }
 
-    /// Boots a guest made to measure.
+    /// Boots a guest of this machine.
     pub fn boot_machine(&self, machine: &Machine) -> Result<Guest> {
         let guests = self.boot_machines(std::slice::from_ref(machine))?;
         guests.into_iter().next().context("one guest")
@@ -163,8 +163,8 @@ impl Lab {
     pub fn boot_machines(&self, machines: &[Machine]) -> Result<Vec<Guest>> {
         let started: Vec<_> = machines.iter().map(|machine| self.start_boot(machine)).collect();
         let up = |(machine, started): (&Machine, Result<Guest>)| {
-            // Now and then an emulated guest spins before it has printed its first line, while our
-            // daemon sleeps. The cause is not known: once is reported, twice is a failure.
+            // Occasionally an emulated guest spins before it has printed its first line, while our
+            // daemon sleeps. The cause is unknown: once is reported, twice is a failure.
             started.and_then(ready).or_else(|error| {
                 eprintln!("the guest did not boot and is booted again: {error:#}");
                 self.start_boot(machine).and_then(ready)
@@ -174,18 +174,18 @@ impl Lab {
     }
 
     fn start_boot(&self, machine: &Machine) -> Result<Guest> {
-        // A folder per boot: QEMU does not remove the sockets of an earlier guest.
+        // A new folder per boot: QEMU does not remove the sockets of an earlier guest.
         let folder = tempfile::tempdir_in(self.folder())?.keep();
         Guest::start_boot(machine, self.accel, &self.artifacts, &folder)
     }
 
-    /// The guest `boot` boots: reconnecting, so the daemon may go and come back.
+    /// Returns the machine that `boot` boots: it reconnects, so the daemon may be restarted.
     #[must_use]
     pub fn machine(daemon: &Daemon, queues: u16) -> Machine {
         Self::machine_of([daemon], queues)
     }
 
-    /// The same with a disk for each daemon, `/dev/vda` first.
+    /// The same with one disk per daemon, `/dev/vda` first.
     #[must_use]
     pub fn machine_of<'a>(daemons: impl IntoIterator<Item = &'a Daemon>, queues: u16) -> Machine {
         let sockets = daemons.into_iter().map(|daemon| daemon.socket().to_owned());
@@ -199,7 +199,7 @@ fn ready(mut guest: Guest) -> Result<Guest> {
     Ok(guest)
 }
 
-/// Waits until fewer guests run than this machine has processors.
+/// Waits until there are fewer guests than processors.
 fn wait_for_place() -> Result<File> {
     let places = thread::available_parallelism().map_or(1, usize::from);
     loop {

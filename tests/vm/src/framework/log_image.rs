@@ -1,6 +1,6 @@
-//! What the superblock of a log image says, read as docs/format.md (section 3) has it.
+//! Reads the superblock of a log image, as specified in docs/format.md (section 3).
 //!
-//! Only for images that are not being written: a superblock may be half written meanwhile.
+//! Only for images that are not being written: otherwise a superblock may be half written.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -12,20 +12,20 @@ const BLOCK_BYTES: u64 = 4096;
 const SLOTS: [u64; 2] = [0, 16 * BLOCK_BYTES];
 const MAGIC: [u8; 8] = *b"Flowlog\n";
 
-/// Counters since the image was made, in blocks of 4 KiB where nothing else is said.
+/// Counters since the image was made, in blocks of 4 KiB unless stated otherwise.
 #[derive(Clone, Copy, Debug)]
 pub struct LogCounters {
     /// Records of guest writes; each is one write to the host file.
     pub records: u64,
-    /// Blocks that guests wrote.
+    /// Blocks written by guests.
     pub guest_blocks: u64,
-    /// Everything appended: data, copies, headers, maps.
+    /// All appended blocks: data, copies, headers, maps.
     pub appended_blocks: u64,
-    /// Of these, live blocks that cleaning has copied, with their headers.
+    /// Appended copies of live blocks by cleaning, with their headers.
     pub relocated_blocks: u64,
-    /// Of these, the map, with its headers.
+    /// Appended blocks of the map, with their headers.
     pub map_blocks: u64,
-    /// Blocks that hold something now.
+    /// Currently live blocks.
     pub live_blocks: u64,
 }
 
@@ -53,13 +53,13 @@ impl LogCounters {
         })
     }
 
-    /// Blocks appended for guests: data and headers.
+    /// Returns the blocks appended for guests: data and headers.
     #[must_use]
     pub fn guest_records_blocks(&self) -> u64 {
         self.appended_blocks - self.relocated_blocks - self.map_blocks
     }
 
-    /// Blocks written to the host for each block that a guest wrote.
+    /// Returns the blocks written to the host per block written by guests.
     #[must_use]
     pub fn write_amplification(&self) -> f64 {
         self.appended_blocks as f64 / self.guest_blocks.max(1) as f64

@@ -1,4 +1,4 @@
-//! What a test or the demo needs to put a real guest on a flowstone disk.
+//! The framework that runs real guests on flowstone disks, for tests and the demo.
 //!
 //! ```text
 //! Lab ── one a processor ──┬─ Daemon   flowstone serve; killed, restarted, asked for stats

@@ -1,8 +1,9 @@
-//! Two guests and a cable: one serves its disk over NFS 4.2, the other one mounts it.
+//! Two connected guests: one serves its disk over NFS 4.2, the other one mounts it.
 //!
-//! The server is the kernel's. What `exportfs` and `rpc.mountd` would tell it, it is told here: one
-//! client, one export (Linux, `net/sunrpc/cache.c`, the files called `channel`). What a server
-//! must know about its clients after a restart is on the exported disk (`v4recovery`).
+//! The server is the kernel's. The configuration that `exportfs` and `rpc.mountd` would pass to it
+//! is written here: one client, one export (Linux, `net/sunrpc/cache.c`, the files called
+//! `channel`). State about clients that a server needs after a restart is on the exported disk
+//! (`v4recovery`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,8 +13,8 @@ use anyhow::{Context, Result};
 use super::guest::Guest;
 use super::qemu::{Cable, Machine};
 
-/// What a guest does at boot to be the server of `/dev/vda`, its folder `/srv`. Root of the client
-/// is nobody there, as by default.
+/// Script of a guest that boots as the server of `/dev/vda`, in the folder `/srv`. Root of the
+/// client is squashed, as by default.
 pub const SERVE: &str = r"
     modprobe virtio_net; modprobe nfsd
     ip link set lo up; ip addr add 10.0.0.1/24 dev eth0; ip link set eth0 up
@@ -29,8 +30,8 @@ pub const SERVE: &str = r"
     printf '%s\n' 'guests 1 \x00000000 2147483647 /srv' >/proc/net/rpc/nfsd.fh/channel
     echo 4 >/proc/fs/nfsd/threads";
 
-/// What a guest does to mount the server's folder at each of `folders`, each with pages,
-/// attributes and counts of its own, and with further options.
+/// Returns the script of a guest that mounts the server's folder at each of `folders`, each with
+/// its own page cache, attributes and counters, and with further options.
 #[must_use]
 pub fn client_script(folders: &[&str], options: &str) -> String {
     let folders = folders.join(" ");
@@ -42,7 +43,7 @@ pub fn client_script(folders: &[&str], options: &str) -> String {
     )
 }
 
-/// The machines of a server and a client, joined.
+/// Returns the machines of a server and a client, connected.
 #[must_use]
 pub fn joined(server: Machine, client: Machine, folder: &Path) -> (Machine, Machine) {
     let end = |name: &str| -> PathBuf { folder.join(name) };
@@ -52,13 +53,13 @@ pub fn joined(server: Machine, client: Machine, folder: &Path) -> (Machine, Mach
     (server.with_cable(cable(&near, &far)), client.with_cable(cable(&far, &near)))
 }
 
-/// The calls that a mount has sent to its server so far, by operation.
+/// Returns the calls that a mount has sent to its server so far, by operation.
 pub fn calls(guest: &mut Guest, folder: &str) -> Result<BTreeMap<String, u64>> {
     let all = guest.run("cat /proc/self/mountstats")?;
     calls_of(&all, folder).with_context(|| format!("{folder} in\n{all}"))
 }
 
-/// Those of one mount in `/proc/self/mountstats`. `None` if it is not there.
+/// Returns the calls of one mount in `/proc/self/mountstats`; `None` if it is not there.
 fn calls_of(mountstats: &str, folder: &str) -> Option<BTreeMap<String, u64>> {
     let place = format!(" mounted on {folder} with ");
     let lines = mountstats.lines().skip_while(|line| !line.contains(&place)).skip(1);

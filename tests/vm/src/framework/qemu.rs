@@ -1,4 +1,4 @@
-//! The QEMU command line, as pure functions of what the guest should look like.
+//! The QEMU command line, computed from the description of a guest.
 //!
 //! Memory is a shared memfd, because a vhost-user back end maps the guest's memory.
 
@@ -30,11 +30,11 @@ pub struct Disk {
     pub socket: PathBuf,
     /// Number of request queues.
     pub queues: u16,
-    /// Whether QEMU reconnects by itself when the daemon went away.
+    /// QEMU reconnects by itself when the daemon goes away.
     pub reconnect: bool,
 }
 
-/// One end of a cable between two guests. Datagrams, so that either end may go and come back.
+/// One end of a network cable between two guests. Datagrams, so that either end may be restarted.
 #[derive(Clone, Debug)]
 pub struct Cable {
     /// The socket of this end.
@@ -54,16 +54,16 @@ pub struct Machine {
     pub pluggable_mib: u32,
     /// Disks, `/dev/vda` first.
     pub disks: Vec<Disk>,
-    /// More for the kernel's command line, such as parameters of modules.
+    /// Additions to the kernel's command line, such as parameters of modules.
     pub kernel_options: &'static str,
-    /// Where the guest's file cache finds its host; then free memory is reported, too.
+    /// Socket to the host for the guest's file cache; free page reporting is then enabled, too.
     pub guest_agent: Option<PathBuf>,
     /// The network: `eth0`.
     pub cable: Option<Cable>,
 }
 
 impl Machine {
-    /// A small guest with the given disks and a processor for each queue.
+    /// Makes a small guest with the given disks and one processor per queue.
     #[must_use]
     pub fn with_disks(disks: Vec<Disk>) -> Self {
         let queues = disks.iter().map(|disk| disk.queues).max().unwrap_or(1);
@@ -79,28 +79,28 @@ impl Machine {
         }
     }
 
-    /// The same with more on the kernel's command line.
+    /// Adds to the kernel's command line.
     #[must_use]
     pub fn with_kernel_options(mut self, options: &'static str) -> Self {
         self.kernel_options = options;
         self
     }
 
-    /// The same with a port to the host for a file cache.
+    /// Adds a port to the host for a file cache.
     #[must_use]
     pub fn with_guest_agent(mut self, socket: &Path) -> Self {
         self.guest_agent = Some(socket.to_owned());
         self
     }
 
-    /// The same with a network card at an end of a cable.
+    /// Adds a network card at an end of a cable.
     #[must_use]
     pub fn with_cable(mut self, cable: Cable) -> Self {
         self.cable = Some(cable);
         self
     }
 
-    /// What a user needs to give a guest of their own the same disks.
+    /// Returns the settings with which a user's guest gets the same disks.
     #[must_use]
     pub fn user_settings(&self, accel: Accel) -> Vec<Setting> {
         let mut settings = processor_settings(accel);
@@ -114,7 +114,7 @@ impl Machine {
         settings
     }
 
-    /// For use by hand: a shell in the guest of the tests, on the terminal.
+    /// Returns the settings for manual use: a shell in the tests' guest, on the terminal.
     #[must_use]
     pub fn shell_settings(artifacts: &Artifacts) -> Vec<Setting> {
         vec![
@@ -125,7 +125,7 @@ impl Machine {
         ]
     }
 
-    /// The arguments of a test guest whose sockets and logs live in `folder`.
+    /// Returns the arguments of a test guest whose sockets and logs are in `folder`.
     #[must_use]
     pub fn args(&self, accel: Accel, artifacts: &Artifacts, folder: &Path) -> Vec<String> {
         let settings = [
@@ -146,7 +146,7 @@ impl Machine {
     }
 }
 
-/// The arguments of a guest without disks that only has to print to its console.
+/// Returns the arguments of a guest without disks that only prints to its console.
 #[must_use]
 pub fn probe_args(accel: Accel, artifacts: &Artifacts) -> Vec<String> {
     let machine =
@@ -168,8 +168,8 @@ fn disk_settings((index, disk): (usize, &Disk)) -> [Setting; 2] {
 }
 
 fn boot_settings(artifacts: &Artifacts, more: &str) -> Vec<Setting> {
-    // The clock options spare an emulated guest its slow clock calibration; entropy from the
-    // processor spares it a wait.
+    // The clock options avoid the slow clock calibration of an emulated guest; entropy from the
+    // processor avoids a wait.
     let kernel_options = "console=ttyS0 panic=-1 quiet mitigations=off nokaslr tsc=reliable \
                           no_timer_check random.trust_cpu=on";
     vec![
@@ -206,11 +206,11 @@ fn guest_agent_settings(socket: &Path) -> Vec<Setting> {
 fn network_settings(cable: &Cable) -> Vec<Setting> {
     let (here, there) = (cable.here.display(), cable.there.display());
     let ends = format!("local.type=unix,local.path={here},remote.type=unix,remote.path={there}");
-    // QEMU's own choice is the same in each guest.
+    // QEMU's default is the same in each guest.
     let mac = if cable.here < cable.there { "52:54:00:00:00:01" } else { "52:54:00:00:00:02" };
     vec![
         ("-netdev", format!("dgram,id=net,{ends}")),
-        // Without a boot program, which Debian has in a package of its own.
+        // Without a boot ROM, which is in a separate package of Debian.
         ("-device", format!("virtio-net-pci,netdev=net,mac={mac},romfile=")),
     ]
 }

@@ -1,6 +1,6 @@
-//! What `flowstone stats --json` says, as far as tests and the demo read it.
+//! The fields of `flowstone stats --json` that tests and the demo read.
 //!
-//! The one place that knows the names in that document.
+//! Only this file knows the names in that document.
 
 use std::collections::BTreeMap;
 
@@ -10,52 +10,52 @@ use serde::Deserialize;
 /// The whole document.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Stats {
-    /// That use the disks now.
+    /// VMs that use the disks now.
     pub vms: Vec<VmStats>,
-    /// Threads that run queues now.
+    /// Pollers that exist now.
     pub pollers: Vec<PollerStats>,
-    /// In the order of the configuration.
+    /// Disks, in the order of the configuration.
     pub disks: Vec<DiskStats>,
 }
 
-/// A thread that runs queues.
+/// A poller.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct PollerStats {
-    /// On it now.
+    /// Queues on it now.
     pub queues: u64,
-    /// That came from other pollers.
+    /// Queues that came from other pollers.
     pub moves: u64,
 }
 
-/// A VM, as its disks show it.
+/// A VM, as seen from its disks.
 #[derive(Clone, Debug, Deserialize)]
 pub struct VmStats {
-    /// The process that runs it.
+    /// The ID of its process.
     pub pid: Option<u32>,
     /// vCPUs.
     pub cpus: u32,
     /// Its memory.
     pub memory_bytes: u64,
-    /// Its part of what is shared.
+    /// Its weight in shared resources.
     pub weight: f64,
-    /// What its file cache has said.
+    /// The last report of its file cache.
     pub guest_cache: Option<GuestCacheStats>,
 }
 
 /// The file cache of a guest.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct GuestCacheStats {
-    /// What its copies take.
+    /// Bytes of its copies.
     pub used_bytes: u64,
-    /// What the host lets them take.
+    /// Limit granted by the host.
     pub grant_bytes: Option<u64>,
-    /// Opens that a copy answered.
+    /// Opens served from a copy.
     pub hits: u64,
-    /// Seconds since it said so.
+    /// Age of the report in seconds.
     pub age_s: f64,
 }
 
-/// What the cache did for a disk, in blocks of 4 KiB.
+/// Statistics of the cache for a disk, in blocks of 4 KiB.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct CacheStats {
     /// Read from memory.
@@ -67,55 +67,55 @@ pub struct CacheStats {
 /// One disk; counters since the daemon started.
 #[derive(Clone, Debug, Deserialize)]
 pub struct DiskStats {
-    /// As configured, or made from the image's.
+    /// As configured, or derived from the image's name.
     pub name: String,
     /// Space the image takes on the host.
     #[serde(default)]
     pub allocated_bytes: u64,
-    /// What the image takes and has given back; absent without an image.
+    /// Space of the image; absent without an image.
     pub space: Option<Space>,
-    /// Of a log image.
+    /// Only for a log image.
     pub log: Option<LogStats>,
-    /// What became of discards; absent without an image.
+    /// Statistics of discards; absent without an image.
     pub discards: Option<Discards>,
-    /// Reads and writes by what they carry.
+    /// Reads and writes by class.
     pub classes: Classes,
     /// Absent without a cache.
     pub cache: Option<CacheStats>,
-    /// All queues together.
+    /// Sums over all queues.
     pub total: Totals,
-    /// Those that the monitor has set up, each of them, in order.
+    /// Each queue that the monitor has set up, in order.
     pub queues: Vec<Totals>,
 }
 
-/// What a log image has done by itself.
+/// Background work of a log image.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct LogStats {
-    /// How often all of it has been put in order.
+    /// Completed passes of sorting the image.
     pub resort_passes: u64,
 }
 
 /// Requests by class.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Classes {
-    /// Of a journal.
+    /// Requests of class journal.
     pub journal: ClassCount,
-    /// Of metadata.
+    /// Requests of class metadata.
     pub metadata: ClassCount,
-    /// Of data, or of what nobody knows.
+    /// Requests of class data, including unknown ones.
     pub data: ClassCount,
-    /// What has decided.
+    /// Requests by the rule that decided.
     pub rules: Rules,
 }
 
 /// Requests by the rule that decided their class.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Rules {
-    /// The guest's priority word.
+    /// The guest's I/O priority hint.
     pub hint: u64,
     /// The list of a journal.
     pub journal: u64,
-    /// The header of what was written.
+    /// The header of the written block.
     pub header: u64,
 }
 
@@ -128,39 +128,39 @@ pub struct ClassCount {
     pub writes: u64,
 }
 
-/// Bytes of an image.
+/// Space of an image in bytes.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Space {
-    /// Of the disk.
+    /// Size of the disk.
     pub virtual_bytes: u64,
-    /// That hold data, if the image knows.
+    /// Bytes that hold data, if the image knows.
     pub live_bytes: Option<u64>,
-    /// On the host.
+    /// Bytes allocated on the host.
     pub allocated_bytes: u64,
-    /// That are of no use any more, on images that leave such behind.
+    /// Garbage, on images that have it.
     pub dead_bytes: Option<u64>,
-    /// That the host has got back.
+    /// Bytes freed on the host.
     pub reclaimed_bytes: u64,
 }
 
-/// Discarded ranges on their way to the host.
+/// Statistics of discards.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Discards {
-    /// Requests that brought them.
+    /// Discard requests.
     pub requests: u64,
-    /// That came in.
+    /// Discarded ranges.
     pub ranges: u64,
-    /// Bytes of these.
+    /// Bytes of the ranges.
     pub bytes: u64,
-    /// Runs that the host was to have back.
+    /// Merged runs to be freed on the host.
     pub merged: u64,
-    /// Calls that gave space back.
+    /// Calls that freed space.
     pub punches: u64,
-    /// That came in and are not done.
+    /// Ranges not yet done.
     pub waiting: u64,
 }
 
-/// Counters. Kinds of request are `read`, `write`, `flush`, `discard` and `write_zeroes`.
+/// Counters by kind of request: `read`, `write`, `flush`, `discard` and `write_zeroes`.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Totals {
     requests: BTreeMap<String, u64>,
@@ -182,18 +182,18 @@ pub struct Latency {
 }
 
 impl Stats {
-    /// Reads the document.
+    /// Parses the document.
     pub fn parse(json: &str) -> Result<Self> {
         serde_json::from_str(json).with_context(|| format!("read stats {json}"))
     }
 
-    /// How often queues have moved between pollers.
+    /// Returns the number of moves of queues between pollers.
     #[must_use]
     pub fn moves(&self) -> u64 {
         self.pollers.iter().map(|poller| poller.moves).sum()
     }
 
-    /// The disk of a daemon that serves one.
+    /// Returns the only disk of a daemon.
     pub fn only_disk(mut self) -> Result<DiskStats> {
         match self.disks.len() {
             1 => Ok(self.disks.remove(0)),
@@ -203,41 +203,41 @@ impl Stats {
 }
 
 impl DiskStats {
-    /// How many queues the monitor has set up.
+    /// Returns the number of queues set up by the monitor.
     #[must_use]
     pub fn queue_count(&self) -> usize {
         self.queues.len()
     }
 
-    /// What the image takes and has given back.
+    /// Returns the space of the image.
     pub fn space(&self) -> Result<Space> {
         self.space.context("no image")
     }
 
-    /// What became of discards.
+    /// Returns the statistics of discards.
     pub fn discards(&self) -> Result<Discards> {
         self.discards.context("no image")
     }
 
-    /// Requests of a kind.
+    /// Returns the requests of a kind.
     #[must_use]
     pub fn requests(&self, kind: &str) -> u64 {
         self.total.requests.get(kind).copied().unwrap_or(0)
     }
 
-    /// Requests of all kinds.
+    /// Returns the requests of all kinds.
     #[must_use]
     pub fn all_requests(&self) -> u64 {
         self.total.all_requests()
     }
 
-    /// Bytes read, written, discarded or zeroed.
+    /// Returns the bytes read, written, discarded or zeroed.
     #[must_use]
     pub fn bytes(&self, kind: &str) -> u64 {
         self.total.bytes.get(kind).copied().unwrap_or(0)
     }
 
-    /// Latency of a kind, if there was a request of it.
+    /// Returns the latency of a kind, if there was a request of it.
     #[must_use]
     pub fn latency(&self, kind: &str) -> Option<Latency> {
         self.total.device_us.get(kind).copied().filter(|_| self.requests(kind) > 0)
@@ -245,7 +245,7 @@ impl DiskStats {
 }
 
 impl Totals {
-    /// Requests of all kinds.
+    /// Returns the requests of all kinds.
     #[must_use]
     pub fn all_requests(&self) -> u64 {
         self.requests.values().sum()

@@ -1,4 +1,4 @@
-//! A disk with programs of the host, for guests that need more than their initramfs has.
+//! A disk with programs of the host, for guests that need more than their initramfs contains.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// Room for the programs, and what they need; the rest of the image is a hole.
+/// Size of the image, which is sparse.
 const IMAGE_BYTES: u64 = 512 << 20;
 
 /// Makes an image in `folder` with a file system of these files.
@@ -21,9 +21,9 @@ pub fn tools_image(folder: &Path, files: &[(&str, PathBuf)]) -> Result<PathBuf> 
     Ok(image)
 }
 
-/// Runs a host command that must succeed and returns what it printed.
+/// Runs a host command that must succeed and returns its output.
 pub fn host(command: &mut Command) -> Result<String> {
-    // Debian keeps the file system tools out of a user's search path.
+    // In Debian the file system tools are not in a user's search path.
     let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
     let output = command.env("PATH", path).output().with_context(|| format!("{command:?}"))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,10 +1,10 @@
-//! Where things are: the source tree, the guest folder and the flowstone binary.
+//! Paths: the source tree, the guest folder and the flowstone binary.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// The top folder of the source tree.
+/// Returns the top folder of the source tree.
 #[must_use]
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -13,19 +13,19 @@ pub fn root() -> &'static Path {
         .expect("this package lives two folders below the root")
 }
 
-/// A file in `scripts/`.
+/// Returns a file in `scripts/`.
 #[must_use]
 pub fn script(name: &str) -> PathBuf {
     root().join("scripts").join(name)
 }
 
-/// The folder of kernel, initramfs and other guest artifacts, kept between runs.
+/// Returns the folder of kernel, initramfs and other guest artifacts, kept between runs.
 #[must_use]
 pub fn guest_folder() -> PathBuf {
     root().join("target/guest")
 }
 
-/// The flowstone binary: `FLOWSTONE_BIN`, or the one cargo built beside this program.
+/// Returns the flowstone binary: `FLOWSTONE_BIN`, or the one cargo built beside this program.
 pub fn flowstone() -> Result<PathBuf> {
     if let Some(named) = std::env::var_os("FLOWSTONE_BIN") {
         return Ok(named.into());
@@ -33,12 +33,13 @@ pub fn flowstone() -> Result<PathBuf> {
     beside("flowstone").context("no flowstone binary here (cargo build -p flowstone-cli)")
 }
 
-/// `flowstone` with a drive's write cache in it, which dies with the process.
+/// Returns `flowstone` with a simulated volatile write cache of the drive, which is lost with the
+/// process.
 pub fn power_cut() -> Result<PathBuf> {
     beside("flowstone-power-cut")
 }
 
-/// A binary that cargo built beside this program.
+/// Returns a binary that cargo built beside this program.
 pub fn beside(name: &str) -> Result<PathBuf> {
     let this = std::env::current_exe().context("where this program is")?;
     this.ancestors()

@@ -1,4 +1,4 @@
-//! A guest reads again without the disk, and its journal stays out of caches.
+//! A guest's re-reads do not reach the disk, and its journal stays out of caches.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use flowstone_testkit::page_cache::resident;
 use flowstone_testkit::truth::{Holds, Truth};
 use flowstone_vmtest::framework::lab::{Format, Lab};
 
-/// Many small commits, which go round the journal.
+/// Many small commits, which wrap around in the journal.
 const COMMITS: &str = "
     mount /dev/vda /mnt
     for file in $(seq 700); do dd if=/dev/urandom of=/mnt/$file bs=4k count=4 conv=fsync 2>/dev/null; done
@@ -40,7 +40,8 @@ fn files_are_read_again_from_memory() -> Result<()> {
     daemon.terminate()
 }
 
-/// How many blocks of the journal are in the page cache, of how many, after a guest's commits.
+/// Returns how many blocks of the journal are in the page cache after a guest's commits, and their
+/// total.
 fn journal_in_page_cache(lab: &Lab, name: &str, pdc: &str) -> Result<(usize, usize)> {
     let image = lab.folder().join(format!("{name}.raw"));
     std::fs::File::create(&image)?.set_len(128 << 20)?;
@@ -64,9 +65,8 @@ fn count_journal(image: &Path) -> (usize, usize) {
     (all.iter().filter(|resident| **resident).count(), all.len())
 }
 
-/// In a log image each write of a journal has a place of its own: counted are blocks that begin as
-/// jbd2's descriptors and commits do. Data and journal are written at the same time, and shared
-/// records.
+/// In a log image journal blocks are scattered: blocks that begin like jbd2's descriptors and
+/// commits are counted. Data and journal are written at the same time, and in the same records.
 #[test]
 fn journals_in_log_images_do_not_stay_in_the_page_cache() -> Result<()> {
     const JBD2_MAGIC: [u8; 4] = 0xc03b_3998_u32.to_be_bytes();

@@ -1,5 +1,5 @@
-//! What real guests write is told apart: each request's class, against what its block holds in the
-//! image that the guest leaves behind.
+//! Classification of real guests' requests: each request's class is compared with the content of
+//! its block in the final image.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -11,10 +11,10 @@ use flowstone_testkit::truth::{Holds, Truth};
 use flowstone_vmtest::framework::daemon::Daemon;
 use flowstone_vmtest::framework::lab::Lab;
 
-/// Longest time until the daemon has seen what the guest has made of its disk.
+/// Longest time until the daemon has recognised the guest's file system.
 const SEEN_TIMEOUT: Duration = flowstone_testkit::HANG;
 
-/// Many small commits, then many files without any, then a journal that goes round several times.
+/// Many small commits, then many files without any, then a journal that wraps around several times.
 const LOAD: &str = "
     mount /dev/vda /mnt
     fio --name=sync --directory=/mnt --size=8M --rw=randwrite --bs=4k --fsync=1 --io_size=1M >/dev/null
@@ -33,11 +33,11 @@ pub(super) struct Entry {
     writes: bool,
     start: u64,
     bytes: u64,
-    /// What we took it for; `data` if the log says nothing.
+    /// Its class in the log; `data` if none is shown.
     class: String,
 }
 
-/// The requests after a mark: a read of a length that no file system has.
+/// Returns the requests after a mark: a read of a length that no file system uses.
 pub(super) fn requests_after_mark(log: &Path) -> Result<Vec<Entry>> {
     let text = fs::read_to_string(log)?;
     let (_, text) = text.split_once("read sectors 72+24 ").context("the guest's mark")?;
@@ -65,7 +65,7 @@ pub(super) fn requests_after_mark(log: &Path) -> Result<Vec<Entry>> {
     Ok(done)
 }
 
-/// Requests and bytes, by what the blocks hold and what we took them for.
+/// Requests and bytes by content of the blocks and assigned class.
 #[derive(Default)]
 pub(super) struct Confusion(BTreeMap<(Option<Holds>, String), (u64, u64)>);
 
@@ -73,7 +73,7 @@ impl Confusion {
     pub(super) fn of_writes(requests: &[Entry], truth: &Truth) -> Self {
         let mut table = Self::default();
         for write in requests.iter().filter(|request| request.writes) {
-            // One that holds several kinds counts as its first block.
+            // A write to blocks of several kinds counts as its first block.
             let cell = table.0.entry((truth.at(write.start), write.class.clone())).or_default();
             *cell = (cell.0 + 1, cell.1 + write.bytes);
         }
@@ -88,7 +88,7 @@ impl Confusion {
         }
     }
 
-    /// Requests and bytes that hold one of these, and those of them that were taken for `class`.
+    /// Returns requests and bytes of this content, and the part of them classed as `class`.
     pub(super) fn share(&self, holds: &[Option<Holds>], class: &str) -> [(u64, u64); 2] {
         let of = self.0.iter().filter(|((it, _), _)| holds.contains(it));
         of.fold([(0, 0); 2], |[all, named], ((_, it), (requests, bytes))| {
@@ -97,7 +97,7 @@ impl Confusion {
         })
     }
 
-    /// Whether no data was taken for anything else.
+    /// Checks that no data was classed as anything else.
     pub(super) fn ensure_data_is_data(&self) -> Result<()> {
         let [(all, _), (named, _)] = self.share(&[None], "data");
         ensure!(all == named, "{} of {all} writes of data are misnamed", all - named);
@@ -116,7 +116,7 @@ impl Confusion {
     }
 }
 
-/// A disk that is served with a log of its requests.
+/// Serves a disk with a log of its requests.
 pub(super) fn serve_with_log(lab: &Lab, size: &str) -> Result<(PathBuf, Daemon, PathBuf)> {
     let image = lab.image(size)?;
     let log = lab.folder().join("requests");
@@ -142,8 +142,8 @@ pub(super) fn wait_for_layout(daemon: &Daemon, words: &[&str]) -> Result<()> {
 
 const MARK: &str = "dd if=/dev/vda of=/dev/null iflag=direct bs=12k skip=3 count=1 2>/dev/null";
 
-/// What the block of each write holds is what the image says at the end: those of directories that
-/// are gone would count as data.
+/// Returns a load that deletes no folders: the content of each written block is taken from the
+/// final image, where deleted directories would count as data.
 pub(super) fn load_that_keeps_folders() -> String {
     [MARK, &LOAD.replace("rm -r /mnt/1 /mnt/2", "")].join("\n")
 }
@@ -151,8 +151,8 @@ pub(super) fn load_that_keeps_folders() -> String {
 const METADATA: [Option<Holds>; 2] = [Some(Holds::FixedMetadata), Some(Holds::MovingMetadata)];
 
 impl Confusion {
-    /// Prints how much of the metadata is known, and holds it against the least that there must be,
-    /// in percent of the requests.
+    /// Prints the share of metadata requests that is classed as such, and checks that it is at
+    /// least `percent`.
     fn ensure_metadata(&self, name: &str, percent: u64) -> Result<()> {
         let [all, named] = self.share(&METADATA, "metadata");
         println!(
@@ -208,8 +208,8 @@ fn an_xfs_guest_is_told_apart() -> Result<()> {
     table.ensure_metadata("xfs", 85)
 }
 
-/// How many nodes a guest cuts depends on when it writes them: the share is printed, and half of
-/// the requests is asked for.
+/// The number of nodes that a guest splits depends on the timing of its writes: the share is
+/// printed, and half of the requests is required.
 #[test]
 fn a_btrfs_guest_is_told_apart() -> Result<()> {
     let Some(lab) = Lab::open_or_skip() else { return Ok(()) };
@@ -228,7 +228,7 @@ fn a_btrfs_guest_is_told_apart() -> Result<()> {
     table.ensure_metadata("btrfs", 50)
 }
 
-/// Folders are taken away, and files take their space.
+/// Folders are deleted, and files reuse their space.
 fn files_in_the_space_of_folders_are_data(mkfs: &str, truth: fn(&str) -> Truth) -> Result<()> {
     let Some(lab) = Lab::open_or_skip() else { return Ok(()) };
     let (image, mut daemon, log) = serve_with_log(&lab, "320M")?;
@@ -242,7 +242,7 @@ fn files_in_the_space_of_folders_are_data(mkfs: &str, truth: fn(&str) -> Truth) 
          sync",
     )?;
     let listed = daemon.stats()?.classes.rules.journal;
-    // XFS writes them to their place later; in its log they are.
+    // XFS writes them back later; they are in its log.
     ensure!(listed > 0 || kind == "xfs", "no folder has been written");
     guest.run(&format!(
         "rm -r /mnt/[1-9]*
@@ -278,7 +278,7 @@ fn files_in_the_space_of_folders_of_xfs_are_data() -> Result<()> {
     })
 }
 
-/// dm-crypt passes no priorities on: the pattern of writes and flushes is all there is.
+/// dm-crypt passes no priorities on: only the pattern of writes and flushes is left.
 #[test]
 fn the_journal_of_an_encrypted_guest_is_known_by_its_pattern() -> Result<()> {
     let Some(lab) = Lab::open_or_skip() else { return Ok(()) };
@@ -331,7 +331,7 @@ fn a_layout_is_followed_through_mkfs_resize_and_logical_volumes() -> Result<()> 
     guest.run("resize2fs /dev/vda 320M && umount /mnt")?;
     wait_for_layout(&daemon, &["\"label\":\"third\"", "\"bytes\":335544320"])?;
 
-    // Without the last one's file system, which LVM would ask about.
+    // Without the old file system, which LVM would ask about.
     guest.run(&format!(
         "dd if=/dev/zero of=/dev/vda bs=1M count=8 oflag=direct 2>/dev/null; {VOLUMES}"
     ))?;

@@ -1,6 +1,6 @@
-//! Images on block devices that are not like files. The devices are made inside a guest, and served
-//! there by a daemon of its own: dm-crypt, which takes discards and decrypts whatever is left, so
-//! that what was zeroed and then discarded is not zero any more.
+//! Images on block devices, which differ from files. The devices are made inside a guest, and
+//! served there by a daemon in the guest: dm-crypt, which accepts discards and decrypts whatever is
+//! left, so that a block that was zeroed and then discarded is no longer zero.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use anyhow::Result;
 use flowstone_vmtest::framework::lab::Lab;
 use flowstone_vmtest::framework::{tools, workspace};
 
-/// Makes `/dev/mapper/crypt` of the whole disk, full of noise, and is sure of what it is about.
+/// Makes `/dev/mapper/crypt` of the whole disk, full of random data, and checks its properties.
 const DEVICE: &str = "\
     mkdir -p /tools /tmp/on
     mount -o ro /dev/vdb /tools
@@ -24,8 +24,8 @@ const DEVICE: &str = "\
     dd if=/dev/urandom of=$device bs=1M count=24 2>/dev/null
     sync";
 
-/// Serves the device in a format and exercises it; `$1` is the format, `$2` what discarded blocks
-/// may read as.
+/// Serves the device in a format and exercises it; `$1` is the format, `$2` the content of
+/// discarded blocks.
 const EXERCISE: &str = "
     exercise() {
         rm -f /tmp/on/disk.sock
@@ -67,7 +67,7 @@ fn zeroes_stay_zeroes_on_dm_crypt_in_every_format() -> Result<()> {
     tools.terminate()
 }
 
-/// A file system with the binaries that the guest runs.
+/// Makes a file system with the binaries that the guest runs.
 pub fn tools_image(lab: &Lab) -> Result<PathBuf> {
     let files = [
         ("flowstone", workspace::flowstone()?),

@@ -1,5 +1,5 @@
-//! A host whose file system is F2FS, which few kernels have: it is the guest here, and runs
-//! flowstone itself. The log image lies on a file system that is a log, too.
+//! A host with F2FS, which few kernels have: the guest is the host, and runs flowstone itself. The
+//! log image is on a log-structured file system, too.
 
 use anyhow::{Result, ensure};
 use flowstone_vmtest::framework::artifacts::Kernel;
@@ -17,7 +17,7 @@ const MAKE: &str = "
     grep ' /mnt f2fs ' /proc/mounts
     /tools/flowstone create --format log --size 48M --segment 1M /mnt/disk.flow";
 
-/// `serve` starts a daemon and waits until it listens, `stop` ends it in order.
+/// `serve` starts a daemon and waits until it listens, `stop` ends it in an orderly way.
 const DAEMON: &str = "
     serve() {
         rm -f /tmp/on/disk.sock
@@ -33,7 +33,7 @@ const LOAD: &str = "
     stop
     /tools/flowstone check --data /mnt/disk.flow";
 
-/// The daemon is killed while it works, until the load has come to its end.
+/// Kills the daemon repeatedly until the load has ended.
 const KILLED: &str = "
     serve
     /tools/device-load /tmp/on/disk.sock killed >/tmp/on/load 2>&1 &
@@ -55,7 +55,7 @@ const KILLED: &str = "
     stop
     /tools/flowstone check --data /mnt/disk.flow";
 
-/// What has been converted into the image is durable, and what is written into it last may be lost.
+/// Data converted into the image is durable, and later writes to it may be lost.
 const BEFORE_POWER_FAILS: &str = "
     head -c $((12 << 20)) /dev/urandom >/mnt/source.raw
     /tools/flowstone convert /mnt/source.raw /mnt/copy.flow

@@ -1,4 +1,4 @@
-//! The file cache in stock kernels, and the host that agrees with it on memory.
+//! The file cache in stock kernels, and its memory agreement with the host.
 
 use std::fs;
 use std::io::Write;
@@ -14,7 +14,7 @@ use flowstone_vmtest::framework::lab::Lab;
 use flowstone_vmtest::framework::qemu::Machine;
 use flowstone_vmtest::framework::stats::GuestCacheStats;
 
-/// A disk with the program, and the program's size.
+/// Makes a disk with the program; returns the program's size, too.
 pub(crate) fn program_disk(lab: &Lab) -> Result<(Daemon, usize)> {
     let mut program = fs::read(static_guest()?)?;
     let bytes = program.len();
@@ -24,7 +24,7 @@ pub(crate) fn program_disk(lab: &Lab) -> Result<(Daemon, usize)> {
     Ok((lab.serve_as("program", &image, &["--readonly"])?, bytes))
 }
 
-/// A machine with the program on its second disk.
+/// Makes a machine with the program on its second disk.
 fn machine_with_program(lab: &Lab, daemon: &Daemon) -> Result<(Machine, Daemon, usize)> {
     let (carrier, bytes) = program_disk(lab)?;
     Ok((Lab::machine_of([daemon, &carrier], 2), carrier, bytes))
@@ -52,7 +52,7 @@ pub(crate) fn begin_cache_of(
     Ok(())
 }
 
-/// Reads until there are copies of all files; those that have changed lately are not copied.
+/// Reads until all files have copies; recently changed files are not copied.
 const READ_UNTIL_COPIED: &str = "until flowstone-guest stats /mnt | grep -q \"^cached *$FILES files\"; do cat /mnt/f* >/dev/null; sleep .5; done";
 
 fn guest_cache(daemon: &Daemon) -> Option<GuestCacheStats> {
@@ -77,11 +77,11 @@ fn a_guest_and_its_host_agree(kernel: Kernel) -> Result<()> {
     let seen = guest_cache(&daemon).context("a cache")?;
     println!("{kernel:?}: {seen:?}");
     ensure!(seen.grant_bytes.is_some(), "{seen:?}");
-    // The host's daemon dies and comes back: QEMU connects again by itself.
+    // The host's daemon dies and is restarted: QEMU reconnects by itself.
     daemon.kill()?;
     daemon.restart()?;
     wait_until("a report after the restart", || guest_cache(&daemon).is_some());
-    // The guest's daemon dies, and so does a guest: the mount is made anew without help.
+    // The guest's daemon dies, and so does a guest: the mount is made again without help.
     guest.run(
         "sum=$(cat /srv/f* | md5sum); kill -9 $(pidof flowstone-guest)
          flowstone-guest cache --source /srv --mount /mnt --epoch 1s >/tmp/again.log 2>&1 &
@@ -107,7 +107,7 @@ fn a_guest_and_its_host_agree_on_linux_6_12() -> Result<()> {
     a_guest_and_its_host_agree(Kernel::Newer)
 }
 
-/// Memory of the guest that the host has given it: the pages of its memfd.
+/// Returns the guest memory that the host has allocated: the pages of its memfd.
 fn resident_shared(pid: u32) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line =
@@ -120,7 +120,7 @@ fn grant(mut guest: &UnixStream, bytes: u64) -> Result<()> {
     writeln!(guest, "{line}").context("grant")
 }
 
-/// What a guest gives up for its host is the host's, if the guest reports free pages.
+/// Memory that a guest frees for its host is returned to the host, if the guest reports free pages.
 #[test]
 fn memory_that_a_guest_gives_up_is_the_hosts() -> Result<()> {
     const HELD: u64 = 256 << 20;

@@ -12,11 +12,11 @@ use crate::load::{DISK_CHECKSUM, as_raw, check_clean, host, image_checksum};
 
 struct FileSystem {
     name: &'static str,
-    /// Little more than the smallest it can be made on: checksums take their time.
+    /// Little more than the smallest possible size, since checksums take time.
     disk_size: &'static str,
     make: &'static str,
     check: &'static str,
-    /// Of `serve`.
+    /// Options of `serve`.
     options: &'static [&'static str],
 }
 
@@ -42,7 +42,7 @@ const BTRFS: FileSystem = FileSystem {
     options: &[],
 };
 
-/// Far smaller than what they read and write.
+/// Far smaller than the data read and written.
 const SMALL_CACHE: &[&str] = &["--cache", "2M"];
 const CACHED_EXT4: FileSystem = FileSystem { options: SMALL_CACHE, ..EXT4 };
 const CACHED_XFS: FileSystem = FileSystem { options: SMALL_CACHE, ..XFS };
@@ -141,7 +141,7 @@ fn keeps_its_files(
     host_check(&raw)
 }
 
-/// The host gets the space of a removed file back, of a log or a qcow2 image a little later.
+/// Deletes a file and checks that the host gets its space, with a log or qcow2 image after a while.
 fn give_back(guest: &mut Guest, daemon: &Daemon, system: &FileSystem) -> Result<()> {
     let before = daemon.stats()?.allocated_bytes;
     guest.run(&remove_verified(system))?;
@@ -153,7 +153,7 @@ fn host_checks_ext4(image: &Path) -> Result<()> {
     host("e2fsck", &["-fn", &image.to_string_lossy()]).map(drop)
 }
 
-/// Files with checksums, verified direct I/O, a database's fsync pattern, and a trim.
+/// Writes files with checksums, verified direct I/O and a database's fsync pattern, and trims.
 fn fill(system: &FileSystem) -> String {
     let FileSystem { name, make, .. } = system;
     format!(
@@ -174,7 +174,7 @@ fn fill(system: &FileSystem) -> String {
     )
 }
 
-/// Everything is as it was after the file system was mounted anew.
+/// Checks that everything is unchanged after a remount.
 fn verify_again(system: &FileSystem) -> String {
     format!(
         "mount -t {} /dev/vda /mnt
@@ -187,8 +187,8 @@ fn verify_again(system: &FileSystem) -> String {
     )
 }
 
-/// The largest file goes, and its space is trimmed. XFS frees blocks of removed files in the
-/// background, and has surely done so after an unmount.
+/// Deletes the largest file and trims its space. XFS frees blocks of deleted files in the
+/// background, which an unmount waits for.
 fn remove_verified(system: &FileSystem) -> String {
     format!(
         "mount -t {name} /dev/vda /mnt

@@ -1,5 +1,5 @@
-//! A disk that stays nearly full while all of it is overwritten again and again: a log image has
-//! to clean all the time, and no block may be lost on the way.
+//! A disk that stays nearly full while all of it is overwritten repeatedly: a log image has to
+//! clean continuously, and no block may be lost.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use crate::soak::soak_deadline;
 const DISK_MIB: u32 = 64;
 /// More than 90 % of the disk.
 const FILLED_MIB: u32 = 60;
-/// With fewer there is little to clean.
+/// With fewer rounds there is little to clean.
 const ROUNDS_MIN: u64 = 5;
 
 #[test]
@@ -55,8 +55,8 @@ fn overwritten_until(deadline: Instant) -> Result<()> {
     Ok(())
 }
 
-/// Every block of the filled part, once, in an order and with content of the round's own; then
-/// all are read back and checked.
+/// Writes every block of the filled part once, in the round's order and with its content; then
+/// reads and verifies all.
 fn write_all(how: &str, round: u64) -> String {
     let half = FILLED_MIB / 2;
     format!(

@@ -1,5 +1,5 @@
-//! What a guest discards in any way, the host gets back, whatever the format of the image; what
-//! lies beside it is as it was. One guest has a disk of each format.
+//! Space that a guest discards in any way is freed on the host, whatever the image format;
+//! neighbouring data is unchanged. One guest has a disk of each format.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -16,15 +16,15 @@ use crate::load::{check_clean, host};
 
 const MIB: u64 = 1 << 20;
 const QUEUES: u16 = 2;
-/// Of a log image. What shares a segment with live data stays: at both ends of what is discarded,
-/// and with the metadata written meanwhile.
+/// Segment size of the log image. Data that shares a segment with live data stays: at both ends of
+/// the discarded range, and with metadata written meanwhile.
 const SEGMENT: &str = "256K";
 const LOG_REST_BYTES: u64 = MIB;
-/// Of what is discarded, what may go to new metadata.
+/// Least share of discarded space to be freed; the rest may be taken by new metadata.
 const PERCENT_MIN: u64 = 97;
-/// Left of an empty image: tables, and segments that are kept ready.
+/// Remaining size of an empty image: tables, and preallocated segments.
 const EMPTY_BYTES_MAX: u64 = 6 * MIB;
-/// A log image gives back when its guest has been quiet for some seconds.
+/// A log image frees space when its guest has been idle for some seconds.
 const RETURN_TIMEOUT: Duration = flowstone_testkit::HANG;
 
 struct FileSystem {
@@ -78,11 +78,11 @@ fn gives_space_back(system: &FileSystem) -> Result<()> {
     let FileSystem { name, make, discarding, check, .. } = system;
     let mount = format!("mount -t {name} /dev/$d /$d");
 
-    // Something is there already, and goes with the new file system.
+    // The disk is not empty; the old content is discarded with the new file system.
     bench.on_each("dd if=/tmp/random of=/dev/$d bs=1M oflag=direct status=none")?;
     bench.on_each(&format!("{make} /dev/$d"))?;
     for disk in &bench.disks {
-        // The new one takes space, too: what `du` says is the sum of both.
+        // The new file system takes space, too: the size in `du` is the sum of both.
         disk.wait_until("mkfs", |disk| {
             Ok(disk.daemon.stats()?.space()?.reclaimed_bytes >= disk.wanted(24 * MIB))
         })?;
@@ -93,11 +93,11 @@ fn gives_space_back(system: &FileSystem) -> Result<()> {
          xxhsum -q /$d/stays >/$d/sum
          cp /tmp/random /$d/goes; sync"
     ))?;
-    // XFS has surely given up the blocks of a removed file after an unmount.
+    // An unmount makes sure that XFS has freed the blocks of a deleted file.
     let trim = format!("rm /$d/goes; umount /$d; {mount}; fstrim /$d; umount /$d");
     bench.returns("fstrim", 24 * MIB, &trim)?;
     bench.on_each(&format!("{mount} -o {discarding}; cp /tmp/random /$d/goes; sync"))?;
-    // ext4 discards in the background, and forgets what is left when it is unmounted.
+    // ext4 discards in the background, and drops what is left when it is unmounted.
     bench.returns("-o discard", 24 * MIB, "rm /$d/goes; sync; sleep 1; sync; umount /$d")?;
     bench.on_each(&format!("{mount}; xxhsum -q -c /$d/sum; umount /$d; {check} /dev/$d"))?;
     bench.returns("blkdiscard", 8 * MIB, "blkdiscard /dev/$d")?;
@@ -162,9 +162,9 @@ impl Bench {
         self.guest.run(&format!("for d in vda vdb vdc; do\n{script}\ndone")).map(drop)
     }
 
-    /// Runs a script that gives back so many bytes of each disk; the host must have them soon.
+    /// Runs a script that frees `bytes` bytes of each disk; the host must have them soon.
     fn returns(&mut self, what: &str, bytes: u64, script: &str) -> Result<()> {
-        // What was written before is in place, and nothing else on its way.
+        // Earlier writes must be complete, and nothing else in flight.
         self.guest.run("sync")?;
         let before: Vec<OnHost> =
             self.disks.iter().map(|disk| OnHost::of(&disk.image)).collect::<Result<_>>()?;
@@ -194,13 +194,13 @@ impl Bench {
 }
 
 impl Disk {
-    /// Of so many bytes given up, what the host must have back.
+    /// Returns how many of `bytes` freed bytes the host must have.
     fn wanted(&self, bytes: u64) -> u64 {
         let rest = if self.format == Format::Log { LOG_REST_BYTES } else { 0 };
         bytes * PERCENT_MIN / 100 - rest
     }
 
-    /// Waits until the image takes no more than so much on the host.
+    /// Waits until the image takes at most `bytes_max` on the host.
     fn wait_for(&self, what: &str, bytes_max: u64) -> Result<()> {
         self.wait_until(what, |disk| Ok(OnHost::of(&disk.image)?.blocks <= bytes_max))
     }
@@ -218,12 +218,12 @@ impl Disk {
     }
 }
 
-/// What an image takes on the host, in bytes.
+/// Space of an image on the host, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct OnHost {
-    /// As `du` says.
+    /// Allocated, as in `du`.
     blocks: u64,
-    /// As `filefrag` lists them.
+    /// Sum of the extents, as in `filefrag`.
     extents: u64,
 }
 
@@ -235,7 +235,7 @@ impl OnHost {
     }
 }
 
-/// The length of an extent: `NUMBER: FIRST.. LAST: FIRST.. LAST: LENGTH: ...`.
+/// Returns the length of an extent: `NUMBER: FIRST.. LAST: FIRST.. LAST: LENGTH: ...`.
 fn sectors(line: &str) -> Option<u64> {
     let mut fields = line.split(':').map(str::trim);
     fields.next()?.parse::<u64>().ok()?;

@@ -1,5 +1,5 @@
-//! The module of `guest/kmod` in stock kernels: metadata is marked, data never
-//! is, and the module comes and goes under load.
+//! The module of `guest/kmod` in stock kernels: it marks metadata, never data, and can be loaded
+//! and unloaded under load.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ use super::classes::{
 
 const STATS: &str = "cat /sys/module/flowstone_hint/parameters/stats";
 
-/// A guest with the module on its second disk, loaded.
+/// Boots a guest with the module on its second disk, loaded.
 fn boot_with_module(lab: &Lab, kernel: Kernel, daemon: &Daemon) -> Result<(Guest, Daemon)> {
     let module = fs::read(hint_module(kernel)?)?;
     let bytes = module.len();
@@ -27,8 +27,8 @@ fn boot_with_module(lab: &Lab, kernel: Kernel, daemon: &Daemon) -> Result<(Guest
     let carrier = lab.serve_as("module", &image, &["--readonly"])?;
     let mut machine = Lab::machine_of([daemon, &carrier], 4);
     // The kernel patches its code when a tracepoint gets its first user. An emulator with several
-    // CPUs may run a breakpoint of that on another one after the kernel has taken it out again,
-    // which then is an Oops (`int3`), seen once.
+    // CPUs may run one of its breakpoints on another CPU after the kernel has removed it, which
+    // then is an Oops (`int3`), seen once.
     machine.cpus = 1;
     let mut guest = lab.boot_machine(&machine)?;
     guest.run(&format!(
@@ -37,16 +37,16 @@ fn boot_with_module(lab: &Lab, kernel: Kernel, daemon: &Daemon) -> Result<(Guest
     Ok((guest, carrier))
 }
 
-/// The kernel has complained of nothing, whatever the module has done.
+/// Checks that the kernel has logged no complaint.
 fn ensure_calm(guest: &mut Guest) -> Result<()> {
-    // A guest that gets no CPU for a while detects stalls of its own.
+    // A guest without CPU time for a while detects stalls of its own.
     let complaints =
         guest.run("dmesg | grep -E 'BUG|WARNING|Oops' | grep -v 'soft lockup' || true")?;
     ensure!(complaints.is_empty(), "{complaints}");
     Ok(())
 }
 
-/// All of it: directories and extent blocks, too, of which the layout knows nothing.
+/// All metadata: also directories and extent blocks, which are not in the layout.
 fn all_metadata_of_ext4_is_known(kernel: Kernel) -> Result<()> {
     let Some(lab) = Lab::open_with_or_skip(kernel) else { return Ok(()) };
     let (image, mut daemon, log) = serve_with_log(&lab, "256M")?;
@@ -83,7 +83,8 @@ fn the_module_marks_all_metadata_of_ext4_on_a_newer_kernel() -> Result<()> {
     all_metadata_of_ext4_is_known(Kernel::Newer)
 }
 
-/// Of btrfs the host knows the nodes that it sees whole; with the module those that are cut, too.
+/// Without the module the host recognises only nodes of btrfs that are written whole; with it,
+/// split ones, too.
 #[test]
 fn the_module_marks_the_metadata_of_btrfs_and_goes_and_comes_back_under_load() -> Result<()> {
     let kernel = Kernel::Newer;

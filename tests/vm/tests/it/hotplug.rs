@@ -1,4 +1,4 @@
-//! Guest memory comes and goes while requests are in flight.
+//! Guest memory is plugged and unplugged while requests are in flight.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -12,14 +12,14 @@ use serde_json::json;
 use crate::disk_errors;
 use crate::load::verified_load;
 
-/// Puts new memory to use, for pages that can move: fio's buffers land there first.
+/// Puts new memory online as movable: fio's buffers are allocated there first.
 const ONLINE_NEW_MEMORY: &str = "for state in /sys/devices/system/memory/memory*/state; do
          if grep -q offline $state; then echo online_movable >$state; fi
      done
      awk '/zone.*Movable/ { zone = 1 } zone && /present/ { print $2; exit }' /proc/zoneinfo";
 
 const SLOTS: [&str; 2] = ["first", "second"];
-/// Time for the guest to act on what was plugged in.
+/// Time for the guest to process the plugged memory.
 const SETTLING: Duration = Duration::from_millis(300);
 const UNPLUG_TIMEOUT: Duration = flowstone_testkit::HANG;
 
@@ -64,7 +64,7 @@ fn plug(guest: &mut Guest, slot: &str) -> Result<()> {
     Ok(())
 }
 
-/// The guest moves its pages away and lets go of the memory, then QEMU unmaps it.
+/// The guest migrates its pages and releases the memory, then QEMU unmaps it.
 fn unplug(guest: &mut Guest, slot: &str) -> Result<()> {
     guest.qmp("device_del", &json!({ "id": module_of(slot) }))?;
     let deadline = Instant::now() + UNPLUG_TIMEOUT;

@@ -1,5 +1,4 @@
-//! A log image is put in order beside a guest whose file system is mounted and commits now and
-//! then.
+//! A log image is sorted while a guest's file system is mounted and commits now and then.
 
 use anyhow::{Result, ensure};
 use flowstone_vmtest::framework::lab::{Format, Lab};

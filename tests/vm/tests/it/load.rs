@@ -7,7 +7,7 @@ use anyhow::Result;
 use flowstone_vmtest::framework::daemon::flowstone;
 use flowstone_vmtest::framework::tools;
 
-/// Random writes to the raw disk by two jobs, 16 deep each, all read back and checked.
+/// Random writes to the raw disk by two jobs, 16 deep each, all read back and verified.
 pub fn verified_load(megabytes_per_job: u32) -> String {
     format!(
         "fio --name=load --filename=/dev/vda --numjobs=2 --offset_increment={megabytes_per_job}M \
@@ -16,12 +16,12 @@ pub fn verified_load(megabytes_per_job: u32) -> String {
     )
 }
 
-/// Checksum of the whole disk as the guest reads it, past its page cache. Small blocks: an
-/// emulated guest wastes its time on a full pipe.
+/// Prints the checksum of the whole disk as read by the guest with direct I/O. Small blocks: an
+/// emulated guest is slow on a full pipe.
 pub const DISK_CHECKSUM: &str =
     "dd if=/dev/vda iflag=direct bs=16k 2>/dev/null | xxhsum -q | cut -d' ' -f1";
 
-/// A raw image with the content of `image`: itself, or a copy of a log image.
+/// Returns a raw image with the content of `image`: itself, or a copy of a log image.
 pub fn as_raw(image: &Path) -> Result<PathBuf> {
     if image.extension().is_some_and(|extension| extension == "raw") {
         return Ok(image.to_owned());
@@ -31,12 +31,12 @@ pub fn as_raw(image: &Path) -> Result<PathBuf> {
     Ok(raw)
 }
 
-/// Fails unless `flowstone check --data` finds nothing wrong with an image that is not in use.
+/// Fails unless `flowstone check --data` finds no error in an image that is not in use.
 pub fn check_clean(image: &Path) -> Result<()> {
     flowstone(&["check", "--data", &image.to_string_lossy()]).map(drop)
 }
 
-/// The same after a crash, which may leave host space behind that only `--repair` gives back.
+/// The same after a crash, which may leave leaked host space that only `--repair` frees.
 pub fn check_sound(image: &Path) -> Result<()> {
     const ONLY_LEAKS: &str = "exit status: 3";
     match check_clean(image) {
@@ -45,20 +45,21 @@ pub fn check_sound(image: &Path) -> Result<()> {
     }
 }
 
-/// Checksum of a raw image on the host, in the same form.
+/// Returns the checksum of a raw image on the host, in the same form.
 pub fn image_checksum(image: &Path) -> Result<String> {
     let image = image.display();
     host("sh", &["-c", &format!("xxhsum -q <'{image}' | cut -d' ' -f1")])
 }
 
-/// Checksum of some mebibytes of an image on the host.
+/// Returns the checksum of some mebibytes of an image on the host.
 pub fn image_part_checksum(image: &Path, from_mib: u32, mib: u32) -> Result<String> {
     let image = image.display();
     let read = format!("dd if='{image}' bs=1M skip={from_mib} count={mib} status=none");
     host("sh", &["-c", &format!("{read} | xxhsum -q | cut -d' ' -f1")])
 }
 
-/// Guest script: random data to some mebibytes of the disk; prints their checksum.
+/// Returns a guest script that writes random data to some mebibytes of the disk and prints their
+/// checksum.
 pub fn write_random(options: &str, from_mib: u32, mib: u32) -> String {
     format!(
         "dd if=/dev/urandom of=/tmp/random bs=1M count={mib} 2>/dev/null
@@ -67,7 +68,7 @@ pub fn write_random(options: &str, from_mib: u32, mib: u32) -> String {
     )
 }
 
-/// Runs a host command that must succeed and returns what it printed.
+/// Runs a host command that must succeed and returns its output.
 pub fn host(program: &str, args: &[&str]) -> Result<String> {
     tools::host(Command::new(program).args(args))
 }

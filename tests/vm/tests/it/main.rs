@@ -1,7 +1,7 @@
-//! Real guests on flowstone disks: one module per behaviour, each test a claim.
+//! Real guests on flowstone disks: one module per behaviour.
 //!
-//! As many guests run at a time as there are processors (the lab's places). Where guests
-//! cannot run, tests say why and pass; with `FLOWSTONE_REQUIRE_GUESTS=1` they fail.
+//! As many guests run at a time as there are processors (the lab's places). Where guests cannot
+//! run, tests are skipped with a message; with `FLOWSTONE_REQUIRE_GUESTS=1` they fail.
 
 mod caches;
 mod classes;

@@ -1,5 +1,5 @@
-//! The file cache over NFS 4.2, which another guest's kernel serves: what it costs the server, whom
-//! it lets in, and what a server that dies does to it.
+//! The file cache over NFS 4.2, served by another guest's kernel: its cost for the server,
+//! permissions, and a crash of the server.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +13,11 @@ use flowstone_vmtest::framework::qemu::Machine;
 
 use super::file_cache::{begin_cache_of, program_disk};
 
-/// A server, a client, and what both run on.
+/// A server, a client, and their disks.
 struct Pair {
     server: Guest,
     client: Guest,
-    /// To boot the server again.
+    /// The machine of the server, to boot it again.
     machine: Machine,
     disks: [Daemon; 2],
     program_bytes: usize,
@@ -25,7 +25,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// Boots both. The server makes its files by `script`, in `/srv`, before anybody knows them.
+    /// Boots both. The server makes its files by `script`, in `/srv`, before they are exported.
     fn boot(lab: Lab, script: &str) -> Result<Self> {
         let image = lab.image("256M")?;
         let disk = lab.serve(&image, &[])?;
@@ -43,14 +43,14 @@ impl Pair {
         Ok(Self { server, client, machine, disks: [disk, program], program_bytes, lab })
     }
 
-    /// Mounts the server's folder at `/srv`, for the file cache, and at `/direct`, for nothing.
+    /// Mounts the server's folder at `/srv`, for the file cache, and at `/direct`, without it.
     fn mount(&mut self, options: &str, cache_options: &str) -> Result<()> {
         self.client.run(&nfs::client_script(&["/srv", "/direct"], options))?;
         begin_cache_of(&mut self.client, "/dev/vda", self.program_bytes, cache_options)
     }
 
-    /// The calls to the server that a script makes in `/mnt`, by way of `/srv`, and the same script
-    /// in `/direct`.
+    /// Returns the calls to the server made by a script in `/mnt`, through `/srv`, and by the same
+    /// script in `/direct`.
     fn calls_of(&mut self, script: &str) -> Result<(Calls, Calls)> {
         let ours = self.calls_in("/mnt/ours", "/srv", script)?;
         Ok((ours, self.calls_in("/direct/theirs", "/direct", script)?))
@@ -79,7 +79,7 @@ impl Pair {
 struct Calls(BTreeMap<String, u64>);
 
 impl Calls {
-    /// Those of one kind: NFS has some operations twice, with and without attributes.
+    /// Returns the calls of one kind: NFS has some operations twice, with and without attributes.
     fn of(&self, kind: &str) -> u64 {
         self.0.iter().filter(|(name, _)| name.starts_with(kind)).map(|(_, count)| count).sum()
     }
@@ -93,19 +93,19 @@ impl Calls {
     }
 }
 
-/// In each of two folders a file that is copied, and one that there is no room for.
+/// In each of two folders a file that gets a copy, and one that does not fit.
 const FILES: &str = "
     for folder in ours theirs; do
         mkdir -m 777 /srv/$folder; cd /srv/$folder
         head -c 4096 /dev/urandom >small; head -c 16777216 /dev/zero >large
     done; cd /";
 const OPENS: u64 = 20;
-/// What may happen once in between, as a delegation that is granted or a close that comes late.
+/// Calls that may happen once in between, as for a delegation that is granted or a late close.
 const SLACK: u64 = 2;
 
-/// Calls for each open of a file that is cached, of one that is not, and of a new one are those
-/// that NFS makes by itself. Attributes are believed for ten minutes, so that a slow machine asks
-/// for them no more often than a fast one.
+/// The calls for each open of a cached file, of an uncached one and of a new one must not exceed
+/// those of NFS alone. Attributes are valid for ten minutes, so that a slow machine asks for them
+/// no more often than a fast one.
 fn opens_cost_no_more(kernel: Kernel, modes: &str, delegations: bool) -> Result<()> {
     let Some(lab) = Lab::open_with_or_skip(kernel) else { return Ok(()) };
     let leases = i32::from(delegations);
@@ -127,7 +127,7 @@ fn opens_cost_no_more(kernel: Kernel, modes: &str, delegations: bool) -> Result<
     }
     let (ours, theirs) = pair.calls_of(&each("echo new >new$i"))?;
     println!("{kernel:?} {modes} {delegations} new: {ours:?}, without us {theirs:?}");
-    // FUSE asks for a name before it asks for a file of that name, and the folder has changed.
+    // FUSE looks a name up before it opens a file of that name, and the folder has changed.
     let asks_first = |call: &str| matches!(call, "LOOKUP" | "GETATTR");
     ours.are_no_more_than(&theirs, |call| if asks_first(call) { OPENS } else { 0 })?;
     pair.end()
@@ -153,7 +153,7 @@ fn opens_through_the_daemon_cost_a_server_without_delegations_no_more_calls() ->
     opens_cost_no_more(Kernel::Newer, "plain", false)
 }
 
-/// A cached file is read by whom the server lets read it: not by root, who is nobody there.
+/// The server decides who may read a cached file: not root, which it squashes.
 #[test]
 fn a_server_that_squashes_root_lets_in_whom_it_lets_in_without_us() -> Result<()> {
     let Some(lab) = Lab::open_with_or_skip(Kernel::Newer) else { return Ok(()) };
@@ -185,8 +185,8 @@ fn a_server_that_squashes_root_lets_in_whom_it_lets_in_without_us() -> Result<()
     pair.end()
 }
 
-/// A server that dies and comes back: copies are read meanwhile, writes wait, and what they were
-/// told is written is there.
+/// A server crashes and is restarted: copies are read meanwhile, writes wait, and acknowledged
+/// writes are there.
 #[test]
 fn a_server_dies_and_comes_back_under_load() -> Result<()> {
     let Some(lab) = Lab::open_with_or_skip(Kernel::Newer) else { return Ok(()) };

@@ -1,5 +1,5 @@
 //! A guest that polls for completions (io_uring, IOPOLL) gets no interrupts, and sends no
-//! notifications to a daemon that polls: counts of both sides, with and without (S2.1, S2.3).
+//! notifications to a polling daemon: counts of both sides, with and without polling (S2.1, S2.3).
 
 use anyhow::{Result, bail, ensure};
 use flowstone_vmtest::framework::daemon::Daemon;
@@ -8,31 +8,31 @@ use flowstone_vmtest::framework::lab::Lab;
 use flowstone_vmtest::framework::stats::DiskStats;
 
 const QUEUES: u16 = 2;
-/// The last one of the queues is for polled requests.
+/// The last queue is for polled requests.
 const POLL_QUEUE: &str = "virtio_blk.poll_queues=1";
 const ALWAYS: [&str; 6] = ["--queues", "2", "--pollers", "1", "--poll", "always"];
 const AUTO: [&str; 4] = ["--queues", "2", "--pollers", "1"];
 const FIRST: &str = "--filename=/dev/vda --ioengine=io_uring --hipri=1 --size=64k --rw=write";
-/// 2048 writes, read again and checked.
+/// 2048 writes, read back and verified.
 const LOAD: &str = "--filename=/dev/vda --ioengine=io_uring --iodepth=4 --size=8M --rw=randwrite \
                     --verify=crc32c --verify_fatal=1";
-/// Kicks or calls of a load that has none for its requests. One of each may come with a queue's
-/// start, and one of each for 65,536 requests: an event index that stands still is passed then.
+/// Kicks or calls of a load that needs none for its requests. One of each may come with a queue's
+/// start, and one of each per 65,536 requests, when an unchanged event index is passed.
 const HANDFUL: u64 = 4;
 
-/// What a load of 4 KiB requests has cost.
+/// The cost of a load of 4 KiB requests.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     requests: u64,
-    /// Of these, on the last queue.
+    /// The part of them on the last queue.
     last_queue: u64,
-    /// Notifications that the daemon has counted: only a queue that goes to sleep counts them.
+    /// Notifications counted by the daemon: only a queue that goes to sleep counts them.
     kicks: u64,
-    /// Notifications that the guest has sent.
+    /// Notifications sent by the guest.
     notifications: u64,
-    /// Interrupts that the daemon has sent.
+    /// Interrupts sent by the daemon.
     calls: u64,
-    /// Interrupts that the guest has counted.
+    /// Interrupts counted by the guest.
     interrupts: u64,
 }
 
@@ -45,7 +45,7 @@ fn polled_requests_cost_neither_notifications_nor_interrupts() -> Result<()> {
     let mut guest = lab.boot_machine(&machine)?;
     guest.run("[ $(cat /sys/module/virtio_blk/parameters/poll_queues) = 1 ]")?;
     guest.run(COUNT_NOTIFICATIONS)?;
-    // What comes with a queue's first request is not of the loads that are counted.
+    // Interrupts of a queue's first request are not part of the counted loads.
     counted_by(&mut guest, FIRST)?;
 
     let polled = cost(&daemon, &mut guest, &format!("{LOAD} --hipri=1"))?;
@@ -74,8 +74,8 @@ fn polled_requests_cost_neither_notifications_nor_interrupts() -> Result<()> {
     daemon.terminate()
 }
 
-/// Interrupts of a deep load without polling in the guest: what moderation of interrupts could save
-/// at most. By hand: `cargo test -p flowstone-vmtest --test it deep_load -- --ignored --nocapture`.
+/// Interrupts of a deep load without polling in the guest: the most that interrupt moderation could
+/// save. By hand: `cargo test -p flowstone-vmtest --test it deep_load -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 fn interrupts_of_a_deep_load() -> Result<()> {
@@ -97,7 +97,7 @@ fn interrupts_of_a_deep_load() -> Result<()> {
         for (rw, depth) in [("randread", DEEP), ("randwrite", DEEP), ("randread", SHALLOW)] {
             let cost = cost(&daemon, &mut guest, &format!("{ON_A_FILE} --rw={rw} {depth}"))?;
             println!("{options:14} {rw:9} {depth} {cost:?}");
-            // A commit of the file system may come between two looks.
+            // A commit of the file system may come between two readings.
             ensure!(cost.requests >= 4096 && cost.interrupts <= cost.calls + HANDFUL, "{cost:?}");
         }
     }
@@ -106,14 +106,14 @@ fn interrupts_of_a_deep_load() -> Result<()> {
     daemon.terminate()
 }
 
-/// Starts the daemon with other options, and waits until the guest is back.
+/// Starts the daemon with other options, and waits until the guest has reconnected.
 fn restart(daemon: &mut Daemon, options: &[&str]) -> Result<()> {
     daemon.terminate()?;
     daemon.restart_with(options)?;
     daemon.wait_for("queues", |stats| stats.queue_count() == usize::from(QUEUES))
 }
 
-/// Runs a load between two looks at the counters of both sides.
+/// Runs a load between two readings of the counters of both sides.
 fn cost(daemon: &Daemon, guest: &mut Guest, load: &str) -> Result<Cost> {
     let before = daemon.stats()?;
     let (notifications, interrupts) = counted_by(guest, load)?;
@@ -136,9 +136,8 @@ const COUNT_NOTIFICATIONS: &str = "\
     echo p:notify vp_notify >/sys/kernel/tracing/kprobe_events
     echo 1 >/sys/kernel/tracing/events/kprobes/notify/enable";
 
-/// What the guest has counted during a load: notifications, and interrupts of the disk's queues on
-/// all its processors. One script does all of it and prints nothing meanwhile, so no other device
-/// has work.
+/// Returns the guest's counts during a load: notifications, and interrupts of the disk's queues on
+/// all its processors. One script does all of it without output, so that other devices are idle.
 fn counted_by(guest: &mut Guest, load: &str) -> Result<(u64, u64)> {
     let output = guest.run(&format!(
         "look() {{

@@ -1,5 +1,5 @@
-//! Guests on one daemon whose queues run on threads of their own or share some, on one thread or on
-//! two each, and move between threads; killed under their load, and run in another way afterwards.
+//! Guests on one daemon whose queues run on threads of their own or on shared ones, fused or split,
+//! and move between threads; killed under load, and restarted with another setting.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -19,12 +19,12 @@ use crate::load::check_sound;
 
 const POLLERS: [&str; 4] = ["per-queue", "1", "2", "auto"];
 const PIPELINES: [&str; 3] = ["fused", "split", "auto"];
-/// Of each disk before the daemon is killed, and again before the load ends.
+/// Requests of each disk before the daemon is killed, and again before the load ends.
 const REQUESTS: u64 = 100;
-/// That a round leaves on each disk.
+/// Files that a round leaves on each disk.
 const SMALL_FILES: usize = 8;
 
-/// A guest: its disks, by the extensions of their images, with the queues that each of them has.
+/// A guest: its disks, by the extensions of their images, with the number of queues of each.
 struct Plan {
     queues: u16,
     extensions: &'static [&'static str],
@@ -38,7 +38,7 @@ const PLANS: [Plan; 4] = [
     Plan { queues: 2, extensions: &["raw", "flow", "qcow2", "raw"] },
 ];
 
-/// How the daemon runs queues: its pollers, and the pipelines that disks have in turn.
+/// A setting of the daemon: its pollers, and the pipelines of disks in turn.
 #[derive(Debug)]
 struct Setting {
     pollers: &'static str,
@@ -46,8 +46,8 @@ struct Setting {
 }
 
 impl Setting {
-    /// All pollers with each fixed pipeline for all disks, and with all pipelines side by side,
-    /// where each format has another one each time.
+    /// Returns all settings: all pollers with each fixed pipeline for all disks, and with all
+    /// pipelines at once, in another assignment to the formats each time.
     fn all() -> Vec<Self> {
         let forms = |turn: usize| {
             let mut all = PIPELINES.to_vec();
@@ -62,7 +62,7 @@ impl Setting {
         format!("pollers = '{}'", self.pollers)
     }
 
-    /// Whether so many threads run the queues of all guests.
+    /// Returns whether `threads` threads run the queues of all guests.
     fn has_threads(&self, threads: usize) -> Result<bool> {
         let queues = |plan: &Plan| usize::from(plan.queues) * plan.extensions.len();
         Ok(match self.pollers {
@@ -72,7 +72,7 @@ impl Setting {
         })
     }
 
-    /// Requests complete out of order, so only the in-flight log can tell what is still to do.
+    /// Requests complete out of order, so only the in-flight log shows which are undone.
     fn of_disk(&self, index: usize) -> String {
         let pipeline = self.pipelines[index % self.pipelines.len()];
         format!("queues = 4\nlayers = ['delay=0-5ms']\npipeline = '{pipeline}'")
@@ -114,7 +114,7 @@ fn four_guests_lose_nothing_however_their_queues_run_when_the_daemon_is_killed()
     disks.iter().try_for_each(|disk| check_sound(&disk.image))
 }
 
-/// A queue that changes its form has none for a moment.
+/// A queue that changes its form has no thread for a moment.
 fn wait_for_threads(fleet: &Fleet, setting: &Setting) -> Result<()> {
     let began = Instant::now();
     loop {
@@ -127,9 +127,8 @@ fn wait_for_threads(fleet: &Fleet, setting: &Setting) -> Result<()> {
     }
 }
 
-/// Whatever the load is: a queue with something to do moves at every look
-/// (`FLOWSTONE_RESTLESS_QUEUES`). When queues move by themselves is tested with made-up loads
-/// (crates/runner/src/pollers).
+/// Independent of the load: a busy queue moves at every check (`FLOWSTONE_RESTLESS_QUEUES`). When
+/// queues move by themselves is tested with simulated loads (crates/runner/src/pollers).
 #[test]
 fn queues_move_between_pollers_under_a_guest_and_the_daemon_is_killed_after_a_move() -> Result<()> {
     const AUTO: &str = "pollers = 'auto'\npoller-cpus = '0,1,0'"; // three, whatever the machine has
@@ -156,7 +155,7 @@ fn queues_move_between_pollers_under_a_guest_and_the_daemon_is_killed_after_a_mo
     disks.iter().try_for_each(|disk| check_sound(&disk.image))
 }
 
-/// Returns in the middle of the load that made a queue move.
+/// Returns in the middle of a load that made a queue move.
 fn load_until_a_queue_moves(fleet: &Fleet, guest: &mut Guest) -> Result<()> {
     let began = Instant::now();
     while began.elapsed() < 5 * HANG {
@@ -179,7 +178,7 @@ fn load_until_a_queue_moves(fleet: &Fleet, guest: &mut Guest) -> Result<()> {
     bail!("no queue moves: {:?}", fleet.stats()?)
 }
 
-/// An image for each of these extensions, of disks called `disk0` and so on.
+/// Makes an image of each of these extensions, for disks called `disk0` and so on.
 fn create_images(lab: &Lab, extensions: &[&str]) -> Result<Vec<ServedDisk>> {
     let create = |(number, extension): (usize, &&str)| {
         let name = format!("disk{number}");
@@ -190,7 +189,7 @@ fn create_images(lab: &Lab, extensions: &[&str]) -> Result<Vec<ServedDisk>> {
     extensions.iter().enumerate().map(create).collect()
 }
 
-/// A guest for each plan: they have the disks one after the other.
+/// Makes a guest for each plan: the disks are assigned in order.
 fn machines(fleet: &Fleet, disks: &[ServedDisk]) -> Vec<Machine> {
     let mut left = disks.iter();
     let machine = |plan: &Plan| {
@@ -200,15 +199,15 @@ fn machines(fleet: &Fleet, disks: &[ServedDisk]) -> Vec<Machine> {
     PLANS.iter().map(machine).collect()
 }
 
-/// A script that does this for each disk: `$dev`, with its file system at `$dir`.
+/// Returns a script that runs `script` for each disk: `$dev`, with its file system at `$dir`.
 fn on_each_disk(plan: &Plan, script: &str) -> String {
     let letters = &["a", "b", "c", "d"][..plan.extensions.len()];
     let letters = letters.join(" ");
     format!("for letter in {letters}; do dev=/dev/vd$letter dir=/mnt/$letter\n{script}\ndone")
 }
 
-/// Random writes to a file of each file system, read back and checked, again and again until the
-/// guest is told to end, beside small files that stay.
+/// Random writes to a file of each file system, read back and verified, repeated until the guest is
+/// told to end, together with small files that stay.
 fn load(plan: &Plan, round: usize) -> String {
     let small = on_each_disk(
         plan,
@@ -227,7 +226,8 @@ fn load(plan: &Plan, round: usize) -> String {
     )
 }
 
-/// A script for each disk: the file system is in order, and has the small files of so many rounds.
+/// Returns a script for each disk that checks the file system, and the small files of `rounds`
+/// rounds.
 fn in_order_after(rounds: usize) -> String {
     let files = SMALL_FILES * rounds;
     format!(
@@ -242,7 +242,7 @@ fn in_order_after(rounds: usize) -> String {
     )
 }
 
-/// Waits until each disk has had so many requests more.
+/// Waits until each disk has had another [`REQUESTS`] requests.
 fn wait_for_load_on_all(fleet: &Fleet, guests: &mut [Guest]) -> Result<()> {
     let requests = || -> Result<Vec<u64>> {
         Ok(fleet.stats()?.disks.iter().map(DiskStats::all_requests).collect())

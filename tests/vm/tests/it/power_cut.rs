@@ -1,5 +1,5 @@
-//! The power fails: guest and daemon are gone at once, and with them everything that the disk's
-//! write cache held (`flowstone-power-cut`). What the guest has made durable must be there.
+//! Power failure: guest and daemon are killed at once, and the content of the disk's write cache is
+//! lost (`flowstone-power-cut`). Data that the guest has made durable must be there.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::disk_errors;
 use crate::load::check_sound;
 use crate::soak::{seeded, soak_deadline};
 
-/// Durable files before the power fails, at least and at most.
+/// Range of the number of durable files before the power fails.
 const FILES_BEFORE_CUT: std::ops::Range<usize> = 30..90;
 
 struct FileSystem {
@@ -23,7 +23,7 @@ struct FileSystem {
     disk_size: &'static str,
     make: &'static str,
     check: &'static str,
-    /// How its disk is served: a cache makes no difference.
+    /// Options of serving its disk: a cache makes no difference.
     serve: &'static [&'static str],
 }
 
@@ -110,7 +110,7 @@ fn one_cut(system: &FileSystem, format: Format) -> Result<()> {
     power_cuts(&lab, system, format, 1, &mut seeded())
 }
 
-/// So many power cuts in the life of one file system; looks at it after each.
+/// Makes `cuts` power failures in the life of one file system; checks it after each.
 fn power_cuts(
     lab: &Lab,
     system: &FileSystem,
@@ -129,7 +129,7 @@ fn power_cuts(
         let enough = random.usize(FILES_BEFORE_CUT);
         promises.hear(&load_until_power_fails(guest, &mut daemon, system, enough)?)?;
         check_sound(&image)?;
-        // In between, what recovery itself has not made durable may be lost again.
+        // In between, writes of recovery that are not durable may be lost again.
         let next = if cut < cuts { power_can_fail.clone() } else { workspace::flowstone()? };
         daemon.restart_as(next)?;
         guest = lab.boot(&daemon, 2)?;
@@ -143,8 +143,8 @@ fn power_cuts(
     make_room_for_the_next(&image)
 }
 
-/// Runs the load until `enough` files are durable, then cuts the power. Returns what the guest
-/// has said until then.
+/// Runs the load until `enough` files are durable, then cuts the power. Returns the guest's output
+/// until then.
 fn load_until_power_fails(
     mut guest: Guest,
     daemon: &mut Daemon,
@@ -164,8 +164,8 @@ fn make_room_for_the_next(image: &Path) -> Result<()> {
 const BEGIN: &str = "begin ";
 const DURABLE: &str = "durable ";
 
-/// Two writers replace files the careful way and say when that is durable. Beside them, writes
-/// that are not synced, files that come and go, and trims.
+/// Two writers replace files atomically and report when that is durable. Concurrently there are
+/// unsynced writes, created and deleted files, and trims.
 fn load(system: &FileSystem) -> String {
     format!(
         "mount -t {name} /dev/vda /mnt
@@ -215,7 +215,7 @@ fn look_around(system: &FileSystem) -> String {
     )
 }
 
-/// What the guest may expect of each file.
+/// The guarantees for each file.
 #[derive(Default)]
 struct Promises {
     files: BTreeMap<String, Promise>,
@@ -223,14 +223,14 @@ struct Promises {
 
 #[derive(Default)]
 struct Promise {
-    /// Whether it must be there at all.
+    /// It must exist.
     durable: bool,
-    /// Checksums that it may have: the one that is durable, and those that were on their way.
+    /// Allowed checksums: that of the durable content, and those of writes in flight.
     checksums: Vec<String>,
 }
 
 impl Promises {
-    /// Learns from what the load has printed.
+    /// Processes the output of the load.
     fn hear(&mut self, said: &str) -> Result<()> {
         let whole_lines = said.rfind('\n').map_or("", |end| &said[..end]);
         for line in whole_lines.lines() {
@@ -248,7 +248,7 @@ impl Promises {
         Ok(())
     }
 
-    /// Compares with what is there, which stays there from now on.
+    /// Compares with the current files, which must stay from now on.
     fn check(&mut self, listing: &str) -> Result<()> {
         let found: BTreeMap<&str, &str> = listing
             .lines()

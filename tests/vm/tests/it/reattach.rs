@@ -1,4 +1,4 @@
-//! A daemon outlives its guests: QEMU goes, another attaches, the data is there.
+//! A daemon outlives its guests: QEMU ends, another one attaches, the data is there.
 
 use anyhow::{Result, ensure};
 use flowstone_vmtest::framework::guest::Guest;

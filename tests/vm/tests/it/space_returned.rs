@@ -1,4 +1,5 @@
-//! What a guest deletes and trims comes back to the host, on every format, and others can use it.
+//! Space that a guest deletes and trims is freed on the host, with every format, and others can use
+//! it.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -17,11 +18,11 @@ use crate::load::{check_clean, host};
 const MIB: u64 = 1 << 20;
 const FILES: u64 = 40;
 const FILE_MIB: u64 = 4;
-/// A log image gives back its reserve, and what lies scattered, when its guest has been quiet for
-/// so long.
+/// A log image frees its reserve, and scattered garbage, when its guest has been idle for this
+/// long.
 const REST: Duration = Duration::from_secs(8);
 
-/// Files of random bytes that fill most of the disk, and their checksums.
+/// Writes files of random bytes that fill most of the disk, and their checksums.
 fn fill(guest: &mut Guest) -> Result<()> {
     guest
         .run(&format!(
@@ -40,7 +41,7 @@ fn fill(guest: &mut Guest) -> Result<()> {
         .map(drop)
 }
 
-/// All but one file in ten go; the others must be as they were.
+/// Deletes nine files in ten; the others must be unchanged.
 fn delete_and_trim(guest: &mut Guest) -> Result<()> {
     guest.run("cd /mnt/files; rm *[1-9]; cd /; sync; fstrim /mnt; sync")?;
     guest.run("cd /mnt/files; xxhsum -q -c /mnt/sums >/dev/null; cd /")?;
@@ -57,7 +58,7 @@ fn end(mut guest: Guest, mut daemon: Daemon) -> Result<()> {
     daemon.terminate().map(drop)
 }
 
-/// Returns the share of what was deleted that the host has back.
+/// Returns the share of deleted bytes that was freed on the host.
 fn share_returned(format: Format) -> Result<Option<f64>> {
     let Some(lab) = Lab::open_or_skip() else { return Ok(None) };
     let rest = if format == Format::Log { REST } else { Duration::ZERO };
@@ -69,7 +70,7 @@ fn share_returned(format: Format) -> Result<Option<f64>> {
     let before = daemon.stats()?.space()?;
     delete_and_trim(&mut guest)?;
     let share_of = |after: &Space| Ok(returned(&before, after)? / deleted_bytes() as f64);
-    // Cleaning takes its time on a machine that does other work.
+    // Cleaning takes long on a busy machine.
     daemon.wait_for("enough space for the host", |stats| {
         let share: Result<f64> = stats.space().and_then(|space| share_of(&space));
         share.is_ok_and(|share| share >= SHARE_MIN)
@@ -84,10 +85,10 @@ fn share_returned(format: Format) -> Result<Option<f64>> {
     Ok(Some(share))
 }
 
-/// Bytes of the deleted that are not on the host any more: those that the image does not count as
-/// live, without what is dead in it. Dead space that came with the data that stays (the headers of
-/// a log, the ends of its segments) was never the guest's. Garbage that went away at the same time
-/// is not counted, nor can more be counted than the host has got back.
+/// Returns the deleted bytes that are no longer on the host: the decrease of live bytes, minus the
+/// garbage in the image. Dead space that belongs to remaining data (the headers of a log, the ends
+/// of its segments) was never the guest's. Garbage freed at the same time is not counted, nor more
+/// than the host has got back.
 fn returned(before: &Space, after: &Space) -> Result<f64> {
     let live = |space: &Space| space.live_bytes.map(|bytes| bytes as f64).context("live bytes");
     let dead = |space: &Space| space.dead_bytes.unwrap_or(0) as f64;
@@ -97,7 +98,7 @@ fn returned(before: &Space, after: &Space) -> Result<f64> {
     Ok(on_host.min(was - is - still_there))
 }
 
-/// Of what is deleted, a little goes to new metadata.
+/// Least share: a little of the deleted space is taken by new metadata.
 const SHARE_MIN: f64 = 0.98;
 
 #[test]
@@ -121,7 +122,7 @@ fn enough_comes_back(format: Format) -> Result<()> {
     Ok(())
 }
 
-/// A small host file system, unmounted when dropped.
+/// A small file system of the host, unmounted when dropped.
 struct Host(PathBuf);
 
 impl Host {
@@ -137,24 +138,24 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // The kernel takes the rings of a daemon that has ended apart a little later.
+        // The kernel frees the rings of a daemon a little after its end.
         let _ = host("umount", &["--lazy", &self.0.to_string_lossy()]);
     }
 }
 
-/// Of each host file system, and of the disks that are to share it.
+/// Size of each host file system, and of the disks that share it.
 const SHARED_MIB: u64 = 96;
 const DISK_MIB: u64 = 80;
-/// What the first guest keeps, what it deletes, and what the second has no room for until then.
+/// Mebibytes that the first guest keeps, that it deletes, and that the second one cannot write
+/// until then.
 const STAYS_MIB: u64 = 8;
 const GOES_MIB: u64 = 48;
 const WANTED_MIB: u64 = 40;
-/// An image in which everything is discarded takes no more on the host: tables, segments in
-/// reserve.
+/// Largest size of an image in which everything is discarded: tables, and segments in reserve.
 const EMPTY_MIB: u64 = 12;
 
-/// Several machines share file systems that have not room for all of them, one for each format:
-/// what does not fit into the second fits when the first has trimmed what it has deleted.
+/// Several machines share file systems that are too small for all of them, one for each format:
+/// data that does not fit in the second fits when the first has trimmed its deleted files.
 #[test]
 fn what_one_guest_deletes_another_can_use() -> Result<()> {
     let Some(lab) = Lab::open_or_skip() else { return Ok(()) };
@@ -175,14 +176,14 @@ fn what_one_guest_deletes_another_can_use() -> Result<()> {
              xxhsum -q /$d/stays >/$d/sum; sync"
         ),
     )?;
-    // A qcow2 image whose first commit meets a full host gives nothing back (docs/qcow2.md,
-    // Limits), and the disk may be full before a second is over.
+    // A qcow2 image whose first commit finds the host full frees nothing (docs/qcow2.md, Limits),
+    // and the host may be full within a second.
     on_each(&mut second, "dd if=/dev/zero of=/dev/$d bs=4k count=1 conv=fsync status=none")?;
     let random = "dd if=/dev/urandom of=/tmp/random bs=1M status=none";
     second.run(&format!("{random} count={WANTED_MIB}"))?;
     let write = "dd if=/tmp/random of=/dev/$d bs=1M oflag=direct conv=fsync status=none";
     on_each(&mut second, &format!("! {write} 2>/dev/null || {{ echo $d: fits; false; }}"))?;
-    // Not to leave the first guest without space for what it changes while it deletes.
+    // So that the first guest has space for the metadata that it changes while deleting.
     on_each(&mut second, "blkdiscard /dev/$d; dmesg -c >/dev/null")?;
     for daemon in &seconds {
         daemon.wait_for("space", |stats| stats.allocated_bytes <= EMPTY_MIB * MIB)?;
@@ -214,7 +215,7 @@ fn what_one_guest_deletes_another_can_use() -> Result<()> {
     Ok(())
 }
 
-/// A new disk of each format, each on its own file system.
+/// Serves a new disk of each format, each on its own file system.
 fn serve_one_on_each(lab: &Lab, shared: &[Host], name: &str) -> Result<Vec<Daemon>> {
     let serve = |(at, format): (&Host, Format)| {
         let image = at.0.join(format!("{name}-{}", format.file_name()));

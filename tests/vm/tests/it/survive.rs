@@ -1,4 +1,4 @@
-//! A guest under load survives the end of its daemon, however it ends.
+//! A guest under load survives any end of its daemon.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -12,10 +12,10 @@ use crate::load::{check_sound, verified_load};
 use crate::soak::{seeded, soak_deadline};
 
 const QUEUES: u16 = 2;
-/// From the moment when its queues run until QEMU is done with a disk that is back, at most.
+/// Longest time from the start of the queues until QEMU has set up a reconnected disk.
 const HANDSHAKE_ENDS: Duration = Duration::from_millis(100);
-/// Random delays: requests complete out of order, so only the inflight record can tell a
-/// restarted daemon what is still to do.
+/// Random delays: requests complete out of order, so only the in-flight log tells a restarted
+/// daemon which are undone.
 const OUT_OF_ORDER: [&str; 4] = ["--queues", "2", "--layer", "delay=0-5ms"];
 /// Requests between two ends; three times this is far less than the load.
 const REQUESTS_BETWEEN_ENDS: u64 = 1500;
@@ -88,7 +88,7 @@ fn random_ends(format: Format) -> Result<()> {
 }
 
 /// Waits until the monitor has set up its disk again. QEMU before 9.1 never does so if the daemon
-/// ends while it is at it: it is connected then, and says nothing for ever (docs/operating.md).
+/// ends meanwhile: it stays connected then, and sends nothing (docs/operating.md).
 fn wait_for_monitor(daemon: &Daemon) -> Result<()> {
     daemon.wait_for("queues", |stats| stats.queue_count() == usize::from(QUEUES))?;
     sleep(HANDSHAKE_ENDS);

@@ -1,5 +1,5 @@
-//! A guest that mounts with `-o discard` deletes small files: the host gets their space back, and
-//! few calls are made for it.
+//! A guest that mounts with `-o discard` deletes small files: the host gets their space with few
+//! calls.
 
 use anyhow::{Result, ensure};
 use flowstone_vmtest::framework::lab::{Format, Lab};
@@ -34,7 +34,7 @@ fn deleted_small_files_give_their_space_back_in_few_calls() -> Result<()> {
          sync"
     ))?;
     let before = daemon.stats()?;
-    // One in ten stays, so that what goes is not one piece.
+    // One in ten stays, so that the deleted space is not contiguous.
     guest.run("cd /mnt/files; rm *[1-9]; cd /; sync; sleep 1; sync")?;
     let deleted = FILES * 9 / 10 * FILE_BYTES;
     let enough = before.allocated_bytes.saturating_sub(deleted * 9 / 10);

@@ -12,7 +12,7 @@ fn heads(log: &mut InflightLog, used_index: u16) -> Vec<u16> {
     log.recover(used_index).iter().map(|undone| undone.head).collect()
 }
 
-/// One thread has both halves.
+/// Test helpers for one thread with both halves.
 impl InflightLog {
     fn begin(&mut self, head: u16) {
         self.avail.begin(head);
@@ -56,7 +56,7 @@ fn a_life_counts_for_what_it_started_and_for_no_later_request_of_the_same_head()
         let mut log = region.log(0, 8).unwrap();
         let found = log.recover(0);
         assert_eq!(found, [undone(3, lives.min(15), lives.min(15)), undone(4, 1, 1)]);
-        // Only one of them gets as far as being started again.
+        // Only one of them is replayed before the daemon dies again.
         log.begin_again(found[0]);
     }
     let mut log = region.log(0, 8).unwrap();
@@ -83,7 +83,7 @@ fn what_the_disk_has_is_not_held_against_a_request() {
         log.begin_again(found[0]);
         log.handed_over();
     }
-    // What has been answered stays answered.
+    // Completed requests are not replayed.
     log.begin(5);
     log.complete(5);
     log.published(1);
@@ -100,7 +100,7 @@ fn a_daemon_that_counted_no_lives_had_one() {
     assert_eq!(region.log(0, 8).unwrap().recover(0), [undone(2, 1, 0)]);
 }
 
-/// The list of the last batch still names heads that have been taken anew.
+/// The list of the last batch still names heads that have been taken again.
 #[test]
 fn a_head_that_was_published_and_taken_again_is_undone() {
     let region = region();
@@ -113,8 +113,8 @@ fn a_head_that_was_published_and_taken_again_is_undone() {
     assert_eq!(heads(&mut region.log(0, 8).unwrap(), 1), [5]);
 }
 
-/// Early completion: it came back while the rest of its batch was being issued, and the other half
-/// has taken it again. The entry is that half's until it is handed over.
+/// Early completion: a request completed while the rest of its batch was being submitted, and the
+/// other half has taken its head again. The entry belongs to that half until it is handed over.
 #[test]
 fn a_hand_over_leaves_heads_alone_that_have_come_back() {
     let region = region();
@@ -186,7 +186,7 @@ fn a_region_for_smaller_or_fewer_rings_is_not_used() {
     assert!(map(4096, u64::MAX, 4096));
 }
 
-/// A monitor's region was mapped as long as it was: one disk had the address space of all.
+/// The whole file of a monitor's region was mapped: one disk could use up the address space of all.
 #[test]
 fn of_a_region_what_its_rings_need_is_mapped_and_a_disk_has_so_many_at_most() {
     let file = InflightRegion::create(1 << 40).unwrap();
@@ -196,8 +196,8 @@ fn of_a_region_what_its_rings_need_is_mapped_and_a_disk_has_so_many_at_most() {
     assert!(map(128, 32_768).is_ok() && map(129, 32_768).is_err());
 }
 
-/// Monitors keep the memory and later versions read it: each field has the place that the picture
-/// above gives it.
+/// Monitors keep the memory and later versions read it: fields must be at the offsets of the table
+/// above.
 #[test]
 fn fields_lie_where_the_picture_says() {
     let bytes = InflightRegion::bytes_for(2, 8);
@@ -252,7 +252,7 @@ fn a_later_life_is_told_that_the_disk_writes_through() {
     assert!(!life().write_through());
 }
 
-/// A monitor that cut the memory short would kill the daemon.
+/// A monitor that truncated the memory would kill the daemon.
 #[test]
 fn the_memory_of_a_region_keeps_its_size() {
     let file = InflightRegion::create(4096).unwrap();

@@ -1,24 +1,24 @@
-//! On which NUMA nodes of the host a guest's memory lies.
+//! Placement of a guest's memory on the host's NUMA nodes.
 //!
-//! A sample is asked for: some pages, spread evenly. Only pages that exist are looked at, since
-//! looking at another one would make it, on our node and at the guest's expense.
+//! A sample of evenly spread pages is queried. Pages that do not exist are skipped, since touching
+//! one would allocate it, on our node and at the guest's expense.
 
 use std::collections::BTreeMap;
 use std::ptr;
 
 use super::GuestMemory;
 
-/// Pages that are looked at.
+/// Pages in a sample.
 const SAMPLE: u64 = 256;
-/// The smallest page: where pages are larger, several places of a sample lie in one.
+/// The smallest page size: if pages are larger, several addresses of a sample are in one page.
 const PAGE_BYTES: u64 = 4096;
 
-/// Pages of a sample, by the node that they lie on.
+/// Number of sampled pages by NUMA node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodePages(pub BTreeMap<u32, u32>);
 
 impl NodePages {
-    /// The node that more than half of the pages lie on, if there is one.
+    /// Returns the node of more than half of the pages, if there is one.
     pub fn home(&self) -> Option<u32> {
         let all: u32 = self.0.values().sum();
         self.0.iter().find(|(_, pages)| **pages > all / 2).map(|(node, _)| *node)
@@ -26,7 +26,8 @@ impl NodePages {
 }
 
 impl GuestMemory {
-    /// Asks the kernel where a sample of the guest's pages lies. Empty on a kernel before 5.14.
+    /// Asks the kernel for the nodes of a sample of the guest's pages. Empty on a kernel before
+    /// 5.14.
     pub fn nodes(&self) -> NodePages {
         let stride = (self.bytes() / SAMPLE).next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
         let mut pages: Vec<*const libc::c_void> = Vec::new();
@@ -46,7 +47,7 @@ impl GuestMemory {
     }
 }
 
-/// Whether a page of the mapping has memory. It may not be in our page table yet.
+/// Returns whether a page of the mapping is resident. It may not be in our page table yet.
 fn is_resident(page: *mut u8) -> bool {
     let mut resident = 0;
     // SAFETY: the page lies in a mapping of ours; the kernel writes one byte.
@@ -54,14 +55,14 @@ fn is_resident(page: *mut u8) -> bool {
     done == 0 && resident & 1 == 1
 }
 
-/// Puts a page into our page table, without touching it: that would kill us if its file has been
-/// cut.
+/// Puts a page into our page table without touching it, which would fault if its file has been
+/// truncated.
 fn populate(page: *mut u8) -> bool {
     // SAFETY: the page lies in a mapping of ours, and its contents do not change.
     unsafe { libc::madvise(page.cast(), PAGE_BYTES as usize, libc::MADV_POPULATE_READ) == 0 }
 }
 
-/// The nodes of those pages that the kernel knows of.
+/// Returns the nodes of those pages that the kernel has a node for.
 fn nodes_of(pages: &[*const libc::c_void]) -> impl Iterator<Item = u32> {
     let mut status = vec![-1i32; pages.len()];
     let (count, none) = (pages.len() as libc::c_ulong, ptr::null::<i32>());
@@ -101,7 +102,7 @@ mod tests {
         let memory = GuestMemory::default().with_region(region(0, 0, BYTES), copy, 0).unwrap();
         let nodes = memory.nodes();
         let pages: u32 = nodes.0.values().sum();
-        // A fourth of the sample, wherever that begins.
+        // A quarter of the sample, wherever it begins.
         assert!((60..=68).contains(&pages), "{nodes:?}");
         assert_eq!(nodes.home().is_some(), nodes.0.len() == 1);
         assert_eq!(file.metadata().unwrap().blocks() * 512, 1 << 20, "a page was made");

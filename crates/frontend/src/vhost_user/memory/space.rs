@@ -1,11 +1,11 @@
-//! How much address space guests' memory may take of the process.
+//! Limits of the address space that guests' memory takes in the process.
 //!
-//! A file of a monitor's may be as long as it likes and take no memory: some of them would use up
-//! what the process can map, and the next allocation for any disk fails. A quarter is never theirs.
-//! Of the rest each disk has a part that no other one gets, even if it comes first: enough for all
-//! memory that the host has, twice, since a changed memory is mapped beside the old one. What is
-//! left goes to those that ask for more. Disks come and go: parts are of as many as there are, or
-//! are expected.
+//! A monitor's file may be arbitrarily long without taking memory: a few of them would use up the
+//! address space of the process, and the next allocation for any disk would fail. A quarter is
+//! never given to guests. Of the rest each disk has a reserved part, even if others come first: up
+//! to twice the memory of the host, since changed memory is mapped beside the old one. What is left
+//! goes to disks that ask for more. Disks come and go: parts are computed for the larger of the
+//! existing and the expected number.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,25 +14,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use flowstone_block::mutant;
 use rustix::process::{Resource, getrlimit};
 
-/// What a process has on the narrowest machines that we run on, 47 bits.
+/// The user address space on the narrowest supported machines: 47 bits.
 const ADDRESS_SPACE: u64 = 1 << 47;
 
-/// What all guests have now.
+/// The address space that guests' memory takes now.
 static TAKEN: Mutex<Taken> = Mutex::new(Taken::nothing());
 
-/// Says how many disks there will be at least, on a host with so much memory: each is to have its
-/// part, whichever comes first.
+/// Sets the expected number of disks, and the memory of the host: each disk then has its part
+/// reserved, whichever comes first.
 pub fn expect_disks(disks: usize, host_bytes: u64) {
     let mut taken = lock(&TAKEN);
     (taken.expected, taken.host_bytes) = (disks, host_bytes);
 }
 
-/// What the guest of one disk has: a number among those of all disks.
+/// The account of one disk's guest: its number in the table of all disks.
 #[derive(Debug)]
 pub struct DiskSpace(u64);
 
 impl Default for DiskSpace {
-    /// Nothing, of another disk.
+    /// Makes the account of a new disk, with nothing taken.
     fn default() -> Self {
         Self(lock(&TAKEN).add_disk())
     }
@@ -44,7 +44,7 @@ impl Drop for DiskSpace {
     }
 }
 
-/// Address space that is taken, until this is dropped.
+/// Address space that is taken until this is dropped.
 #[derive(Debug)]
 pub struct Space {
     disk: Arc<DiskSpace>,
@@ -52,7 +52,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// Takes so many bytes for the guest of a disk.
+    /// Takes `bytes` bytes for the guest of a disk.
     pub fn take(disk: &Arc<DiskSpace>, bytes: u64) -> io::Result<Self> {
         lock(&TAKEN).take(whole(), disk.0, bytes)?;
         Ok(Self { disk: Arc::clone(disk), bytes })
@@ -67,10 +67,10 @@ impl Drop for Space {
 
 #[derive(Debug)]
 struct Taken {
-    /// Disks that are configured: some of them may not be open yet.
+    /// Number of configured disks, some of which may not be open yet.
     expected: usize,
     host_bytes: u64,
-    /// What the guest of each disk has, in bytes.
+    /// Bytes taken by the guest of each disk.
     disks: BTreeMap<u64, u64>,
     next: u64,
 }
@@ -80,19 +80,19 @@ impl Taken {
         Self { expected: 1, host_bytes: 0, disks: BTreeMap::new(), next: 0 }
     }
 
-    /// Returns its number.
+    /// Adds a disk and returns its number.
     fn add_disk(&mut self) -> u64 {
         self.next += 1;
         self.disks.insert(self.next, 0);
         self.next
     }
 
-    /// Disks that are to have a part.
+    /// Returns the number of disks that have a reserved part.
     fn count(&self) -> u64 {
         self.disks.len().max(self.expected).max(1) as u64
     }
 
-    /// What each disk can have whatever the others do.
+    /// Returns the reserved part of each disk.
     fn part(&self, whole: u64) -> u64 {
         self.host_bytes.saturating_mul(2).min(for_guests(whole) / 2 / self.count())
     }
@@ -109,12 +109,12 @@ impl Taken {
         Ok(())
     }
 
-    /// What all guests have.
+    /// Returns the bytes taken by all guests.
     fn bytes(&self) -> u64 {
         self.disks.values().sum()
     }
 
-    /// What other disks have not taken yet of their parts.
+    /// Returns the bytes still reserved for other disks.
     fn promised_beside(&self, disk: u64, part: u64) -> u64 {
         let others = self.disks.iter().filter(|(number, _)| **number != disk);
         let taken: u64 = others.map(|(_, has)| part.min(*has)).sum();
@@ -129,12 +129,12 @@ impl Taken {
     }
 }
 
-/// What the process may map.
+/// Returns the address space that the process may map.
 fn whole() -> u64 {
     getrlimit(Resource::As).current.unwrap_or(u64::MAX).min(ADDRESS_SPACE)
 }
 
-/// The rest is for the daemon itself.
+/// Returns the share of guests; the rest is for the daemon itself.
 fn for_guests(whole: u64) -> u64 {
     whole / 4 * 3
 }
@@ -161,7 +161,7 @@ mod tests {
 
     const WHOLE: u64 = 1000;
 
-    /// So many disks are expected, on a host with so much memory.
+    /// Makes accounts for `expected` disks on a host with `host_bytes` of memory.
     fn expecting(expected: usize, host_bytes: u64) -> Taken {
         Taken { expected, host_bytes, ..Taken::nothing() }
     }
@@ -172,8 +172,8 @@ mod tests {
     fn whatever_the_disks_of_one_tenant_take_each_other_disk_has_its_part() {
         let mut all = expecting(5, 30);
         let mut take = |disk: u64, bytes| all.take(WHOLE, disk, bytes).is_ok();
-        // Two hogs: of 750, three others have 60 each, which are not there yet; what the second
-        // one has within its part is never in question.
+        // Two greedy disks: of 750, three others have 60 each reserved and not taken; the second
+        // one can always take its own part.
         assert!(!take(0, u64::MAX) && !take(0, 511) && take(0, 510));
         assert!(take(1, 60) && !take(1, 1) && !take(0, 1));
         assert!(take(2, 60) && take(3, 20) && take(3, 40) && take(4, 60) && !take(4, 1));
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(all.bytes(), 0);
     }
 
-    /// Disks that were added to a running daemon were in no count: one of them could take the parts
+    /// Disks that were added to a running daemon were not counted: one of them could take the parts
     /// of the others.
     #[test]
     fn disks_that_are_added_have_their_parts_and_give_them_back_when_they_go() {

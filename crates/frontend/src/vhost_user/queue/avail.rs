@@ -1,6 +1,6 @@
 //! The half of a queue that takes requests from the driver: polls the ring, reads chains, marks
-//! requests in the in-flight log. What it has taken goes to the [`UsedHalf`](super::UsedHalf), and
-//! comes back when it is done.
+//! requests in the in-flight log. Taken chains go to the [`UsedHalf`](super::UsedHalf) and come
+//! back when they are done.
 
 use std::fs::File;
 use std::slice;
@@ -19,35 +19,35 @@ use super::super::ring::SplitRing;
 use super::super::shared::DeviceShared;
 use super::start::{Start, StatusPlace, Work, give_back_room, ranges, weight, weight_of_ranges};
 
-/// What the requests in flight of a queue may weigh before it takes no more of them; the last one
+/// Limit of the weight in flight of a queue, above which it takes no more requests; the last one
 /// taken may exceed it. See [`weight`].
 const WEIGHT_MAX: u32 = 1 << 17;
 /// Lives of the daemon that may die with a request in hand. The next one answers it with an error,
-/// and if it dies of that too, the one after it leaves the queue alone.
+/// and if that one dies too, the one after it breaks the queue.
 const DEATHS_IN_HAND_MAX: u8 = 2;
-/// Lives that may die with a request in flight, wherever it was: so even what kills the daemon
-/// through another thread does so a limited number of times. A daemon that is killed from outside
-/// hardly ever is so often before one request is done.
+/// Lives that may die with a request in flight in any state: so a request that crashes the daemon
+/// through another thread is limited, too. A daemon killed from outside hardly ever reaches this
+/// before one request is done.
 pub(super) const DEATHS_MAX: u8 = 8;
 
-/// Why a queue has stopped for good. The driver has to reset the device.
+/// Reasons why a queue has stopped permanently. The driver has to reset the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueFault {
-    /// The avail index jumped further than the ring is long.
+    /// The avail index advanced by more than the ring size.
     AvailIndex,
-    /// The avail ring names a descriptor that does not exist.
+    /// The avail ring names a descriptor index past the table.
     Head,
-    /// The avail ring names a chain that is in flight already.
+    /// The avail ring names a chain that is already in flight.
     HeadInUse,
-    /// A chain is broken so that there is no place for a status.
+    /// A malformed chain without a place for the status.
     Chain(BadChain),
     /// Three lives of the daemon died with the same request in hand.
     Deadly,
-    /// The monitor's memory cannot be used any more: what is read there may be zeroes.
+    /// The monitor's memory is lost: reads there may return zeroes.
     MemoryLost,
 }
 
-/// What this half is made of.
+/// The parts of this half.
 pub(super) struct AvailParts {
     pub ring: SplitRing,
     pub next_avail: u16,
@@ -60,28 +60,28 @@ pub(super) struct AvailParts {
     pub discards: bool,
     pub zeroes_are_written: bool,
     pub id: [u8; ID_BYTES],
-    /// What an earlier life left undone, newest first.
+    /// Requests that a dead daemon left undone, newest first.
     pub replay: Vec<Undone>,
 }
 
-/// See the module.
+/// The taking half; see the module.
 pub struct AvailHalf {
     pub(super) parts: AvailParts,
     pub(super) slots: Box<[Slot]>,
     in_flight: usize,
-    /// What the requests in flight weigh.
+    /// Weight of the requests in flight.
     pub(super) weight: u32,
     fault: Option<QueueFault>,
 }
 
-/// A place for the chain with a certain head.
+/// The slot of one chain head.
 #[derive(Default)]
 pub(super) struct Slot {
     /// The request, except while it is in flight or was never needed.
     pub request: Option<Box<Request>>,
-    /// Whether the chain has been taken and is not back.
+    /// The chain has been taken and not taken back.
     busy: bool,
-    /// What it weighs while it is in flight.
+    /// Its weight while it is in flight.
     weight: u32,
 }
 
@@ -91,17 +91,17 @@ impl AvailHalf {
         Self { parts, slots, in_flight: 0, weight: 0, fault: None }
     }
 
-    /// Position of the next avail entry, for the monitor to keep.
+    /// Returns the index of the next avail entry, for the monitor to keep.
     pub fn next_avail(&self) -> u16 {
         self.parts.next_avail
     }
 
-    /// The guest's memory.
+    /// Returns the guest's memory.
     pub fn memory(&self) -> &GuestMemory {
         self.parts.ring.memory()
     }
 
-    /// Why the queue has stopped for good, if it has.
+    /// Returns why the queue has stopped permanently, if it has.
     pub fn fault(&self) -> Option<QueueFault> {
         self.fault
     }
@@ -111,7 +111,7 @@ impl AvailHalf {
         self.fault.is_none() && !self.is_full()
     }
 
-    /// Whether memory has been lost and nothing has been done about it.
+    /// Returns whether memory has been lost and the queue has not failed yet.
     #[inline]
     fn is_to_fail(&self) -> bool {
         is_any_broken() && self.fault.is_none() && self.is_memory_lost()
@@ -151,7 +151,7 @@ impl AvailHalf {
         false
     }
 
-    /// What a request must keep to.
+    /// Returns the limits that requests must keep to.
     fn limits(&self) -> Limits {
         Limits {
             capacity: self.parts.shared.capacity(),
@@ -161,7 +161,7 @@ impl AvailHalf {
         }
     }
 
-    /// Reads a chain. If it is `deadly` it is to be answered with an error.
+    /// Reads a chain. A `deadly` one is to be answered with an error.
     #[inline]
     fn start(&mut self, head: u16, deadly: bool) -> Option<Start> {
         let limits = self.limits();
@@ -176,7 +176,7 @@ impl AvailHalf {
             Ok(parsed) => parsed,
             Err(why) => {
                 self.slots[at].put_back(request);
-                // In lost memory it may have been a good one.
+                // Chains read in lost memory may have been valid.
                 if !self.is_to_fail()
                     && let Some(log) = &mut self.parts.log
                 {
@@ -186,7 +186,7 @@ impl AvailHalf {
                 return None;
             }
         };
-        // A chain that was read where memory is lost may be any other one. Its answer is not shown.
+        // A chain read while memory is lost may be any other one. Its answer is not published.
         let refused = deadly
             || self.is_to_fail() && !mutant("frontend.queue.submits-what-was-read-in-lost-memory");
         self.in_flight += 1;
@@ -215,11 +215,11 @@ impl AvailHalf {
         Some(Start { head, status: StatusPlace(status), work })
     }
 
-    /// Before it goes to the disk.
+    /// Prepares a request for the disk.
     #[inline]
     fn prepare(&self, request: &mut Request) {
-        // A chain may have many pieces that its request does not use. They weigh nothing, so the
-        // room for them must not be held while it is in flight.
+        // A chain may have many pieces that its request does not use. They have no weight, so room
+        // for them must not be held while it is in flight.
         give_back_room(&mut request.memory);
         request.durable = self.parts.shared.write_through()
             && !mutant("frontend.queue.write-through-is-not-durable");
@@ -232,7 +232,7 @@ impl AvailHalf {
     }
 
     fn fail(&mut self, found: QueueFault) {
-        // What looks like a guest's mistake may have been read in memory that is lost.
+        // An apparent fault of the driver may come from reading lost memory.
         let fault = if self.is_memory_lost() { QueueFault::MemoryLost } else { found };
         self.fault = Some(fault);
         self.parts.broken.store(true, Ordering::Relaxed);
@@ -240,7 +240,7 @@ impl AvailHalf {
             let id = String::from_utf8_lossy(&self.parts.id);
             let disk = id.trim_end_matches('\0');
             let what = match fault {
-                // A reset keeps the mapping, and with it the pages that stand for what is lost.
+                // A reset keeps the mapping, and with it the zero pages that replace the lost ones.
                 QueueFault::MemoryLost => {
                     "a guest's memory is lost (truncated, out of space, or bad); its queue is left alone until the monitor hands over memory anew"
                 }
@@ -354,7 +354,7 @@ impl FrontHalf for AvailHalf {
         let deadly = (in_hand >= DEATHS_IN_HAND_MAX || started >= DEATHS_MAX)
             && !mutant("frontend.queue.replays-for-ever");
         if deadly && in_hand > DEATHS_IN_HAND_MAX {
-            // To answer it, its chain has to be read, and that may be what is deadly.
+            // Answering requires reading its chain, which may be the cause of the crashes.
             self.fail(QueueFault::Deadly);
             return None;
         }
@@ -387,8 +387,8 @@ impl FrontHalf for AvailHalf {
 }
 
 impl Slot {
-    /// Takes a request back that is not in flight (any more), whichever way it went: one huge
-    /// scatter list must not be kept for ever in every slot.
+    /// Takes back a request that is not in flight (any more), on every path: one huge scatter list
+    /// per slot must not be kept forever.
     #[inline]
     fn put_back(&mut self, mut request: Box<Request>) {
         request.memory.clear();

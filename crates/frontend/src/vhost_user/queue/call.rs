@@ -1,9 +1,9 @@
-//! Where interrupts go.
+//! The descriptor of a queue's interrupts.
 
 use std::fs::File;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Where interrupts go: an eventfd that the control plane may replace while the queue runs.
+/// The eventfd of a queue's interrupts, which the control plane may replace while the queue runs.
 #[derive(Default)]
 pub struct CallSlot(Mutex<Option<File>>);
 
@@ -12,8 +12,8 @@ impl CallSlot {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Interrupts go here from now on. One is sent at once: the last may have gone to an event
-    /// that has no reader any more, and a driver that waits for it waits for ever.
+    /// Replaces the eventfd. Signals it at once: the last interrupt may have gone to an eventfd
+    /// that has no reader any more, and a driver that waits for it would hang.
     pub fn replace(&self, event: Option<File>) {
         *self.lock() = event;
         self.signal();
@@ -21,7 +21,7 @@ impl CallSlot {
 
     pub(super) fn signal(&self) {
         if let Some(event) = &*self.lock() {
-            // A full counter means that the monitor has interrupts enough.
+            // A full counter means that interrupts are pending anyway.
             let _ = rustix::io::write(event, &1u64.to_ne_bytes());
         }
     }

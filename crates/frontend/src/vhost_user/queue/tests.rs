@@ -1,4 +1,4 @@
-//! Queues over plain memory, and what they leave to a next life.
+//! Queues over plain memory, and the requests that they leave to a next life.
 
 use super::super::chain::BadChain;
 use super::super::fuzzing::{log_for, parts_over};
@@ -19,7 +19,7 @@ const SIZE: u16 = 4;
 const HEADER_AT: u64 = 0x1000;
 const STATUS_AT: u64 = 0x1800;
 
-/// Guest memory with one chain: a discard of these ranges.
+/// Makes guest memory with one chain: a discard of these ranges.
 fn discard_of(ranges: &[(u64, u32)]) -> File {
     let memory = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
     memory.set_len(0x2000).unwrap();
@@ -81,8 +81,8 @@ fn count_of(event: &File) -> u64 {
     rustix::io::read(event, &mut counter).map_or(0, |_| u64::from_ne_bytes(counter))
 }
 
-/// Chains of a guest, each in an indirect table of its own, and the in-flight log that its monitor
-/// keeps. Queues over it are lives of the daemon, one after the other.
+/// Chains of a guest, each in its own indirect table, and the in-flight log that its monitor keeps.
+/// Each queue over it is one life of the daemon.
 struct Guest {
     memory: File,
     size: u16,
@@ -102,7 +102,7 @@ const HEADERS_AT: u64 = 3 << 20;
 const RANGES_AT: u64 = (3 << 20) + (512 << 10);
 const DATA_AT: u64 = 4 << 20;
 
-/// One descriptor of a table: address, bytes, whether the device writes to it.
+/// One descriptor of a table: address, bytes, writable by the device.
 type Piece = (u64, u32, bool);
 
 impl Guest {
@@ -154,7 +154,7 @@ impl Guest {
             .chain(pieces.iter().copied())
             .chain([(Self::status_at(head), 1, true)])
             .collect();
-        // One large table fits where the headers of a large queue are not.
+        // One large table fits in the space of the unused headers of a small queue.
         let small = whole.len() as u64 * 16 <= TABLE_BYTES;
         let table = if small { TABLES_AT + TABLE_BYTES * u64::from(head) } else { 2 << 20 };
         for (index, (address, bytes, writable)) in whole.iter().enumerate() {
@@ -192,7 +192,7 @@ impl Guest {
         VirtQueue::new(parts)
     }
 
-    /// Heads that a next life would find undone, oldest first.
+    /// Returns the heads that a next life would find undone, oldest first.
     fn undone(&self) -> Vec<u16> {
         let mut log = self.region.log(0, self.size).unwrap();
         log.recover(self.used_index()).iter().map(|undone| undone.head).collect()
@@ -218,8 +218,7 @@ fn heads(requests: &[Box<Request>]) -> Vec<u16> {
     requests.iter().map(|request| request.tag as u16).collect()
 }
 
-/// Lives of the daemon end when a process does: `deed` runs in a child, which must die of writing
-/// to memory that it may not write to.
+/// Runs `deed` in a child process, which must die of writing to protected memory.
 fn die(deed: impl FnOnce()) {
     // SAFETY: the child runs `deed`, which takes no lock that another thread may hold, and ends.
     let child = unsafe { libc::fork() };
@@ -260,7 +259,7 @@ fn the_driver_sees_no_completion_before_publish_and_its_status_is_there_by_then(
     assert_eq!(guest.used_index(), 1);
 }
 
-/// Completions whose marks are gone are lost if the driver has not seen them.
+/// If their marks were cleared, completions that the driver has not seen would be lost.
 #[test]
 fn dying_before_the_used_index_moves_loses_nothing() {
     let mut guest = Guest::new(8);
@@ -281,8 +280,8 @@ fn dying_before_the_used_index_moves_loses_nothing() {
     assert_eq!(heads(&take(&mut guest.queue())), [1, 6, 2]);
 }
 
-/// Completions that the driver has seen are not carried out again: it may have used the head or the
-/// sectors for something else since.
+/// Completions that the driver has seen must not be replayed: it may have reused the head or the
+/// sectors.
 #[test]
 fn dying_before_the_marks_are_cleared_repeats_nothing() {
     let mut guest = Guest::new(8);
@@ -297,7 +296,7 @@ fn dying_before_the_marks_are_cleared_repeats_nothing() {
     assert_eq!(heads(&take(&mut guest.queue())), [1]);
 }
 
-/// The log's used index says that no mark of the batch is left to be cleared, so it is last.
+/// The log's used index says that all marks of the batch are cleared, so it is written last.
 #[test]
 fn dying_among_the_marks_of_a_batch_repeats_nothing() {
     // So large that the marks of high heads are in another page than the used index.
@@ -330,7 +329,7 @@ fn a_next_life_repeats_what_is_undone_in_the_order_in_which_it_was_taken_and_cal
     assert_eq!((guest.used_index(), queue.next_avail()), (4, 4));
 }
 
-/// A request that kills the daemon killed each of its lives.
+/// A request that crashed the daemon crashed each of its lives.
 #[test]
 fn a_request_that_two_lives_died_with_is_answered_with_an_error_by_the_third() {
     let mut guest = Guest::new(8);
@@ -345,7 +344,7 @@ fn a_request_that_two_lives_died_with_is_answered_with_an_error_by_the_third() {
     assert_eq!((guest.status(6), queue.front().in_flight()), (Status::IoError as u8, 1));
     queue.publish();
     assert_eq!(guest.undone(), [2]);
-    // The head is free, and its next request is a new one.
+    // The head is free; its next request starts with new counts.
     guest.read(6, 24);
     assert_eq!(heads(&take(&mut queue)), [6]);
     assert_eq!(heads(&take(&mut guest.queue())), [2, 6]);
@@ -365,7 +364,7 @@ fn a_life_is_counted_before_it_starts_a_request_again() {
     assert_eq!(counted, [Undone { head: 6, started: 2, in_hand: 2 }]);
 }
 
-/// Killed from outside, again and again: what was in flight had no part in it.
+/// The daemon is killed from outside repeatedly: the requests in flight are not at fault.
 #[test]
 fn a_request_that_the_disk_had_when_the_daemon_died_starts_again() {
     let mut guest = Guest::new(8);
@@ -381,8 +380,8 @@ fn a_request_that_the_disk_had_when_the_daemon_died_starts_again() {
     assert_eq!((guest.status(6), guest.status(1)), (Status::IoError as u8, Status::IoError as u8));
 }
 
-/// The batch in which the first life died is replayed one by one, so that of all its requests the
-/// deadly one alone is in hand when the next life dies.
+/// The batch in which the first life died is replayed one by one, so that only the deadly request
+/// is in hand when the next life dies.
 #[test]
 fn a_deadly_request_is_found_among_others() {
     let mut guest = Guest::new(8);
@@ -394,7 +393,7 @@ fn a_deadly_request_is_found_among_others() {
         queue.take(usize::MAX, || true, |request| replayed.push(request));
         assert_eq!(heads(&replayed), [head]);
         if head == 1 {
-            break; // it dies of this one
+            break; // the daemon dies of this request
         }
         queue.handed_over();
     }
@@ -403,7 +402,7 @@ fn a_deadly_request_is_found_among_others() {
     assert_eq!(guest.status(1), Status::IoError as u8);
 }
 
-/// If reading the chain is what is deadly, it cannot even be answered.
+/// If reading the chain crashes the daemon, it cannot even be answered.
 #[test]
 fn a_request_that_three_lives_died_with_breaks_its_queue() {
     let mut guest = Guest::new(8);
@@ -420,7 +419,8 @@ fn a_request_that_three_lives_died_with_breaks_its_queue() {
     assert!(!queue.front().has_available() && !queue.front().has_undone());
 }
 
-/// The daemon waited for ever for the rest of what was undone, and with it the end of the disk.
+/// The daemon waited forever for the rest of the undone requests, and with it the close of the
+/// disk.
 #[test]
 fn a_queue_that_breaks_among_what_is_undone_has_nothing_left_to_wait_for() {
     let mut guest = Guest::new(8);
@@ -442,7 +442,7 @@ fn a_queue_that_breaks_among_what_is_undone_has_nothing_left_to_wait_for() {
     );
 }
 
-/// Between two lives of the daemon a guest may make its chains larger than what was taken.
+/// Between two lives of the daemon a guest may make its chains larger than they were when taken.
 #[test]
 fn what_is_undone_is_taken_while_the_queue_holds_little_too() {
     let mut guest = Guest::new(256);
@@ -501,7 +501,7 @@ fn a_flush_goes_to_the_disk() {
     assert_eq!(taken.iter().map(|it| it.op).collect::<Vec<_>>(), [Op::Flush]);
 }
 
-/// Pieces may all name the same memory, so that a chain of a few pages asked for 64 GiB.
+/// Pieces may all name the same memory, so a chain of a few pages asked for 64 GiB.
 #[test]
 fn a_request_is_as_large_as_a_driver_that_keeps_to_the_limits_can_make_it() {
     let mut guest = Guest::new(256);
@@ -519,7 +519,7 @@ fn a_request_is_as_large_as_a_driver_that_keeps_to_the_limits_can_make_it() {
     assert_eq!(taken[0].op.bytes(), REQUEST_BYTES_MAX);
 }
 
-/// Requests that were answered at once, and broken chains, kept room for their longest list.
+/// Requests that were answered at once, and malformed chains, kept room for their longest list.
 #[test]
 fn a_slot_shrinks_whichever_way_its_request_went() {
     let long = [(DATA_AT, 512, true); 1000];
@@ -552,7 +552,7 @@ fn a_slot_shrinks_whichever_way_its_request_went() {
     assert!(guest.undone().is_empty(), "no request, so nothing to repeat");
 }
 
-/// What requests in flight make the daemon hold is bounded, and all of them are served.
+/// The weight in flight is bounded, and all requests are served.
 #[test]
 fn a_queue_takes_no_more_while_what_it_holds_is_much() {
     let ranges: Vec<u8> = (0..u64::from(RANGES_MAX))
@@ -612,8 +612,8 @@ fn zeroes_that_have_to_be_written_are_bounded_by_request_and_by_queue() {
     assert_eq!((requests, guest.status(512)), (512, Status::Unsupported as u8));
 }
 
-/// Pieces that a request does not use weighed nothing, and the room for them was held while it was
-/// in flight: 16 KiB for each flush of a ring.
+/// Unused pieces of a request had no weight, and the room for them was held while it was in flight:
+/// 16 KiB for each flush of a ring.
 #[test]
 fn a_request_in_flight_holds_no_room_for_pieces_that_it_does_not_use() {
     let unused = [(DATA_AT, 512, false); 1000];
@@ -639,8 +639,8 @@ fn a_request_in_flight_holds_no_room_for_pieces_that_it_does_not_use() {
     }
 }
 
-/// Reads of nothing are answered as fast as zeroes can be filled in; a stop has to be heard
-/// between.
+/// Reads of zero length are answered as fast as they can be filled in; a stop has to be noticed
+/// between them.
 #[test]
 fn a_batch_ends_when_it_is_told_to() {
     let mut guest = Guest::new(8);
@@ -686,8 +686,8 @@ fn a_queue_whose_memory_is_lost_takes_nothing_more_and_says_so() {
     assert_eq!((heads(&take(&mut others)), others.front().fault()), (vec![3], None));
 }
 
-/// What could be read of a chain is not taken for all of it: its header is in lost memory, and a
-/// header of zeroes is a read.
+/// A chain that was partly read must not be used: its header is in lost memory, and a zero header
+/// is a read.
 #[test]
 fn a_chain_in_lost_memory_is_not_submitted() {
     let mut guest = Guest::new(8);
@@ -702,8 +702,7 @@ fn a_chain_in_lost_memory_is_not_submitted() {
     assert_eq!(queue.front().fault(), Some(QueueFault::MemoryLost));
 }
 
-/// The data of a read may have gone nowhere; and a next life, with its memory back, has it to do
-/// again.
+/// The data of a read may have been lost; a next life, with its memory back, has to repeat it.
 #[test]
 fn a_completion_in_lost_memory_is_not_published_and_stays_undone() {
     let mut guest = Guest::new(8);

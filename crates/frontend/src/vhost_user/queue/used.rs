@@ -1,5 +1,5 @@
-//! The half of a queue that gives completions to the driver: keeps what is with the disk, writes
-//! used entries, clears marks in the in-flight log, and interrupts.
+//! The half of a queue that completes requests: tracks those that are with the disk, writes used
+//! entries, clears marks in the in-flight log, and interrupts the driver.
 
 use std::sync::Arc;
 
@@ -14,29 +14,29 @@ use super::super::ring::SplitRing;
 use super::call::CallSlot;
 use super::start::{Start, StatusPlace, Work};
 
-/// See the module.
+/// The completing half; see the module.
 pub struct UsedHalf {
     ring: SplitRing,
     call: Arc<CallSlot>,
     log: Option<UsedLog>,
-    /// By head.
+    /// Indexed by head.
     pending: Box<[Pending]>,
     next_used: u16,
     published: u16,
 }
 
-/// A chain that is here.
+/// A chain in this half.
 #[derive(Clone, Copy)]
 struct Pending {
     status: StatusPlace,
-    /// How many of its parts are not back yet; none if it is not here.
+    /// Number of its parts not yet completed; 0 if the chain is not here.
     parts: usize,
-    /// How those went that are back.
+    /// The combined outcome of its completed parts.
     outcome: Outcome,
 }
 
 impl UsedHalf {
-    /// Of a ring that has been filled up to `used`.
+    /// Makes the half of a ring whose used index is `used`.
     pub(super) fn new(
         ring: SplitRing,
         call: Arc<CallSlot>,
@@ -134,8 +134,7 @@ impl BackHalf for UsedHalf {
             return Signal::Nothing;
         }
         if self.is_memory_lost() {
-            // The driver is not told that something is done whose data went nowhere. The marks
-            // stay.
+            // Completions whose data was lost are not shown to the driver. The marks stay.
             return Signal::Nothing;
         }
         let old = self.published;

@@ -31,7 +31,7 @@ impl QueueRunner<VirtQueue> for Unused {
     }
 }
 
-/// Ends a server, also if the test fails.
+/// Stops a server, even if the test fails.
 struct Ends<'server>(&'server OwnedFd);
 
 impl Drop for Ends<'_> {
@@ -42,8 +42,8 @@ impl Drop for Ends<'_> {
 
 const GET_FEATURES: [u8; 12] = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
 
-/// It was to be hung up on after ten seconds, and never was: the next monitor of its disk waited
-/// for ever.
+/// The monitor should have been disconnected after ten seconds and never was: the next monitor of
+/// its disk waited forever.
 #[test]
 fn a_monitor_that_reads_no_answers_is_hung_up_on_and_the_next_one_is_served() {
     let folder = tempfile::tempdir().unwrap();
@@ -66,7 +66,7 @@ fn a_monitor_that_reads_no_answers_is_hung_up_on_and_the_next_one_is_served() {
         let mut next = UnixStream::connect(&path).unwrap();
         next.set_read_timeout(Some(HANG)).unwrap();
         let mut answer = [0; 20];
-        // More of them than a socket holds: one that reads is not hung up on.
+        // More answers than a socket holds: a monitor that reads them is not disconnected.
         for _ in 0..5000 {
             next.write_all(&GET_FEATURES).unwrap();
             next.read_exact(&mut answer).unwrap();

@@ -1,4 +1,4 @@
-//! The demo's chapters: what is done to the guest and the daemon, step by step.
+//! The demo's chapters: the steps done with the guest and the daemon.
 
 use std::path::Path;
 use std::process::Command;
@@ -17,11 +17,11 @@ use crate::scripts;
 
 /// Requests done between two kills.
 const REQUESTS_BETWEEN_KILLS: u64 = 1500;
-/// Time until a killed daemon is back.
+/// Time until a killed daemon is restarted.
 const AWAY: Duration = Duration::from_millis(500);
 const BIG_FILE_BYTES: u64 = 64 << 20;
 const IDLE: Duration = Duration::from_secs(1);
-/// Requests complete late and out of order.
+/// Options that delay and reorder completions.
 const DELAYED: [&str; 4] = ["--queues", "2", "--layer", "delay=0-5ms"];
 
 /// Boots the guest.
@@ -34,7 +34,7 @@ pub fn boot(lab: &Lab, machine: &Machine) -> Result<Guest> {
     Ok(guest.expect("the step before succeeded"))
 }
 
-/// The guest fills its disk and gives some of it back.
+/// Fills the guest's disk and frees some of it.
 pub fn first_life(guest: &mut Guest, daemon: &Daemon) -> Result<()> {
     quiet_step(guest, "mkfs.ext4 on the whole disk", scripts::MAKE_FILE_SYSTEM)?;
     quiet_step(guest, "mount", scripts::MOUNT)?;
@@ -49,7 +49,7 @@ pub fn first_life(guest: &mut Guest, daemon: &Daemon) -> Result<()> {
     quiet_step(guest, "unmount", scripts::UNMOUNT)
 }
 
-/// A large file comes and goes, and the host has its space again.
+/// Writes and deletes a large file, and shows that the host has its space again.
 fn give_back(guest: &mut Guest, daemon: &Daemon, folder: &str) -> Result<()> {
     quiet_step(guest, "a file of 64 MiB", &scripts::write_big_file(folder))?;
     let before = daemon.stats()?;
@@ -63,7 +63,7 @@ fn give_back(guest: &mut Guest, daemon: &Daemon, folder: &str) -> Result<()> {
     space_table(&before, &daemon.stats()?)
 }
 
-/// After a reboot everything is there.
+/// Reboots, and checks that all files are there.
 pub fn second_life(guest: &mut Guest) -> Result<()> {
     step("reboots through the firmware", || guest.reboot().map(|()| String::new()))?;
     quiet_step(guest, "mount", scripts::MOUNT)?;
@@ -76,7 +76,7 @@ pub fn second_life(guest: &mut Guest) -> Result<()> {
     quiet_step(guest, "fio reads and verifies its 8192 blocks again", &again)
 }
 
-/// Requests, latencies, notifications, processor time.
+/// Shows requests, latencies, notifications, processor time.
 pub fn count(daemon: &Daemon) -> Result<()> {
     let stats = daemon.stats()?;
     let cpu = daemon.cpu_time()?;
@@ -97,8 +97,8 @@ pub fn count(daemon: &Daemon) -> Result<()> {
     Ok(())
 }
 
-/// The same on a log image, and what reaches the host of it. Space comes back once nothing is
-/// written for a while.
+/// Does the same on a log image, and shows the writes that reach the host. Space is freed once
+/// there are no writes for a while.
 pub fn log_image(guest: &mut Guest, daemon: &mut Daemon, image: &Path) -> Result<()> {
     quiet_step(guest, "mkfs.ext4 on the second disk, mount", scripts::PREPARE_LOG_DISK)?;
     let verified = scripts::fio_verified("/log");
@@ -107,7 +107,7 @@ pub fn log_image(guest: &mut Guest, daemon: &mut Daemon, image: &Path) -> Result
     quiet_step(guest, "fio: 200 writes, fsync after each", &synced)?;
     let guest_side = daemon.stats()?;
     let mut counters = None;
-    // In order, so that the image's own counters are up to date.
+    // In an orderly way, so that the image's own counters are up to date.
     step("its daemon is stopped (SIGTERM) and started again, with random delays", || {
         daemon.terminate()?;
         counters = Some(LogCounters::read(image)?);
@@ -120,7 +120,7 @@ pub fn log_image(guest: &mut Guest, daemon: &mut Daemon, image: &Path) -> Result
     give_back(guest, daemon, "/log")
 }
 
-/// Both daemons are killed three times while requests complete out of order.
+/// Kills both daemons three times while requests complete out of order.
 pub fn survive(guest: &mut Guest, daemon: &mut Daemon, log_daemon: &mut Daemon) -> Result<()> {
     step("the first daemon too starts again with random delays of 0-5 ms", || {
         daemon.terminate()?;
@@ -144,7 +144,7 @@ pub fn survive(guest: &mut Guest, daemon: &mut Daemon, log_daemon: &mut Daemon) 
     quiet_step(guest, "no error in the guest's kernel log", scripts::NO_ERRORS_LOGGED)
 }
 
-/// Orderly ends on both sides, and the host's own look at the image.
+/// Ends both sides in an orderly way, and checks the image on the host.
 pub fn finish(
     mut guest: Guest,
     daemons: [&mut Daemon; 2],

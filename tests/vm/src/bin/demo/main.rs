@@ -1,8 +1,8 @@
-//! `make demo`: an unmodified Linux guest works hard on two flowstone disks, a raw image and a log
+//! `make demo`: an unmodified Linux guest under load on two flowstone disks, a raw image and a log
 //! image.
 //!
-//! Everything shown was done and checked in this run; the first thing that goes wrong ends
-//! it with a non-zero exit status.
+//! Everything shown was done and checked in this run; the first failure ends it with a non-zero
+//! exit status.
 
 mod chapters;
 mod report;
@@ -20,7 +20,7 @@ use flowstone_vmtest::framework::qemu::{self, Machine};
 use flowstone_vmtest::framework::workspace;
 use report::{fact, heading};
 
-/// Relative to the source tree, so that commands shown are short and can be typed.
+/// Relative to the source tree, so that the commands shown are short and can be typed.
 const FOLDER: &str = "target/demo";
 /// The second daemon's sockets and log.
 const LOG_FOLDER: &str = "target/demo/log";

@@ -1,4 +1,4 @@
-//! The demo's page in the terminal: 80 columns, a tick and a time for each step.
+//! The demo's output in the terminal: 80 columns, a tick and a time for each step.
 
 use std::fmt::Display;
 use std::io::{IsTerminal, Write, stdout};
@@ -13,17 +13,17 @@ use flowstone_vmtest::framework::workspace;
 const WIDTH: usize = 80;
 const KINDS: [&str; 5] = ["read", "write", "flush", "discard", "write_zeroes"];
 
-/// Starts a part of the page.
+/// Starts a section.
 pub fn heading(title: &str) {
     println!("\n{}", styled("1", title));
 }
 
-/// A name and what it stands for.
+/// Prints a name and its value.
 pub fn fact(name: &str, value: impl Display) {
     println!("  {name:<10} {value}");
 }
 
-/// Does one thing and says how it went; the result is a remark, or empty.
+/// Runs one step and prints its result; the returned text is a remark, or empty.
 pub fn step(what: &str, act: impl FnOnce() -> Result<String>) -> Result<()> {
     if stdout().is_terminal() {
         print!("  … {what}\r");
@@ -41,7 +41,7 @@ pub fn step(what: &str, act: impl FnOnce() -> Result<String>) -> Result<()> {
     outcome.map(drop).with_context(|| what.to_owned())
 }
 
-/// Requests, bytes and latencies by kind.
+/// Prints requests, bytes and latencies by kind.
 pub fn request_table(stats: &DiskStats) {
     println!("  {:<14}{:>10}{:>12}{:>14}{:>14}", "", "requests", "MiB", "p50", "p99");
     for kind in KINDS {
@@ -57,7 +57,7 @@ pub fn request_table(stats: &DiskStats) {
     }
 }
 
-/// What a disk took before something was deleted and takes after, and the discards of that.
+/// Prints the space of a disk before and after a deletion, and its discards.
 pub fn space_table(before: &DiskStats, after: &DiskStats) -> Result<()> {
     println!();
     println!(
@@ -89,7 +89,7 @@ pub fn space_table(before: &DiskStats, after: &DiskStats) -> Result<()> {
     Ok(())
 }
 
-/// What a guest wrote, and what its log image made of it.
+/// Prints the writes of a guest, and those of its log image.
 pub fn write_shape(guest: &DiskStats, log: &LogCounters) {
     const BLOCK_BYTES: u64 = 4096;
     let line = |name: &str, count: u64, bytes: u64, remark: &str| {
@@ -104,7 +104,7 @@ pub fn write_shape(guest: &DiskStats, log: &LogCounters) {
     fact("in all", format!("{amplification:.2} blocks written for each block of the guest"));
 }
 
-/// A command as a user would type it, one long option per line.
+/// Prints a command as a user would type it, one long option per line.
 pub fn command(program: &str, settings: &[Setting]) {
     let mut lines = vec![format!("  {program}")];
     for (name, value) in settings {
@@ -119,12 +119,12 @@ pub fn command(program: &str, settings: &[Setting]) {
     println!("{}", lines.join(" \\\n"));
 }
 
-/// A path, or an option with one, as seen from the source tree.
+/// Makes the paths in a text relative to the source tree.
 pub fn relative(text: &str) -> String {
     text.replace(&format!("{}/", workspace::root().display()), "")
 }
 
-/// Bytes as mebibytes.
+/// Converts bytes to mebibytes.
 pub fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }

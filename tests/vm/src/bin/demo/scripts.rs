@@ -1,22 +1,22 @@
-//! What the demo's guest is asked to do, in shell.
+//! Shell scripts of the demo's guest.
 
-/// A file system on the whole disk.
+/// Makes a file system on the whole disk.
 pub const MAKE_FILE_SYSTEM: &str = "mkfs.ext4 -q /dev/vda";
 
 /// Mounts it.
 pub const MOUNT: &str = "mount -t ext4 /dev/vda /mnt";
 
-/// Forty files of growing size, and their checksums.
+/// Writes forty files of growing size, and their checksums.
 pub const WRITE_FILES: &str = "mkdir /mnt/files
     cd /mnt/files
     for i in $(seq 40); do head -c $((i * 4801)) /dev/urandom >$i; done
     sha256sum * >/mnt/sums
     sync";
 
-/// Checks them.
+/// Checks the files' checksums.
 pub const CHECK_FILES: &str = "cd /mnt/files; sha256sum -c /mnt/sums | grep -c OK";
 
-/// Random writes; once all are done, every block is read and its checksum compared.
+/// Writes at random, then reads every block and compares its checksum.
 pub fn fio_verified(folder: &str) -> String {
     format!(
         "fio --name=verified --directory={folder} --size=32M --bs=4k --rw=randwrite \
@@ -30,7 +30,7 @@ pub fn fio_verify_only(folder: &str) -> String {
     format!("{} --verify_only", fio_verified(folder))
 }
 
-/// A database's pattern: small writes, each made durable before the next.
+/// The pattern of a database: small writes, each made durable before the next.
 pub fn fsync_load(folder: &str) -> String {
     format!(
         "fio --name=fsync --directory={folder} --size=4M --bs=4k --rw=randwrite --fsync=1 \
@@ -38,17 +38,17 @@ pub fn fsync_load(folder: &str) -> String {
     )
 }
 
-/// Space that will be given back.
+/// Writes a file that will be deleted.
 pub fn write_big_file(folder: &str) -> String {
     format!("dd if=/dev/urandom of={folder}/big bs=1M count=64 2>&1; sync")
 }
 
-/// Gives it back.
+/// Deletes it and trims.
 pub fn trim(folder: &str) -> String {
     format!("rm {folder}/big; sync; fstrim {folder}; sync")
 }
 
-/// A file system on the disk with the log image.
+/// Makes a file system on the disk with the log image.
 pub const PREPARE_LOG_DISK: &str =
     "mkfs.ext4 -q /dev/vdb; mkdir -p /log; mount -t ext4 /dev/vdb /log";
 
@@ -58,10 +58,10 @@ pub const UNMOUNT: &str = "umount /mnt";
 /// Unmounts both disks.
 pub const UNMOUNT_BOTH: &str = "umount /mnt /log";
 
-/// A complete check of the unmounted file systems.
+/// Checks the unmounted file systems completely.
 pub const CHECK_FILE_SYSTEMS: &str = "e2fsck -fn /dev/vda; e2fsck -fn /dev/vdb";
 
-/// The load for the kills, on both disks: far more requests than are done between them.
+/// The load during kills, on both disks: far more requests than are done between them.
 pub const LOAD: &str = "fio --size=24M --bs=4k --rw=randwrite --ioengine=libaio --iodepth=16 \
     --direct=1 --verify=crc32c --verify_fatal=1 --minimal \
     --name=raw --directory=/mnt --name=log --directory=/log >/tmp/fio
