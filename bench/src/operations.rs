@@ -60,7 +60,9 @@ const IMAGE_SIZE: &str = "64M";
 const RAMP: Duration = Duration::from_millis(200);
 /// Between two scrapes.
 const SCRAPE_EACH: Duration = Duration::from_secs(1);
-/// Disks that are added and removed before and while memory is watched.
+/// Between two disks that are added and removed.
+const CHANGE_EACH: Duration = Duration::from_millis(100);
+/// Disks that are added and removed while memory is watched.
 const CHANGES: usize = 500;
 
 /// Carries out the subcommand.
@@ -187,11 +189,17 @@ impl Bench<'_> {
             rows.extend(self.report(&daemon, &point, target)?);
         }
         host.release();
-        rows.push(
-            self.beside_scrapes(&of(
-                "p99 of a null disk at QD1 with a scrape a second to without",
-            ))?,
-        );
+        let driven =
+            |what: &str| of(&format!("p99 of a null disk at QD1 beside {what}, to without"));
+        let scrape = || self.api().get("/metrics").map(drop);
+        rows.push(self.beside(&driven("a scrape a second"), SCRAPE_EACH, scrape)?);
+        self.image("changed", "raw")?;
+        let change = || {
+            self.api().add("changed", &self.path("changed.sock"), &self.path("changed"))?;
+            self.api().remove("changed")
+        };
+        let point = driven("ten disks a second added and removed");
+        rows.push(self.beside(&point, CHANGE_EACH, change)?);
         end(daemon)?;
         Ok(rows)
     }
@@ -214,56 +222,65 @@ impl Bench<'_> {
         ])
     }
 
-    fn beside_scrapes(&self, point: &str) -> Result<Row> {
+    /// The p99 of a client of one disk beside what an operator does, to that without it.
+    fn beside(
+        &self,
+        point: &str,
+        each: Duration,
+        act: impl Fn() -> Result<()> + Sync,
+    ) -> Result<Row> {
         let mut ratios = Vec::new();
         for round in 0..self.args.rounds {
-            let order = if round.is_multiple_of(2) { [false, true] } else { [true, false] };
-            let mut p99 = [0.0; 2];
-            for scraped in order {
-                p99[usize::from(scraped)] = self.drive(scraped)?;
-            }
-            ratios.push(p99[1] / p99[0]);
-            eprintln!("scrapes: round {} of {}: {p99:?} us", round + 1, self.args.rounds);
+            let quiet = || self.drive(Duration::from_millis(100), &|| Ok(()));
+            let busy = || self.drive(each, &act);
+            let ratio = if round.is_multiple_of(2) {
+                let quiet = quiet()?;
+                busy()? / quiet
+            } else {
+                busy()? / quiet()?
+            };
+            eprintln!("{point}: round {} of {}: {ratio:.3}", round + 1, self.args.rounds);
+            ratios.push(ratio);
         }
         Ok(row(point, ratios))
     }
 
-    /// The 99th percentile of a client's latency, in microseconds.
-    fn drive(&self, scraped: bool) -> Result<f64> {
+    /// The 99th percentile of a client's latency, while something is done every so often.
+    fn drive(&self, each: Duration, act: &(impl Fn() -> Result<()> + Sync)) -> Result<f64> {
         let mut load = LoadOptions::new(self.path("driven.sock")).workload("randread").iodepth(1);
         (load.threads, load.cpus) = (1, vec![self.args.client_cpu]);
         load.completion = Completion::Poll;
         let runtime = Duration::from_secs_f64(self.args.runtime);
         load.limit = Limit::Time { ramp: RAMP, runtime };
         let over = AtomicBool::new(false);
-        thread::scope(|scope| {
-            let scraper = scope.spawn(|| -> Result<()> {
-                while scraped && !over.load(Ordering::Relaxed) {
-                    self.api().get("/metrics")?;
-                    thread::sleep(SCRAPE_EACH);
+        let report = thread::scope(|scope| {
+            let actor = scope.spawn(|| -> Result<()> {
+                while !over.load(Ordering::Relaxed) {
+                    act()?;
+                    thread::sleep(each);
                 }
                 Ok(())
             });
             let report = run(&load);
             over.store(true, Ordering::Relaxed);
-            scraper.join().expect("a scraper does not panic")?;
-            let report = report?;
-            ensure!(report.errors == 0, "{} requests failed", report.errors);
-            Ok(report.latency.p99_us)
-        })
+            actor.join().expect("nothing here panics")?;
+            anyhow::Ok(report?)
+        })?;
+        ensure!(report.errors == 0, "{} requests failed", report.errors);
+        Ok(report.latency.p99_us)
     }
 
     /// Disks are added and removed beside one that stays.
     fn changes(&self) -> Result<Vec<Row>> {
-        self.image("changed", "raw")?;
-        let (image, socket) = (self.path("changed"), self.path("changed.sock"));
+        self.image("alone", "raw")?;
+        let (image, socket) = (self.path("alone"), self.path("alone.sock"));
         let (api, file) = (self.api(), File::open(&image)?);
         let daemon = self.serve(&Self::null_disks(1))?;
         let [mut added, mut to_serve, mut removed, mut to_sync] = [const { Vec::new() }; 4];
         for _ in 0..self.args.rounds.max(20) {
-            let add = time(|| api.add("changed", &socket, &image))?;
+            let add = time(|| api.add("alone", &socket, &image))?;
             let sync = time(|| Ok(rustix::fs::fdatasync(&file)?))?;
-            let remove = time(|| api.remove("changed"))?;
+            let remove = time(|| api.remove("alone"))?;
             let mut alone = None;
             let serve = time(|| {
                 let command = DaemonCommand::new(&self.program).cpus(&[self.args.server_cpu]);
@@ -279,8 +296,8 @@ impl Bench<'_> {
         }
         let before = status_kib(daemon.pid(), "VmRSS:")?;
         for _ in 0..CHANGES {
-            api.add("changed", &socket, &image)?;
-            api.remove("changed")?;
+            api.add("alone", &socket, &image)?;
+            api.remove("alone")?;
         }
         let grown = (status_kib(daemon.pid(), "VmRSS:")? - before) / 1024.0;
         end(daemon)?;

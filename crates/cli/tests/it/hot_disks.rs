@@ -2,14 +2,17 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
+use flowstone_testkit::load::{LoadOptions, run_with_map};
 use flowstone_testkit::process::Ready;
 use flowstone_testkit::{
     Client, ClientOptions, Daemon, DaemonCommand, HANG, Status, wait_for, wait_until,
 };
 use serde_json::{Value, json};
 
-use crate::fixture::{Place, ask, pattern, stop};
+use crate::fixture::{Over, Place, ask, pattern, stop};
 
 /// Starts a daemon with one permanent disk.
 fn daemon(place: &Place, args: &[&str]) -> Daemon {
@@ -160,27 +163,39 @@ fn footprint(pid: u32) -> [u64; 3] {
     [count("task"), count("fd"), kib << 10]
 }
 
+/// A disk is added, used, changed and removed repeatedly beside one whose reads are verified.
 /// Regression: the cache kept 4,096 words and all frames of every former disk.
-#[test]
-fn nothing_stays_of_disks_that_come_and_go() {
+fn disks_come_and_go(times: usize) {
     let place = Place::new();
     place.succeed(&["create", "--size", "4M", "a.flow"]);
-    let daemon = daemon(&place, &["--cache", "16M", "--cache-min", "16M"]);
-    let turn = || {
+    let cache = ["--cache", "16M", "--cache-min", "16M"];
+    let daemon = place.serve(&[&cache[..], &["--backend", "mem:8M", "--name", "other"]].concat());
+    let set = ["disk", "set", "--control", &place.text("control.sock"), "a", "--size", "+64K"];
+    let turn = |turn: usize| {
         add(&place, "a", &["a.flow"]);
         let mut guest = client(&place, "a");
         let data = pattern(65536, 5);
         for lba in (0..8192).step_by(128) {
             assert_eq!(guest.write(lba, &data).unwrap(), Status::Ok);
         }
+        place.succeed(&[&set[..], &["--weight", &(turn % 100 + 1).to_string()]].concat());
         drop(guest);
         wait_until("the guest has gone", || listed(&place, "a")["connected"] == false);
         remove(&place, &["a"]);
     };
-    // The allocator fills its caches.
-    (0..20).for_each(|_| turn());
-    let before = footprint(daemon.pid());
-    (0..50).for_each(|_| turn());
+    let is_over = AtomicBool::new(false);
+    let before = thread::scope(|scope| {
+        let neighbour = scope.spawn(|| verify_until(&place, &is_over));
+        let over = Over(&is_over);
+        // The allocator fills its caches.
+        (0..20).for_each(turn);
+        let before = footprint(daemon.pid());
+        (0..times).for_each(turn);
+        drop(over);
+        neighbour.join().unwrap();
+        before
+    });
+    remove(&place, &["--force", "other"]);
     let cached = place.stats()["cache"]["bytes"].clone();
     assert_eq!(cached, 0, "nothing is held of disks that are gone");
     let after = wait_for("threads that had something to do have ended", || {
@@ -189,6 +204,29 @@ fn nothing_stays_of_disks_that_come_and_go() {
     });
     assert!(after[2] <= before[2] + (4 << 20), "{before:?} {after:?}");
     stop(daemon);
+}
+
+/// Drives `disk.sock` and verifies its reads.
+fn verify_until(place: &Place, is_over: &AtomicBool) {
+    let mut load = LoadOptions::new(place.path("disk.sock")).workload("mix").iodepth(8).ops(500);
+    (load.verify, load.verify_final) = (true, true);
+    let mut known = None;
+    while !is_over.load(Ordering::Relaxed) {
+        let (report, map) = run_with_map(&load, known).unwrap();
+        assert_eq!(report.errors, 0);
+        known = Some(map);
+    }
+}
+
+#[test]
+fn nothing_stays_of_disks_that_come_and_go() {
+    disks_come_and_go(50);
+}
+
+#[test]
+#[ignore = "a soak"]
+fn soak_disks_come_and_go() {
+    disks_come_and_go(500);
 }
 
 /// A hanging host leaves its disk stopping, and has no other effect.

@@ -297,12 +297,11 @@ fn a_file_of_state_that_cannot_be_read_costs_its_disk_alone() {
 
 /// Adds and removes disks until it is killed. Answered changes are there; the one in progress is
 /// there as a whole, or not at all.
-#[test]
-fn a_kill_at_any_moment_loses_nothing_that_was_answered() {
+fn kill_at_any_moment(times: u64) {
     let place = Place::new();
     let keys = json!({ "backend": "null:1M", "queues": 3 });
     let mut there = BTreeSet::new();
-    for turn in 0..20 {
+    for turn in 0..times {
         let mut daemon = keeper(&place, &[], 1);
         let names: BTreeSet<String> = wait_for("all are served", || {
             let all = list(&place);
@@ -335,7 +334,18 @@ fn a_kill_at_any_moment_loses_nothing_that_was_answered() {
         let mut socket = UnixStream::connect(place.path("control.sock")).unwrap();
         let head = format!("PUT /v1/disks/late{turn} HTTP/1.1\r\nhost: x\r\ncontent-length: ");
         socket.write_all(format!("{head}{}\r\n\r\n{late}", late.len()).as_bytes()).unwrap();
-        sleep(Duration::from_micros(100 * turn));
+        sleep(Duration::from_micros(100 * (turn % 20)));
         daemon.kill().unwrap();
     }
+}
+
+#[test]
+fn a_kill_at_any_moment_loses_nothing_that_was_answered() {
+    kill_at_any_moment(20);
+}
+
+#[test]
+#[ignore = "a soak"]
+fn soak_kills_lose_nothing_that_was_answered() {
+    kill_at_any_moment(200);
 }
