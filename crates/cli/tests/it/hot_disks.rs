@@ -185,7 +185,7 @@ fn disks_come_and_go(times: usize) {
     };
     let is_over = AtomicBool::new(false);
     let before = thread::scope(|scope| {
-        let neighbour = scope.spawn(|| verify_until(&place, &is_over));
+        let neighbour = scope.spawn(|| verify_until(&place.path("disk.sock"), &is_over));
         let over = Over(&is_over);
         // The allocator fills its caches.
         (0..20).for_each(turn);
@@ -206,9 +206,9 @@ fn disks_come_and_go(times: usize) {
     stop(daemon);
 }
 
-/// Drives `disk.sock` and verifies its reads.
-fn verify_until(place: &Place, is_over: &AtomicBool) {
-    let mut load = LoadOptions::new(place.path("disk.sock")).workload("mix").iodepth(8).ops(500);
+/// Drives the disk at a socket and verifies its reads.
+pub fn verify_until(socket: &Path, is_over: &AtomicBool) {
+    let mut load = LoadOptions::new(socket).workload("mix").iodepth(8).ops(500);
     (load.verify, load.verify_final) = (true, true);
     let mut known = None;
     while !is_over.load(Ordering::Relaxed) {

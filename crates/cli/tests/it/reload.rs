@@ -2,13 +2,15 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::sync::atomic::AtomicBool;
+use std::thread;
 
 use flowstone_testkit::{Client, ClientOptions, HANG, Status, wait_until};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::fixture::{Place, stop};
-use crate::hot_disks::{list, listed};
+use crate::fixture::{Over, Place, stop};
+use crate::hot_disks::{list, listed, verify_until};
 use crate::many_disks::{config, serve};
 
 fn reload(place: &Place) -> Value {
@@ -59,6 +61,56 @@ fn what_can_be_changed_is_changed_and_the_rest_is_listed() {
     fs::write(&file, text).unwrap();
     daemon.signal(Signal::HUP).unwrap();
     wait_until("it is gone", || listed(&place, "used") == Value::Null);
+    stop(daemon);
+}
+
+#[test]
+fn each_kind_of_change_beside_a_verified_load() {
+    let place = Place::new();
+    let write = |turn: u32| {
+        let is_odd = turn % 2 == 1;
+        let (mode, queues) = if is_odd { ("0660", 2) } else { ("0600", 1) };
+        let driven = format!(
+            "backend = 'mem:8M'\ngroup = 'web'\nlimit = 'iops={}'\nweight = {}\nsocket-mode = '{mode}'",
+            1_000_000 + turn,
+            100 + turn
+        );
+        let fixed = format!("{NULL}\nqueues = {queues}");
+        let mut disks = vec![("driven", driven.as_str()), ("fixed", &fixed)];
+        disks.push(if is_odd { ("odd", NULL) } else { ("even", NULL) });
+        if !is_odd {
+            disks.push(("attached", NULL));
+        }
+        let file = config(&place, &disks);
+        let group = format!("[[group]]\nname = 'web'\niops = {}\n", 2_000_000 + turn);
+        fs::write(&file, fs::read_to_string(&file).unwrap() + &group).unwrap();
+        file
+    };
+    let daemon = serve(&write(0), 4);
+    let attached = Client::connect(ClientOptions::new(place.path("attached.sock"))).unwrap();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let guest = scope.spawn(|| verify_until(&place.path("driven.sock"), &is_over));
+        let over = Over(&is_over);
+        for turn in 1..=20 {
+            write(turn);
+            let done = reload(&place);
+            let (added, removed) = if turn % 2 == 1 { ("odd", "even") } else { ("even", "odd") };
+            assert_eq!(done["added"], json!([added]), "{done}");
+            assert_eq!(done["removed"], json!([removed]), "{done}");
+            let changed =
+                ["driven: limit", "driven: socket-mode", "driven: weight", "group web: limit"];
+            let mut said: Vec<_> = done["changed"].as_array().unwrap().clone();
+            said.sort_by_key(Value::to_string);
+            assert_eq!(said, changed, "{done}");
+            let count = |list: &str| done[list].as_array().unwrap().len() as u32;
+            assert_eq!((count("needs_restart"), count("kept")), (turn % 2, turn % 2), "{done}");
+            wait_until("it is served", || listed(&place, added)["state"] == "serving");
+        }
+        drop(over);
+        guest.join().unwrap();
+    });
+    drop(attached);
     stop(daemon);
 }
 
