@@ -43,10 +43,10 @@ pub struct StackArgs {
     /// Refuse writes; several daemons may serve the same image this way
     #[arg(long)]
     pub readonly: bool,
-    /// How its file is opened.
+    /// Options of its file.
     #[command(flatten)]
     pub file: FileArgs,
-    /// How the image is opened.
+    /// Options of the image.
     #[command(flatten)]
     pub opened: ImageArgs,
     /// Detection of zeroes.
@@ -61,7 +61,7 @@ pub struct StackArgs {
     /// Diagnosis layers.
     #[command(flatten)]
     pub layers: LayerArgs,
-    /// What it may use.
+    /// Limit and weight.
     #[command(flatten)]
     pub share: ShareArgs,
 }

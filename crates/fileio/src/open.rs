@@ -56,7 +56,7 @@ pub enum DirectChoice {
 /// How the files of images are opened.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct FileArgs {
-    /// How requests reach the host file
+    /// I/O engine for the host file
     #[arg(long, value_enum, default_value_t)]
     pub engine: EngineChoice,
     /// Bypass the host's page cache
