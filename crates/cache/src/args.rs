@@ -10,7 +10,7 @@ use flowstone_block::{format_size, parse_size};
 
 use crate::{Cache, FREQ_THRESHOLD, PolicyKind};
 
-/// Whether there is a cache, and which.
+/// Options of the cache.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct CacheArgs {
     /// Maximum size of the cache in memory, shared by all disks of the daemon [default: no cache]

@@ -60,7 +60,7 @@ pub struct Config {
     pub source: Option<(PathBuf, Vec<OsString>)>,
 }
 
-/// What is of no disk: options of `serve`, and keys before the first `[[disk]]`.
+/// Options of `serve` that belong to no disk: keys before the first `[[disk]]`.
 #[derive(Clone, Debug, Default, Args)]
 pub struct DaemonConfig {
     /// Control socket, for `stats`, `resize`, `disk`, `group` and other commands [default:
@@ -96,7 +96,7 @@ pub struct DaemonConfig {
     pub access: SocketAccess,
 }
 
-/// Who may use the control socket, and so do to all disks what it likes.
+/// Access to the control socket, which gives full control of all disks.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct ControlAccess {
     /// Group of the control socket, by name or number [default: only its owner may use it]
@@ -162,7 +162,7 @@ pub struct DiskConfig {
     pub keys: Keys,
 }
 
-/// What a `[[disk]]` says, and `serve` says of all or has no need of.
+/// Keys of a `[[disk]]` that `serve` has for all disks or does not need.
 #[derive(Clone, Debug, Default, Args)]
 pub struct BesideOthers {
     /// The [[group]] whose limit it shares

@@ -29,7 +29,7 @@ use serde_json::{Map, Value, json};
 pub use self::source::{Backend, Pdc, PdcArgs, Source};
 use crate::groups::GroupTable;
 
-/// What the stages of a disk are asked for, from the lowest up.
+/// Options of the stages of a disk, from the lowest up.
 #[derive(Clone, Debug, Args)]
 pub struct StackArgs {
     /// The image file or block device
@@ -78,7 +78,7 @@ impl StackArgs {
     }
 }
 
-/// What disks are asked to share.
+/// Options of resources that disks share.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct SharedArgs {
     /// A cache.

@@ -53,7 +53,7 @@ pub enum DirectChoice {
     Off,
 }
 
-/// How the files of images are opened.
+/// Options of opening the files of images.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct FileArgs {
     /// I/O engine for the host file

@@ -14,7 +14,7 @@ use crate::format::Format;
 use crate::image::{DiscardMode, Tell};
 use crate::log::{CopyMemory, ResortLimit, Streams};
 
-/// What can be chosen when an image is opened.
+/// Options of opening an image.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ImageArgs {
     /// Handling of discards
@@ -54,7 +54,7 @@ impl ImageArgs {
     }
 }
 
-/// What all log images of a process share.
+/// Options that all log images of a process share.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct CopyArgs {
     /// Memory for the copies that the cleaners of all log images make, together: with more, copies

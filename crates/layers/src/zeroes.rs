@@ -34,7 +34,7 @@ pub enum DetectZeroes {
     Unmap,
 }
 
-/// Whether the layer is there.
+/// Option of the layer.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct ZeroesArgs {
     /// Handling of writes that are all zero

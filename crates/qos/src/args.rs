@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::{Limit, Weight};
 
-/// What a disk may use beside others; can be changed while it is served.
+/// Limit and weight of a disk; can be changed while it is served.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct ShareArgs {
     /// Limit of the disk: iops=N requests and bw=SIZE bytes per second, and burst=TIME, the time
@@ -30,7 +30,7 @@ pub struct GroupArgs {
     pub together: GroupLimitArgs,
 }
 
-/// What the disks of a group may use together, as a whole or in its parts.
+/// Limit of a group of disks, as a whole or in its parts.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct GroupLimitArgs {
     /// Limit that its disks share: iops=N and bw=SIZE per second, burst=TIME, separated by commas,

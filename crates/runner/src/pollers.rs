@@ -61,7 +61,7 @@ impl FromStr for PollerChoice {
     }
 }
 
-/// How many threads a queue runs on (S2.2).
+/// Number of threads of a queue (S2.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Pipeline {
     /// One thread does everything
@@ -73,7 +73,7 @@ pub enum Pipeline {
     Auto,
 }
 
-/// What the daemon's threads are to be.
+/// Options of the daemon's threads.
 #[derive(Clone, Debug, Default, Args)]
 pub struct PollersConfig {
     /// Threads that run queues: per-queue (one for each), N (N threads shared by all queues, which

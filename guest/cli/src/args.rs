@@ -1,5 +1,5 @@
-//! What can be typed. Each option says what it does here and nowhere else: `--help`, the man
-//! pages and the completions are made from this module.
+//! Command-line arguments. Each option is described here and nowhere else: `--help`, the man pages
+//! and the completions are generated from this module.
 
 use std::path::PathBuf;
 use std::time::Duration;
