@@ -57,7 +57,7 @@ use point::{Point, selected};
 #[derive(Debug, Parser)]
 #[command(version, about)]
 struct Cli {
-    /// Something else than the comparison.
+    /// Subcommand, instead of the comparison.
     #[command(subcommand)]
     command: Option<Command>,
     /// Options of the comparison.
@@ -65,44 +65,44 @@ struct Cli {
     compare: CompareArgs,
 }
 
-/// What can be done besides comparing.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run one workload against any vhost-user-blk socket and print the result as JSON.
     Load(Box<LoadArgs>),
-    /// Log images beside raw ones: what they have to reach.
+    /// Measure log images beside raw ones, against their targets.
     Log(Box<log_image::LogArgs>),
     /// Measure qcow2 images beside qemu-storage-daemon.
     Qcow2(qcow2_image::Qcow2Args),
     /// Measure reads through an overlay that is empty, beside qemu-storage-daemon and the base
     /// itself.
     Overlay(overlay::OverlayArgs),
-    /// Measure what it costs to run many disks: start, metrics, adding and removing.
+    /// Measure the cost of running many disks: start, metrics, adding and removing.
     Operations(operations::OperationsArgs),
-    /// Two binaries of Flowstone beside each other: has a change made anything slower?
+    /// Compare two binaries of Flowstone side by side, to find regressions.
     Pair(pair::PairArgs),
-    /// What it brings, and costs, that queues of several disks share threads.
+    /// Measure gain and cost of threads shared by the queues of several disks.
     Pollers(pollers::PollersArgs),
-    /// Eight writers at once, on several file systems and schedulers of the host.
+    /// Measure eight concurrent writers on several file systems and schedulers of the host.
     Writers(Box<writers::WritersArgs>),
-    /// What a guest's file cache brings, and what it costs.
+    /// Measure gain and cost of a guest's file cache.
     Guest(guest::GuestArgs),
-    /// Measure what a storm of small discards does to the writes beside it.
+    /// Measure the effect of a storm of small discards on concurrent writes.
     Storm(storm::StormArgs),
-    /// Sequential reads of qcow2 images written at random, before and after `flowstone compact`.
+    /// Measure sequential reads of qcow2 images written at random, before and after `flowstone
+    /// compact`.
     Compact(compact::CompactArgs),
-    /// Hit ratios of cache policies on a trace of block requests.
+    /// Compute hit ratios of cache policies on a trace of block requests.
     Cache(cache::CacheArgs),
-    /// What each format does to a drive, table by table, into docs/evidence.
+    /// Measure the wear of a drive by each format, table by table, for docs/evidence.
     Evidence(evidence::EvidenceArgs),
-    /// What the guest's file cache would save on a trace of file uses.
+    /// Compute the savings of the guest's file cache on a trace of file uses.
     Filecache(filecache::FilecacheArgs),
-    /// Reads that the cache answers, and that it does not, beside qemu-storage-daemon over the page
-    /// cache.
+    /// Measure cache hits and misses beside qemu-storage-daemon over the page cache.
     Cached(cached::CachedArgs),
-    /// What it brings to keep journals out of caches.
+    /// Measure the gain of keeping journals out of caches.
     Pdc(pdc::PdcArgs),
-    /// How exactly limits hold, what disks suffer from a neighbour, and what limits cost.
+    /// Measure the accuracy and cost of limits, and the effect of a neighbour on a disk.
     Qos(qos::QosArgs),
     /// List the points of the comparison.
     List,

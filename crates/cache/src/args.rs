@@ -10,22 +10,21 @@ use flowstone_block::{format_size, parse_size};
 
 use crate::{Cache, FREQ_THRESHOLD, PolicyKind};
 
-/// Whether there is a cache, and which.
+/// Options of the cache.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct CacheArgs {
-    /// Keep blocks in memory that are read again, of all disks of the daemon together: SIZE is the
-    /// most that they may take [default: no cache]
+    /// Maximum size of the cache in memory, shared by all disks of the daemon [default: no cache]
     #[arg(long, value_name = "SIZE")]
     pub cache: Option<CacheSize>,
-    /// What the cache takes at least: when the host's memory runs short, it becomes smaller
+    /// Minimum size of the cache, to which it may shrink when the host's memory runs short
     /// [default: an eighth of --cache]
     #[arg(long, value_name = "SIZE")]
     pub cache_min: Option<CacheSize>,
-    /// What decides which blocks are kept [default: default]
+    /// Policy that selects the blocks to keep [default: default]
     #[arg(long, value_name = "NAME", value_enum)]
     pub cache_policy: Option<PolicyKind>,
-    /// What the rules of MultiCache keep: blocks of so many accesses, or of such a weight (accesses
-    /// times the VM's parts of all vCPUs and of all memory); lower it where there are several VMs
+    /// Threshold from which MultiCache's rules keep a block: its accesses, or its weight (accesses
+    /// times the VM's shares of all vCPUs and of all memory); lower it where there are several VMs
     /// [default: 2]
     #[arg(long, value_name = "N")]
     pub freq_threshold: Option<FreqThreshold>,

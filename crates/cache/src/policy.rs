@@ -98,11 +98,11 @@ pub trait Policy: Send {
 /// The policies by name. Three exist for comparison only and have no use in a daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum PolicyKind {
-    /// What is read again soon, and by which VM, as the cache learns it
+    /// Learns which blocks are soon read again, and by which VM
     #[default]
     #[value(name = "default")]
     Adaptive,
-    /// Accesses against a threshold, the first rule of MultiCache's paper
+    /// Accesses of a block against a threshold, the first rule of MultiCache's paper
     #[value(name = "multicache-count")]
     MultiCacheCount,
     /// Accesses times the VM's weight against a threshold, its second rule; also called multicache

@@ -34,7 +34,7 @@ pub use self::serve::Serve;
 #[derive(Debug, Parser)]
 #[command(name = "flowstone", version, propagate_version = true, max_term_width = 100)]
 pub struct Args {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -55,50 +55,49 @@ pub enum Command {
     /// Put the data of a log or qcow2 image in the order of the disk, and give space without data
     /// back to the host
     ///
-    /// Can be interrupted at any time: nothing is lost, and the next one goes on. Prints, before
-    /// and after: the space that the host has given; the runs of data (who reads the disk from its
-    /// beginning to its end goes to so many places of the file); the extents in which the host
-    /// keeps the file; and how fast a sample of the data is read in sequence, where direct I/O can
-    /// be had.
+    /// Can be interrupted at any time: nothing is lost, and the next run continues. Prints, before
+    /// and after: the host space used; the runs of data (contiguous ranges of the file in a
+    /// sequential read of the whole disk); the extents of the file on the host; and the sequential
+    /// read speed of a sample of the data, where direct I/O is possible.
     Compact(Compact),
     /// Serve disks to guests until SIGTERM
     Serve(Box<Serve>),
-    /// Record what the guest of a disk that is being served asks for
+    /// Record the requests of the guest of a disk that is being served
     ///
-    /// Each request with its time, place, length and class, and which ranges held data at the
-    /// start; none of the data itself. Prints at its end how many requests it has recorded, and how
-    /// many it has lost because this command, or its disk, was too slow: guests wait for neither.
-    /// For `flowstone replay`.
+    /// Records each request with its time, offset, length and class, and the ranges that held data
+    /// at the start, but none of the data itself. Prints at its end the number of requests
+    /// recorded, and of those lost because this command, or its disk, was too slow: guests wait for
+    /// neither. The output is a trace for `flowstone replay`.
     Record(Record),
-    /// Run a trace or a made load through an image on a model of an SSD, and show what is written
+    /// Run a trace or a generated load through an image on a model of an SSD, and show its wear
     ///
     /// The image is the product's own code; the drive is a model with a page-mapped flash
-    /// translation layer. All happens on one thread and in the drive's time: the same command
-    /// gives the same figures on any machine. Blocks are of 4 KiB; WAF is write amplification: what
-    /// is written further down for each block that is written further up.
+    /// translation layer. The replay runs on one thread and in the drive's time: the same command
+    /// gives the same figures on any machine. Blocks are of 4 KiB; WAF is write amplification:
+    /// blocks written at a lower level for each block written at a higher one.
     Replay(Box<Replay>),
-    /// Say how the disk of a trace is best kept: format, cache, and what that does to the drive
+    /// Recommend format and cache for the disk of a trace, and estimate the wear of the drive
     ///
-    /// Replays the trace on a model of the drive with each format, and under circumstances that
-    /// would change the answer. Raw unless another format programs at least 5 % less.
+    /// Replays the trace on a model of the drive with each format, and under other circumstances
+    /// that may change the answer. Raw unless another format programs at least 5 % less.
     Advise(Advise),
-    /// Show what a running daemon has counted
+    /// Show the statistics of a running daemon
     Stats(Stats),
     /// Add, list, change and remove the disks of a running daemon
     Disk(Disk),
     /// Add, list, change and remove groups of disks that share a limit
     Group(Group),
-    /// Show what happens to the disks of a running daemon, until it ends
+    /// Show events of the disks of a running daemon, until it ends
     ///
-    /// A line of JSON each time that a disk is added, opening, serving, failed, removed, resized,
-    /// full or damaged, and that a guest has connected or disconnected. If this command does not
-    /// keep up, a line says how many are lost.
+    /// Prints a line of JSON each time a disk is added, opening, serving, failed, removed, resized,
+    /// full or damaged, and each time a guest has connected or disconnected. If this command does
+    /// not keep up, a line gives the number of lost events.
     Events(Events),
     /// Have a running daemon read its configuration again
     ///
     /// New disks are added, disks that are gone are removed unless a guest is attached, limits and
-    /// weights are changed. Prints that, and what stays as it is until a disk is served anew. A
-    /// configuration that cannot be read changes nothing.
+    /// weights are changed. Prints these changes, and the settings that take effect only when a
+    /// disk is served anew. A configuration that cannot be read changes nothing.
     Reload(Reload),
 }
 
@@ -118,24 +117,24 @@ pub struct Create {
     #[arg(long, value_parser = parse_size)]
     pub size: u64,
     /// Image format: raw (the disk's sectors as they are), qcow2 (as QEMU's) or log (small random
-    /// writes become large sequential ones, with checksums); if the name does not tell (.raw, .img,
-    /// .qcow2, .flow)
+    /// writes become large sequential ones, with checksums) [default: from the name: .raw, .img,
+    /// .qcow2, .flow]
     #[arg(short, long)]
     pub format: Option<Format>,
-    /// How a log image is laid out.
+    /// Layout of a log image.
     #[command(flatten)]
     pub log: LogArgs,
-    /// How a qcow2 image is laid out.
+    /// Layout of a qcow2 image.
     #[command(flatten)]
     pub qcow2: Qcow2Args,
-    /// qcow2 images: what the disk holds until it is written; the name is recorded as it is, and
-    /// means a file relative to the directory of IMAGE
+    /// qcow2 images: backing file, which has the contents of the disk until it is written; the name
+    /// is recorded as given, and is relative to the directory of IMAGE
     #[arg(short, long, value_name = "FILE")]
     pub backing: Option<PathBuf>,
     /// Format of the backing file, raw or qcow2, if its name does not tell
     #[arg(short = 'F', long, value_name = "FORMAT", requires = "backing")]
     pub backing_format: Option<Format>,
-    /// The file to make, which must not exist; or, for a log image, an empty block device
+    /// File to create, which must not exist; or, for a log image, an empty block device
     pub image: PathBuf,
 }
 
@@ -147,15 +146,15 @@ pub struct LogArgs {
     /// least 1M and at most 32M, if that is more]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub segment: Option<u64>,
-    /// Log images: what the drive erases as one, a multiple of 4K up to 1G [default: the larger of
-    /// the device's discard_granularity and optimal_io_size if that is 1M or more, else 32M]
+    /// Log images: erase unit of the drive, a multiple of 4K up to 1G [default: the larger of the
+    /// device's discard_granularity and optimal_io_size if that is 1M or more, else 32M]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub erase_unit: Option<u64>,
-    /// Log images: room beyond the size of the disk, in percent of the whole, 3 to 74; with more,
-    /// less is copied to win space back [default: 20]
+    /// Log images: space beyond the size of the disk, in percent of the whole, 3 to 74; with more,
+    /// the cleaner copies less [default: 20]
     #[arg(long, value_name = "PCT")]
     pub reserve: Option<u32>,
-    /// Log images: where they put what guests write [default: one]
+    /// Log images: streams for guest writes [default: one]
     #[arg(long, value_enum)]
     pub streams: Option<Streams>,
 }
@@ -167,13 +166,13 @@ pub struct Qcow2Args {
     /// two from 512 to 2M [default: 64K]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub cluster_size: Option<u64>,
-    /// qcow2 images: off, or metadata (make the whole map now, with a place for each cluster; the
-    /// host still gives space when it is written) [default: off]
+    /// qcow2 images: off, or metadata (allocate the whole map now, with a place for each cluster;
+    /// host space is still allocated when a cluster is written) [default: off]
     #[arg(long, value_name = "MODE")]
     pub preallocation: Option<Preallocation>,
 }
 
-/// What is made ahead.
+/// Structures to preallocate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Preallocation {
     /// Nothing.
@@ -243,7 +242,8 @@ pub struct Check {
     /// Read all data too, and compare it with its checksums (a raw image is always read)
     #[arg(long)]
     pub data: bool,
-    /// Repair what can be repaired safely, and say what is lost (a raw image has nothing that can)
+    /// Repair damage that can be repaired safely, and report losses (a raw image has nothing to
+    /// repair)
     #[arg(long)]
     pub repair: bool,
     /// Print JSON
@@ -265,10 +265,10 @@ pub struct Convert {
     /// Format of the source, raw, qcow2 or log, if its name does not tell
     #[arg(short = 'f', long)]
     pub source_format: Option<Format>,
-    /// How a new log image is laid out.
+    /// Layout of a new log image.
     #[command(flatten)]
     pub log: LogArgs,
-    /// How a new qcow2 image is laid out.
+    /// Layout of a new qcow2 image.
     #[command(flatten)]
     pub qcow2: Qcow2Args,
     /// Follow backing files into this directory too, besides that of the image; repeat for several
@@ -276,7 +276,7 @@ pub struct Convert {
     pub backing_dirs: Vec<PathBuf>,
     /// The image to read
     pub source: PathBuf,
-    /// The image to make; it must not exist
+    /// Image to create; it must not exist
     pub target: PathBuf,
 }
 
@@ -294,8 +294,8 @@ pub struct Resize {
     pub backing_dirs: Vec<PathBuf>,
     /// The image; with --control, also the disk's name
     pub image: PathBuf,
-    /// The new size, e.g. 16G, or +1G or -1G for so much more or less; shrinking is refused where
-    /// there is data
+    /// New size, e.g. 16G, or a change of the size, e.g. +1G or -1G; shrinking is refused if there
+    /// is data behind the new end
     #[arg(value_parser = SizeChange::parse, allow_hyphen_values = true)]
     pub size: SizeChange,
 }
@@ -338,16 +338,15 @@ pub struct Stats {
     /// The daemon.
     #[command(flatten)]
     pub daemon: Daemon,
-    /// Show what has been recognised on a disk: partitions, file systems, journals. DISK is its
-    /// name or its image
+    /// Show the recognised layout of a disk: partitions, file systems, journals. DISK is its name
+    /// or its image
     #[arg(long, value_name = "DISK")]
     pub layout: Option<String>,
-    /// Show on which NUMA nodes guests' memory, their queues and the host's CPUs are, and where
-    /// vCPUs should be
+    /// Show the NUMA nodes of guests' memory, of their queues and of the host's CPUs, and those on
+    /// which vCPUs should run
     #[arg(long, conflicts_with = "layout")]
     pub numa: bool,
-    /// Print the buckets of durations, too: the end of each that is not empty, and how many are in
-    /// it
+    /// Also print the buckets of durations: upper bound and count of each that is not empty
     #[arg(long, requires = "json", conflicts_with_all = ["layout", "numa"])]
     pub buckets: bool,
     /// Print JSON

@@ -60,42 +60,43 @@ pub struct Config {
     pub source: Option<(PathBuf, Vec<OsString>)>,
 }
 
-/// What is of no disk: options of `serve`, and keys before the first `[[disk]]`.
+/// Options of `serve` that belong to no disk: keys before the first `[[disk]]`.
 #[derive(Clone, Debug, Default, Args)]
 pub struct DaemonConfig {
-    /// Answer `stats`, `resize`, `disk` and `group` here [default: FLOWSTONE_CONTROL, else
-    /// /run/flowstone/control.sock if that folder is there]
+    /// Control socket, for `stats`, `resize`, `disk`, `group` and other commands [default:
+    /// FLOWSTONE_CONTROL, else /run/flowstone/control.sock if that folder exists]
     #[arg(long, value_name = "SOCK")]
     pub control: Option<PathBuf>,
-    /// Who may use that socket.
+    /// Access to that socket.
     #[command(flatten)]
     pub control_access: ControlAccess,
-    /// Answer GET /metrics here, and nothing else: ADDRESS:PORT or unix:PATH
+    /// Address that answers GET /metrics only: ADDRESS:PORT or unix:PATH
     #[arg(long, value_name = "ADDRESS")]
     pub metrics_listen: Option<Address>,
-    /// How finely durations are told there and in GET /metrics
+    /// Resolution of histograms of durations in GET /metrics, there and on the control socket
     #[arg(long, value_name = "HOW", value_enum, default_value_t)]
     pub metrics_buckets: MetricsBuckets,
-    /// Keep here what is added, set and removed on that socket: it is there after a restart. With
-    /// it a daemon starts without disks, and none that fails ends it
+    /// Folder that keeps changes made on the control socket (disks and groups added, set and
+    /// removed) over a restart. With it a daemon may start without disks, and no disk that fails
+    /// ends it
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
-    /// Agree with the file caches of guests on memory here: each QEMU connects a virtio port
+    /// Socket to agree with the file caches of guests on memory: each QEMU connects a virtio port
     /// `org.flowstone.guest.0` to it
     #[arg(long, value_name = "SOCK")]
     pub guest_agent: Option<PathBuf>,
-    /// What disks share.
+    /// Options that disks share.
     #[command(flatten)]
     pub shared: SharedArgs,
     /// The threads that run queues.
     #[command(flatten)]
     pub pollers: PollersConfig,
-    /// Who may connect to the agents' socket, and to those of disks that do not say.
+    /// Access to the agents' socket, and to those of disks without settings of their own.
     #[command(flatten)]
     pub access: SocketAccess,
 }
 
-/// Who may use the control socket, and so do to all disks what it likes.
+/// Access to the control socket, which gives full control of all disks.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct ControlAccess {
     /// Group of the control socket, by name or number [default: only its owner may use it]
@@ -123,14 +124,14 @@ pub struct DiskConfig {
     /// IMAGE]
     #[arg(long)]
     name: Option<String>,
-    /// Serial number of the disk in the guest; at most 20 bytes [default: the name, or as much of
-    /// it as there is room for]
+    /// Serial number of the disk in the guest; at most 20 bytes [default: the name, cut to that
+    /// length]
     #[arg(long)]
     serial: Option<String>,
-    /// Listen for the virtual machine monitor here
+    /// Socket on which the disk listens for the virtual machine monitor
     #[arg(long, value_name = "PATH")]
     pub socket: PathBuf,
-    /// Most queues the guest may use
+    /// Maximum number of queues of the guest
     // vhost-user numbers rings with eight bits, of which crate `vhost` leaves fewer. A queue costs
     // nothing before it is used.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = value_parser!(u16).range(1..=128))]
@@ -138,10 +139,10 @@ pub struct DiskConfig {
     /// Pin queue threads to these CPUs in turn, e.g. 2-5 or 0,3; not with shared pollers
     #[arg(long, value_name = "LIST")]
     pub cpus: Option<CpuList>,
-    /// How many threads a queue runs on
+    /// Form of a queue: whether it runs on one thread or two
     #[arg(long, value_name = "FORM", value_enum, default_value_t)]
     pub pipeline: Pipeline,
-    /// When a queue looks for work instead of sleeping
+    /// Polling for work by an idle queue, instead of sleeping
     #[arg(long, value_name = "MODE", value_enum, default_value_t)]
     pub poll: PollMode,
     /// Its stages.
@@ -149,11 +150,11 @@ pub struct DiskConfig {
     pub stack: StackArgs,
     /// The VM that uses the disk, for its share of the cache and of devices: name=NAME (disks with
     /// the same one belong to one VM), cpus=N, memory=SIZE, and weight=N for devices alone,
-    /// separated by commas [default: found out from the process that connects; the weight is 100
+    /// separated by commas [default: discovered from the process that connects; the weight is 100
     /// for a vCPU with 1 GiB]
     #[arg(long, value_name = "PARTS")]
     pub vm: Option<VmSpec>,
-    /// What it has beside other disks only.
+    /// Options that it has beside other disks only.
     #[arg(skip)]
     pub beside: BesideOthers,
     /// Its keys as they were written, if it was not typed.
@@ -161,17 +162,16 @@ pub struct DiskConfig {
     pub keys: Keys,
 }
 
-/// What a `[[disk]]` says, and `serve` says of all or has no need of.
+/// Keys of a `[[disk]]` that `serve` has for all disks or does not need.
 #[derive(Clone, Debug, Default, Args)]
 pub struct BesideOthers {
     /// The [[group]] whose limit it shares
     #[arg(long)]
     pub group: Option<String>,
-    /// The most CPU time that the disk's queues may use, e.g. 50% of one CPU, or 150% [default: no
-    /// limit]
+    /// Maximum CPU time of the disk's queues, e.g. 50% (of one CPU) or 150% [default: no limit]
     #[arg(long, value_name = "PERCENT")]
     pub cpu_budget: Option<CpuShare>,
-    /// Who may connect to its socket.
+    /// Access to its socket.
     #[command(flatten)]
     pub access: SocketAccess,
 }

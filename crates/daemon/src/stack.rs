@@ -29,7 +29,7 @@ use serde_json::{Map, Value, json};
 pub use self::source::{Backend, Pdc, PdcArgs, Source};
 use crate::groups::GroupTable;
 
-/// What the stages of a disk are asked for, from the lowest up.
+/// Options of the stages of a disk, from the lowest up.
 #[derive(Clone, Debug, Args)]
 pub struct StackArgs {
     /// The image file or block device
@@ -43,10 +43,10 @@ pub struct StackArgs {
     /// Refuse writes; several daemons may serve the same image this way
     #[arg(long)]
     pub readonly: bool,
-    /// How its file is opened.
+    /// Options of its file.
     #[command(flatten)]
     pub file: FileArgs,
-    /// How the image is opened.
+    /// Options of the image.
     #[command(flatten)]
     pub opened: ImageArgs,
     /// Detection of zeroes.
@@ -61,7 +61,7 @@ pub struct StackArgs {
     /// Diagnosis layers.
     #[command(flatten)]
     pub layers: LayerArgs,
-    /// What it may use.
+    /// Limit and weight.
     #[command(flatten)]
     pub share: ShareArgs,
 }
@@ -78,7 +78,7 @@ impl StackArgs {
     }
 }
 
-/// What disks are asked to share.
+/// Options of resources that disks share.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct SharedArgs {
     /// A cache.

@@ -16,7 +16,7 @@ pub enum EngineChoice {
     /// The best that the host offers for this file
     #[default]
     Auto,
-    /// io_uring, or fail; files that a server has are served by threads all the same
+    /// io_uring, or fail; files on a server (FUSE, NFS) are served by threads all the same
     Uring,
     /// Threads
     Sync,

@@ -53,10 +53,10 @@ pub enum DirectChoice {
     Off,
 }
 
-/// How the files of images are opened.
+/// Options of opening the files of images.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct FileArgs {
-    /// How requests reach the host file
+    /// I/O engine for the host file
     #[arg(long, value_enum, default_value_t)]
     pub engine: EngineChoice,
     /// Bypass the host's page cache

@@ -23,11 +23,11 @@ const GROUP_ENTRY_BYTES_MAX: usize = 64 << 20;
 /// process's group, and 0777 less the umask.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]
 pub struct SocketAccess {
-    /// Group of the socket, by name or number: libvirt's QEMU is another user, who must be in it
-    /// [default: that of the daemon]
+    /// Group of the socket, by name or number: libvirt's QEMU runs as another user, which must be
+    /// in it [default: that of the daemon]
     #[arg(long = "socket-group", id = "socket_group", value_name = "GROUP")]
     pub group: Option<SocketGroup>,
-    /// Mode of the socket, in octal; who may write it may connect [default: 0660 with
+    /// Mode of the socket, in octal; write permission allows connecting [default: 0660 with
     /// --socket-group, else 0777 less the umask]
     #[arg(long = "socket-mode", id = "socket_mode", value_name = "MODE")]
     pub mode: Option<SocketMode>,

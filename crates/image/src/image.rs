@@ -13,25 +13,24 @@ use crate::format::Format;
 /// Treatment of the space behind a discarded range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum DiscardMode {
-    /// The host gets the space back
+    /// Give the space back to the host
     #[default]
     Deallocate,
-    /// A raw file stays allocated, and reads as zeroes there; a device that is an image by itself
-    /// gets the discard
+    /// Keep a raw file allocated, where it reads as zeroes; a device that is itself an image gets
+    /// the discard
     Keep,
-    /// Guests are not offered discards at all
+    /// Do not offer discards to guests
     Ignore,
 }
 
 /// When a log image gives back segments without live blocks, besides when it is idle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Tell {
-    /// At once on a device that takes discards; in a file they are written again as they are,
-    /// which costs the host less
+    /// At once on a device that supports discards; in a file they are overwritten without being
+    /// given back, which costs the host less
     #[default]
     Auto,
-    /// At once, in a file, too: on a file system that is mounted with `discard` the drive hears of
-    /// it
+    /// At once in a file, too: a file system that is mounted with `discard` tells the drive
     Always,
 }
 

@@ -14,22 +14,22 @@ use crate::format::Format;
 use crate::image::{DiscardMode, Tell};
 use crate::log::{CopyMemory, ResortLimit, Streams};
 
-/// What can be chosen when an image is opened.
+/// Options of opening an image.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ImageArgs {
-    /// What discards do
+    /// Handling of discards
     #[arg(long, value_name = "MODE", value_enum, default_value_t)]
     pub discard: DiscardMode,
-    /// Whether a log image gives dead segments back at once, so that the drive need not copy what
-    /// is in them
+    /// Give dead segments of a log image back at once, so that the drive need not copy their
+    /// contents
     #[arg(long, value_enum, default_value_t)]
     pub tell: Tell,
-    /// Where a log image puts what guests write from now on; one that has other streams is changed
-    /// [default: as it is]
+    /// Streams for guest writes of a log image; an image with other streams is changed [default:
+    /// unchanged]
     #[arg(long, value_enum)]
     pub streams: Option<Streams>,
-    /// What a log image may write in a day, in bytes, to put blocks in the order of their LBAs
-    /// while guests ask for little, or off [default: a tenth of the disk]
+    /// Maximum bytes per day that a log image writes to put blocks in the order of their LBAs while
+    /// guests issue few requests, or off [default: a tenth of the disk]
     #[arg(long, value_name = "SIZE_PER_DAY|off")]
     pub resort: Option<ResortLimit>,
     /// Follow backing files into this directory too, besides that of the image; repeat for several
@@ -54,12 +54,11 @@ impl ImageArgs {
     }
 }
 
-/// What all log images of a process share.
+/// Options that all log images of a process share.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct CopyArgs {
-    /// Memory in which the cleaners of all log images together put blocks together that they copy:
-    /// with more, copies are written in longer runs, which wears drives with large erase blocks
-    /// less [default: 64M]
+    /// Memory for the copies that the cleaners of all log images make, together: with more, copies
+    /// are written in longer runs, which wears drives with large erase blocks less [default: 64M]
     #[arg(long, value_name = "SIZE")]
     pub copy_memory: Option<CopyMemorySize>,
 }

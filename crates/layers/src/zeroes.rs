@@ -25,19 +25,19 @@ use slab::Slab;
 /// The treatment of writes that are all zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum DetectZeroes {
-    /// They are written
+    /// Write them
     #[default]
     Off,
-    /// Their range is made zero without moving data, and keeps its space
+    /// Zero their range without moving data; it keeps its space
     On,
-    /// The host gets their space back, too
+    /// Also give their space back to the host
     Unmap,
 }
 
-/// Whether the layer is there.
+/// Option of the layer.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct ZeroesArgs {
-    /// What becomes of writes that are all zero
+    /// Handling of writes that are all zero
     #[arg(long, value_name = "MODE", value_enum, default_value_t)]
     pub detect_zeroes: DetectZeroes,
 }

@@ -6,15 +6,15 @@ use clap::Args;
 
 use crate::{Limit, Weight};
 
-/// What a disk may use beside others; can be changed while it is served.
+/// Limit and weight of a disk; can be changed while it is served.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct ShareArgs {
-    /// What the disk may use in a second: iops=N requests and bw=SIZE bytes, and with burst=TIME as
-    /// much of what it has not used as comes in that time; separated by commas, or off for no limit
+    /// Limit of the disk: iops=N requests and bw=SIZE bytes per second, and burst=TIME, the time
+    /// for which unused rate is saved; separated by commas, or off for no limit
     #[arg(long, value_name = "PARTS")]
     pub limit: Option<Limit>,
-    /// How much the disk gets, beside others, of a device and of its group's limit: 1 to 10000, 100
-    /// for one that nothing is said of
+    /// Weight of the disk beside others at a device and within its group's limit: 1 to 10000; 100
+    /// for a disk without one
     #[arg(long, value_name = "N")]
     pub weight: Option<Weight>,
 }
@@ -22,28 +22,28 @@ pub struct ShareArgs {
 /// Disks that share a limit.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct GroupArgs {
-    /// What disks call it
+    /// Name, by which disks refer to the group
     #[arg(long)]
     pub name: String,
-    /// What they share.
+    /// Limit that they share.
     #[command(flatten)]
     pub together: GroupLimitArgs,
 }
 
-/// What the disks of a group may use together, as a whole or in its parts.
+/// Limit of a group of disks, as a whole or in its parts.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct GroupLimitArgs {
-    /// What its disks may use together in a second: iops=N, bw=SIZE, burst=TIME, separated by
-    /// commas, or off
+    /// Limit that its disks share: iops=N and bw=SIZE per second, burst=TIME, separated by commas,
+    /// or off
     #[arg(long, value_name = "PARTS", conflicts_with_all = ["iops", "bw", "burst"])]
     limit: Option<Limit>,
-    /// Requests that its disks may use together in a second
+    /// Requests per second of its disks together
     #[arg(long, value_name = "N")]
     iops: Option<u64>,
-    /// Bytes that its disks may use together in a second
+    /// Bytes per second of its disks together
     #[arg(long, value_name = "SIZE")]
     bw: Option<String>,
-    /// So much of what its disks have not used they may use later, as 2s or 500ms [default: 10ms]
+    /// Time for which unused rate is saved, e.g. 2s or 500ms [default: 10ms]
     #[arg(long, value_name = "TIME")]
     burst: Option<String>,
 }

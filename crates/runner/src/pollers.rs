@@ -61,30 +61,31 @@ impl FromStr for PollerChoice {
     }
 }
 
-/// How many threads a queue runs on (S2.2).
+/// Number of threads of a queue (S2.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Pipeline {
-    /// One does everything
+    /// One thread does everything
     #[default]
     Fused,
-    /// One takes requests from the guest, the other one submits and completes them
+    /// One thread takes requests from the guest, another one submits and completes them
     Split,
-    /// The one of them that does more, measured while it runs
+    /// The form with the higher rate, measured while the queue runs
     Auto,
 }
 
-/// What the daemon's threads are to be.
+/// Options of the daemon's threads.
 #[derive(Clone, Debug, Default, Args)]
 pub struct PollersConfig {
-    /// Which threads run queues: per-queue (one for each), N (so many for all queues; these move
-    /// between them by load), auto (as many as the load asks for)
+    /// Threads that run queues: per-queue (one for each), N (N threads shared by all queues, which
+    /// move between them by load), auto (shared threads, their number by load)
     #[arg(long = "pollers", id = "pollers", value_name = "N|auto|per-queue")]
     #[arg(default_value = "per-queue")]
     pub choice: PollerChoice,
-    /// Pin shared pollers to these CPUs in turn; with --pollers auto there are as many at most
+    /// Pin shared pollers to these CPUs in turn; with --pollers auto there are at most as many
+    /// pollers
     #[arg(long = "poller-cpus", id = "poller_cpus", value_name = "LIST")]
     pub cpus: Option<CpuList>,
-    /// The most CPU time that the daemon may use, e.g. 50% of one CPU, or 150% [default: no limit]
+    /// Maximum CPU time of the daemon, e.g. 50% (of one CPU) or 150% [default: no limit]
     #[arg(long = "cpu-budget", id = "cpu_budget", value_name = "PERCENT")]
     pub budget: Option<CpuShare>,
 }

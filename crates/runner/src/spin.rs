@@ -13,10 +13,10 @@ use crate::histogram::nanos;
 /// When a queue looks for work by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum PollMode {
-    /// While that is worth it
+    /// For about as long as recent gaps between requests
     #[default]
     Auto,
-    /// All the time: lowest latency, at the price of a core per queue
+    /// All the time: lowest latency, at the cost of a core per queue
     Always,
     /// Notifications only
     Never,

@@ -1,5 +1,5 @@
-//! What can be typed. Each option says what it does here and nowhere else: `--help`, the man
-//! pages and the completions are made from this module.
+//! Command-line arguments. Each option is described here and nowhere else: `--help`, the man pages
+//! and the completions are generated from this module.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const TIMEOUT_MIN: Duration = Duration::from_millis(100);
 #[derive(Debug, Parser)]
 #[command(name = "flowstone-guest", version, propagate_version = true, max_term_width = 100)]
 pub struct Args {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -27,81 +27,81 @@ pub struct Args {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Show the files of a folder at another place, and keep copies of those that deserve it, until
+    /// Show the files of a folder at a mount point, and cache those that the policy selects, until
     /// SIGTERM
     ///
-    /// Prints `serving MOUNT` when the files can be used there. The folder is an NFS mount, or any
-    /// other. Files are consistent from close to open, as NFS has it.
+    /// Prints `serving MOUNT` when the files can be used there. The folder may be an NFS mount or
+    /// any other. Consistency is close-to-open, as with NFS.
     Cache(Box<Cache>),
-    /// Show what a cache has counted
+    /// Show the statistics of a cache
     Stats(Stats),
-    /// Write down each use of a file, for `flowstone-bench filecache`, until SIGINT or SIGTERM
+    /// Record each use of a file, for `flowstone-bench filecache`, until SIGINT or SIGTERM
     Record(Record),
-    /// Drop the copies of a cache, or that of one file; a copy that is open goes when it is closed
+    /// Drop the copies of a cache, or that of one file; an open copy is dropped when it is closed
     Drop(Drop),
 }
 
 /// Arguments of `cache`.
 #[derive(Debug, ClapArgs)]
 pub struct Cache {
-    /// Folder whose files are shown: the shared storage
+    /// Folder on the shared storage whose files are shown
     #[arg(long, value_name = "DIR")]
     pub source: PathBuf,
-    /// Folder at which they are shown; may be that of --source
+    /// Mount point; may be the folder of --source
     #[arg(long, value_name = "DIR")]
     pub mount: PathBuf,
     /// Memory for copies
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256M",
           conflicts_with_all = ["dir", "size"])]
     pub memory: u64,
-    /// Folder for copies, instead of memory; they are used again by the next cache of this source
+    /// Folder for copies, instead of memory; the next cache of this source reuses them
     #[arg(long, value_name = "DIR", requires = "size")]
     pub dir: Option<PathBuf>,
-    /// Space for copies in that folder
+    /// Space for copies in the folder of --dir
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "dir")]
     pub size: Option<u64>,
-    /// Folder for the history of use, by which files are fetched ahead of their use after a
-    /// restart; made if it is not there
+    /// Folder for the history of use, by which files are prefetched after a restart; created if it
+    /// is missing
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
-    /// Which files deserve a copy: default (what has saved most time of late), multicache (the
-    /// paper's rule) or lru
+    /// Policy that selects the files to cache: default (files that have saved most time recently),
+    /// multicache (the paper's rule) or lru
     #[arg(long, default_value = "default", value_parser = parse_policy)]
     pub policy: PolicyKind,
-    /// Uses from which on `multicache` keeps a file
+    /// Number of uses from which `multicache` keeps a file
     #[arg(long, value_name = "COUNT", default_value_t = 2)]
     pub usage_threshold: u32,
-    /// Part of the memory to which `multicache` empties itself at each epoch
+    /// Part of the memory to which `multicache` shrinks at each epoch
     #[arg(long, value_name = "PART", default_value_t = 0.9, value_parser = parse_part)]
     pub mem_threshold: f64,
     /// Time between two epochs
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_time)]
     pub epoch: Duration,
-    /// How old names and attributes may be
+    /// Maximum age of cached names and attributes
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = parse_time)]
     pub window: Duration,
-    /// For how long a copy is opened without another look at the source; 0s: never
+    /// Time for which a copy is opened without checking the source again; 0s: always check
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = parse_time)]
     pub trust: Duration,
-    /// What is done with what only the source can answer while it is down: wait, or fail (EIO)
+    /// Handling of requests that need the source while it is down: wait, or fail (EIO)
     #[arg(long, value_name = "WHAT", default_value = "wait")]
     pub when_down: WhenDown,
-    /// The source is down when it has not answered for so long
+    /// Time without an answer after which the source counts as down
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_timeout)]
     pub source_timeout: Duration,
-    /// Keep writes back for so long, and so many bytes of them, e.g. 5s,64M. They reach the source
-    /// earlier by fsync, close, unmount and SIGTERM; a crash loses those that have not
+    /// Maximum time and bytes for which writes are kept back, e.g. 5s,64M. They reach the source
+    /// earlier by fsync, close, unmount and SIGTERM; a crash loses those that have not reached it
     #[arg(long, value_name = "SECONDS,BYTES", value_parser = parse_write_back)]
     pub write_back: Option<(Duration, u64)>,
-    /// A close does not write back: others see a closed file only after the time of --write-back
+    /// Do not write back on close: others see a closed file only after the time of --write-back
     #[arg(long, requires = "write_back")]
     pub lazy_close: bool,
-    /// Show extended attributes, if the source has any: ACLs and file capabilities among them.
-    /// Without it there are none, and `ls -l` asks this program nothing for each file
+    /// Show the source's extended attributes, ACLs and file capabilities among them. Without this
+    /// option there are none, and `ls -l` sends this program no requests for them
     #[arg(long)]
     pub xattrs: bool,
-    /// How files may be opened: copy (the kernel reads the copy), source (the kernel reads and
-    /// writes the source's file), plain (through this program); the last one always may
+    /// Modes in which files may be opened: copy (the kernel reads the copy), source (the kernel
+    /// reads and writes the source's file), plain (through this program; always allowed)
     #[arg(
         long,
         value_name = "MODE,...",
@@ -126,7 +126,7 @@ pub enum OpenMode {
     Plain,
 }
 
-/// What is done while the source is down.
+/// Handling of requests while the source is down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum WhenDown {
     /// Wait until it is up.
@@ -138,7 +138,7 @@ pub enum WhenDown {
 /// Arguments of `stats`.
 #[derive(Debug, ClapArgs)]
 pub struct Stats {
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
     /// Where the cache is mounted
@@ -160,7 +160,7 @@ pub struct Record {
 pub struct Drop {
     /// Where the cache is mounted
     pub mount: PathBuf,
-    /// File in it, by its whole path or from the mount on
+    /// File in it, by its full path or relative to the mount point
     pub file: Option<PathBuf>,
 }
 

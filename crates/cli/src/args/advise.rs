@@ -8,24 +8,25 @@ use flowstone_replay::SsdOptions;
 /// Arguments of `advise`.
 #[derive(Debug, ClapArgs)]
 pub struct Advise {
-    /// What a guest asked for: a trace of flowstone record, or any that flowstone replay reads
+    /// Trace of a guest's requests, from flowstone record or in any format that flowstone replay
+    /// reads
     #[arg(long, value_name = "FILE")]
     pub trace: PathBuf,
-    /// The drive, as flowstone replay takes it
+    /// Drive, as for flowstone replay
     #[arg(
         long,
         value_name = "NAME=VALUE,...",
         default_value = "op=7%,unit=4K,block=512K,trim=on,gc=greedy,offset=0"
     )]
     pub ssd: SsdOptions,
-    /// The disk's share of what the host sees of the drive
+    /// Size of the disk as a share of the capacity that the host sees of the drive
     #[arg(long, value_name = "SHARE", default_value_t = 0.8)]
     pub fill: f64,
-    /// How much the drive may be written, in TB (10^12 bytes), e.g. 600 or 600TBW: how many years
-    /// that lasts
+    /// Rated endurance of the drive in TB (10^12 bytes) written, e.g. 600 or 600TBW, to estimate
+    /// its years of life
     #[arg(long, value_name = "TBW", value_parser = parse_endurance)]
     pub endurance: Option<f64>,
-    /// What the drive costs, in any money: what a year of it costs
+    /// Price of the drive, in any currency, to estimate its cost per year
     #[arg(long, value_name = "MONEY", value_parser = parse_price, requires = "endurance")]
     pub price: Option<f64>,
     /// Print JSON

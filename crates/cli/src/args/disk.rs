@@ -16,7 +16,7 @@ use super::Daemon;
 /// Arguments of `disk`.
 #[derive(Debug, ClapArgs)]
 pub struct Disk {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: DiskCommand,
 }
@@ -26,13 +26,13 @@ pub struct Disk {
 pub enum DiskCommand {
     /// Serve one more disk; returns when a guest can connect
     Add(AddDisk),
-    /// List all disks, whatever has become of them
+    /// List all disks, in any state
     List(ListDisks),
-    /// Show one disk: its state, and the keys that it was given
+    /// Show one disk: its state, and its keys as given
     Show(ShowDisk),
-    /// Serve a disk no longer; returns when its socket is gone and its image is free
+    /// Stop serving a disk; returns when its socket is removed and its image is free
     Remove(RemoveDisk),
-    /// Change a disk, from now on
+    /// Change limit, weight or size of a disk while it is served
     Set(SetDisk),
 }
 
@@ -41,7 +41,7 @@ pub enum DiskCommand {
 pub struct AddDisk {
     /// The daemon.
     pub daemon: Daemon,
-    /// Whether to return at once.
+    /// Return at once.
     pub no_wait: bool,
     /// The disk's name.
     pub name: String,
@@ -116,7 +116,7 @@ pub struct RemoveDisk {
     /// The daemon.
     #[command(flatten)]
     pub daemon: Daemon,
-    /// Hang up on its guest, if one is attached; what is in flight is finished first
+    /// Disconnect its guest, if one is attached; requests in flight are finished first
     #[arg(long)]
     pub force: bool,
     /// The disk's name
@@ -132,10 +132,10 @@ pub struct SetDisk {
     /// The daemon.
     #[command(flatten)]
     pub daemon: Daemon,
-    /// What it has from now on in place of what it has.
+    /// Its new limit and weight.
     #[command(flatten)]
     pub share: ShareArgs,
-    /// Its size, e.g. 16G, or +1G for so much more: it only grows
+    /// New size, e.g. 16G, or an increase, e.g. +1G; a disk can only grow
     #[arg(long, value_name = "SIZE", value_parser = SizeChange::parse)]
     pub size: Option<SizeChange>,
     /// The disk's name or image

@@ -8,7 +8,7 @@ use super::Daemon;
 /// Arguments of `group`.
 #[derive(Debug, ClapArgs)]
 pub struct Group {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: GroupCommand,
 }
@@ -16,13 +16,13 @@ pub struct Group {
 /// The subcommands of `group`.
 #[derive(Debug, Subcommand)]
 pub enum GroupCommand {
-    /// Make one more group, which disks can name from now on
+    /// Add a group, which disks can then name
     Add(AddGroup),
     /// List all groups, with their disks
     List(ListGroups),
-    /// Take away a group that no disk is in
+    /// Remove a group without disks
     Remove(RemoveGroup),
-    /// Change what the disks of a group may use together, from now on
+    /// Change the limit that the disks of a group share
     Set(SetGroup),
 }
 
@@ -32,8 +32,8 @@ pub struct SetGroup {
     /// The daemon.
     #[command(flatten)]
     pub daemon: Daemon,
-    /// What its disks may use together in a second, in place of the limit it has: iops=N, bw=SIZE,
-    /// burst=TIME, separated by commas, or off
+    /// New limit that its disks share: iops=N and bw=SIZE per second, burst=TIME, separated by
+    /// commas, or off
     #[arg(long, value_name = "PARTS")]
     pub limit: Limit,
     /// The group's name
@@ -46,7 +46,7 @@ pub struct AddGroup {
     /// The daemon.
     #[command(flatten)]
     pub daemon: Daemon,
-    /// What its disks share.
+    /// Limit that its disks share.
     #[command(flatten)]
     pub together: GroupLimitArgs,
     /// The group's name

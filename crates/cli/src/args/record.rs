@@ -12,13 +12,13 @@ pub struct Record {
     /// The daemon.
     #[command(flatten)]
     pub daemon: Daemon,
-    /// The file to make, which must not exist: CSV, compressed with zstd, for its owner alone
+    /// File to create, which must not exist: CSV, compressed with zstd, readable by its owner only
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// For how long [default: until SIGINT or SIGTERM]
+    /// Duration in seconds [default: until SIGINT or SIGTERM]
     #[arg(long, value_name = "N")]
     pub seconds: Option<u64>,
-    /// Round times down to a millisecond: they tell less of what the guest does
+    /// Round times down to a millisecond, which reveals less of the guest's activity
     #[arg(long)]
     pub coarse: bool,
     /// Print JSON

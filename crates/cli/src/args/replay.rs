@@ -15,35 +15,36 @@ use super::{LogArgs, Qcow2Args};
 /// Arguments of `replay`.
 #[derive(Debug, ClapArgs)]
 pub struct Replay {
-    /// What a guest asks for: a trace, of flowstone record, as CSV
+    /// Trace of a guest's requests: of flowstone record, CSV
     /// (timestamp_us,op,offset_bytes,length_bytes), fio's I/O log (versions 2 and 3) or blkparse's
     /// text, plain or compressed with zstd
     #[arg(long, value_name = "FILE", required_unless_present = "generate")]
     pub trace: Option<PathBuf>,
-    /// What a guest asks for, instead of a trace: writes of 4 KiB, uniform, zipf:0.99, hotcold:95/5
+    /// Generated load, instead of a trace: writes of 4 KiB, uniform, zipf:0.99, hotcold:95/5
     /// (percent of the writes / of the blocks) or sequential, after the whole disk was written
     #[arg(long, value_name = "LOAD", conflicts_with = "trace")]
     pub generate: Option<Generator>,
-    /// Writes of a generated load that are measured [default: four times the disk]
+    /// Measured writes of a generated load [default: four times the disk]
     #[arg(long, value_name = "N", conflicts_with = "trace")]
     pub ops: Option<u64>,
-    /// Size of the guest's disk, e.g. 4G [default: as the trace says, or where it ends]
+    /// Size of the guest's disk, e.g. 4G [default: as recorded in the trace, but at least its end]
     #[arg(long, value_parser = parse_size)]
     pub size: Option<u64>,
-    /// The disk's share of what the host sees of the drive. The image's file may take all of that:
-    /// a raw image leaves the rest trimmed, a log image has it as its reserve
+    /// Size of the disk as a share of the capacity that the host sees of the drive. The image's
+    /// file may take all of that capacity: a raw image leaves the rest trimmed, a log image uses it
+    /// as its reserve
     #[arg(long, value_name = "SHARE", default_value_t = 0.8)]
     pub fill: f64,
     /// Image format: raw, qcow2 or log
     #[arg(short, long)]
     pub format: Format,
-    /// How a log image is laid out. The default reserve is the largest with which its file fits.
+    /// Layout of a log image. The default reserve is the largest with which its file fits.
     #[command(flatten)]
     pub log: LogArgs,
-    /// The drive: op (flash beyond what the host sees), unit (what is mapped and programmed as one,
-    /// 4K to 64K), block (what is erased as one), trim (on, off or batch:SIZE, after so much
-    /// written), gc (greedy, fifo, cb), offset (where the file begins); and how fast it is: profile
-    /// (sata2014, x25m, nvme, qlc16k), or write, command, trim-cost, program, erase
+    /// Drive: op (over-provisioning), unit (mapping unit, 4K to 64K), block (erase block), trim
+    /// (on, off or batch:SIZE, each time SIZE has been written), gc (collector: greedy, fifo, cb),
+    /// offset (start of the file); and its speed: profile (sata2014, x25m, nvme, qlc16k), or write,
+    /// command, trim-cost, program, erase
     #[arg(
         long,
         value_name = "NAME=VALUE,...",
@@ -53,39 +54,39 @@ pub struct Replay {
     /// Short for --ssd trim=
     #[arg(long, value_name = "MODE")]
     pub trim: Option<TrimMode>,
-    /// All of the drive has been written before, and is live to it
+    /// Treat all of the drive as written before, and live
     #[arg(long)]
     pub aged: bool,
-    /// Requests on their way at once; with --timing trace as many as are due, at most 1024
+    /// Requests in flight; with --timing trace as many as are due, at most 1024
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub iodepth: usize,
-    /// When requests of a trace are made: as soon as there is room, or when the trace says
+    /// Timing of the requests of a trace
     #[arg(long, value_name = "WHEN", default_value = "asap")]
     pub timing: WhenMade,
     /// Writes before the measured part [default: seven times the disk; traces: 0]
     #[arg(long, value_name = "N")]
     pub warmup: Option<u64>,
-    /// How often a trace is gone through
+    /// Number of passes over a trace
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "generate")]
     pub passes: u64,
-    /// Decides all that is drawn; the same seed gives the same figures
+    /// Seed of all random choices; the same seed gives the same figures
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// A file to make, an empty one, or an empty device, in the place of the model: the image is
-    /// made there and served by the engines of `serve`. It is left there
+    /// New or empty file, or empty device, to use instead of the model: the image is created there,
+    /// served by the engines of `serve`, and left there
     #[arg(long, value_name = "PATH", conflicts_with_all = ["ssd", "trim", "aged", "fill"])]
     pub onto: Option<PathBuf>,
-    /// What is in the file or on the device of --onto may be lost
+    /// Overwrite data in the file or on the device of --onto
     #[arg(long, requires = "onto")]
     pub overwrite: bool,
-    /// A cache of this size before the image, as that of `serve`
+    /// Size of a cache before the image, like that of `serve` [default: no cache]
     #[arg(long, value_name = "SIZE")]
     pub cache: Option<String>,
     /// An argument of `create`, e.g. --create-arg=--cluster-size=128K; repeat for several
     #[arg(long = "create-arg", value_name = "ARG", allow_hyphen_values = true)]
     pub create_args: Vec<String>,
-    /// An argument of `serve` that says how the image is opened and what is cached, e.g.
-    /// --serve-arg=--resort=off; repeat for several
+    /// An argument of `serve` for the image or the cache, e.g. --serve-arg=--resort=off; repeat for
+    /// several
     #[arg(long = "serve-arg", value_name = "ARG", allow_hyphen_values = true)]
     pub serve_args: Vec<String>,
     /// Print JSON
@@ -93,7 +94,7 @@ pub struct Replay {
     pub json: bool,
 }
 
-/// What `--create-arg` takes.
+/// Options that `--create-arg` accepts.
 #[derive(Debug, Parser)]
 #[command(no_binary_name = true, disable_help_flag = true)]
 struct CreateArgs {
@@ -103,14 +104,14 @@ struct CreateArgs {
     qcow2: Qcow2Args,
 }
 
-/// What `--serve-arg` takes: what a disk's image, and a cache before it, do.
+/// Options that `--serve-arg` accepts: those of a disk's image, and of a cache before it.
 #[derive(Debug, Parser)]
 #[command(no_binary_name = true, disable_help_flag = true)]
 pub struct StorageArgs {
-    /// How the image is opened.
+    /// Options of the image.
     #[command(flatten)]
     pub image: ImageArgs,
-    /// How its file is opened.
+    /// Options of its file.
     #[command(flatten)]
     pub file: FileArgs,
     /// Memory of its cleaner.
@@ -119,7 +120,7 @@ pub struct StorageArgs {
     /// The cache before it.
     #[command(flatten)]
     pub cache: CacheArgs,
-    /// What that does with journals.
+    /// Handling of journals in the cache.
     #[command(flatten)]
     pub journals: PdcArgs,
 }
@@ -156,11 +157,11 @@ fn parsed<T: Parser>(option: &str, command: &str, args: &[String]) -> Result<T> 
     })
 }
 
-/// When the requests of a trace are made.
+/// Timing of the requests of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum WhenMade {
-    /// As soon as there is room.
+    /// As soon as fewer than --iodepth are in flight.
     Asap,
-    /// When the trace says.
+    /// At the times of the trace.
     Trace,
 }

@@ -5,9 +5,9 @@ use clap::ValueEnum;
 /// Buckets of the histograms of `GET /metrics`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum MetricsBuckets {
-    /// One for every second power of two of nanoseconds
+    /// One bucket for every second power of two of nanoseconds
     #[default]
     Coarse,
-    /// All that the daemon has: eight for each power of two
+    /// All buckets of the daemon: eight for each power of two
     Fine,
 }

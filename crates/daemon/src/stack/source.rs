@@ -14,8 +14,8 @@ use super::StackArgs;
 /// Pollution-defensive caching.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct PdcArgs {
-    /// Keep the guest's journals, which nothing reads again but recovery, out of the cache and,
-    /// with --direct off, out of the host's page cache
+    /// Keep the guest's journals, which only recovery reads again, out of the cache and, with
+    /// --direct off, out of the host's page cache
     #[arg(long, value_name = "CHOICE", value_enum, default_value_t)]
     pub pdc: Pdc,
 }
@@ -23,10 +23,10 @@ pub struct PdcArgs {
 /// Whether journals are kept out of caches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Pdc {
-    /// They are
+    /// Journals bypass the caches
     #[default]
     On,
-    /// They are cached like everything else
+    /// Journals are cached like other data
     Off,
 }
 

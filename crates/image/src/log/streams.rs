@@ -8,10 +8,10 @@ use super::shape::Shape;
 /// Distribution of guest writes over streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Streams {
-    /// All of it into one stream
+    /// One stream for all writes
     #[default]
     One,
-    /// A guest's metadata and journals into another stream than its data
+    /// One stream for the guest's data, another for its metadata and journals
     #[value(alias = "split")]
     Class,
 }
