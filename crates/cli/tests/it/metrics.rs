@@ -168,7 +168,7 @@ fn buckets_are_as_fine_as_they_are_asked_for() {
         all.keys().any(|key| key.starts_with("flowstone_disk_info") && key.contains("vm=\"v\""))
     );
     // Without a guest there are no negotiated features; the disk has no image.
-    assert_eq!(disk["features"], serde_json::json!([]));
+    wait_until("the load has gone", || place.disk_stats("a")["features"] == serde_json::json!([]));
     assert!(disk.get("direct").is_none() && disk.get("engine").is_none(), "{disk}");
     let guest = place.client();
     let features = place.disk_stats("a")["features"].clone();

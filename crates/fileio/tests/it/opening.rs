@@ -1,17 +1,18 @@
 //! Errors of a path are reported in one line with advice.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use flowstone_block::ErrorKind;
 use flowstone_fileio::{Access, FileIo, LockPatience, OpenOptions, create_sparse};
+use flowstone_testkit::wait_until;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use tempfile::tempdir;
 
@@ -69,6 +70,13 @@ fn held_by_no_process(file: File) -> UnixStream {
     to
 }
 
+fn has_process(path: &Path) -> bool {
+    let entries = |folder: PathBuf| fs::read_dir(folder).into_iter().flatten().flatten();
+    entries("/proc".into())
+        .flat_map(|process| entries(process.path().join("fd")))
+        .any(|file| fs::read_link(file.path()).is_ok_and(|it| it == path))
+}
+
 /// A daemon that replaced a killed one gave up after five seconds: the host's disk was so busy that
 /// the kernel was not done with the requests of the killed one.
 #[test]
@@ -84,6 +92,8 @@ fn a_lock_that_no_process_has_is_waited_for_and_one_that_a_process_has_is_not() 
     assert!(refusal.to_string().contains(&std::process::id().to_string()), "{refusal}");
 
     let held = held_by_no_process(held);
+    // Until its exec a child of another test has what was open when it was forked.
+    wait_until("no process has it", || !has_process(&path));
     // A process that has it open, or waits for it, does not hold the lock.
     let looks = File::open(&path).unwrap();
     std::thread::scope(|scope| {
@@ -129,10 +139,10 @@ fn qemu_and_we_keep_each_other_from_writing() {
 fn creating_over_an_existing_file_changes_nothing() {
     let dir = tempdir().unwrap();
     let path = dir.path().join("disk.raw");
-    std::fs::write(&path, b"precious").unwrap();
+    fs::write(&path, b"precious").unwrap();
     let error = create_sparse(&path, 1 << 20).unwrap_err().to_string();
     assert!(error.contains("exists already"), "{error}");
-    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    assert_eq!(fs::read(&path).unwrap(), b"precious");
 }
 
 #[test]
@@ -160,7 +170,7 @@ fn a_device_has_one_writer_by_whatever_node() {
     let backing = dir.path().join("backing");
     create_sparse(&backing, 1 << 20).unwrap();
     let Some(device) = LoopDevice::of(&backing) else { return };
-    let number = std::fs::metadata(&device.0).unwrap().rdev();
+    let number = fs::metadata(&device.0).unwrap().rdev();
     let other = dir.path().join("other-node");
     let kind = rustix::fs::FileType::BlockDevice;
     rustix::fs::mknodat(rustix::fs::CWD, &other, kind, 0o600.into(), number).unwrap();
@@ -177,7 +187,7 @@ fn a_device_has_one_writer_by_whatever_node() {
 }
 
 /// A loop device, detached when dropped.
-struct LoopDevice(std::path::PathBuf);
+struct LoopDevice(PathBuf);
 
 impl LoopDevice {
     /// `None`, with a message, if this user may not make one.

@@ -37,6 +37,8 @@ pub struct Meta {
     pub reserved: u64,
     /// A commit has taken changes that are not durable yet.
     pub committing: bool,
+    /// A change of the header failed and could not be undone: the medium may have the new one.
+    pub header_in_doubt: bool,
     /// Bytes of the host file; the rest of its last cluster reads as zeroes.
     pub file_bytes: u64,
     /// Bytes of the backing file; 0 if there is none.
@@ -107,6 +109,7 @@ impl Meta {
             redo: None,
             reserved: 0,
             committing: false,
+            header_in_doubt: false,
             file_bytes,
             backing_bytes,
         }
@@ -303,7 +306,10 @@ impl Meta {
 
     /// Returns whether there is anything for a commit to write.
     pub fn is_changed(&self) -> bool {
-        self.map.is_changed() || !self.taken.is_empty() || !self.dropped.is_empty()
+        self.map.is_changed()
+            || !self.taken.is_empty()
+            || !self.dropped.is_empty()
+            || self.header_in_doubt
     }
 
     /// Returns whether a commit must come before `changes` changes of the map: the redo file must

@@ -51,6 +51,7 @@ impl Maintenance {
         if self.core.has_failed() {
             return Err(Errno::IO);
         }
+        self.settle_header()?;
         self.give_up_a_broken_redo_file()?;
         let snapshot = match self.begin() {
             Ok(snapshot) => snapshot,

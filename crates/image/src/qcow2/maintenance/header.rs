@@ -15,7 +15,17 @@ impl Maintenance {
         self.write_first_sector(&header)?;
         self.sync()?;
         self.header = header;
+        self.core.meta().header_in_doubt = false;
         Ok(())
+    }
+
+    /// Restores the header that a failed change left in doubt.
+    pub(super) fn settle_header(&mut self) -> Outcome {
+        let is_in_doubt = self.core.meta().header_in_doubt;
+        if !is_in_doubt || mutant("qcow2.commit.leaves-the-header-in-doubt") {
+            return Ok(());
+        }
+        self.write_header(self.header.clone())
     }
 
     /// A redo file that has lost a page is useless, and after a kill the image would be refused

@@ -87,14 +87,18 @@ impl Maintenance {
     }
 
     /// After a header could not be written or made durable: makes sure that the old one is on the
-    /// medium, durably, or at least for the next daemon on this host.
+    /// medium, durably, or at least for the next daemon on this host. If the host refuses that too,
+    /// commits fail until one of them has restored it.
     fn keep_header(&mut self) {
         let is_kept = match self.has_header() {
             Ok(true) => Ok(()),
             _ => self.write_header(self.header.clone()),
         };
+        self.core.meta().header_in_doubt = is_kept.is_err();
         if let Err(errno) = is_kept {
-            self.core.fail(&format!("its header can be neither changed nor kept: {errno}"));
+            self.warn(format_args!(
+                "its header can be neither changed nor kept: {errno}; flushes fail until it can"
+            ));
         }
     }
 }
