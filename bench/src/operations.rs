@@ -117,17 +117,18 @@ impl Bench<'_> {
         fs::write(&file, text)?;
         let command = DaemonCommand::new(&self.program).cpus(&[self.args.server_cpu]);
         let command = command.args(["serve", "--config"]).arg(file);
-        Ok(command.ready(Ready::Listening(disks.len() + 1)).spawn()?)
+        Ok(command.ready(Ready::Listening(disks.len())).spawn()?)
     }
 
-    /// Makes an image, and returns the line for it.
-    fn image(&self, name: &str, format: &str) -> Result<String> {
-        let image = self.path(name);
+    /// Makes an image, and returns its path.
+    fn image(&self, name: &str, format: &str) -> Result<PathBuf> {
+        let suffix = if format == "log" { "flow" } else { format };
+        let image = self.path(&format!("{name}.{suffix}"));
         let mut command = Command::new(&self.program);
-        command.args(["create", "--size", IMAGE_SIZE, "--format", format]).arg(&image);
+        command.args(["create", "--size", IMAGE_SIZE]).arg(&image);
         let made = command.output().with_context(|| format!("run {}", self.program.display()))?;
         ensure!(made.status.success(), "create: {}", String::from_utf8_lossy(&made.stderr));
-        Ok(format!("image = {image:?}"))
+        Ok(image)
     }
 
     fn null_disks(count: usize) -> Vec<(String, String)> {
@@ -140,7 +141,7 @@ impl Bench<'_> {
         for index in 0..self.args.disks / 4 {
             for format in ["log", "qcow2"] {
                 let name = format!("{format}{index}");
-                disks.push((name.clone(), self.image(&name, format)?));
+                disks.push((name.clone(), format!("image = {:?}", self.image(&name, format)?)));
             }
         }
         disks.extend(Self::null_disks(self.args.disks - disks.len()));
@@ -175,7 +176,8 @@ impl Bench<'_> {
         fs::create_dir(&behind)?;
         fs::create_dir(&hung)?;
         let host = FuseHost::mount(&hung, &behind).context("mount a FUSE server")?;
-        disks.push(("hung".to_owned(), self.image("hung/disk.raw", "raw")?));
+        let image = self.image("hung/disk", "raw")?;
+        disks.push(("hung".to_owned(), format!("image = {image:?}")));
         disks.push(("driven".to_owned(), "backend = \"null:8G\"".to_owned()));
         let daemon = self.serve(&disks)?;
         let of = |what: &str| format!("{} mixed disks: {what}", disks.len());
@@ -193,9 +195,9 @@ impl Bench<'_> {
             |what: &str| of(&format!("p99 of a null disk at QD1 beside {what}, to without"));
         let scrape = || self.api().get("/metrics").map(drop);
         rows.push(self.beside(&driven("a scrape a second"), SCRAPE_EACH, scrape)?);
-        self.image("changed", "raw")?;
+        let image = self.image("changed", "raw")?;
         let change = || {
-            self.api().add("changed", &self.path("changed.sock"), &self.path("changed"))?;
+            self.api().add("changed", &self.path("changed.sock"), &image)?;
             self.api().remove("changed")
         };
         let point = driven("ten disks a second added and removed");
@@ -272,8 +274,7 @@ impl Bench<'_> {
 
     /// Disks are added and removed beside one that stays.
     fn changes(&self) -> Result<Vec<Row>> {
-        self.image("alone", "raw")?;
-        let (image, socket) = (self.path("alone"), self.path("alone.sock"));
+        let (image, socket) = (self.image("alone", "raw")?, self.path("alone.sock"));
         let (api, file) = (self.api(), File::open(&image)?);
         let daemon = self.serve(&Self::null_disks(1))?;
         let [mut added, mut to_serve, mut removed, mut to_sync] = [const { Vec::new() }; 4];
