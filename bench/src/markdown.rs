@@ -4,10 +4,10 @@ use std::fmt::Write;
 
 use crate::args::CompareArgs;
 use crate::compare::{IdleResult, PointResult, ServerResult};
+use crate::experiment::interval;
 use crate::host::Host;
 use crate::noise::LIMIT_PERCENT;
 use crate::point::Backend;
-use crate::sample::interval;
 use crate::server::Server;
 use crate::size::thousands;
 

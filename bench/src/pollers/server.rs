@@ -6,12 +6,13 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use flowstone_testkit::load::{LoadOptions, LoadReport, run_together};
-use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT, flowstone_binary};
+use flowstone_testkit::process::Ready;
 use flowstone_testkit::{Daemon, DaemonCommand};
 use serde_json::Value;
 use tempfile::{TempDir, tempdir_in};
 
 use super::PollersArgs;
+use crate::place::{stop, succeed};
 use crate::raw_file::write_full;
 
 /// Folder of files in memory.
@@ -75,7 +76,7 @@ pub struct Servers(pub Vec<Server>);
 impl Servers {
     /// Starts one of each, with its own disks, on the CPU of servers.
     pub fn start(args: &PollersArgs, who: &[Who], disks: Disks<'_>) -> Result<Self> {
-        Self::start_on(args, who, disks, &[args.server_cpu])
+        Self::start_on(args, who, disks, &[args.place.server_cpu])
     }
 
     /// The same on these CPUs.
@@ -116,7 +117,7 @@ impl Server {
                 write_full(image, disks.bytes)?;
             }
         }
-        let program = args.flowstone.clone().map_or_else(flowstone_binary, Ok)?;
+        let program = args.place.program()?;
         let direct = disks.dir != Path::new(TMPFS);
         let (name, is_flowstone) =
             (who.name(), matches!(who, Who::Flowstone(_) | Who::Pipeline(_)));
@@ -170,17 +171,14 @@ impl Server {
     /// Returns its statistics.
     pub fn stats(&self) -> Result<Value> {
         let mut ask = Command::new(&self.program);
-        let answer = ask.args(["stats", "--json", "--control"]).arg(control(self.dir.path()));
-        let answer = answer.output()?;
-        ensure!(answer.status.success(), "stats: {}", String::from_utf8_lossy(&answer.stderr));
-        serde_json::from_slice(&answer.stdout).context("read the statistics")
+        ask.args(["stats", "--json", "--control"]).arg(control(self.dir.path()));
+        serde_json::from_slice(&succeed(&mut ask)?).context("read the statistics")
     }
 
     /// Ends it.
     pub fn stop(mut self) -> Result<()> {
         if self.is_flowstone {
-            let end = self.daemon.terminate(TERMINATE_TIMEOUT)?;
-            ensure!(end.success(), "flowstone ended with {end}: {}", self.daemon.stderr());
+            stop(&mut self.daemon)?;
         } else {
             // With iothreads, version 7.2 sometimes does not react to SIGTERM.
             self.daemon.kill()?;

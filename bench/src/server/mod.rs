@@ -167,15 +167,13 @@ fn flowstone_sample(setting: &Setting<'_>) -> Result<Sample> {
 }
 
 /// Returns the versions of all measured programs, as each program prints it.
-pub fn versions(args: &CompareArgs) -> Vec<(&'static str, String)> {
+pub fn versions(args: &CompareArgs) -> Vec<(String, String)> {
     let said = |program: Result<PathBuf>| {
         program.and_then(|path| version(&path)).unwrap_or_else(|e| format!("missing: {e:#}"))
     };
-    vec![
-        ("flowstone", said(flowstone::program(args))),
-        (qsd::PROGRAM, said(Ok(PathBuf::from(qsd::PROGRAM)))),
-        (fio::PROGRAM, said(Ok(PathBuf::from(fio::PROGRAM)))),
-    ]
+    let flowstone = ("flowstone".to_owned(), said(flowstone::program(args)));
+    let peer = |name: &str| (name.to_owned(), said(Ok(PathBuf::from(name))));
+    vec![flowstone, peer(qsd::PROGRAM), peer(fio::PROGRAM)]
 }
 
 /// Returns the first line of `program --version`.
