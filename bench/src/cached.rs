@@ -171,8 +171,8 @@ impl Group {
                 ]
             }));
         }
-        let cpu = "server CPU, us/request";
-        table(&[self.name, "load", "requests/s", "p50, us", cpu, "x the first"], rows)
+        let titles = "load | requests/s | p50, us | server CPU, us/request | x the first";
+        table(&format!("{} | {titles}", self.name), rows)
     }
 }
 

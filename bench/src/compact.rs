@@ -69,8 +69,8 @@ pub fn compact(args: &CompactArgs) -> Result<()> {
         [&[name.to_owned(), format!("QD{depth}")], &rates[..], &[after.ratio(before, MB_PER_S)]]
             .concat()
     });
-    let titles = ["clusters", "128 KiB sequential read", "before, MB/s", "after, MB/s", "ratio"];
-    args.run.publish("compact", &table(&titles, rows), &experiment)?;
+    let titles = "clusters | 128 KiB sequential read | before, MB/s | after, MB/s | ratio";
+    args.run.publish("compact", &table(titles, rows), &experiment)?;
     remove(&image)
 }
 

@@ -74,7 +74,7 @@ pub fn operations(args: &OperationsArgs) -> Result<()> {
         vec![point.to_owned(), interval(figures)]
     };
     let rows = experiment.points().into_iter().map(row);
-    args.run.publish("operations", &table(&["point", "median (95 %)"], rows), &experiment)
+    args.run.publish("operations", &table("point | median (95 %)", rows), &experiment)
 }
 
 fn add(experiment: &mut Experiment, point: &str, value: f64) {

@@ -74,8 +74,8 @@ pub fn overlay(args: &OverlayArgs) -> Result<()> {
             .map(|(point, _)| experiment.at(point, OURS).ratio(experiment.at(point, name), IOPS));
         [&[(*name).to_owned()][..], &rates, &[ratios.join(" / ")]].concat()
     };
-    let titles = ["4 KiB random read", "QD1", "QD32", "Flowstone's overlay is x times that"];
-    args.run.publish("overlay", &table(&titles, contenders.iter().map(row)), &experiment)?;
+    let titles = "4 KiB random read | QD1 | QD32 | Flowstone's overlay is x times that";
+    args.run.publish("overlay", &table(titles, contenders.iter().map(row)), &experiment)?;
     remove(&images.base)?;
     remove(&images.overlay)
 }

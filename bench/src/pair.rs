@@ -158,9 +158,8 @@ pub fn pair(args: &PairArgs) -> Result<()> {
         args.run.save(&experiment)?;
         rows.extend(loads.iter().map(|load| row(&load.name(), &experiment)));
     }
-    let titles =
-        ["4 KiB", "before IOPS", "after IOPS", "ratio (95 %)", "CPU per I/O, ratio (95 %)"];
-    args.run.publish("pair", &table(&titles, rows), &experiment)
+    let titles = "4 KiB | before IOPS | after IOPS | ratio (95 %) | CPU per I/O, ratio (95 %)";
+    args.run.publish("pair", &table(titles, rows), &experiment)
 }
 
 /// Starts the programs with new images, and drives each at all points, in this order.

@@ -100,15 +100,9 @@ pub fn pdc(args: &PdcArgs) -> Result<()> {
             without.cell(FETCHED, 3),
         ]
     });
-    let titles = [
-        "memory for a tenth of the data",
-        "transactions/s, PDC",
-        "without",
-        "ratio",
-        "blocks fetched per read, PDC",
-        "without",
-    ];
-    args.run.publish("pdc", &table(&titles, rows), &experiment)?;
+    let titles = "memory for a tenth of the data | transactions/s, PDC | without | ratio | \
+                  blocks fetched per read, PDC | without";
+    args.run.publish("pdc", &table(titles, rows), &experiment)?;
     remove(&image.path)
 }
 

@@ -94,7 +94,7 @@ pub fn qcow2(args: &Qcow2Args) -> Result<()> {
         let [ours, its] = [&names[0], &names[1]].map(|name| experiment.at(phase.name, name));
         vec![phase.name(), ours.cell(IOPS, 0), its.cell(IOPS, 0), ours.ratio(its, IOPS)]
     });
-    let text = table(&["point", "flowstone qcow2", "QSD qcow2", "ratio"], rows);
+    let text = table("point | flowstone qcow2 | QSD qcow2 | ratio", rows);
     args.run.publish("qcow2", &text, &experiment)?;
     CONTENDERS.iter().try_for_each(|contender| remove(&contender.written(args)))
 }

@@ -162,9 +162,9 @@ impl Bench<'_> {
             rows.push(row);
             served.end()?;
         }
-        let point = "limit, 4 KiB random writes, image on tmpfs";
-        let titles = [point, "wanted/s", "1 s: median", "worst", "100 ms: median", "worst"];
-        Ok(table(&titles, rows))
+        let titles = "limit, 4 KiB random writes, image on tmpfs | wanted/s | 1 s: median | \
+                      worst | 100 ms: median | worst";
+        Ok(table(titles, rows))
     }
 
     /// Measures a disk at depth one beside one at depth 128, on one device.
@@ -190,9 +190,9 @@ impl Bench<'_> {
         for name in ["hog", "modest"] {
             remove(&self.image(name)?)?;
         }
-        let point = "4 KiB, raw images on ext4";
-        let titles = [point, "hog, QD128", "of alone", "neighbour, QD1", "p99, us", "of alone"];
-        Ok(table(&titles, rows))
+        let titles = "4 KiB, raw images on ext4 | hog, QD128 | of alone | neighbour, QD1 | \
+                      p99, us | of alone";
+        Ok(table(titles, rows))
     }
 
     fn cases(&self) -> Vec<Case> {
@@ -278,8 +278,8 @@ impl Bench<'_> {
                 vec![format!("{point}, {name}"), own.cell(IOPS, 0), own.ratio(first, IOPS)]
             }));
         }
-        let point = "`null` backend, 4 KiB random reads";
-        Ok(table(&[point, "requests/s", "of the first, by rounds"], rows))
+        let titles = "`null` backend, 4 KiB random reads | requests/s | of the first, by rounds";
+        Ok(table(titles, rows))
     }
 }
 

@@ -94,17 +94,9 @@ pub fn storm(args: &StormArgs) -> Result<()> {
             own.cell(DISCARD_P99, 1),
         ]
     });
-    let titles = [
-        "server",
-        "writes/s",
-        "p99, ms",
-        "in the storm",
-        "p99, ms",
-        "p99 ratio",
-        "discards/s",
-        "their p99, ms",
-    ];
-    args.run.publish("storm", &table(&titles, rows), &experiment)
+    let titles = "server | writes/s | p99, ms | in the storm | p99, ms | p99 ratio | discards/s | \
+                  their p99, ms";
+    args.run.publish("storm", &table(titles, rows), &experiment)
 }
 
 impl Named for Contender {

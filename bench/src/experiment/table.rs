@@ -49,6 +49,11 @@ impl Of<'_> {
         self.median(figure).map_or("-".to_owned(), |median| format!("{median:.digits$}"))
     }
 
+    /// Shows the medians of several figures.
+    pub fn cells(&self, figures: &[(&str, usize)]) -> Vec<String> {
+        figures.iter().map(|(figure, digits)| self.cell(figure, *digits)).collect()
+    }
+
     /// Shows the median of a count, with its interval.
     pub fn count(&self, figure: &str) -> String {
         spread(self.all(figure))
@@ -60,16 +65,17 @@ impl Of<'_> {
     }
 }
 
-/// Renders a table. Columns of numbers are aligned to the right.
-pub fn table(titles: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+/// Renders a table with these titles, which ` | ` divides. Columns of numbers are aligned to the
+/// right.
+pub fn table(titles: &str, rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let rows: Vec<_> = rows.into_iter().collect();
     let is_number = |cell: &String| {
         cell.is_empty() || cell.starts_with(|c: char| c.is_ascii_digit() || "+-".contains(c))
     };
     let right = |at: usize| rows.iter().all(|row| row.get(at).is_some_and(is_number));
     let rule = |at| if at > 0 && right(at) { "---:" } else { "---" };
-    let mut text = format!("| {} |\n|", titles.join(" | "));
-    (0..titles.len()).for_each(|at| text += &format!("{}|", rule(at)));
+    let mut text = format!("| {titles} |\n|");
+    (0..titles.split(" | ").count()).for_each(|at| text += &format!("{}|", rule(at)));
     text.push('\n');
     rows.iter().for_each(|row| text += &format!("| {} |\n", row.join(" | ")));
     text

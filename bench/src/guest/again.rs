@@ -48,8 +48,8 @@ pub fn again(
     }
     let [with, without] = contenders.map(|(name, _)| experiment.at(POINT, name));
     let row = [with.cell(SECONDS, 3), without.cell(SECONDS, 3), without.ratio(with, SECONDS)];
-    let titles = ["point", "with copies and history, s", "without, s", "speed, ratio"];
-    Ok(table(&titles, [[&[POINT.to_owned()][..], &row].concat()]))
+    let titles = "point | with copies and history, s | without, s | speed, ratio";
+    Ok(table(titles, [[&[POINT.to_owned()][..], &row].concat()]))
 }
 
 /// Returns the time that a second mount takes to read the files used by the first one.

@@ -77,9 +77,8 @@ pub fn postmark(
         let row = [point.clone(), none.cell(MB_PER_S, 2)];
         row.into_iter().chain(PARTS[1..].iter().map(ratio)).collect()
     });
-    let titles =
-        ["files, reads", "none cached, MB/s", "10 %", "20 %", "50 %", "80 % of the reads cached"];
-    Ok(table(&titles, rows))
+    let titles = "files, reads | none cached, MB/s | 10 % | 20 % | 50 % | 80 % of the reads cached";
+    Ok(table(titles, rows))
 }
 
 impl Load {

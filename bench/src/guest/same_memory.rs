@@ -70,9 +70,9 @@ pub fn same_memory(
         cached.cell(GIB, 2),
         cached.ratio(alone, GIB),
     ];
-    let from = "from the source alone, GiB";
-    let titles = ["seeds", "memory, MiB", "read, GiB", from, "with the file cache", "ratio"];
-    Ok(table(&titles, [row]))
+    let titles = "seeds | memory, MiB | read, GiB | from the source alone, GiB | \
+                  with the file cache | ratio";
+    Ok(table(titles, [row]))
 }
 
 /// Reads all files in turn, whole, in processes that have `limit` bytes of memory together. Returns

@@ -108,11 +108,10 @@ pub fn speed(
         let [ours, theirs] = [OURS, THEIRS].map(|place| experiment.at(point, place));
         vec![point.to_owned(), ours.cell(MS, 2), theirs.cell(MS, 2), theirs.ratio(ours, MS)]
     });
-    let titles =
-        ["point", "through the mount, ms", "the file itself, ms", "speed, part of its own"];
+    let titles = "point | through the mount, ms | the file itself, ms | speed, part of its own";
     let status = fs::read_to_string(format!("/proc/{}/status", mounted.daemon.pid()))?;
     let resident = status.lines().find(|line| line.starts_with("RssAnon")).unwrap_or("no RssAnon");
-    let text = table(&titles, rows);
+    let text = table(titles, rows);
     plain.end()?;
     mounted.end()?;
     Ok(format!("{text}\nmemory with {} files known: {resident}", args.files))

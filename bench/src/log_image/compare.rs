@@ -177,7 +177,7 @@ fn report(args: &CompareArgs, points: &[Point], experiment: &Experiment) -> Stri
         place.client_cpu,
         args.runtime,
         args.ramp,
-        table(&["point", "beside", "its rate", "log", "ratio", "target", "met"], rows),
+        table("point | beside | its rate | log | ratio | target | met", rows),
     )
 }
 

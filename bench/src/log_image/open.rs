@@ -68,7 +68,7 @@ pub fn measure(options: &OpenArgs) -> Result<()> {
         .points()
         .into_iter()
         .map(|point| vec![point.to_owned(), interval(experiment.at(point, "log").all(SECONDS))]);
-    run.publish("open", &table(&["open", "seconds"], rows), &experiment)?;
+    run.publish("open", &table("open | seconds", rows), &experiment)?;
     remove(&image)
 }
 

@@ -43,6 +43,6 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
         cpus[1],
         args.run.rounds,
         args.runtime,
-        table(&["budget", "used, % of a CPU", "off by"], rows),
+        table("budget | used, % of a CPU | off by", rows),
     ))
 }

@@ -43,13 +43,13 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
             format!("{:.0}", each(|it| it.rss_mib)),
         ]);
     }
-    let titles = ["server", "CPU %", "wake-ups/s", "threads"];
-    let memory = ["own memory of a disk, KiB", "with its guest's, KiB"];
+    let titles = "server | CPU % | wake-ups/s | threads | own memory of a disk, KiB | \
+                  with its guest's, KiB";
     Ok(format!(
         "{many} disks with connected drivers, one queue of 128 each, that have done one write and \
          one read. Memory of one disk is the difference to {few} disks, divided; guests' memory \
          that a server has touched is not its own. To reach: 0.0 %, 64 KiB.\n\n{}",
-        table(&[&titles[..], &memory].concat(), rows),
+        table(titles, rows),
     ))
 }
 

@@ -17,18 +17,8 @@ const PEERS: [Who; 3] = [Who::Qsd, Who::QsdOneThread, Who::QsdThreads];
 const DISKS: usize = 4;
 const RATE: f64 = 20_000.0;
 const BYTES: u64 = 64 << 20;
-const TITLES: [&str; 10] = [
-    "client",
-    "server",
-    "IOPS",
-    "CPU %",
-    "CPU us/IO",
-    "to QSD (95 %)",
-    "p50 us",
-    "p99 us",
-    "kicks/IO",
-    "calls/IO",
-];
+const TITLES: &str = "client | server | IOPS | CPU % | CPU us/IO | to QSD (95 %) | p50 us | \
+     p99 us | kicks/IO | calls/IO";
 
 /// Measures with a client that sleeps and with one that polls.
 pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String> {
@@ -71,6 +61,6 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
         args.place.client_cpu,
         args.run.rounds,
         args.runtime,
-        table(&TITLES, rows),
+        table(TITLES, rows),
     ))
 }

@@ -33,8 +33,10 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
         }
         servers.stop()?;
     }
-    let (all, one, ratio) = (format!("{DISKS} disks"), "one disk's", "ratio (95 %)");
-    let titles = ["load", &all, "one disk", ratio, "CPU us/IO", one, ratio, "p99 us", one];
+    let titles = format!(
+        "load | {DISKS} disks | one disk | ratio (95 %) | CPU us/IO | one disk's | ratio (95 %) | \
+         p99 us | one disk's"
+    );
     Ok(format!(
         "{DISKS} disks on one poller, QD{DEPTH} each, against one disk on a thread of its own, \
          QD{}; random, 4 KiB, {} MiB in all; server on CPU {}, one client thread on CPU {}, which \

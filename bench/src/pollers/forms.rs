@@ -30,8 +30,8 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
         }
         servers.stop()?;
     }
-    let titles = ["server's CPUs", "depth", "`--pipeline`", "IOPS", "to `fused` (95 %)"];
-    let titles = [&titles[..], &["CPU us/IO", "p50 us", "p99 us"]].concat();
+    let titles = "server's CPUs | depth | `--pipeline` | IOPS | to `fused` (95 %) | CPU us/IO | \
+                  p50 us | p99 us";
     Ok(format!(
         "Random reads of 4 KiB of one disk on tmpfs, one queue on threads of its own. One client \
          thread, which polls, on CPU {}; {} rounds of {} s; medians, rates with their 95 % \
@@ -39,6 +39,6 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
         args.place.client_cpu,
         args.run.rounds,
         args.runtime,
-        table(&titles, rows),
+        table(titles, rows),
     ))
 }

@@ -43,8 +43,8 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
         ]);
         server.stop()?;
     }
-    let gaps = ["longest gap without an answer, ms", "longest gap of a phase, ms"];
-    let titles = [&["pollers", "moves", "mean, us", "longest, us"][..], &gaps].concat();
+    let titles = "pollers | moves | mean, us | longest, us | longest gap without an answer, ms | \
+                  longest gap of a phase, ms";
     Ok(format!(
         "{DISKS} disks on tmpfs; in turn two of them have random reads of 4 KiB at QD32, the others \
          1,000 a second at QD1, so that queues move. Server on CPUs {} and {}, the client on the \
@@ -52,7 +52,7 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
          until it may submit on the other. To reach: 200 us.\n\n{}",
         cpus[0],
         cpus[1],
-        table(&titles, rows),
+        table(titles, rows),
     ))
 }
 

@@ -38,8 +38,8 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
         let axes = Axes { x: "disks", y: "thousand requests per second", is_log: false };
         draw(path, &axes, &lines)?;
     }
-    let titles = ["depth", "disks", "pollers", "IOPS", "to `per-queue` (95 %)"];
-    let titles = [&titles[..], &["CPU us/IO", "p50 us", "p99 us"]].concat();
+    let titles = "depth | disks | pollers | IOPS | to `per-queue` (95 %) | CPU us/IO | p50 us | \
+                  p99 us";
     Ok(format!(
         "Random reads of 4 KiB on tmpfs, each disk with one queue; whatever threads there are, the \
          server has CPU {} and no other one; one client thread, which polls, on CPU {}. {} rounds \
@@ -48,6 +48,6 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
         args.place.client_cpu,
         args.run.rounds,
         args.runtime,
-        table(&titles, rows),
+        table(titles, rows),
     ))
 }

@@ -61,9 +61,9 @@ impl Bench<'_> {
             let rates = [heavy.cell(IOPS, 0), light.cell(IOPS, 0), heavy.ratio(light, IOPS)];
             rows.push([&[point.clone()][..], &rates].concat());
         }
-        let point = "4 KiB, raw images, VMs of weights 4 : 1";
-        let shares = table(&[point, "heavy/s", "light/s", "heavy : light, by rounds"], rows);
-        Ok(shares + "\n" + &self.protection(experiment)?)
+        let titles = "4 KiB, raw images, VMs of weights 4 : 1 | heavy/s | light/s | \
+                      heavy : light, by rounds";
+        Ok(table(titles, rows) + "\n" + &self.protection(experiment)?)
     }
 
     /// Measures a VM at queue depth 1, alone and beside a greedy one.
@@ -104,9 +104,9 @@ impl Bench<'_> {
                 ]
             }));
         }
-        let ratio = "of alone";
-        let titles = ["QD1 p99, us", ratio, "fsync p99, us", ratio, "other/s"];
-        Ok(table(&[&["beside a VM at QD128"], &titles[..]].concat(), rows))
+        let titles = "beside a VM at QD128 | QD1 p99, us | of alone | fsync p99, us | of alone | \
+                      other/s";
+        Ok(table(titles, rows))
     }
 
     /// Runs all loads at once.

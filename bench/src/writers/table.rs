@@ -4,16 +4,8 @@ use super::environment::ENVIRONMENTS;
 use super::{IODEPTH, PATTERNS, WRITERS, Who, WritersArgs, point};
 use crate::experiment::{Experiment, IOPS, table};
 
-const TITLES: [&str; 8] = [
-    "environment",
-    "writes",
-    "runs",
-    "raw",
-    "one raw writer",
-    "log",
-    "log / raw",
-    "log / one raw writer",
-];
+const TITLES: &str = "environment | writes | runs | raw | one raw writer | log | log / raw | \
+     log / one raw writer";
 
 /// Renders the whole report.
 pub fn render(args: &WritersArgs, skipped: &[(&str, String)], experiment: &Experiment) -> String {
@@ -40,7 +32,7 @@ pub fn render(args: &WritersArgs, skipped: &[(&str, String)], experiment: &Exper
         args.small_job_size >> 20,
         args.place.server_cpu,
         args.place.client_cpu,
-        table(&TITLES, rows),
+        table(TITLES, rows),
     )
 }
 
