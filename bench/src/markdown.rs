@@ -70,7 +70,11 @@ fn preamble(report: &Report<'_>) -> String {
              of the rates of a round, with the interval that holds the true one in 95 % of all runs \
              (of 6 rounds and more); QSD is its better engine at that point. \"Noisy\" is a point during which others used \
              that share of the machine: do not trust it.",
-            args.server_cpu, args.client_cpu, args.client_cpu, args.rounds, args.runtime
+            args.place.server_cpu,
+            args.place.client_cpu,
+            args.place.client_cpu,
+            args.rounds,
+            args.runtime
         ),
         match &args.device {
             Some(device) => format!("Disk: {}, {}.", device.display(), host.device),

@@ -15,15 +15,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
+use flowstone_testkit::Daemon;
 use flowstone_testkit::fuse::FuseHost;
 use flowstone_testkit::load::CpuSample;
 use flowstone_testkit::process::Ready;
-use flowstone_testkit::{Daemon, DaemonCommand};
 use tempfile::{TempDir, tempdir_in};
 
 use crate::experiment::{Experiment, interval, table};
 use crate::idle::status_kib;
-use crate::place::{Place, create, drive, seconds, serve, stop};
+use crate::place::{Disk, Place, create, drive, seconds, serve, serve_all, stop};
 use crate::run::Run;
 use api::Api;
 
@@ -104,15 +104,14 @@ impl Bench<'_> {
 
     /// Serves these disks, each a name and a line of its table.
     fn serve(&self, disks: &[(String, String)]) -> Result<Daemon> {
-        let mut text = format!("control = {:?}\n", self.path("control.sock"));
-        for (name, line) in disks {
-            let socket = self.path(&format!("{name}.sock"));
-            text += &format!("[[disk]]\nname = {name:?}\nsocket = {socket:?}\n{line}\n");
-        }
-        let file = self.path("flowstone.toml");
-        fs::write(&file, text)?;
-        let command = DaemonCommand::new(&self.program).cpus(&[self.args.place.server_cpu]);
-        let command = command.args(["serve", "--config"]).arg(file);
+        let disk = |(name, line): &(String, String)| {
+            Disk::new(name, &self.path(&format!("{name}.sock")), line)
+        };
+        let keys = format!("control = {:?}", self.path("control.sock"));
+        let disks: Vec<Disk> = disks.iter().map(disk).collect();
+        let command = serve_all(&self.program, self.folder.path(), &keys, &disks)?;
+        let command = command.cpus(&[self.args.place.server_cpu]);
+        // The control socket listens, too.
         Ok(command.ready(Ready::Listening(disks.len() + 1)).spawn()?)
     }
 

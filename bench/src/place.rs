@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use flowstone_testkit::load::{Limit, LoadOptions, LoadReport, run};
-use flowstone_testkit::process::{TERMINATE_TIMEOUT, flowstone_binary};
+use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT, flowstone_binary};
 use flowstone_testkit::{Daemon, DaemonCommand};
 
 /// The servers: which program, on which CPU; and the CPU of their client.
@@ -99,6 +99,27 @@ pub fn create<Word: AsRef<OsStr>>(
 /// Returns the command that serves a disk, without the disk.
 pub fn serve(program: &Path, socket: &Path) -> DaemonCommand {
     DaemonCommand::new(program).args(["serve", "--socket"]).arg(socket)
+}
+
+/// A disk of a configuration file.
+#[derive(Clone, Debug)]
+pub struct Disk(String);
+
+impl Disk {
+    /// Describes a disk by the keys of its table.
+    pub fn new(name: &str, socket: &Path, keys: &str) -> Self {
+        Self(format!("[[disk]]\nname = {name:?}\nsocket = {socket:?}\n{keys}\n"))
+    }
+}
+
+/// Returns the command that serves many disks in one daemon, from a configuration file in `dir`;
+/// `keys` are those of the daemon.
+pub fn serve_all(program: &Path, dir: &Path, keys: &str, disks: &[Disk]) -> Result<DaemonCommand> {
+    let path = dir.join("flowstone.toml");
+    let tables: String = disks.iter().map(|disk| &*disk.0).collect();
+    std::fs::write(&path, format!("{keys}\n{tables}"))?;
+    let command = DaemonCommand::new(program).args(["serve", "--config"]).arg(path);
+    Ok(command.ready(Ready::Listening(disks.len())))
 }
 
 /// Returns the limit of a load that is measured for so many seconds.

@@ -11,13 +11,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, LoadOptions, LoadReport};
-use flowstone_testkit::process::Ready;
-use flowstone_testkit::{Daemon, DaemonCommand};
 use tempfile::{TempDir, tempdir_in};
 
 use crate::experiment::{Experiment, Figures, IOPS, Named, figures, signed, table};
-use crate::place::{Place, drive, remove, seconds, stop};
+use crate::place::{Disk, Place, drive, remove, seconds, serve_all, stop};
 use crate::point::selected;
 use crate::run::Run;
 use crate::size::parse_size;
@@ -114,19 +113,12 @@ impl Served {
 
 impl Bench<'_> {
     fn serve(&self, program: &Path, dir: TempDir, disks: &[(&str, String)]) -> Result<Served> {
-        let mut text = String::new();
-        for (name, keys) in disks {
-            let socket = dir.path().join(format!("{name}.sock"));
-            text += &format!("[[disk]]\nname = {name:?}\nsocket = {socket:?}\n{keys}\n");
-        }
-        let config = dir.path().join("disks.toml");
-        std::fs::write(&config, text)?;
-        let command = DaemonCommand::new(program)
-            .args(["serve", "--config"])
-            .arg(config)
-            .cpus(&[self.args.place.server_cpu])
-            .ready(Ready::Listening(disks.len()));
-        Ok(Served { daemon: command.spawn()?, dir })
+        let disk = |(name, keys): &(&str, String)| {
+            Disk::new(name, &dir.path().join(format!("{name}.sock")), keys)
+        };
+        let disks: Vec<Disk> = disks.iter().map(disk).collect();
+        let command = serve_all(program, dir.path(), "", &disks)?;
+        Ok(Served { daemon: command.cpus(&[self.args.place.server_cpu]).spawn()?, dir })
     }
 
     fn load(&self, socket: &Path, rw: &str, depth: u16, queues: usize) -> LoadOptions {
