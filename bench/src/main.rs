@@ -177,6 +177,7 @@ fn run(args: &CompareArgs) -> Result<()> {
 fn write_json(path: &Path, report: &Report<'_>) -> Result<()> {
     let Report { args, host, points, idle } = report;
     let value = json!({
+        "command": std::env::args().collect::<Vec<_>>(),
         "host": host,
         "configuration": {
             "rounds": args.rounds,

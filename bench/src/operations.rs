@@ -78,13 +78,13 @@ pub fn operations(args: &OperationsArgs) -> Result<()> {
 }
 
 fn add(experiment: &mut Experiment, point: &str, value: f64) {
-    experiment.add(point, OURS, &vec![(VALUE, value)]);
+    experiment.add(point, OURS, &[(VALUE, value)]);
 }
 
 /// Adds a value that is shown as its ratio to another one.
 fn add_to(experiment: &mut Experiment, point: &str, value: f64, to: f64) {
     add(experiment, point, value);
-    experiment.add(point, TO, &vec![(VALUE, to)]);
+    experiment.add(point, TO, &[(VALUE, to)]);
 }
 
 struct Bench<'a> {

@@ -1,7 +1,8 @@
 //! `flowstone-bench qos`: accuracy of limits, the effect of a greedy neighbour on a disk, and the
 //! overhead of limits that are not reached.
 //!
-//! The compared cases take turns within a round; reported are medians, and ratios to the first case.
+//! The compared cases take turns within a round; reported are medians, and ratios to the first
+//! case.
 
 mod vms;
 
@@ -145,7 +146,7 @@ impl Bench<'_> {
                     let mut load = self.load(&served.socket("disk"), "randwrite", depth, queues);
                     load.limit = seconds(RAMP, window_ms as f64 / 1e3);
                     let off = drive(&load)?.iops / wanted - 1.0;
-                    experiment.add(&shape, window, &vec![(OFF, off)]);
+                    experiment.add(&shape, window, &[(OFF, off)]);
                 }
                 let off = experiment.at(&shape, window).all(OFF);
                 let worst = off.iter().copied().max_by(|a, b| a.abs().total_cmp(&b.abs()));

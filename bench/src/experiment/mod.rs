@@ -143,7 +143,7 @@ impl Experiment {
     }
 
     /// Adds the figures of a round, and prints them.
-    pub fn add(&mut self, point: &str, contender: &str, figures: &Figures) {
+    pub fn add(&mut self, point: &str, contender: &str, figures: &[(&'static str, f64)]) {
         let mut text = format!("{point}, {contender}:");
         for (figure, value) in figures {
             let rounds = self.rounds(point, contender, figure);

@@ -41,17 +41,13 @@ impl Of<'_> {
     /// Returns the ratios to another figure of another one.
     pub fn ratios_of(&self, figure: &str, to: Of<'_>, its: &str) -> Vec<f64> {
         let rounds = self.rounds(figure).iter().zip(to.rounds(its));
-        rounds.filter_map(|(one, other)| Some((*one)? / (*other)?)).collect()
+        let ratios = rounds.filter_map(|(one, other)| Some((*one)? / (*other)?));
+        ratios.filter(|ratio| ratio.is_finite()).collect()
     }
 
     /// Shows the median.
     pub fn cell(&self, figure: &str, digits: usize) -> String {
         self.median(figure).map_or("-".to_owned(), |median| format!("{median:.digits$}"))
-    }
-
-    /// Shows the medians of several figures.
-    pub fn cells(&self, figures: &[(&str, usize)]) -> Vec<String> {
-        figures.iter().map(|(figure, digits)| self.cell(figure, *digits)).collect()
     }
 
     /// Shows the median of a count, with its interval.

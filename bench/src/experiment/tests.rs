@@ -47,6 +47,8 @@ fn a_round_without_a_figure_has_no_ratio_and_shifts_no_other() {
     let [ours, theirs] = ["ours", "theirs"].map(|it| experiment.at("read", it));
     assert_eq!(theirs.all(IOPS), [2.0, 10.0]);
     assert_eq!(ours.ratios(theirs, IOPS), [0.5, 0.9]);
+    let idle = measured(|_| 0.0);
+    assert!(idle.at("read", "ours").ratios(idle.at("read", "theirs"), IOPS).is_empty());
 }
 
 #[test]
@@ -94,7 +96,7 @@ fn kept_figures_come_back_and_those_of_something_else_do_not() {
     experiment.write(&path).unwrap();
     let mut again = new("test").with_kept(&path).unwrap();
     assert_eq!(again, experiment);
-    again.add("read", "ours", &vec![(IOPS, 7.0)]);
+    again.add("read", "ours", &[(IOPS, 7.0)]);
     assert_eq!(again.at("read", "ours").all(IOPS), [1.5, 1.5, 1.5, 7.0]);
     let other = new("another").with_kept(&path).unwrap_err();
     assert!(other.to_string().contains("this run is of another"), "{other}");

@@ -43,7 +43,7 @@ pub fn again(
     for _ in 0..rounds {
         for (name, keeps) in contenders {
             let time = first_pass(args, program, keeps)?;
-            experiment.add(POINT, name, &vec![(SECONDS, time.as_secs_f64())]);
+            experiment.add(POINT, name, &[(SECONDS, time.as_secs_f64())]);
         }
     }
     let [with, without] = contenders.map(|(name, _)| experiment.at(POINT, name));

@@ -66,7 +66,7 @@ pub fn postmark(
         for load in LOADS {
             for part in PARTS {
                 let rate = measure(args, program, load, part)?;
-                experiment.add(&load.name(), &of(part), &vec![(MB_PER_S, rate)]);
+                experiment.add(&load.name(), &of(part), &[(MB_PER_S, rate)]);
             }
         }
     }

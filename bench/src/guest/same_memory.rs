@@ -58,7 +58,7 @@ pub fn same_memory(
                 "read" => uses.iter().map(|it| it.bytes).sum(),
                 _ => bytes_from_source(uses, &files, limit, cache)?,
             };
-            experiment.add(POINT, name, &vec![(GIB, gib(bytes)), (MEMORY, (limit >> 20) as f64)]);
+            experiment.add(POINT, name, &[(GIB, gib(bytes)), (MEMORY, (limit >> 20) as f64)]);
         }
     }
     let [read, alone, cached] = contenders.map(|(name, _)| experiment.at(POINT, name));

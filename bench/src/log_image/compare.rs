@@ -208,8 +208,8 @@ mod tests {
     fn measured(rates: &[(f64, f64)]) -> Experiment {
         let mut experiment = Experiment::new("test", Host::default());
         for (raw, log) in rates {
-            experiment.add(POINTS[0].name, "raw", &vec![(IOPS, *raw)]);
-            experiment.add(POINTS[0].name, "log", &vec![(IOPS, *log)]);
+            experiment.add(POINTS[0].name, "raw", &[(IOPS, *raw)]);
+            experiment.add(POINTS[0].name, "log", &[(IOPS, *log)]);
         }
         experiment
     }

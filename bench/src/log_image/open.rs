@@ -49,7 +49,7 @@ pub fn measure(options: &OpenArgs) -> Result<()> {
     stop(&mut daemon)?;
     let mut open = |point: &str| -> Result<()> {
         let (mut daemon, seconds) = start(options, &image)?;
-        experiment.add(point, "log", &vec![(SECONDS, seconds)]);
+        experiment.add(point, "log", &[(SECONDS, seconds)]);
         stop(&mut daemon)
     };
     for _ in 0..run.rounds {

@@ -214,7 +214,7 @@ fn one_case(args: &SteadyArgs, case: &Case, experiment: &mut Experiment) -> Resu
         disk.fill()?;
         let latency = disk.overwrite(case, blocks * args.measured)?.latency;
         disk.remove()?;
-        let figures = vec![(P50_MS, latency.p50_us / 1000.0), (P99_MS, latency.p99_us / 1000.0)];
+        let figures = [(P50_MS, latency.p50_us / 1000.0), (P99_MS, latency.p99_us / 1000.0)];
         experiment.add(case.name, ROOM, &figures);
     }
     Ok(())
@@ -341,7 +341,7 @@ mod tests {
     #[test]
     fn a_row_has_the_parts_and_says_whether_the_model_is_met() {
         let mut experiment = Experiment::new("test", Host::default());
-        let figures = vec![
+        let figures = [
             (LIVE_PERCENT, 80.0),
             ("amplification", 2.93),
             ("headers and seals", 0.05),
@@ -353,7 +353,7 @@ mod tests {
             (GAP_MS, 12.0),
         ];
         experiment.add(CASES[2].name, CLEANED, &figures);
-        experiment.add(CASES[2].name, ROOM, &vec![(P99_MS, 2.5)]);
+        experiment.add(CASES[2].name, ROOM, &[(P99_MS, 2.5)]);
         let row = row(&CASES[2], &experiment).unwrap().join(" | ");
         let wanted = "uniform-max | 80.0 | 2.930 | 0.050 | 0.010 | 1.870 | 2.69 | 1.088 | 1.08 | no \
                       | 20000 | 1.00 | - | 5.00 | 2.000 | 12";

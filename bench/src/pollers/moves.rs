@@ -29,7 +29,7 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
         let server = Server::start(args, Who::Flowstone(choice), disks, &cpus, "")?;
         for phase in 0..args.run.rounds * PHASES_PER_ROUND {
             let gap_ms = drive(args, &server, HARD[phase % HARD.len()])?;
-            experiment.add("moves", choice, &vec![(GAP_MS, gap_ms)]);
+            experiment.add("moves", choice, &[(GAP_MS, gap_ms)]);
         }
         let [moves, mean, longest] = moved(&server.stats()?)?;
         let gaps = experiment.at("moves", choice).all(GAP_MS);

@@ -54,8 +54,8 @@ impl Bench<'_> {
             for _ in 0..self.args.run.rounds {
                 let reports = self.loaded(&loads, rw)?;
                 let light = reports[1..].iter().map(|report| report.iops).sum::<f64>();
-                experiment.add(&point, "heavy", &vec![(IOPS, reports[0].iops)]);
-                experiment.add(&point, "light", &vec![(IOPS, light)]);
+                experiment.add(&point, "heavy", &[(IOPS, reports[0].iops)]);
+                experiment.add(&point, "light", &[(IOPS, light)]);
             }
             let [heavy, light] = ["heavy", "light"].map(|vm| experiment.at(&point, vm));
             let rates = [heavy.cell(IOPS, 0), light.cell(IOPS, 0), heavy.ratio(light, IOPS)];
@@ -83,7 +83,7 @@ impl Bench<'_> {
                 for (name, loads) in &cases {
                     let reports = self.loaded(loads, rw)?;
                     let other = reports.get(1).map_or(f64::NAN, |report| report.iops);
-                    let figures = vec![
+                    let figures = [
                         (P99_US, reports[0].latency.p99_us),
                         (SYNC_P99_US, reports[0].flush.p99_us),
                         (OTHER_IOPS, other),

@@ -65,7 +65,7 @@ mod tests {
         let mut experiment = Experiment::new("test", Host::default());
         for rates in [[100.0, 50.0, 200.0], [200.0, 100.0, 200.0]] {
             for (who, rate) in Who::ALL.into_iter().zip(rates) {
-                let figures = vec![(IOPS, rate * 1000.0)];
+                let figures = [(IOPS, rate * 1000.0)];
                 experiment.add(&point("xfs", "write"), who.name(), &figures);
             }
         }
