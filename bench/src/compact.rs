@@ -92,7 +92,7 @@ fn read(
             ..load.workload("read").iodepth(depth)
         })?;
         let rate = (MB_PER_S, reads * READ_BYTES as f64 / 1e6);
-        experiment.add(&point(clusters, depth), state, &vec![rate]);
+        experiment.add(&point(clusters, depth), state, &[rate]);
     }
     Ok(())
 }
