@@ -110,9 +110,9 @@ impl Bench<'_> {
         let keys = format!("control = {:?}", self.path("control.sock"));
         let disks: Vec<Disk> = disks.iter().map(disk).collect();
         let command = serve_all(&self.program, self.folder.path(), &keys, &disks)?;
-        let command = command.cpus(&[self.args.place.server_cpu]);
-        // The control socket listens, too.
-        Ok(command.ready(Ready::Listening(disks.len() + 1)).spawn()?)
+        let daemon = command.cpus(&[self.args.place.server_cpu]).spawn()?;
+        api::wait_for(&self.path("control.sock"))?;
+        Ok(daemon)
     }
 
     /// Makes an image, and returns the line for it.
