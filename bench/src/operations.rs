@@ -117,7 +117,9 @@ impl Bench<'_> {
 
     /// Makes an image, and returns the line for it.
     fn image(&self, name: &str, format: &str) -> Result<String> {
-        let image = self.path(name);
+        // Its name tells the daemon the format.
+        let suffix = if format == "log" { "flow" } else { format };
+        let image = self.path(&format!("{name}.{suffix}"));
         create::<&str>(&self.program, &image, format, IMAGE_BYTES, &[])?;
         Ok(format!("image = {image:?}"))
     }
@@ -163,7 +165,7 @@ impl Bench<'_> {
         fs::create_dir(&behind)?;
         fs::create_dir(&hung)?;
         let host = FuseHost::mount(&hung, &behind).context("mount a FUSE server")?;
-        disks.push(("hung".to_owned(), self.image("hung/disk.raw", "raw")?));
+        disks.push(("hung".to_owned(), self.image("hung/disk", "raw")?));
         disks.push(("driven".to_owned(), "backend = \"null:8G\"".to_owned()));
         let mut daemon = self.serve(&disks)?;
         let of = |what: &str| format!("{} mixed disks: {what}", disks.len());
@@ -182,7 +184,7 @@ impl Bench<'_> {
         self.beside(&driven("a scrape a second"), SCRAPE_EACH, scrape, experiment)?;
         self.image("changed", "raw")?;
         let change = || {
-            self.api().add("changed", &self.path("changed.sock"), &self.path("changed"))?;
+            self.api().add("changed", &self.path("changed.sock"), &self.path("changed.raw"))?;
             self.api().remove("changed")
         };
         let point = driven("ten disks a second added and removed");
@@ -257,7 +259,7 @@ impl Bench<'_> {
     #[expect(clippy::disallowed_methods, reason = "the disk has no guest while it is synced")]
     fn changes(&self, experiment: &mut Experiment) -> Result<()> {
         self.image("alone", "raw")?;
-        let (image, socket) = (self.path("alone"), self.path("alone.sock"));
+        let (image, socket) = (self.path("alone.raw"), self.path("alone.sock"));
         let (api, file) = (self.api(), File::open(&image)?);
         let mut daemon = self.serve(&Self::null_disks(1))?;
         for _ in 0..self.args.run.rounds.max(ROUNDS_MIN) {
