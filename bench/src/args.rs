@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::place::Place;
 use crate::size::parse_size;
 
 /// Options of the comparison.
@@ -57,18 +58,11 @@ pub struct CompareArgs {
     /// Size of log images, and of the raw image beside them.
     #[arg(long, default_value = "2G", value_parser = parse_size)]
     pub log_size: u64,
-    /// The flowstone binary [default: FLOWSTONE_BIN, or beside this program].
-    #[arg(long, value_name = "FILE")]
-    pub flowstone: Option<PathBuf>,
     /// Further arguments for `flowstone serve`.
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     pub flowstone_arg: Vec<String>,
-    /// CPU of the servers.
-    #[arg(long, default_value_t = 0)]
-    pub server_cpu: usize,
-    /// CPU of the client and of fio.
-    #[arg(long, default_value_t = 1)]
-    pub client_cpu: usize,
+    #[command(flatten)]
+    pub place: Place,
 }
 
 impl CompareArgs {

@@ -5,7 +5,7 @@
 
 mod trace;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use flowstone_cache::{BlockId, FREQ_THRESHOLD, Outcome, Policy, PolicyKind, VmSi
 use serde::Serialize;
 
 use self::trace::BLOCK_BYTES;
-use crate::plot::{Axes, draw};
+use crate::plot::{Axes, Lines, draw};
 use crate::size::parse_size;
 
 /// Options.
@@ -110,12 +110,12 @@ pub fn cache(args: &CacheArgs) -> Result<()> {
 }
 
 fn picture(path: &Path, lines: &[Line]) -> Result<()> {
-    let mut policies: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
+    let mut policies = Lines::new();
     for line in lines {
         let mib = line.bytes as f64 / f64::from(1 << 20);
-        policies.entry(line.policy).or_default().push((mib, line.hit_ratio));
+        policies.entry(line.policy.to_owned()).or_default().push((mib, line.hit_ratio));
     }
-    draw(path, &Axes { x: "cache, MiB", y: "hit ratio" }, &policies)
+    draw(path, &Axes { x: "cache, MiB", y: "hit ratio", is_log: true }, &policies)
 }
 
 fn print_head(blocks: &[BlockId], footprint: u64, traces: usize) {

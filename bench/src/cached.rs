@@ -1,51 +1,42 @@
 //! `flowstone-bench cached`: the cost of a cache hit, the cost of a miss, and a comparison of
 //! re-reads and cold sequential reads with the host's page cache below qemu-storage-daemon.
 //!
-//! The servers of a group take turns within a round; reported are the median, and the ratio to the
+//! The servers of a group take turns within a round; reported are the medians, and the ratio to the
 //! first server of the group.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
-use flowstone_testkit::load::{Completion, Limit, LoadOptions, LoadReport, run};
-use flowstone_testkit::process::{TERMINATE_TIMEOUT, flowstone_binary};
-use flowstone_testkit::{Daemon, DaemonCommand};
+use flowstone_testkit::DaemonCommand;
+use flowstone_testkit::load::{Completion, LoadOptions};
 use rustix::fs::{Advice, fadvise, fsync};
 
-use crate::sample::median;
+use crate::experiment::{CPU_US, Experiment, Figures, IOPS, P50_US, figures, table, turns};
+use crate::place::{Place, drive, remove, seconds, serve, stop_peer, whole};
+use crate::point::selected;
+use crate::run::Run;
 use crate::server::qsd;
 use crate::size::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]
 pub struct CachedArgs {
-    /// Rounds.
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
     /// Measured seconds.
     #[arg(long, default_value_t = 1.0)]
     runtime: f64,
     /// Size of the disks. They have to fit into memory twice.
     #[arg(long, default_value = "512M", value_parser = parse_size)]
     size: u64,
-    /// Directory of the image.
-    #[arg(long, default_value = "target/bench-data")]
-    dir: PathBuf,
-    /// The flowstone binary [default: FLOWSTONE_BIN, or beside this program].
-    #[arg(long)]
-    flowstone: Option<PathBuf>,
-    /// Only groups whose name contains this.
-    #[arg(long, value_name = "PATTERN", default_value = "")]
-    only: String,
-    /// CPU of the servers.
-    #[arg(long, default_value_t = 0)]
-    server_cpu: usize,
-    /// CPU of the client.
-    #[arg(long, default_value_t = 1)]
-    client_cpu: usize,
+    /// Only groups whose name contains this; may be given several times.
+    #[arg(long, value_name = "PATTERN")]
+    only: Vec<String>,
+    #[command(flatten)]
+    run: Run,
+    #[command(flatten)]
+    place: Place,
 }
 
 const RAMP: Duration = Duration::from_millis(200);
@@ -144,18 +135,45 @@ const GROUPS: [Group; 4] = [
 
 /// Carries out the subcommand.
 pub fn cached(args: &CachedArgs) -> Result<()> {
-    std::fs::create_dir_all(&args.dir)?;
-    let bench = Bench {
-        args,
-        flowstone: args.flowstone.clone().map_or_else(flowstone_binary, Ok)?,
-        image: args.dir.join("cached.raw"),
-    };
+    let mut experiment = args.run.experiment(&format!("cached {} {}", args.size, args.runtime))?;
+    let bench =
+        Bench { args, flowstone: args.place.program()?, image: args.run.dir.join("cached.raw") };
     // Written in full: no read hits a hole.
     std::fs::write(&bench.image, vec![0x5a; usize::try_from(args.size)?])?;
-    for group in GROUPS.iter().filter(|group| group.name.contains(&args.only)) {
-        bench.group(group)?;
+    let mut text = String::new();
+    for group in GROUPS.iter().filter(|group| selected(group.name, &args.only)) {
+        bench.group(group, &mut experiment)?;
+        text += &format!("{}\n", group.table(&experiment));
     }
-    Ok(std::fs::remove_file(&bench.image)?)
+    args.run.publish("cached", &text, &experiment)?;
+    remove(&bench.image)
+}
+
+impl Group {
+    fn point(&self, load: Load) -> String {
+        format!("{}, {}", self.name, load.name())
+    }
+
+    fn table(&self, experiment: &Experiment) -> String {
+        let mut rows = Vec::new();
+        for load in self.loads {
+            let point = self.point(*load);
+            let first = experiment.at(&point, self.servers[0].name());
+            rows.extend(self.servers.iter().map(|server| {
+                let own = experiment.at(&point, server.name());
+                vec![
+                    server.name().to_owned(),
+                    load.name(),
+                    own.cell(IOPS, 0),
+                    own.cell(P50_US, 2),
+                    own.cell(CPU_US, 2),
+                    own.ratio(first, IOPS),
+                ]
+            }));
+        }
+        let titles = "load | requests/s | p50, us | server CPU, us/request | x the first";
+        table(&format!("{} | {titles}", self.name), rows)
+    }
 }
 
 struct Bench<'a> {
@@ -165,108 +183,75 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn group(&self, group: &Group) -> Result<()> {
-        let (servers, loads) = (group.servers, group.loads);
-        let mut reports = vec![vec![Vec::new(); loads.len()]; servers.len()];
-        for round in 0..self.args.rounds {
-            for turn in 0..servers.len() {
-                let index = (turn + round) % servers.len();
-                for (load, reports) in loads.iter().zip(&mut reports[index]) {
-                    let name = servers[index].name();
-                    let report = self.measure(servers[index], *load, group.warm).context(name)?;
-                    eprintln!(
-                        "{} {}/{} {name:<26} {load:?} {:.0}/s",
-                        group.name,
-                        round + 1,
-                        self.args.rounds,
-                        report.iops
-                    );
-                    reports.push(report);
+    fn group(&self, group: &Group, experiment: &mut Experiment) -> Result<()> {
+        for round in 0..self.args.run.rounds {
+            for server in turns(round, group.servers) {
+                for load in group.loads {
+                    let figures = self.measure(*server, *load, group.warm);
+                    let figures = figures.context(server.name())?;
+                    experiment.add(&group.point(*load), server.name(), &figures);
                 }
-            }
-        }
-        println!(
-            "\n| {} | load | requests/s | p50, us | server CPU, us/request | x the first |\n|---|---|---|---|---|---|",
-            group.name
-        );
-        for (at, load) in loads.iter().enumerate() {
-            let first = middle(&reports[0][at], |report| report.iops);
-            for (server, reports) in servers.iter().zip(&reports) {
-                let of = |value: fn(&LoadReport) -> f64| middle(&reports[at], value);
-                let iops = of(|report| report.iops);
-                println!(
-                    "| {} | {} {} KiB QD{} | {iops:.0} | {:.2} | {:.2} | {:.2} |",
-                    server.name(),
-                    load.rw,
-                    load.block_bytes >> 10,
-                    load.iodepth,
-                    of(|report| report.latency.p50_us),
-                    of(|report| report.server_us_per_io.unwrap_or(f64::NAN)),
-                    iops / first,
-                );
             }
         }
         Ok(())
     }
 
     #[expect(clippy::disallowed_methods, reason = "nobody serves the image just now")]
-    fn measure(&self, server: Server, load: Load, warm: bool) -> Result<LoadReport> {
-        let socket = self.args.dir.join("cached.sock");
-        let _ = std::fs::remove_file(&socket);
+    fn measure(&self, server: Server, load: Load, warm: bool) -> Result<Figures> {
+        let (args, socket) = (self.args, self.args.run.dir.join("cached.sock"));
         if !warm {
             let image = File::open(&self.image)?;
             fsync(&image)?;
             fadvise(&image, 0, None, Advice::DontNeed)?;
         }
-        let mut daemon = self.start(server, &socket)?;
+        let mut daemon = args.place.start(self.command(server, &socket), &socket)?;
+        let in_memory = matches!(server, Server::Flowstone(..));
         if warm {
             // A disk in memory is written first: otherwise every read accesses the same page of
             // zeroes.
-            let in_memory = matches!(server, Server::Flowstone(..));
             let passes = if in_memory { &["write", "read"][..] } else { &["read"] };
             for rw in passes {
-                let mut fill = LoadOptions::new(&socket).workload(rw).iodepth(4);
-                fill.block_bytes = WARM_BYTES;
-                fill.limit = Limit::Ops(self.args.size / WARM_BYTES);
-                checked(run(&fill)?)?;
+                drive(&whole(
+                    LoadOptions::new(&socket).workload(rw).iodepth(4),
+                    WARM_BYTES,
+                    args.size,
+                ))?;
             }
         }
-        let mut options = LoadOptions::new(&socket).workload(load.rw).iodepth(load.iodepth);
+        let mut options = args.place.load(&socket, load.rw, load.iodepth);
         options.block_bytes = load.block_bytes;
-        options.cpus = vec![self.args.client_cpu];
         options.server_pid = Some(daemon.pid());
         // If the disk is accessed too, its completions need the client's core.
-        let on_disk = !warm && !matches!(server, Server::Flowstone(..));
-        options.completion = if on_disk { Completion::Eventfd } else { Completion::Poll };
-        let runtime = Duration::from_secs_f64(self.args.runtime);
-        options.limit = if on_disk {
-            Limit::Ops(self.args.size / load.block_bytes)
+        if !warm && !in_memory {
+            options.completion = Completion::Eventfd;
+            options = whole(options, load.block_bytes, args.size);
         } else {
-            Limit::Time { ramp: RAMP, runtime }
-        };
-        let report = checked(run(&options)?)?;
-        // QSD has no shutdown to wait for; Flowstone's exit status is checked by tests.
-        let _ = daemon.terminate(TERMINATE_TIMEOUT);
-        Ok(report)
+            options.limit = seconds(RAMP, args.runtime);
+        }
+        let report = drive(&options)?;
+        // Flowstone's exit status is checked by tests.
+        stop_peer(&mut daemon);
+        Ok(figures(&report))
     }
 
-    fn start(&self, server: Server, socket: &Path) -> Result<Daemon> {
+    fn command(&self, server: Server, socket: &Path) -> DaemonCommand {
         let (size, cache) = (self.args.size, self.args.size * 3 / 2);
         let fill_in = |word: &&str| {
             word.replace("SIZE", &size.to_string()).replace("CACHE", &cache.to_string())
         };
-        let serve = |options: &[&str]| {
-            DaemonCommand::new(&self.flowstone)
-                .args(["serve", "--socket"])
-                .arg(socket)
-                .args(options.iter().map(fill_in))
-        };
-        let command = match server {
+        let serve =
+            |options: &[&str]| serve(&self.flowstone, socket).args(options.iter().map(fill_in));
+        match server {
             Server::Flowstone(_, options) => serve(options),
             Server::Image(_, options) => serve(options).arg(&self.image),
             Server::Qsd => qsd::serve("raw", &self.image, socket, 1, true),
-        };
-        Ok(command.cpus(&[self.args.server_cpu]).spawn()?)
+        }
+    }
+}
+
+impl Load {
+    fn name(self) -> String {
+        format!("{} {} KiB QD{}", self.rw, self.block_bytes >> 10, self.iodepth)
     }
 }
 
@@ -277,13 +262,4 @@ impl Server {
             Self::Qsd => "QSD, page cache",
         }
     }
-}
-
-fn middle(reports: &[LoadReport], value: impl Fn(&LoadReport) -> f64) -> f64 {
-    median(reports.iter().map(value).collect()).unwrap_or(f64::NAN)
-}
-
-fn checked(report: LoadReport) -> Result<LoadReport> {
-    ensure!(report.errors == 0, "{} requests failed", report.errors);
-    Ok(report)
 }

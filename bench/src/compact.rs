@@ -5,16 +5,18 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 use clap::Args;
-use flowstone_testkit::DaemonCommand;
-use flowstone_testkit::load::{Completion, Limit, LoadOptions, run};
-use flowstone_testkit::process::{TERMINATE_TIMEOUT, flowstone_binary};
+use flowstone_testkit::load::{Completion, LoadOptions};
 
+use crate::experiment::{Experiment, table};
+use crate::place::{create, drive, program, remove, seconds, serve, stop, succeed, whole};
+use crate::run::Run;
 use crate::size::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]
+#[command(mut_arg("rounds", |rounds| rounds.default_value("1")))]
 pub struct CompactArgs {
     /// Size of the disk.
     #[arg(long, default_value = "2G", value_parser = parse_size)]
@@ -22,93 +24,91 @@ pub struct CompactArgs {
     /// Measured seconds per row.
     #[arg(long, default_value_t = 3.0)]
     runtime: f64,
-    /// Directory of the image, on the file system to be measured.
-    #[arg(long, default_value = "target/bench-data")]
-    dir: PathBuf,
     /// The flowstone binary [default: FLOWSTONE_BIN, or beside this program].
     #[arg(long)]
     flowstone: Option<PathBuf>,
+    #[command(flatten)]
+    run: Run,
 }
 
 const CLUSTERS: [(&str, u64); 3] = [("4K", 4 << 10), ("64K", 64 << 10), ("2M", 2 << 20)];
 const DEPTHS: [u16; 2] = [1, 8];
+const RAMP: Duration = Duration::from_millis(250);
 const READ_BYTES: u64 = 128 << 10;
 /// Average number of writes per cluster: 2 % of the clusters are never written.
 const WRITES_PER_CLUSTER: u64 = 4;
 /// Largest write; a larger cluster is written in several parts.
 const WRITE_BYTES_MAX: u64 = 64 << 10;
+const MB_PER_S: &str = "mb_per_s";
 
 /// Carries out the subcommand.
 pub fn compact(args: &CompactArgs) -> Result<()> {
-    std::fs::create_dir_all(&args.dir)?;
-    let image = args.dir.join("compact.qcow2");
-    println!("| clusters | 128 KiB sequential read | before, MB/s | after, MB/s | ratio |");
-    println!("|---|---|---|---|---|");
-    for (name, cluster_bytes) in CLUSTERS {
-        let _ = std::fs::remove_file(&image);
-        let size = args.size.to_string();
-        flowstone(args, &["create", "--size", &size, "--cluster-size", name], &image)?;
-        let bytes = cluster_bytes.min(WRITE_BYTES_MAX);
-        let writes = args.size / bytes * WRITES_PER_CLUSTER;
-        load(args, &image, |load| LoadOptions {
-            block_bytes: bytes,
-            ..load.workload("randwrite").iodepth(16).ops(writes)
-        })?;
-        let before = read(args, &image)?;
-        let start = Instant::now();
-        let said = flowstone(args, &["compact"], &image)?;
-        eprintln!("clusters of {name}: compact took {:.1?}\n{said}", start.elapsed());
-        let after = read(args, &image)?;
-        for ((depth, before), after) in DEPTHS.iter().zip(before).zip(after) {
-            println!("| {name} | QD{depth} | {before:.0} | {after:.0} | {:.2} |", after / before);
+    let mut experiment = args.run.experiment(&format!("compact {} {}", args.size, args.runtime))?;
+    let (program, image) =
+        (program(args.flowstone.as_deref())?, args.run.dir.join("compact.qcow2"));
+    for _ in 0..args.run.rounds {
+        for (name, bytes) in CLUSTERS {
+            create(&program, &image, "qcow2", args.size, &["--cluster-size", name])?;
+            let bytes = bytes.min(WRITE_BYTES_MAX);
+            load(args, &program, &image, |load| {
+                whole(load.workload("randwrite").iodepth(16), bytes, args.size * WRITES_PER_CLUSTER)
+            })?;
+            read(args, &program, &image, (name, "before"), &mut experiment)?;
+            let start = Instant::now();
+            let said = succeed(Command::new(&program).arg("compact").arg(&image))?;
+            let said = String::from_utf8(said)?;
+            eprintln!("clusters of {name}: compact took {:.1?}\n{said}", start.elapsed());
+            read(args, &program, &image, (name, "after"), &mut experiment)?;
         }
     }
-    std::fs::remove_file(&image)?;
-    Ok(())
+    let rows = CLUSTERS.iter().flat_map(|(name, _)| DEPTHS.map(|depth| (*name, depth)));
+    let rows = rows.map(|(name, depth)| {
+        let point = point(name, depth);
+        let [before, after] = ["before", "after"].map(|state| experiment.at(&point, state));
+        let rates = [before, after].map(|it| it.cell(MB_PER_S, 0));
+        [&[name.to_owned(), format!("QD{depth}")], &rates[..], &[after.ratio(before, MB_PER_S)]]
+            .concat()
+    });
+    let titles = "clusters | 128 KiB sequential read | before, MB/s | after, MB/s | ratio";
+    args.run.publish("compact", &table(titles, rows), &experiment)?;
+    remove(&image)
 }
 
-fn program(args: &CompactArgs) -> Result<PathBuf> {
-    args.flowstone.clone().map_or_else(flowstone_binary, Ok).context("find flowstone")
+fn point(clusters: &str, depth: u16) -> String {
+    format!("{clusters} QD{depth}")
 }
 
-fn flowstone(args: &CompactArgs, command: &[&str], image: &Path) -> Result<String> {
-    let output = Command::new(program(args)?).args(command).arg(image).output()?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Ok(String::from_utf8(output.stdout)?)
-}
-
-/// Returns megabytes per second, at each depth.
-fn read(args: &CompactArgs, image: &Path) -> Result<[f64; DEPTHS.len()]> {
-    let mut rates = [0.0; DEPTHS.len()];
-    for (rate, depth) in rates.iter_mut().zip(DEPTHS) {
-        let runtime = Duration::from_secs_f64(args.runtime);
-        let reads_per_s = load(args, image, |load| LoadOptions {
+fn read(
+    args: &CompactArgs,
+    program: &Path,
+    image: &Path,
+    (clusters, state): (&str, &str),
+    experiment: &mut Experiment,
+) -> Result<()> {
+    for depth in DEPTHS {
+        let reads = load(args, program, image, |load| LoadOptions {
             block_bytes: READ_BYTES,
-            limit: Limit::Time { ramp: Duration::from_millis(250), runtime },
+            limit: seconds(RAMP, args.runtime),
             ..load.workload("read").iodepth(depth)
         })?;
-        *rate = reads_per_s * READ_BYTES as f64 / 1e6;
+        let rate = (MB_PER_S, reads * READ_BYTES as f64 / 1e6);
+        experiment.add(&point(clusters, depth), state, &[rate]);
     }
-    Ok(rates)
+    Ok(())
 }
 
 /// Serves the image with direct I/O and loads it. Returns requests per second.
 fn load(
     args: &CompactArgs,
+    program: &Path,
     image: &Path,
     shape: impl FnOnce(LoadOptions) -> LoadOptions,
 ) -> Result<f64> {
-    let socket = args.dir.join("compact.sock");
-    let _ = std::fs::remove_file(&socket);
-    let mut daemon = DaemonCommand::new(program(args)?)
-        .args(["serve", "--direct", "on", "--socket"])
-        .arg(&socket)
-        .arg(image)
-        .spawn()?;
-    let mut options = LoadOptions::new(&socket);
-    options.completion = Completion::Eventfd;
-    let report = run(&shape(options))?;
-    ensure!(report.errors == 0, "{} requests failed", report.errors);
-    ensure!(daemon.terminate(TERMINATE_TIMEOUT)?.success(), "flowstone did not end in order");
+    let socket = args.run.dir.join("compact.sock");
+    remove(&socket)?;
+    let mut daemon = serve(program, &socket).args(["--direct", "on"]).arg(image).spawn()?;
+    let load = shape(LoadOptions::new(&socket));
+    let report = drive(&LoadOptions { completion: Completion::Eventfd, ..load })?;
+    stop(&mut daemon)?;
     Ok(report.iops)
 }

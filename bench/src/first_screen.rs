@@ -3,8 +3,9 @@
 use std::fmt::Write;
 
 use crate::compare::{IdleResult, PointResult, ServerResult};
+use crate::experiment::interval;
 use crate::markdown::Report;
-use crate::sample::{Sample, interval};
+use crate::sample::Sample;
 use crate::server::Server;
 use crate::size::thousands;
 

@@ -5,10 +5,10 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The machine, the code, and how busy it was.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Host {
     /// UTC date and time of the start.
     pub date: String,
@@ -27,12 +27,12 @@ pub struct Host {
     /// One-minute load average at the start; a value far above zero invalidates the results.
     pub load_average: f64,
     /// Versions of all measured programs.
-    pub versions: Vec<(&'static str, String)>,
+    pub versions: Vec<(String, String)>,
 }
 
 impl Host {
     /// Reads the host's properties.
-    pub fn inspect(versions: Vec<(&'static str, String)>, disk_dir: &Path) -> Self {
+    pub fn inspect(versions: Vec<(String, String)>, disk_dir: &Path) -> Self {
         let cpuinfo = read("/proc/cpuinfo");
         Host {
             date: said("date", &["-u", "+%Y-%m-%d %H:%M UTC"]),
@@ -46,7 +46,7 @@ impl Host {
                 .split(' ')
                 .next()
                 .and_then(|word| word.parse().ok())
-                .unwrap_or(f64::NAN),
+                .unwrap_or_default(),
             versions,
         }
     }

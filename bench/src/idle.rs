@@ -14,6 +14,7 @@ use flowstone_testkit::{Client, ClientOptions, DaemonCommand, Status};
 use serde::Serialize;
 
 use crate::args::CompareArgs;
+use crate::experiment::Figures;
 use crate::server::{IdleDisk, Server, flowstone_idle, qsd_idle};
 
 /// Name for `--only`.
@@ -38,6 +39,19 @@ pub struct IdleSample {
     pub rss_mib: f64,
     /// The part of it not shared with files or other processes.
     pub anonymous_mib: f64,
+}
+
+impl IdleSample {
+    /// Returns the figures of an experiment.
+    pub fn figures(&self) -> Figures {
+        vec![
+            ("cpu_percent", self.cpu_percent),
+            ("wakeups_per_second", self.wakeups_per_second),
+            ("threads", self.threads as f64),
+            ("rss_mib", self.rss_mib),
+            ("anonymous_mib", self.anonymous_mib),
+        ]
+    }
 }
 
 /// Measures one server.

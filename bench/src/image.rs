@@ -7,11 +7,11 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
-use flowstone_testkit::load::{LoadOptions, run};
+use anyhow::{Context, Result};
+use flowstone_testkit::load::LoadOptions;
 
 use crate::args::CompareArgs;
-use crate::log_image::{Place, stop, succeed};
+use crate::place::{drive, stop, succeed, whole};
 use crate::point::Backend;
 use crate::raw_file::{REST, fill};
 use crate::server::Server;
@@ -90,7 +90,7 @@ impl<'a> Images<'a> {
     fn new_log(&self) -> Result<PathBuf> {
         let [_, image, _] = self.made();
         remove_and_rest(&image)?;
-        self.place().create_log(&image, self.args.log_size * ROOM, &[])?;
+        self.args.place.create_log(&image, self.args.log_size * ROOM, &[])?;
         Ok(image)
     }
 
@@ -99,11 +99,8 @@ impl<'a> Images<'a> {
         if !image.exists() {
             let bytes = self.args.log_size;
             eprintln!("writing {} and overwriting it {OVERWRITES} times", image.display());
-            self.place().create_log(&image, bytes, &[])?;
-            self.write(&image, |load| LoadOptions {
-                block_bytes: FILL_BYTES,
-                ..load.workload("write").iodepth(8).ops(bytes / FILL_BYTES)
-            })?;
+            self.args.place.create_log(&image, bytes, &[])?;
+            self.write(&image, |load| whole(load.workload("write").iodepth(8), FILL_BYTES, bytes))?;
             let blocks = bytes / BLOCK_BYTES * OVERWRITES;
             self.write(&image, |load| load.workload("randwrite").iodepth(32).ops(blocks))?;
             std::thread::sleep(REST);
@@ -113,15 +110,9 @@ impl<'a> Images<'a> {
 
     fn write(&self, image: &Path, shape: impl FnOnce(LoadOptions) -> LoadOptions) -> Result<()> {
         let socket = image.with_extension("sock");
-        let mut daemon = self.place().serve(image, &socket, 1, &[])?;
-        let report = run(&shape(LoadOptions::new(&socket)))?;
-        ensure!(report.errors == 0, "{} requests failed", report.errors);
+        let mut daemon = self.args.place.serve(image, &socket, 1, &[])?;
+        drive(&shape(LoadOptions::new(&socket)))?;
         stop(&mut daemon)
-    }
-
-    fn place(&self) -> Place {
-        let CompareArgs { flowstone, server_cpu, client_cpu, .. } = self.args.clone();
-        Place { flowstone, server_cpu, client_cpu }
     }
 }
 

@@ -11,6 +11,7 @@ mod compact;
 mod compare;
 mod document;
 mod evidence;
+mod experiment;
 mod filecache;
 mod first_screen;
 mod guest;
@@ -26,14 +27,15 @@ mod operations;
 mod overlay;
 mod pair;
 mod pdc;
+mod place;
 mod plot;
 mod point;
 mod pollers;
 mod qcow2_image;
 mod qos;
 mod raw_file;
+mod run;
 mod sample;
-mod series;
 mod server;
 mod size;
 mod storm;
@@ -175,13 +177,14 @@ fn run(args: &CompareArgs) -> Result<()> {
 fn write_json(path: &Path, report: &Report<'_>) -> Result<()> {
     let Report { args, host, points, idle } = report;
     let value = json!({
+        "command": std::env::args().collect::<Vec<_>>(),
         "host": host,
         "configuration": {
             "rounds": args.rounds,
             "runtime_s": args.runtime,
             "noise_retries": args.noise_retries,
-            "server_cpu": args.server_cpu,
-            "client_cpu": args.client_cpu,
+            "server_cpu": args.place.server_cpu,
+            "client_cpu": args.place.client_cpu,
             "file_bytes": args.file_size,
             "tmpfs_bytes": args.tmpfs_size,
             "log_bytes": args.log_size,

@@ -4,10 +4,10 @@ use std::fmt::Write;
 
 use crate::args::CompareArgs;
 use crate::compare::{IdleResult, PointResult, ServerResult};
+use crate::experiment::interval;
 use crate::host::Host;
 use crate::noise::LIMIT_PERCENT;
 use crate::point::Backend;
-use crate::sample::interval;
 use crate::server::Server;
 use crate::size::thousands;
 
@@ -70,7 +70,11 @@ fn preamble(report: &Report<'_>) -> String {
              of the rates of a round, with the interval that holds the true one in 95 % of all runs \
              (of 6 rounds and more); QSD is its better engine at that point. \"Noisy\" is a point during which others used \
              that share of the machine: do not trust it.",
-            args.server_cpu, args.client_cpu, args.client_cpu, args.rounds, args.runtime
+            args.place.server_cpu,
+            args.place.client_cpu,
+            args.place.client_cpu,
+            args.rounds,
+            args.runtime
         ),
         match &args.device {
             Some(device) => format!("Disk: {}, {}.", device.display(), host.device),

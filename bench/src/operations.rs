@@ -9,54 +9,41 @@ mod api;
 
 use std::fs::{self, File};
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
+use flowstone_testkit::Daemon;
 use flowstone_testkit::fuse::FuseHost;
-use flowstone_testkit::load::{Completion, CpuSample, Limit, LoadOptions, run};
-use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT, flowstone_binary};
-use flowstone_testkit::{Daemon, DaemonCommand};
+use flowstone_testkit::load::CpuSample;
+use flowstone_testkit::process::Ready;
 use tempfile::{TempDir, tempdir_in};
 
-use crate::document;
+use crate::experiment::{Experiment, interval, table};
 use crate::idle::status_kib;
-use crate::sample::interval;
+use crate::place::{Disk, Place, create, drive, seconds, serve, serve_all, stop};
+use crate::run::Run;
 use api::Api;
 
 /// Options.
 #[derive(Clone, Debug, Args)]
+#[command(mut_arg("rounds", |rounds| rounds.default_value("9")))]
 pub struct OperationsArgs {
     /// Disks of the daemon.
     #[arg(long, default_value_t = 200)]
     disks: usize,
-    /// Rounds.
-    #[arg(long, default_value_t = 9)]
-    rounds: usize,
     /// Measured seconds of the client's load, for each round with and without a scraper.
     #[arg(long, default_value_t = 4.0)]
     runtime: f64,
-    /// Directory of the images.
-    #[arg(long, default_value = "target/bench-data")]
-    dir: PathBuf,
-    /// The flowstone binary [default: FLOWSTONE_BIN, or beside this program].
-    #[arg(long, value_name = "FILE")]
-    flowstone: Option<PathBuf>,
-    /// Rewrite the table between the operations markers of this file.
-    #[arg(long, value_name = "FILE")]
-    markdown: Option<PathBuf>,
-    /// CPU of the daemon.
-    #[arg(long, default_value_t = 0)]
-    server_cpu: usize,
-    /// CPU of the client.
-    #[arg(long, default_value_t = 1)]
-    client_cpu: usize,
+    #[command(flatten)]
+    run: Run,
+    #[command(flatten)]
+    place: Place,
 }
 
-const IMAGE_SIZE: &str = "64M";
+const IMAGE_BYTES: u64 = 64 << 20;
 const RAMP: Duration = Duration::from_millis(200);
 /// Between two scrapes.
 const SCRAPE_EACH: Duration = Duration::from_secs(1);
@@ -64,31 +51,40 @@ const SCRAPE_EACH: Duration = Duration::from_secs(1);
 const CHANGE_EACH: Duration = Duration::from_millis(100);
 /// Disks that are added and removed while memory is watched.
 const CHANGES: usize = 500;
+/// Least number of rounds of what takes little time.
+const ROUNDS_MIN: usize = 20;
+
+/// The measured contender of a point, and that to which its ratio is shown, if any.
+const OURS: &str = "measured";
+const TO: &str = "beside";
+const VALUE: &str = "value";
 
 /// Carries out the subcommand.
 pub fn operations(args: &OperationsArgs) -> Result<()> {
-    fs::create_dir_all(&args.dir).with_context(|| format!("make {}", args.dir.display()))?;
-    let bench = Bench {
-        args,
-        program: args.flowstone.clone().map_or_else(flowstone_binary, Ok)?,
-        folder: tempdir_in(&args.dir)?,
+    let mut experiment =
+        args.run.experiment(&format!("operations {} {}", args.disks, args.runtime))?;
+    let bench = Bench { args, program: args.place.program()?, folder: tempdir_in(&args.run.dir)? };
+    bench.starts(&mut experiment)?;
+    bench.reports(&mut experiment)?;
+    bench.changes(&mut experiment)?;
+    let row = |point: &str| {
+        let [ours, to] = [OURS, TO].map(|contender| experiment.at(point, contender));
+        let ratios = ours.ratios(to, VALUE);
+        let figures = if ratios.is_empty() { ours.all(VALUE) } else { ratios };
+        vec![point.to_owned(), interval(figures)]
     };
-    let mut rows = bench.starts()?;
-    rows.extend(bench.reports()?);
-    rows.extend(bench.changes()?);
-    let table =
-        rows.iter().fold("| point | median (95 %) |\n|---|---|\n".to_owned(), |table, row| {
-            table + &format!("| {} | {} |\n", row.0, row.1)
-        });
-    print!("{table}");
-    args.markdown.as_ref().map_or(Ok(()), |path| document::update(path, "operations", &table))
+    let rows = experiment.points().into_iter().map(row);
+    args.run.publish("operations", &table("point | median (95 %)", rows), &experiment)
 }
 
-/// A point, and what was measured of it.
-type Row = (String, String);
+fn add(experiment: &mut Experiment, point: &str, value: f64) {
+    experiment.add(point, OURS, &[(VALUE, value)]);
+}
 
-fn row(point: impl Into<String>, figures: Vec<f64>) -> Row {
-    (point.into(), interval(figures))
+/// Adds a value that is shown as its ratio to another one.
+fn add_to(experiment: &mut Experiment, point: &str, value: f64, to: f64) {
+    add(experiment, point, value);
+    experiment.add(point, TO, &[(VALUE, to)]);
 }
 
 struct Bench<'a> {
@@ -108,27 +104,24 @@ impl Bench<'_> {
 
     /// Serves these disks, each a name and a line of its table.
     fn serve(&self, disks: &[(String, String)]) -> Result<Daemon> {
-        let mut text = format!("control = {:?}\n", self.path("control.sock"));
-        for (name, line) in disks {
-            let socket = self.path(&format!("{name}.sock"));
-            text += &format!("[[disk]]\nname = {name:?}\nsocket = {socket:?}\n{line}\n");
-        }
-        let file = self.path("flowstone.toml");
-        fs::write(&file, text)?;
-        let command = DaemonCommand::new(&self.program).cpus(&[self.args.server_cpu]);
-        let command = command.args(["serve", "--config"]).arg(file);
-        Ok(command.ready(Ready::Listening(disks.len())).spawn()?)
+        let disk = |(name, line): &(String, String)| {
+            Disk::new(name, &self.path(&format!("{name}.sock")), line)
+        };
+        let keys = format!("control = {:?}", self.path("control.sock"));
+        let disks: Vec<Disk> = disks.iter().map(disk).collect();
+        let command = serve_all(&self.program, self.folder.path(), &keys, &disks)?;
+        let daemon = command.cpus(&[self.args.place.server_cpu]).spawn()?;
+        api::wait_for(&self.path("control.sock"))?;
+        Ok(daemon)
     }
 
-    /// Makes an image, and returns its path.
-    fn image(&self, name: &str, format: &str) -> Result<PathBuf> {
+    /// Makes an image, and returns the line for it.
+    fn image(&self, name: &str, format: &str) -> Result<String> {
+        // Its name tells the daemon the format.
         let suffix = if format == "log" { "flow" } else { format };
         let image = self.path(&format!("{name}.{suffix}"));
-        let mut command = Command::new(&self.program);
-        command.args(["create", "--size", IMAGE_SIZE]).arg(&image);
-        let made = command.output().with_context(|| format!("run {}", self.program.display()))?;
-        ensure!(made.status.success(), "create: {}", String::from_utf8_lossy(&made.stderr));
-        Ok(image)
+        create::<&str>(&self.program, &image, format, IMAGE_BYTES, &[])?;
+        Ok(format!("image = {image:?}"))
     }
 
     fn null_disks(count: usize) -> Vec<(String, String)> {
@@ -141,7 +134,7 @@ impl Bench<'_> {
         for index in 0..self.args.disks / 4 {
             for format in ["log", "qcow2"] {
                 let name = format!("{format}{index}");
-                disks.push((name.clone(), format!("image = {:?}", self.image(&name, format)?)));
+                disks.push((name.clone(), self.image(&name, format)?));
             }
         }
         disks.extend(Self::null_disks(self.args.disks - disks.len()));
@@ -149,111 +142,102 @@ impl Bench<'_> {
     }
 
     /// A daemon of null disks comes up.
-    fn starts(&self) -> Result<Vec<Row>> {
+    fn starts(&self, experiment: &mut Experiment) -> Result<()> {
         let disks = Self::null_disks(self.args.disks);
-        let [mut up, mut threads, mut resident] = [const { Vec::new() }; 3];
-        for round in 0..self.args.rounds {
+        let mut add =
+            |what, value| add(experiment, &format!("{} null disks: {what}", disks.len()), value);
+        for _ in 0..self.args.run.rounds {
             let began = Instant::now();
-            let daemon = self.serve(&disks)?;
-            up.push(milliseconds(began));
-            threads.push(fs::read_dir(format!("/proc/{}/task", daemon.pid()))?.count() as f64);
-            resident.push(status_kib(daemon.pid(), "VmRSS:")? / 1024.0);
-            end(daemon)?;
-            eprintln!("start: round {} of {}", round + 1, self.args.rounds);
+            let mut daemon = self.serve(&disks)?;
+            add("up, ms", milliseconds(began));
+            let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid()))?;
+            add("threads", tasks.count() as f64);
+            add("resident, MiB", status_kib(daemon.pid(), "VmRSS:")? / 1024.0);
+            stop(&mut daemon)?;
         }
-        let of = |what: &str| format!("{} null disks: {what}", disks.len());
-        Ok(vec![
-            row(of("up, ms"), up),
-            row(of("threads"), threads),
-            row(of("resident, MiB"), resident),
-        ])
+        Ok(())
     }
 
     /// Metrics and `stats` of a daemon of mixed disks; a client beside them.
-    fn reports(&self) -> Result<Vec<Row>> {
+    fn reports(&self, experiment: &mut Experiment) -> Result<()> {
         let mut disks = self.mixed_disks()?;
         let (behind, hung) = (self.path("behind"), self.path("hung"));
         fs::create_dir(&behind)?;
         fs::create_dir(&hung)?;
         let host = FuseHost::mount(&hung, &behind).context("mount a FUSE server")?;
-        let image = self.image("hung/disk", "raw")?;
-        disks.push(("hung".to_owned(), format!("image = {image:?}")));
+        disks.push(("hung".to_owned(), self.image("hung/disk", "raw")?));
         disks.push(("driven".to_owned(), "backend = \"null:8G\"".to_owned()));
-        let daemon = self.serve(&disks)?;
+        let mut daemon = self.serve(&disks)?;
         let of = |what: &str| format!("{} mixed disks: {what}", disks.len());
-        let mut rows = Vec::new();
         for target in ["/metrics", "/v1/stats"] {
-            rows.extend(self.report(&daemon, &of(target), target)?);
+            self.report(&daemon, &of(target), target, experiment)?;
         }
         host.stop();
         for target in ["/metrics", "/v1/stats"] {
             let point = of(&format!("{target}, the server of one disk's file stands still"));
-            rows.extend(self.report(&daemon, &point, target)?);
+            self.report(&daemon, &point, target, experiment)?;
         }
         host.release();
         let driven =
             |what: &str| of(&format!("p99 of a null disk at QD1 beside {what}, to without"));
         let scrape = || self.api().get("/metrics").map(drop);
-        rows.push(self.beside(&driven("a scrape a second"), SCRAPE_EACH, scrape)?);
-        let image = self.image("changed", "raw")?;
+        self.beside(&driven("a scrape a second"), SCRAPE_EACH, scrape, experiment)?;
+        self.image("changed", "raw")?;
         let change = || {
-            self.api().add("changed", &self.path("changed.sock"), &image)?;
+            self.api().add("changed", &self.path("changed.sock"), &self.path("changed.raw"))?;
             self.api().remove("changed")
         };
         let point = driven("ten disks a second added and removed");
-        rows.push(self.beside(&point, CHANGE_EACH, change)?);
-        end(daemon)?;
-        Ok(rows)
+        self.beside(&point, CHANGE_EACH, change, experiment)?;
+        stop(&mut daemon)
     }
 
-    fn report(&self, daemon: &Daemon, point: &str, target: &str) -> Result<Vec<Row>> {
-        let [mut cpu, mut time, mut bytes] = [const { Vec::new() }; 3];
+    fn report(
+        &self,
+        daemon: &Daemon,
+        point: &str,
+        target: &str,
+        experiment: &mut Experiment,
+    ) -> Result<()> {
+        let mut add = |what, value| add(experiment, &format!("{point}: {what}"), value);
         // The first one has memory to get.
         self.api().get(target)?;
-        for _ in 0..self.args.rounds.max(20) {
+        for _ in 0..self.args.run.rounds.max(ROUNDS_MIN) {
             let (spent, began) = (CpuSample::take(daemon.pid())?, Instant::now());
             let length = self.api().get(target)?.len();
-            time.push(milliseconds(began));
-            cpu.push(CpuSample::take(daemon.pid())?.since(&spent).cpu_ns as f64 / 1e6);
-            bytes.push(length as f64 / 1024.0);
+            let time = milliseconds(began);
+            let spent = CpuSample::take(daemon.pid())?.since(&spent);
+            add("CPU, ms", spent.cpu_ns as f64 / 1e6);
+            add("time, ms", time);
+            add("KiB", length as f64 / 1024.0);
         }
-        Ok(vec![
-            row(format!("{point}: CPU, ms"), cpu),
-            row(format!("{point}: time, ms"), time),
-            row(format!("{point}: KiB"), bytes),
-        ])
+        Ok(())
     }
 
-    /// The p99 of a client of one disk beside what an operator does, to that without it.
+    /// The p99 of a client of one disk beside what an operator does, and without it.
     fn beside(
         &self,
         point: &str,
         each: Duration,
         act: impl Fn() -> Result<()> + Sync,
-    ) -> Result<Row> {
-        let mut ratios = Vec::new();
-        for round in 0..self.args.rounds {
-            let quiet = || self.drive(Duration::from_millis(100), &|| Ok(()));
-            let busy = || self.drive(each, &act);
-            let ratio = if round.is_multiple_of(2) {
-                let quiet = quiet()?;
-                busy()? / quiet
-            } else {
-                busy()? / quiet()?
-            };
-            eprintln!("{point}: round {} of {}: {ratio:.3}", round + 1, self.args.rounds);
-            ratios.push(ratio);
+        experiment: &mut Experiment,
+    ) -> Result<()> {
+        for round in 0..self.args.run.rounds {
+            experiment.turn(round, point, &[TO, OURS], |who| {
+                let p99 = match *who {
+                    TO => self.drive(Duration::from_millis(100), &|| Ok(())),
+                    _ => self.drive(each, &act),
+                };
+                Ok(vec![(VALUE, p99?)])
+            })?;
         }
-        Ok(row(point, ratios))
+        Ok(())
     }
 
     /// The 99th percentile of a client's latency, while something is done every so often.
     fn drive(&self, each: Duration, act: &(impl Fn() -> Result<()> + Sync)) -> Result<f64> {
-        let mut load = LoadOptions::new(self.path("driven.sock")).workload("randread").iodepth(1);
-        (load.threads, load.cpus) = (1, vec![self.args.client_cpu]);
-        load.completion = Completion::Poll;
-        let runtime = Duration::from_secs_f64(self.args.runtime);
-        load.limit = Limit::Time { ramp: RAMP, runtime };
+        let mut load = self.args.place.load(&self.path("driven.sock"), "randread", 1);
+        load.limit = seconds(RAMP, self.args.runtime);
         let over = AtomicBool::new(false);
         let report = thread::scope(|scope| {
             let actor = scope.spawn(|| -> Result<()> {
@@ -263,37 +247,37 @@ impl Bench<'_> {
                 }
                 Ok(())
             });
-            let report = run(&load);
+            let report = drive(&load);
             over.store(true, Ordering::Relaxed);
             actor.join().expect("nothing here panics")?;
-            anyhow::Ok(report?)
+            report
         })?;
-        ensure!(report.errors == 0, "{} requests failed", report.errors);
         Ok(report.latency.p99_us)
     }
 
     /// Disks are added and removed beside one that stays.
-    fn changes(&self) -> Result<Vec<Row>> {
-        let (image, socket) = (self.image("alone", "raw")?, self.path("alone.sock"));
+    #[expect(clippy::disallowed_methods, reason = "the disk has no guest while it is synced")]
+    fn changes(&self, experiment: &mut Experiment) -> Result<()> {
+        self.image("alone", "raw")?;
+        let (image, socket) = (self.path("alone.raw"), self.path("alone.sock"));
         let (api, file) = (self.api(), File::open(&image)?);
-        let daemon = self.serve(&Self::null_disks(1))?;
-        let [mut added, mut to_serve, mut removed, mut to_sync] = [const { Vec::new() }; 4];
-        for _ in 0..self.args.rounds.max(20) {
-            let add = time(|| api.add("alone", &socket, &image))?;
-            let sync = time(|| Ok(rustix::fs::fdatasync(&file)?))?;
-            let remove = time(|| api.remove("alone"))?;
+        let mut daemon = self.serve(&Self::null_disks(1))?;
+        for _ in 0..self.args.run.rounds.max(ROUNDS_MIN) {
+            let added = time(|| api.add("alone", &socket, &image))?;
+            let synced = time(|| Ok(rustix::fs::fdatasync(&file)?))?;
+            let removed = time(|| api.remove("alone"))?;
             let mut alone = None;
-            let serve = time(|| {
-                let command = DaemonCommand::new(&self.program).cpus(&[self.args.server_cpu]);
-                let command = command.args(["serve", "--socket"]).arg(&socket).arg(&image);
+            let served = time(|| {
+                let command = serve(&self.program, &socket).arg(&image);
+                let command = command.cpus(&[self.args.place.server_cpu]);
                 alone = Some(command.ready(Ready::Now).spawn()?);
                 api::wait_for(&socket)
             })?;
-            alone.map_or(Ok(()), end)?;
-            added.push(add);
-            to_serve.push(add / serve);
-            removed.push(remove);
-            to_sync.push(remove / sync);
+            alone.as_mut().map_or(Ok(()), stop)?;
+            add(experiment, "raw disk added, from the request to its socket, ms", added);
+            add_to(experiment, "the same to a `serve` of its own", added, served);
+            add(experiment, "raw disk removed, idle, ms", removed);
+            add_to(experiment, "the same to an fdatasync of its image", removed, synced);
         }
         let before = status_kib(daemon.pid(), "VmRSS:")?;
         for _ in 0..CHANGES {
@@ -301,17 +285,9 @@ impl Bench<'_> {
             api.remove("alone")?;
         }
         let grown = (status_kib(daemon.pid(), "VmRSS:")? - before) / 1024.0;
-        end(daemon)?;
-        Ok(vec![
-            row("raw disk added, from the request to its socket, ms", added),
-            row("the same to a `serve` of its own", to_serve),
-            row("raw disk removed, idle, ms", removed),
-            row("the same to an fdatasync of its image", to_sync),
-            (
-                format!("resident memory after {CHANGES} disks added and removed, MiB"),
-                format!("{grown:+.2}"),
-            ),
-        ])
+        let point = format!("resident memory after {CHANGES} disks added and removed, MiB more");
+        add(experiment, &point, grown);
+        stop(&mut daemon)
     }
 }
 
@@ -323,10 +299,4 @@ fn time(work: impl FnOnce() -> Result<()>) -> Result<f64> {
 
 fn milliseconds(began: Instant) -> f64 {
     began.elapsed().as_secs_f64() * 1e3
-}
-
-fn end(mut daemon: Daemon) -> Result<()> {
-    let end = daemon.terminate(TERMINATE_TIMEOUT)?;
-    ensure!(end.success(), "flowstone ended with {end}: {}", daemon.stderr());
-    Ok(())
 }

@@ -7,32 +7,28 @@
 //! both, and of these ratios the median, with its 95 % confidence interval.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
-use flowstone_testkit::load::{Completion, Limit, LoadOptions, LoadReport, run};
-use flowstone_testkit::process::{TERMINATE_TIMEOUT, flowstone_binary};
-use flowstone_testkit::{Daemon, DaemonCommand};
+use flowstone_testkit::Daemon;
+use flowstone_testkit::load::{Completion, LoadOptions};
 use tempfile::tempdir_in;
 
+use crate::experiment::{CPU_US, Experiment, Figures, IOPS, figures, table, turns};
+use crate::place::{Place, create, drive, seconds, serve, stop, whole};
 use crate::point::selected;
-use crate::sample::{interval, median};
+use crate::run::Run;
 use crate::size::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]
+#[command(mut_arg("rounds", |rounds| rounds.default_value("15")))]
+#[command(mut_arg("flowstone", |after| after.long("after").help(AFTER)))]
 pub struct PairArgs {
     /// The flowstone binary from before the change.
     #[arg(long)]
     before: PathBuf,
-    /// The one from after it [default: FLOWSTONE_BIN, or beside this program].
-    #[arg(long)]
-    after: Option<PathBuf>,
-    /// Rounds.
-    #[arg(long, default_value_t = 15)]
-    rounds: usize,
     /// Measured seconds per point, round and binary.
     #[arg(long, default_value_t = 1.0)]
     runtime: f64,
@@ -42,17 +38,14 @@ pub struct PairArgs {
     /// Size of each image.
     #[arg(long, default_value = "1G", value_parser = parse_size)]
     size: u64,
-    /// Directory of the images, on the file system to be measured.
-    #[arg(long, default_value = "target/bench-data")]
-    dir: PathBuf,
-    /// CPU of the servers.
-    #[arg(long, default_value_t = 0)]
-    server_cpu: usize,
-    /// CPU of the client.
-    #[arg(long, default_value_t = 1)]
-    client_cpu: usize,
+    #[command(flatten)]
+    run: Run,
+    #[command(flatten)]
+    place: Place,
 }
 
+const AFTER: &str =
+    "The flowstone binary from after the change [default: FLOWSTONE_BIN, or beside this program]";
 const RAMP: Duration = Duration::from_millis(100);
 const TMPFS: &str = "/dev/shm";
 const QUEUES_MAX: usize = 4;
@@ -81,42 +74,24 @@ impl Disk {
     /// Makes the image, if any, and serves it.
     fn serve(self, program: &Path, dir: &Path, args: &PairArgs) -> Result<Daemon> {
         let socket = dir.join("vhost.sock");
-        let mut command = DaemonCommand::new(program)
-            .cpus(&[args.server_cpu])
-            .args(["serve", "--queues", &QUEUES_MAX.to_string(), "--socket"])
-            .arg(&socket);
-        command = match self {
-            Self::Null => command.args(["--backend", "null:8G"]),
-            Self::Tmpfs => {
-                command.args(["--direct", "off"]).arg(create(program, dir, "raw", args)?)
-            }
-            Self::Image(format) => command.arg(create(program, dir, format, args)?),
+        let image = |format: &str| {
+            let suffix = if format == "log" { "flow" } else { format };
+            let image = dir.join(format!("disk.{suffix}"));
+            create::<&str>(program, &image, format, args.size, &[]).map(|()| image)
         };
-        let daemon = command.spawn()?;
+        let command = serve(program, &socket).args(["--queues", &QUEUES_MAX.to_string()]);
+        let command = match self {
+            Self::Null => command.args(["--backend", "null:8G"]),
+            Self::Tmpfs => command.args(["--direct", "off"]).arg(image("raw")?),
+            Self::Image(format) => command.arg(image(format)?),
+        };
+        let daemon = args.place.start(command, &socket)?;
         if self != Self::Null {
-            let mut fill = LoadOptions::new(&socket).workload("write").iodepth(4);
-            fill.block_bytes = FILL_BYTES;
-            fill.limit = Limit::Ops(args.size / FILL_BYTES);
-            checked(run(&fill)?)?;
+            let fill = LoadOptions::new(&socket).workload("write").iodepth(4);
+            drive(&whole(fill, FILL_BYTES, args.size))?;
         }
         Ok(daemon)
     }
-}
-
-fn create(program: &Path, dir: &Path, format: &str, args: &PairArgs) -> Result<PathBuf> {
-    let suffix = if format == "log" { "flow" } else { format };
-    let image = dir.join(format!("disk.{suffix}"));
-    let size = args.size.to_string();
-    let mut command = Command::new(program);
-    command.args(["create", "--format", format, "--size", &size]).arg(&image);
-    let made = command.output().with_context(|| format!("run {}", program.display()))?;
-    ensure!(made.status.success(), "create: {}", String::from_utf8_lossy(&made.stderr));
-    Ok(image)
-}
-
-fn checked(report: LoadReport) -> Result<LoadReport> {
-    ensure!(report.errors == 0, "{} requests failed", report.errors);
-    Ok(report)
 }
 
 /// The load of a disk.
@@ -155,96 +130,72 @@ impl Load {
         format!("{}-{rw}-{queues}qd{iodepth}{flush}", disk.name())
     }
 
-    fn drive(&self, socket: &Path, daemon: &Daemon, args: &PairArgs) -> Result<LoadReport> {
-        let mut load = LoadOptions::new(socket).workload(self.rw).iodepth(self.iodepth);
+    fn drive(&self, socket: &Path, daemon: &Daemon, args: &PairArgs) -> Result<Figures> {
+        let mut load = args.place.load(socket, self.rw, self.iodepth);
         load.client = load.client.queues(self.queues);
-        (load.threads, load.cpus) = (1, vec![args.client_cpu]);
         let in_memory = matches!(self.disk, Disk::Null | Disk::Tmpfs);
         load.completion = if in_memory { Completion::Poll } else { Completion::Eventfd };
-        load.limit = Limit::Time { ramp: RAMP, runtime: Duration::from_secs_f64(args.runtime) };
+        load.limit = seconds(RAMP, args.runtime);
         load.flush_every = self.flush_every;
         load.server_pid = Some(daemon.pid());
-        checked(run(&load)?)
+        Ok(figures(&drive(&load)?))
     }
 }
-
-/// The results before and after the change, of one round.
-type Round = [LoadReport; 2];
 
 /// Carries out the subcommand.
 pub fn pair(args: &PairArgs) -> Result<()> {
-    let after = args.after.clone().map_or_else(flowstone_binary, Ok)?;
-    let programs = [&args.before, &after];
-    std::fs::create_dir_all(&args.dir).with_context(|| format!("make {}", args.dir.display()))?;
-    println!("| 4 KiB | before IOPS | after IOPS | ratio (95 %) | CPU per I/O, ratio (95 %) |");
-    println!("|---|---:|---:|---|---|");
+    let mut experiment = args.run.experiment(&format!("pair {} {}", args.size, args.runtime))?;
+    let programs = [("before", args.before.clone()), ("after", args.place.program()?)];
     let chosen = |load: &Load| selected(&load.name(), &args.only);
+    let mut rows = Vec::new();
     for disk in Disk::ALL {
         let loads: Vec<Load> = Load::of(disk).into_iter().filter(chosen).collect();
-        if !loads.is_empty() {
-            measure(disk, &loads, programs, args).with_context(|| disk.name())?;
+        for round in 0..if loads.is_empty() { 0 } else { args.run.rounds } {
+            let programs = turns(round, &programs).collect();
+            one_round(disk, &loads, programs, args, &mut experiment).context(disk.name())?;
+            eprintln!("{}: round {} of {}", disk.name(), round + 1, args.run.rounds);
         }
+        args.run.save(&experiment)?;
+        rows.extend(loads.iter().map(|load| row(&load.name(), &experiment)));
     }
-    Ok(())
+    let titles = "4 KiB | before IOPS | after IOPS | ratio (95 %) | CPU per I/O, ratio (95 %)";
+    args.run.publish("pair", &table(titles, rows), &experiment)
 }
 
-fn measure(disk: Disk, loads: &[Load], programs: [&PathBuf; 2], args: &PairArgs) -> Result<()> {
-    let mut rounds: Vec<Vec<Round>> = loads.iter().map(|_| Vec::new()).collect();
-    for round in 0..args.rounds {
-        let order = if round.is_multiple_of(2) { [0, 1] } else { [1, 0] };
-        let reports = one_round(disk, loads, order.map(|which| programs[which]), args)?;
-        for (report, rounds) in reports.into_iter().zip(&mut rounds) {
-            rounds.push(order.map(|which| report[which].clone()));
-        }
-        eprintln!("{}: round {} of {}", disk.name(), round + 1, args.rounds);
-    }
-    for (load, rounds) in loads.iter().zip(&rounds) {
-        println!("{}", row(load, rounds));
-    }
-    Ok(())
-}
-
-/// Returns, for each load, the reports of the first and of the second program.
+/// Starts the programs with new images, and drives each at all points, in this order.
 fn one_round(
     disk: Disk,
     loads: &[Load],
-    programs: [&PathBuf; 2],
+    programs: Vec<&(&'static str, PathBuf)>,
     args: &PairArgs,
-) -> Result<Vec<[LoadReport; 2]>> {
-    let place = if disk == Disk::Tmpfs { Path::new(TMPFS) } else { &args.dir };
-    let dirs = [tempdir_in(place)?, tempdir_in(place)?];
-    let first = disk.serve(programs[0], dirs[0].path(), args)?;
-    let daemons = [first, disk.serve(programs[1], dirs[1].path(), args)?];
-    let drive = |load: &Load, which: usize| {
-        // This one's flushes must not wait for the writes of the one before.
-        rustix::fs::syncfs(std::fs::File::open(dirs[which].path())?)?;
-        let socket = dirs[which].path().join("vhost.sock");
-        load.drive(&socket, &daemons[which], args).with_context(|| load.name())
+    experiment: &mut Experiment,
+) -> Result<()> {
+    let place = if disk == Disk::Tmpfs { Path::new(TMPFS) } else { &args.run.dir };
+    let serve = |named: &(&'static str, PathBuf)| {
+        let dir = tempdir_in(place)?;
+        Ok((named.0, disk.serve(&named.1, dir.path(), args)?, dir))
     };
-    let both = |load| {
-        let first = drive(load, 0)?;
-        Ok([first, drive(load, 1)?])
-    };
-    let reports = loads.iter().map(both).collect::<Result<_>>()?;
-    for mut daemon in daemons {
-        let end = daemon.terminate(TERMINATE_TIMEOUT)?;
-        ensure!(end.success(), "flowstone ended with {end}: {}", daemon.stderr());
+    let servers = programs.into_iter().map(serve).collect::<Result<Vec<_>>>()?;
+    for load in loads {
+        for (name, daemon, dir) in &servers {
+            // This one's flushes must not wait for the writes of the one before.
+            rustix::fs::syncfs(std::fs::File::open(dir.path())?)?;
+            let figures = load.drive(&dir.path().join("vhost.sock"), daemon, args);
+            experiment.add(&load.name(), name, &figures.with_context(|| load.name())?);
+        }
     }
-    Ok(reports)
+    servers.into_iter().try_for_each(|(_, mut daemon, _dir)| stop(&mut daemon))
 }
 
-fn row(load: &Load, rounds: &[Round]) -> String {
-    let rate = |which: usize| {
-        let rates = rounds.iter().map(|round| round[which].iops).collect();
-        median(rates).unwrap_or(f64::NAN)
-    };
-    let ratios = |figure: fn(&LoadReport) -> f64| {
-        let ratio = |round: &Round| figure(&round[1]) / figure(&round[0]);
-        interval(rounds.iter().map(ratio).collect())
-    };
-    let iops = ratios(|report| report.iops);
-    let cpu = ratios(|report| report.server_us_per_io.unwrap_or(f64::NAN));
-    format!("| {} | {:.0} | {:.0} | {iops} | {cpu} |", load.name(), rate(0), rate(1))
+fn row(load: &str, experiment: &Experiment) -> Vec<String> {
+    let [before, after] = ["before", "after"].map(|program| experiment.at(load, program));
+    vec![
+        load.to_owned(),
+        before.cell(IOPS, 0),
+        after.cell(IOPS, 0),
+        after.ratio(before, IOPS),
+        after.ratio(before, CPU_US),
+    ]
 }
 
 #[cfg(test)]

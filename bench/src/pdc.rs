@@ -11,21 +11,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use flowstone_testkit::process::{TERMINATE_TIMEOUT, flowstone_binary};
 use flowstone_testkit::truth::{Holds, Truth, run};
-use flowstone_testkit::{Client, ClientOptions, Daemon, DaemonCommand, Status};
+use flowstone_testkit::{Client, ClientOptions, Daemon, Status};
 use serde_json::Value;
 
+use crate::experiment::{Figures, table};
 use crate::memory_group::MemoryGroup;
-use crate::sample::median;
+use crate::place::{program, remove, serve, stop_peer, succeed};
+use crate::run::Run;
 use crate::size::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]
 pub struct PdcArgs {
-    /// Rounds.
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
     /// Transactions of a measurement; half as many before it warm the cache up.
     #[arg(long, default_value_t = 20_000)]
     transactions: usize,
@@ -35,15 +33,14 @@ pub struct PdcArgs {
     /// Size of the data.
     #[arg(long, default_value = "512M", value_parser = parse_size)]
     size: u64,
-    /// Directory of the image.
-    #[arg(long, default_value = "target/bench-data")]
-    dir: PathBuf,
     /// The flowstone binary [default: FLOWSTONE_BIN, or beside this program].
     #[arg(long)]
     flowstone: Option<PathBuf>,
     /// CPU of the server.
     #[arg(long, default_value_t = 0)]
     server_cpu: usize,
+    #[command(flatten)]
+    run: Run,
 }
 
 const BLOCK: usize = 4096;
@@ -56,7 +53,11 @@ const CACHED_OF: u64 = 10;
 const DAEMON_BYTES: u64 = 24 << 20;
 /// Time to wait until the layout has been read.
 const LAYOUT: Duration = Duration::from_millis(1500);
+/// Values of `--pdc`.
 const CHOICES: [&str; 2] = ["on", "off"];
+const TRANSACTIONS: &str = "transactions_per_s";
+/// Blocks read from the disk by the daemon, per read of the guest.
+const FETCHED: &str = "fetched_per_read";
 
 /// The cache that is measured.
 #[derive(Clone, Copy, Debug)]
@@ -65,16 +66,11 @@ enum Memory {
     PageCache,
 }
 
-const MEMORIES: [Memory; 3] =
-    [Memory::Ours("default"), Memory::Ours("multicache"), Memory::PageCache];
-
-/// One measurement.
-#[derive(Clone, Copy, Debug)]
-struct Sample {
-    transactions_per_s: f64,
-    /// Blocks read from the disk by the daemon, per read of the guest.
-    fetched: f64,
-}
+const MEMORIES: [(&str, Memory); 3] = [
+    ("our cache, `default`", Memory::Ours("default")),
+    ("our cache, `multicache`", Memory::Ours("multicache")),
+    ("page cache in a cgroup", Memory::PageCache),
+];
 
 /// The disk.
 struct Image {
@@ -86,60 +82,34 @@ struct Image {
 
 /// Carries out the subcommand.
 pub fn pdc(args: &PdcArgs) -> Result<()> {
-    std::fs::create_dir_all(&args.dir)?;
-    let flowstone = args.flowstone.clone().map_or_else(flowstone_binary, Ok)?;
+    let PdcArgs { size, transactions, reads, .. } = args;
+    let mut experiment = args.run.experiment(&format!("pdc {size} {transactions} {reads}"))?;
+    let flowstone = program(args.flowstone.as_deref())?;
     let image = Image::make(args)?;
-    let mut samples = [(); 3].map(|()| [(); 2].map(|()| Vec::new()));
-    for round in 0..args.rounds {
-        for (memory, samples) in MEMORIES.into_iter().zip(&mut samples) {
-            for turn in 0..2 {
-                let at = (turn + round) % 2;
-                let Some(sample) = measure(args, &flowstone, &image, memory, CHOICES[at])? else {
-                    continue;
-                };
-                let Sample { transactions_per_s, fetched } = sample;
-                let (name, pdc) = (memory.name(), CHOICES[at]);
-                eprintln!("{name}, --pdc {pdc}: {transactions_per_s:.0}/s, {fetched:.3} fetched");
-                samples[at].push(sample);
-            }
-        }
-    }
-    println!(
-        "| memory for a tenth of the data | transactions/s, PDC | without | ratio | blocks fetched per read, PDC | without |"
-    );
-    println!("|---|---|---|---|---|---|");
-    for (memory, [with, without]) in MEMORIES.into_iter().zip(&samples) {
-        let of = |samples: &[Sample], value: fn(&Sample) -> f64| {
-            median(samples.iter().map(value).collect()).unwrap_or(f64::NAN)
-        };
-        let rate: fn(&Sample) -> f64 = |sample| sample.transactions_per_s;
-        let fetched: fn(&Sample) -> f64 = |sample| sample.fetched;
-        println!(
-            "| {} | {:.0} | {:.0} | {:.2} | {:.3} | {:.3} |",
-            memory.name(),
-            of(with, rate),
-            of(without, rate),
-            of(with, rate) / of(without, rate),
-            of(with, fetched),
-            of(without, fetched),
-        );
-    }
-    Ok(std::fs::remove_file(&image.path)?)
-}
-
-impl Memory {
-    fn name(self) -> String {
-        match self {
-            Self::Ours(policy) => format!("our cache, `{policy}`"),
-            Self::PageCache => "page cache in a cgroup".into(),
-        }
-    }
+    experiment.run(args.run.rounds, &MEMORIES, &CHOICES, |(_, memory), pdc| {
+        measure(args, &flowstone, &image, *memory, pdc)
+    })?;
+    let rows = MEMORIES.map(|(name, _)| {
+        let [with, without] = CHOICES.map(|pdc| experiment.at(name, pdc));
+        vec![
+            name.to_owned(),
+            with.cell(TRANSACTIONS, 0),
+            without.cell(TRANSACTIONS, 0),
+            with.ratio(without, TRANSACTIONS),
+            with.cell(FETCHED, 3),
+            without.cell(FETCHED, 3),
+        ]
+    });
+    let titles = "memory for a tenth of the data | transactions/s, PDC | without | ratio | \
+                  blocks fetched per read, PDC | without";
+    args.run.publish("pdc", &table(titles, rows), &experiment)?;
+    remove(&image.path)
 }
 
 impl Image {
     /// Makes an image, written in full: no read hits a hole.
     fn make(args: &PdcArgs) -> Result<Self> {
-        let path = args.dir.join("pdc.raw");
+        let path = args.run.dir.join("pdc.raw");
         let journal_bytes = args.size / 4;
         std::fs::write(&path, vec![0x5a; usize::try_from(args.size + args.size / 2)?])?;
         let text = path.to_str().context("the directory's name is no text")?;
@@ -161,7 +131,7 @@ impl Image {
     }
 }
 
-/// Measures; `None`, with a message, if that is not possible here.
+/// Measures; without figures, and with a message, if that is not possible here.
 #[expect(clippy::disallowed_methods, reason = "nobody serves the image just now")]
 fn measure(
     args: &PdcArgs,
@@ -169,23 +139,21 @@ fn measure(
     image: &Image,
     memory: Memory,
     pdc: &str,
-) -> Result<Option<Sample>> {
-    let (socket, control) = (args.dir.join("pdc.sock"), args.dir.join("pdc.control"));
+) -> Result<Figures> {
+    let [socket, control] = ["pdc.sock", "pdc.control"].map(|name| args.run.dir.join(name));
     let room = args.size / CACHED_OF;
     let size = room.to_string();
     let (options, group) = match memory {
         Memory::Ours(policy) => (vec!["--cache", &size, "--cache-policy", policy], None),
         Memory::PageCache => match MemoryGroup::new(room + DAEMON_BYTES) {
             Some(group) => (vec!["--direct", "off"], Some(group)),
-            None => return Ok(None),
+            None => return Ok(Vec::new()),
         },
     };
     let file = std::fs::File::open(&image.path)?;
     rustix::fs::fsync(&file)?;
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
-    let mut daemon = DaemonCommand::new(flowstone)
-        .args(["serve", "--socket"])
-        .arg(&socket)
+    let mut daemon = serve(flowstone, &socket)
         .args(["--pdc", pdc, "--control"])
         .arg(&control)
         .args(options)
@@ -205,11 +173,11 @@ fn measure(
     let known = journal_writes(flowstone, &control)?;
     ensure!(known > 0, "the journal was not recognised");
     drop(load);
-    let _ = daemon.terminate(TERMINATE_TIMEOUT);
-    Ok(Some(Sample {
-        transactions_per_s: args.transactions as f64 / seconds,
-        fetched: fetched / (args.transactions * args.reads) as f64,
-    }))
+    stop_peer(&mut daemon);
+    Ok(vec![
+        (TRANSACTIONS, args.transactions as f64 / seconds),
+        (FETCHED, fetched / (args.transactions * args.reads) as f64),
+    ])
 }
 
 /// Returns the bytes that the process has read from the host's disks.
@@ -220,9 +188,9 @@ fn fetched_bytes(daemon: &Daemon) -> Result<u64> {
 }
 
 fn journal_writes(flowstone: &Path, control: &Path) -> Result<u64> {
-    let stats =
-        Command::new(flowstone).args(["stats", "--json", "--control"]).arg(control).output()?;
-    let stats: Value = serde_json::from_slice(&stats.stdout)?;
+    let mut command = Command::new(flowstone);
+    let stats = succeed(command.args(["stats", "--json", "--control"]).arg(control))?;
+    let stats: Value = serde_json::from_slice(&stats)?;
     Ok(stats["disks"][0]["classes"]["journal"]["writes"].as_u64().unwrap_or(0))
 }
 

@@ -1,41 +1,55 @@
-//! Plots lines over a logarithmic axis.
+//! Plots lines.
 
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::Path;
 
 use anyhow::{Result, anyhow};
+use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
 const PIXELS: (u32, u32) = (720, 440);
 
-/// Titles of the axes.
+/// Titles of the axes, and whether the x axis is logarithmic.
 pub struct Axes {
     pub x: &'static str,
     pub y: &'static str,
+    pub is_log: bool,
 }
+
+/// Points by the name of their line.
+pub type Lines = BTreeMap<String, Vec<(f64, f64)>>;
 
 /// Draws one line per name.
-pub fn draw(path: &Path, axes: &Axes, lines: &BTreeMap<&str, Vec<(f64, f64)>>) -> Result<()> {
-    try_to_draw(path, axes, lines).map_err(|error| anyhow!("{}: {error}", path.display()))
-}
-
-fn try_to_draw(
-    path: &Path,
-    axes: &Axes,
-    lines: &BTreeMap<&str, Vec<(f64, f64)>>,
-) -> std::result::Result<(), Box<dyn Error>> {
+pub fn draw(path: &Path, axes: &Axes, lines: &Lines) -> Result<()> {
     let points = || lines.values().flatten();
     let (least, most) =
         points().fold((f64::MAX, 0.0f64), |(min, max), (x, _)| (min.min(*x), max.max(*x)));
-    let highest = points().map(|(_, y)| *y).fold(0.1, f64::max);
+    let drawn = if axes.is_log {
+        try_to_draw(path, axes, lines, (least * 0.9..most * 1.1).log_scale())
+    } else {
+        try_to_draw(path, axes, lines, least - 0.2..most + 0.2)
+    };
+    drawn.map_err(|error| anyhow!("{}: {error}", path.display()))
+}
+
+fn try_to_draw<X: AsRangedCoord<Value = f64>>(
+    path: &Path,
+    axes: &Axes,
+    lines: &Lines,
+    x: X,
+) -> std::result::Result<(), Box<dyn Error>>
+where
+    X::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
+{
+    let highest = lines.values().flatten().map(|(_, y)| *y).fold(0.1, f64::max);
     let root = SVGBackend::new(path, PIXELS).into_drawing_area();
     root.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(&root)
         .margin(12)
         .x_label_area_size(44)
         .y_label_area_size(54)
-        .build_cartesian_2d((least * 0.9..most * 1.1).log_scale(), 0.0..highest * 1.1)?;
+        .build_cartesian_2d(x, 0.0..highest * if axes.is_log { 1.1 } else { 1.3 })?;
     chart.configure_mesh().x_desc(axes.x).y_desc(axes.y).draw()?;
     for (index, (name, points)) in lines.iter().enumerate() {
         let colour = Palette99::pick(index).to_rgba();
@@ -44,7 +58,7 @@ fn try_to_draw(
         let line = LineSeries::new(points, colour.stroke_width(2)).point_size(3);
         chart
             .draw_series(line)?
-            .label(*name)
+            .label(name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
     }
     let mut labels = chart.configure_series_labels();

@@ -7,43 +7,33 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 use clap::Args;
-use flowstone_testkit::load::{Completion, Limit, LoadOptions, run};
-use flowstone_testkit::process::{TERMINATE_TIMEOUT, flowstone_binary};
-use flowstone_testkit::{Daemon, DaemonCommand};
+use flowstone_testkit::load::{Completion, LoadOptions};
 
-use crate::sample::median;
+use crate::experiment::{Figures, IOPS, Named, figures, table};
+use crate::place::{Place, drive, remove, seconds, serve, stop, stop_peer, succeed, whole};
+use crate::run::Run;
 use crate::server::qsd;
 use crate::size::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]
+#[command(mut_arg("rounds", |rounds| rounds.default_value("3")))]
 pub struct Qcow2Args {
-    /// Rounds.
-    #[arg(long, default_value_t = 3)]
-    rounds: usize,
     /// Measured seconds per phase.
     #[arg(long, default_value_t = 2.0)]
     runtime: f64,
     /// Size of the disks.
     #[arg(long, default_value = "8G", value_parser = parse_size)]
     size: u64,
-    /// Directory of the images, on the file system to be measured.
-    #[arg(long, default_value = "target/bench-data")]
-    dir: PathBuf,
     /// Leave the files in the page cache, to measure the daemons rather than the disk.
     #[arg(long)]
     cached: bool,
-    /// The flowstone binary [default: FLOWSTONE_BIN, or beside this program].
-    #[arg(long)]
-    flowstone: Option<PathBuf>,
-    /// CPU of the servers.
-    #[arg(long, default_value_t = 0)]
-    server_cpu: usize,
-    /// CPU of the client.
-    #[arg(long, default_value_t = 1)]
-    client_cpu: usize,
+    #[command(flatten)]
+    run: Run,
+    #[command(flatten)]
+    place: Place,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +57,7 @@ const fn phase(name: &'static str, rw: &'static str, iodepth: u16, queues: usize
     Phase { name, fresh: false, rw, iodepth, queues, flush_every: 0 }
 }
 
+const CONTENDERS: [Contender; 2] = [Contender::Flowstone, Contender::Qsd];
 const PHASES: [Phase; 6] = [
     Phase { fresh: true, ..phase("4 KiB random write QD32, fresh image", "randwrite", 32, 1) },
     phase("4 KiB random read QD32, written image", "randread", 32, 1),
@@ -83,124 +74,97 @@ const PHASES: [Phase; 6] = [
 const RAMP: Duration = Duration::from_millis(250);
 /// Removing an image makes many small discards: the disk becomes idle after them.
 const REST: Duration = Duration::from_secs(3);
+const FILL_BYTES: u64 = 128 << 10;
 
 /// Carries out the subcommand.
 pub fn qcow2(args: &Qcow2Args) -> Result<()> {
-    std::fs::create_dir_all(&args.dir)?;
-    let contenders = [Contender::Flowstone, Contender::Qsd];
-    for contender in contenders {
-        fill(args, contender)?;
+    let of = format!("qcow2 {} {} {}", args.size, args.runtime, args.cached);
+    let mut experiment = args.run.experiment(&of)?;
+    for contender in CONTENDERS {
+        let image = contender.written(args);
+        new_image(&image, args.size)?;
+        load(args, contender, &image, |load| {
+            whole(load.workload("write").iodepth(8), FILL_BYTES, args.size)
+        })?;
     }
-    let mut rates = vec![[Vec::new(), Vec::new()]; PHASES.len()];
-    for round in 0..args.rounds {
-        for (phase, rates) in PHASES.iter().zip(&mut rates) {
-            for turn in 0..contenders.len() {
-                let index = (turn + round) % contenders.len();
-                let rate = measure(args, contenders[index], phase)?;
-                eprintln!(
-                    "{}/{} {:<42} {:?} {rate:.0}/s",
-                    round + 1,
-                    args.rounds,
-                    phase.name,
-                    contenders[index]
-                );
-                rates[index].push(rate);
-            }
-        }
+    let measure = |phase: &Phase, contender: &Contender| measure(args, *contender, phase);
+    experiment.run(args.run.rounds, &PHASES, &CONTENDERS, measure)?;
+    let names = CONTENDERS.map(|contender| contender.name());
+    let rows = PHASES.iter().map(|phase| {
+        let [ours, its] = [&names[0], &names[1]].map(|name| experiment.at(phase.name, name));
+        vec![phase.name(), ours.cell(IOPS, 0), its.cell(IOPS, 0), ours.ratio(its, IOPS)]
+    });
+    let text = table("point | flowstone qcow2 | QSD qcow2 | ratio", rows);
+    args.run.publish("qcow2", &text, &experiment)?;
+    CONTENDERS.iter().try_for_each(|contender| remove(&contender.written(args)))
+}
+
+impl Named for Phase {
+    fn name(&self) -> String {
+        self.name.to_owned()
     }
-    println!("| point | flowstone qcow2 | QSD qcow2 | ratio |\n|---|---|---|---|");
-    for (phase, [flowstone, qsd]) in PHASES.iter().zip(&rates) {
-        let [flowstone, qsd] =
-            [flowstone, qsd].map(|rates| median(rates.clone()).unwrap_or(f64::NAN));
-        println!("| {} | {flowstone:.0} | {qsd:.0} | {:.2} |", phase.name, flowstone / qsd);
+}
+
+impl Named for Contender {
+    fn name(&self) -> String {
+        format!("{self:?}")
     }
-    for contender in contenders {
-        std::fs::remove_file(contender.written(args))?;
-    }
-    Ok(())
 }
 
 impl Contender {
     fn written(self, args: &Qcow2Args) -> PathBuf {
-        args.dir.join(format!("written-{self:?}.qcow2"))
-    }
-
-    fn start(self, args: &Qcow2Args, image: &Path, socket: &Path) -> Result<Daemon> {
-        let _ = std::fs::remove_file(socket);
-        let command = match self {
-            Self::Flowstone => {
-                let direct = if args.cached { "off" } else { "on" };
-                let program = args.flowstone.clone().map_or_else(flowstone_binary, Ok)?;
-                DaemonCommand::new(program)
-                    .args(["serve", "--direct", direct, "--socket"])
-                    .arg(socket)
-                    .arg(image)
-            }
-            Self::Qsd => qsd::serve("qcow2", image, socket, 4, args.cached),
-        };
-        Ok(command.cpus(&[args.server_cpu]).spawn()?)
+        args.run.dir.join(format!("written-{self:?}.qcow2"))
     }
 }
 
 fn new_image(image: &Path, bytes: u64) -> Result<()> {
-    let _ = std::fs::remove_file(image);
+    remove(image)?;
     let mut command = Command::new("qemu-img");
     command.args(["create", "-q", "-f", "qcow2"]).arg(image).arg(bytes.to_string());
-    ensure!(command.status().context("run qemu-img")?.success(), "qemu-img failed");
-    Ok(())
+    succeed(&mut command).map(drop)
 }
 
-/// Writes every block of a contender's image.
-fn fill(args: &Qcow2Args, contender: Contender) -> Result<()> {
-    let image = contender.written(args);
-    new_image(&image, args.size)?;
-    let blocks = args.size / (128 << 10);
-    load(args, contender, &image, |load| {
-        let mut load = load.workload("write").iodepth(8).ops(blocks);
-        load.block_bytes = 128 << 10;
-        load
-    })?;
-    Ok(())
-}
-
-fn measure(args: &Qcow2Args, contender: Contender, phase: &Phase) -> Result<f64> {
-    let image = if phase.fresh { args.dir.join("fresh.qcow2") } else { contender.written(args) };
+fn measure(args: &Qcow2Args, contender: Contender, phase: &Phase) -> Result<Figures> {
+    let fresh = args.run.dir.join("fresh.qcow2");
     if phase.fresh {
-        new_image(&image, args.size)?;
+        new_image(&fresh, args.size)?;
     }
-    let rate = load(args, contender, &image, |load| {
+    let image = if phase.fresh { fresh } else { contender.written(args) };
+    let figures = load(args, contender, &image, |load| {
         let mut load = load.workload(phase.rw).iodepth(phase.iodepth);
         load.client = load.client.queues(phase.queues);
         load.flush_every = phase.flush_every;
-        load.limit = Limit::Time { ramp: RAMP, runtime: Duration::from_secs_f64(args.runtime) };
+        load.limit = seconds(RAMP, args.runtime);
         load
-    })
-    .with_context(|| format!("{}, {contender:?}", phase.name))?;
+    })?;
     if phase.fresh {
-        std::fs::remove_file(&image)?;
+        remove(&image)?;
         std::thread::sleep(REST);
     }
-    Ok(rate)
+    Ok(figures)
 }
 
-/// Serves an image and loads it. Returns requests per second.
+/// Serves an image and loads it.
 fn load(
     args: &Qcow2Args,
     contender: Contender,
     image: &Path,
     shape: impl FnOnce(LoadOptions) -> LoadOptions,
-) -> Result<f64> {
-    let socket = args.dir.join("qcow2.sock");
-    let mut daemon = contender.start(args, image, &socket)?;
-    let mut options = LoadOptions::new(&socket);
-    options.threads = 1;
-    options.cpus = vec![args.client_cpu];
-    options.completion = Completion::Eventfd;
-    let report = run(&shape(options))?;
-    ensure!(report.errors == 0, "{} requests failed", report.errors);
-    let status = daemon.terminate(TERMINATE_TIMEOUT);
-    if contender == Contender::Flowstone {
-        ensure!(status?.success(), "flowstone did not end in order");
+) -> Result<Figures> {
+    let socket = args.run.dir.join("qcow2.sock");
+    let command = match contender {
+        Contender::Flowstone => {
+            let direct = if args.cached { "off" } else { "on" };
+            serve(&args.place.program()?, &socket).args(["--direct", direct]).arg(image)
+        }
+        Contender::Qsd => qsd::serve("qcow2", image, &socket, 4, args.cached),
+    };
+    let mut daemon = args.place.start(command, &socket)?;
+    let load = shape(args.place.load(&socket, "randread", 1));
+    let report = drive(&LoadOptions { completion: Completion::Eventfd, ..load })?;
+    match contender {
+        Contender::Flowstone => stop(&mut daemon)?,
+        Contender::Qsd => stop_peer(&mut daemon),
     }
-    Ok(report.iops)
+    Ok(figures(&report))
 }

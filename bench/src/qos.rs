@@ -1,57 +1,47 @@
 //! `flowstone-bench qos`: accuracy of limits, the effect of a greedy neighbour on a disk, and the
 //! overhead of limits that are not reached.
 //!
-//! The compared cases take turns within a round; reported is the median of the rounds.
+//! The compared cases take turns within a round; reported are medians, and ratios to the first
+//! case.
 
 mod vms;
 
 use std::path::{Path, PathBuf};
+use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use flowstone_testkit::load::{Completion, Limit, LoadOptions, LoadReport, run};
-use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT, flowstone_binary};
-use flowstone_testkit::{Daemon, DaemonCommand};
+use flowstone_testkit::Daemon;
+use flowstone_testkit::load::{Completion, LoadOptions, LoadReport};
 use tempfile::{TempDir, tempdir_in};
 
-use crate::document;
-use crate::sample::{interval, median};
+use crate::experiment::{Experiment, Figures, IOPS, Named, figures, signed, table};
+use crate::place::{Disk, Place, drive, remove, seconds, serve_all, stop};
+use crate::point::selected;
+use crate::run::Run;
 use crate::size::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]
 pub struct QosArgs {
-    /// Rounds.
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
     /// Measured seconds, where nothing else is said.
     #[arg(long, default_value_t = 1.0)]
     runtime: f64,
     /// Size of the disks that have neighbours.
     #[arg(long, default_value = "1G", value_parser = parse_size)]
     size: u64,
-    /// Directory of their images, on the file system to be measured.
-    #[arg(long, default_value = "target/bench-data")]
-    dir: PathBuf,
-    /// Only parts whose name contains this: limits, neighbours, vms, overhead.
-    #[arg(long, default_value = "")]
-    only: String,
-    /// The flowstone binary [default: FLOWSTONE_BIN, or beside this program].
-    #[arg(long)]
-    flowstone: Option<PathBuf>,
+    /// Only parts whose name contains this: limits, neighbours, vms, overhead; may be given several
+    /// times.
+    #[arg(long, value_name = "PATTERN")]
+    only: Vec<String>,
     /// A binary from before limits and weights, to compare with.
     #[arg(long)]
     before: Option<PathBuf>,
-    /// Rewrite the tables between the markers `qos` of this file.
-    #[arg(long, value_name = "FILE")]
-    markdown: Option<PathBuf>,
-    /// CPU of the servers.
-    #[arg(long, default_value_t = 0)]
-    server_cpu: usize,
-    /// CPU of the clients.
-    #[arg(long, default_value_t = 1)]
-    client_cpu: usize,
+    #[command(flatten)]
+    run: Run,
+    #[command(flatten)]
+    place: Place,
 }
 
 const RAMP: Duration = Duration::from_millis(250);
@@ -62,32 +52,44 @@ const TMPFS: &str = "/dev/shm";
 /// Queue depth of the greedy neighbour.
 const HOG_DEPTH: u16 = 128;
 
+/// The limits that are measured, with queues and depth, and requests per second.
+const LIMITS: [(&str, usize, u16, f64); 5] = [
+    ("iops=500", 1, 32, 500.0),
+    ("iops=5000", 1, 1, 5000.0),
+    ("iops=20000", 1, 32, 20_000.0),
+    ("iops=20000", 4, 32, 20_000.0),
+    ("bw=64M", 1, 32, 16_384.0),
+];
+/// Times over which a rate is measured, in milliseconds, and factors of the rounds.
+const WINDOWS: [(&str, u64, usize); 2] = [("1 s", 1000, 1), ("100 ms", 100, 4)];
+/// Deviation from the limit, as a part of it.
+const OFF: &str = "off";
+const HOG: &str = "hog_iops";
+const MODEST: &str = "neighbour_iops";
+const MODEST_P99: &str = "neighbour_p99_us";
+
 /// Carries out the subcommand.
 pub fn qos(args: &QosArgs) -> Result<()> {
-    std::fs::create_dir_all(&args.dir)?;
-    let program = args.flowstone.clone().map_or_else(flowstone_binary, Ok)?;
-    let bench = Bench { args, program };
+    let mut experiment = args.run.experiment(&format!("qos {} {}", args.size, args.runtime))?;
+    let bench = Bench { args, program: args.place.program()? };
     let parts: [(&str, Part); 4] = [
-        ("limits", |bench| bench.limits()),
-        ("neighbours", |bench| bench.neighbours()),
-        ("vms", |bench| bench.vms()),
-        ("overhead", |bench| bench.overhead()),
+        ("limits", |bench, to| bench.limits(to)),
+        ("neighbours", |bench, to| bench.neighbours(to)),
+        ("vms", |bench, to| bench.vms(to)),
+        ("overhead", |bench, to| bench.overhead(to)),
     ];
     let mut text = String::new();
-    for (name, part) in parts.iter().filter(|(name, _)| name.contains(&args.only)) {
-        let table = part(&bench).with_context(|| format!("part {name}"))?;
-        println!("{table}");
-        text += &table;
+    for (name, part) in parts.iter().filter(|(name, _)| selected(name, &args.only)) {
+        text += &part(&bench, &mut experiment).with_context(|| format!("part {name}"))?;
+        text.push('\n');
+        args.run.save(&experiment)?;
     }
     ensure!(!text.is_empty(), "no part matches {:?}", args.only);
-    match &args.markdown {
-        Some(path) => document::update(path, "qos", &text),
-        None => Ok(()),
-    }
+    args.run.publish("qos", &text, &experiment)
 }
 
 /// Measures one part, and returns its table.
-type Part = fn(&Bench<'_>) -> Result<String>;
+type Part = fn(&Bench<'_>, &mut Experiment) -> Result<String>;
 
 struct Bench<'a> {
     args: &'a QosArgs,
@@ -106,132 +108,84 @@ impl Served {
     }
 
     fn end(mut self) -> Result<()> {
-        let status = self.daemon.terminate(TERMINATE_TIMEOUT)?;
-        ensure!(status.success(), "flowstone ended with {status}");
-        Ok(())
-    }
-}
-
-/// Requests per second and the 99th percentile of their latency.
-#[derive(Default)]
-struct Figures {
-    iops: Vec<f64>,
-    p99_us: Vec<f64>,
-}
-
-impl Figures {
-    fn push(&mut self, report: &LoadReport) {
-        self.iops.push(report.iops);
-        self.p99_us.push(report.latency.p99_us);
-    }
-
-    fn iops(&self) -> f64 {
-        median(self.iops.clone()).unwrap_or(f64::NAN)
-    }
-
-    fn p99_us(&self) -> f64 {
-        median(self.p99_us.clone()).unwrap_or(f64::NAN)
+        stop(&mut self.daemon)
     }
 }
 
 impl Bench<'_> {
     fn serve(&self, program: &Path, dir: TempDir, disks: &[(&str, String)]) -> Result<Served> {
-        let mut text = String::new();
-        for (name, keys) in disks {
-            let socket = dir.path().join(format!("{name}.sock"));
-            text += &format!("[[disk]]\nname = {name:?}\nsocket = {socket:?}\n{keys}\n");
-        }
-        let config = dir.path().join("disks.toml");
-        std::fs::write(&config, text)?;
-        let command = DaemonCommand::new(program)
-            .args(["serve", "--config"])
-            .arg(config)
-            .cpus(&[self.args.server_cpu])
-            .ready(Ready::Listening(disks.len()));
-        Ok(Served { daemon: command.spawn()?, dir })
+        let disk = |(name, keys): &(&str, String)| {
+            Disk::new(name, &dir.path().join(format!("{name}.sock")), keys)
+        };
+        let disks: Vec<Disk> = disks.iter().map(disk).collect();
+        let command = serve_all(program, dir.path(), "", &disks)?;
+        Ok(Served { daemon: command.cpus(&[self.args.place.server_cpu]).spawn()?, dir })
     }
 
     fn load(&self, socket: &Path, rw: &str, depth: u16, queues: usize) -> LoadOptions {
-        let mut options = LoadOptions::new(socket).workload(rw).iodepth(depth);
+        let mut options = self.args.place.load(socket, rw, depth);
         options.client = options.client.queues(queues);
-        (options.threads, options.cpus) = (1, vec![self.args.client_cpu]);
         options.completion = Completion::Eventfd;
-        let runtime = Duration::from_secs_f64(self.args.runtime);
-        options.limit = Limit::Time { ramp: RAMP, runtime };
+        options.limit = seconds(RAMP, self.args.runtime);
         options
     }
 
     /// Measures the largest deviation of the rate from the limit, over a second and over 100 ms.
-    fn limits(&self) -> Result<String> {
-        let mut table =
-            "| limit, 4 KiB random writes, image on tmpfs | wanted/s | 1 s: median | worst | \
-                         100 ms: median | worst |\n|---|---|---|---|---|---|\n"
-                .to_owned();
-        for (limit, queues, depth, wanted) in [
-            ("iops=500", 1, 32, 500.0),
-            ("iops=5000", 1, 1, 5000.0),
-            ("iops=20000", 1, 32, 20_000.0),
-            ("iops=20000", 4, 32, 20_000.0),
-            ("bw=64M", 1, 32, 16_384.0),
-        ] {
+    fn limits(&self, experiment: &mut Experiment) -> Result<String> {
+        let mut rows = Vec::new();
+        for (limit, queues, depth, wanted) in LIMITS {
+            let shape = format!("`{limit}`, {queues} x QD{depth}");
             let dir = tempdir_in(TMPFS)?;
             let image = dir.path().join("disk.raw");
             std::fs::File::create(&image)?.set_len(256 << 20)?;
             let keys = format!("image = {image:?}\nlimit = \"{limit}\"");
             let served = self.serve(&self.program, dir, &[("disk", keys)])?;
-            let mut cells = Vec::new();
-            for (window_ms, count) in [(1000, self.args.rounds), (100, 4 * self.args.rounds)] {
-                let mut off = Vec::new();
-                for _ in 0..count {
+            let mut row = vec![shape.clone(), format!("{wanted:.0}")];
+            for (window, window_ms, rounds) in WINDOWS {
+                for _ in 0..rounds * self.args.run.rounds {
                     let mut load = self.load(&served.socket("disk"), "randwrite", depth, queues);
-                    let runtime = Duration::from_millis(window_ms);
-                    load.limit = Limit::Time { ramp: RAMP, runtime };
-                    off.push(checked(run(&load)?)?.iops / wanted - 1.0);
+                    load.limit = seconds(RAMP, window_ms as f64 / 1e3);
+                    let off = drive(&load)?.iops / wanted - 1.0;
+                    experiment.add(&shape, window, &[(OFF, off)]);
                 }
+                let off = experiment.at(&shape, window).all(OFF);
                 let worst = off.iter().copied().max_by(|a, b| a.abs().total_cmp(&b.abs()));
-                let middle = median(off).unwrap_or(f64::NAN);
-                cells.push(format!("{:+.2} %", 100.0 * middle));
-                cells.push(format!("{:+.2} %", 100.0 * worst.unwrap_or(f64::NAN)));
+                row.extend([signed(off), signed(Vec::from_iter(worst))]);
             }
-            let shape = format!("`{limit}`, {queues} x QD{depth}");
-            table += &format!("| {shape} | {wanted:.0} | {} |\n", cells.join(" | "));
-            eprintln!("{shape}: {cells:?}");
+            rows.push(row);
             served.end()?;
         }
-        Ok(table + "\n")
+        let titles = "limit, 4 KiB random writes, image on tmpfs | wanted/s | 1 s: median | \
+                      worst | 100 ms: median | worst";
+        Ok(table(titles, rows))
     }
 
     /// Measures a disk at depth one beside one at depth 128, on one device.
-    fn neighbours(&self) -> Result<String> {
+    fn neighbours(&self, experiment: &mut Experiment) -> Result<String> {
         let cases = self.cases();
-        let mut table = "| 4 KiB, raw images on ext4 | hog, QD128 | of alone | neighbour, QD1 | p99, us | of alone |\n\
-                         |---|---|---|---|---|---|\n"
-            .to_owned();
+        let mut rows = Vec::new();
         for rw in ["randread", "randwrite"] {
-            let mut figures: Vec<[Figures; 2]> = cases.iter().map(|_| Default::default()).collect();
-            for round in 0..self.args.rounds {
-                for turn in 0..cases.len() {
-                    let index = (turn + round) % cases.len();
-                    self.beside(&cases[index], rw, &mut figures[index])?;
-                }
-            }
-            let alone = [figures[0][0].iops(), figures[0][1].p99_us()];
-            for (case, [hog, modest]) in cases.iter().zip(&figures) {
-                table += &format!(
-                    "| {rw}, {} | {:.0} | {:.2} | {:.0} | {:.0} | {:.2} |\n",
-                    case.name,
-                    hog.iops(),
-                    hog.iops() / alone[0],
-                    modest.iops(),
-                    modest.p99_us(),
-                    modest.p99_us() / alone[1],
-                );
-            }
+            let measure = |_: &&str, case: &Case| self.beside(case, rw);
+            experiment.run(self.args.run.rounds, &[rw], &cases, measure)?;
+            let alone = experiment.at(rw, cases[0].name);
+            rows.extend(cases.iter().map(|case| {
+                let own = experiment.at(rw, case.name);
+                vec![
+                    format!("{rw}, {}", case.name),
+                    own.cell(HOG, 0),
+                    own.ratio(alone, HOG),
+                    own.cell(MODEST, 0),
+                    own.cell(MODEST_P99, 0),
+                    own.ratio(alone, MODEST_P99),
+                ]
+            }));
         }
         for name in ["hog", "modest"] {
-            std::fs::remove_file(self.image(name)?)?;
+            remove(&self.image(name)?)?;
         }
-        Ok(table + "\n")
+        let titles = "4 KiB, raw images on ext4 | hog, QD128 | of alone | neighbour, QD1 | \
+                      p99, us | of alone";
+        Ok(table(titles, rows))
     }
 
     fn cases(&self) -> Vec<Case> {
@@ -250,39 +204,33 @@ impl Bench<'_> {
         cases
     }
 
-    fn beside(&self, case: &Case, rw: &str, figures: &mut [Figures; 2]) -> Result<()> {
+    fn beside(&self, case: &Case, rw: &str) -> Result<Figures> {
         let keys = |name: &str, more: &str| -> Result<String> {
             let image = std::path::absolute(self.image(name)?)?;
             Ok(format!("image = {image:?}\ndirect = \"on\"\n{more}"))
         };
-        let dir = tempdir_in(&self.args.dir)?;
+        let dir = tempdir_in(&self.args.run.dir)?;
         let disks =
             [("hog", keys("hog", case.hog_keys)?), ("modest", keys("modest", case.modest_keys)?)];
         let served = self.serve(&case.program, dir, &disks)?;
-        let hog = self.load(&served.socket("hog"), rw, HOG_DEPTH, 1);
-        let modest = self.load(&served.socket("modest"), rw, 1, 1);
+        let loads = [("hog", HOG_DEPTH), ("modest", 1)]
+            .map(|(name, depth)| self.load(&served.socket(name), rw, depth, 1));
         let reports = if case.together {
-            std::thread::scope(|scope| {
-                let hog = scope.spawn(|| run(&hog));
-                let modest = run(&modest);
-                (hog.join().expect("a load returns its errors"), modest)
-            })
+            together(&loads)?
         } else {
-            (run(&hog), run(&modest))
+            loads.iter().map(drive).collect::<Result<_>>()?
         };
-        let (hog, modest) = (checked(reports.0?)?, checked(reports.1?)?);
-        eprintln!(
-            "{rw} {:<28} hog {:.0}/s, neighbour {:.0}/s p99 {:.0} us",
-            case.name, hog.iops, modest.iops, modest.latency.p99_us
-        );
-        figures[0].push(&hog);
-        figures[1].push(&modest);
-        served.end()
+        served.end()?;
+        Ok(vec![
+            (HOG, reports[0].iops),
+            (MODEST, reports[1].iops),
+            (MODEST_P99, reports[1].latency.p99_us),
+        ])
     }
 
     /// Returns an image that has been written in full.
     fn image(&self, name: &str) -> Result<PathBuf> {
-        let path = self.args.dir.join(format!("qos-{name}.raw"));
+        let path = self.args.run.dir.join(format!("qos-{name}.raw"));
         if path.metadata().is_ok_and(|file| file.len() == self.args.size) {
             return Ok(path);
         }
@@ -295,44 +243,47 @@ impl Bench<'_> {
     }
 
     /// Measures unlimited requests with and without the stage of limits.
-    fn overhead(&self) -> Result<String> {
+    fn overhead(&self, experiment: &mut Experiment) -> Result<String> {
         let never = "limit = \"iops=1000000000,bw=1024T\"";
-        let mut servers = vec![("no limit", &self.program, "")];
-        servers.push(("a limit that is not reached", &self.program, never));
+        let mut servers = vec![("no limit", (&self.program, ""))];
+        servers.push(("a limit that is not reached", (&self.program, never)));
         if let Some(before) = &self.args.before {
-            servers.insert(0, ("without the stage", before, ""));
+            servers.insert(0, ("without the stage", (before, "")));
         }
-        let mut table =
-            "| `null` backend, 4 KiB random reads | requests/s | of the first, by rounds |\n|---|---|---|\n"
-                .to_owned();
-        for depth in [1, 32] {
-            let mut rates: Vec<Vec<f64>> = servers.iter().map(|_| Vec::new()).collect();
-            for round in 0..OVERHEAD_ROUNDS * self.args.rounds {
-                for turn in 0..servers.len() {
-                    let index = (turn + round) % servers.len();
-                    let (name, program, keys) = servers[index];
-                    let keys = format!("backend = \"null:8G\"\n{keys}");
-                    let dir = tempdir_in(&self.args.dir)?;
-                    let served = self.serve(program, dir, &[("disk", keys)])?;
-                    let mut load = self.load(&served.socket("disk"), "randread", depth, 1);
-                    load.completion = Completion::Poll;
-                    let runtime = Duration::from_secs_f64(self.args.runtime / 2.0);
-                    load.limit = Limit::Time { ramp: RAMP / 2, runtime };
-                    let report = checked(run(&load)?)?;
-                    eprintln!("QD{depth} {name:<28} {:.0}/s", report.iops);
-                    rates[index].push(report.iops);
-                    served.end()?;
-                }
-            }
-            for ((name, ..), own) in servers.iter().zip(&rates) {
-                let ratios = own.iter().zip(&rates[0]).map(|(own, first)| own / first);
-                let middle = median(own.clone()).unwrap_or(f64::NAN);
-                let ratio = interval(ratios.collect());
-                table += &format!("| QD{depth}, {name} | {middle:.0} | {ratio} |\n");
-            }
+        let points = [("QD1", 1), ("QD32", 32)];
+        let mut rows = Vec::new();
+        for (point, depth) in points {
+            let rounds = OVERHEAD_ROUNDS * self.args.run.rounds;
+            experiment.run(rounds, &[point], &servers, |_, (_, (program, keys))| {
+                let keys = format!("backend = \"null:8G\"\n{keys}");
+                let dir = tempdir_in(&self.args.run.dir)?;
+                let served = self.serve(program, dir, &[("disk", keys)])?;
+                let mut load = self.load(&served.socket("disk"), "randread", depth, 1);
+                load.completion = Completion::Poll;
+                load.limit = seconds(RAMP / 2, self.args.runtime / 2.0);
+                let report = drive(&load)?;
+                served.end()?;
+                Ok(figures(&report))
+            })?;
+            let first = experiment.at(point, servers[0].0);
+            rows.extend(servers.iter().map(|(name, _)| {
+                let own = experiment.at(point, name);
+                vec![format!("{point}, {name}"), own.cell(IOPS, 0), own.ratio(first, IOPS)]
+            }));
         }
-        Ok(table + "\n")
+        let titles = "`null` backend, 4 KiB random reads | requests/s | of the first, by rounds";
+        Ok(table(titles, rows))
     }
+}
+
+/// Runs all loads at once.
+fn together(loads: &[LoadOptions]) -> Result<Vec<LoadReport>> {
+    thread::scope(|scope| {
+        let running: Vec<_> = loads.iter().map(|load| scope.spawn(|| drive(load))).collect();
+        let wait = |load: ScopedJoinHandle<'_, _>| load.join().expect("a load returns its errors");
+        // All of them end before an error is returned.
+        running.into_iter().map(wait).collect::<Vec<_>>().into_iter().collect()
+    })
 }
 
 /// A case: which disks run together, and their limits.
@@ -344,8 +295,8 @@ struct Case {
     modest_keys: &'static str,
 }
 
-fn checked(report: LoadReport) -> Result<LoadReport> {
-    let first = report.first_error.as_deref().unwrap_or_default();
-    ensure!(report.errors == 0, "{} requests failed, the first: {first}", report.errors);
-    Ok(report)
+impl Named for Case {
+    fn name(&self) -> String {
+        self.name.to_owned()
+    }
 }

@@ -6,6 +6,8 @@
 use flowstone_testkit::load::LoadReport;
 use serde::Serialize;
 
+use crate::experiment::median;
+
 /// One server at one point in one round.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sample {
@@ -87,48 +89,6 @@ impl Summary {
     }
 }
 
-/// Returns the middle value, or the mean of the middle two.
-pub fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => None,
-        odd if odd % 2 == 1 => Some(values[middle]),
-        _ => Some(f64::midpoint(values[middle - 1], values[middle])),
-    }
-}
-
-/// Formats the median of some values with its 95 % confidence interval by the sign test, which
-/// assumes no distribution.
-pub fn interval(mut values: Vec<f64>) -> String {
-    values.sort_by(f64::total_cmp);
-    let middle = median(values.clone()).unwrap_or(f64::NAN);
-    match outside(values.len()) {
-        Some(cut) => {
-            let (low, high) = (values[cut], values[values.len() - 1 - cut]);
-            format!("{middle:.3} ({low:.3}-{high:.3})")
-        }
-        None => format!("{middle:.3}"),
-    }
-}
-
-/// Returns the number of values outside of the interval at each end, so that the true median is
-/// below it in at most 2.5 % of all runs. `None` if there are too few values for an interval.
-fn outside(count: usize) -> Option<usize> {
-    let mut chance = 0.5_f64.powi(count as i32);
-    let mut sum = chance;
-    let mut cut = None;
-    for below in 0..count {
-        if sum > 0.025 {
-            break;
-        }
-        cut = Some(below);
-        chance *= (count - below) as f64 / (below + 1) as f64;
-        sum += chance;
-    }
-    cut
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -157,17 +117,6 @@ mod tests {
     #[test]
     fn an_even_number_has_a_median_in_between() {
         assert_eq!(Summary::of(&[sample(10.0), sample(20.0)]).unwrap().iops, 15.0);
-    }
-
-    /// From the table of the sign test.
-    #[test]
-    fn the_interval_leaves_out_as_many_as_the_sign_test_says() {
-        for (count, cut) in [(6, 0), (9, 1), (12, 2), (15, 3), (20, 5), (25, 7)] {
-            assert_eq!(outside(count), Some(cut), "{count}");
-        }
-        assert_eq!((outside(0), outside(5)), (None, None));
-        let values = (1..=15).map(f64::from).rev().collect();
-        assert_eq!(interval(values), "8.000 (4.000-12.000)");
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! The pages: generated tables between markers in hand-written text, and pictures.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Result;
@@ -9,7 +8,7 @@ use super::data::Data;
 use super::table::Table;
 use super::tables::tables;
 use crate::document;
-use crate::plot::{Axes, draw};
+use crate::plot::{Axes, Lines, draw};
 
 /// The tables of each page.
 const PAGES: [(&str, &[&str]); 4] = [
@@ -70,14 +69,14 @@ fn picture(folder: &Path) -> Result<()> {
     let data = Data::read(&path)?;
     let table = tables(false).into_iter().find(|table| table.name == "erase-block");
     let Some(table @ Table { .. }) = table else { return Ok(()) };
-    let mut lines: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
+    let mut lines = Lines::new();
     let width = table.columns.len();
     for (index, cell) in data.cells.iter().enumerate() {
         let (line, column) = (&table.lines[index / width].0, &table.columns[index % width].0);
         let kib = crate::size::parse_size(column).map_err(anyhow::Error::msg)? as f64 / 1024.0;
-        lines.entry(line).or_default().push((kib, table.value(cell)?));
+        lines.entry(line.clone()).or_default().push((kib, table.value(cell)?));
     }
-    let axes = Axes { x: "erase block, KiB", y: "total WAF" };
+    let axes = Axes { x: "erase block, KiB", y: "total WAF", is_log: true };
     draw(&folder.join("erase-block.svg"), &axes, &lines)
 }
 

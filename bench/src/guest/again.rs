@@ -10,7 +10,7 @@ use clap::Args;
 use flowstone_testkit::fuse::FuseHost;
 
 use super::{Mounted, Places};
-use crate::sample::interval;
+use crate::experiment::{Experiment, table};
 
 /// Options.
 #[derive(Clone, Debug, Args)]
@@ -29,19 +29,27 @@ pub struct AgainArgs {
     bandwidth: u64,
 }
 
-/// Measures, and prints a line.
-pub fn again(args: &AgainArgs, program: &Path, rounds: usize) -> Result<()> {
-    let mut ratios = Vec::new();
-    for round in 1..=rounds {
-        let (with, without) = (first_pass(args, program, true)?, first_pass(args, program, false)?);
-        let ratio = without.as_secs_f64() / with.as_secs_f64();
-        println!(
-            "{round}: {with:.2?} with copies and history, {without:.2?} without: {ratio:.2} x"
-        );
-        ratios.push(ratio);
+const POINT: &str = "first reads after a restart";
+const SECONDS: &str = "seconds";
+
+/// Measures, and returns a table.
+pub fn again(
+    args: &AgainArgs,
+    program: &Path,
+    rounds: usize,
+    experiment: &mut Experiment,
+) -> Result<String> {
+    let contenders = [("with copies and history", true), ("without", false)];
+    for _ in 0..rounds {
+        for (name, keeps) in contenders {
+            let time = first_pass(args, program, keeps)?;
+            experiment.add(POINT, name, &[(SECONDS, time.as_secs_f64())]);
+        }
     }
-    println!("ratio: {}", interval(ratios));
-    Ok(())
+    let [with, without] = contenders.map(|(name, _)| experiment.at(POINT, name));
+    let row = [with.cell(SECONDS, 3), without.cell(SECONDS, 3), without.ratio(with, SECONDS)];
+    let titles = "point | with copies and history, s | without, s | speed, ratio";
+    Ok(table(titles, [[&[POINT.to_owned()][..], &row].concat()]))
 }
 
 /// Returns the time that a second mount takes to read the files used by the first one.

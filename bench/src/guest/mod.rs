@@ -14,9 +14,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
-use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT, TempDir};
+use flowstone_testkit::process::{Ready, TempDir};
 use flowstone_testkit::{Daemon, DaemonCommand, HANG, wait_until};
 use serde_json::Value;
+
+use crate::experiment::Experiment;
+use crate::host::Host;
+use crate::place::{stop, succeed};
 
 /// Options.
 #[derive(Clone, Debug, Args)]
@@ -27,6 +31,9 @@ pub struct GuestArgs {
     /// Rounds; each measures every point once.
     #[arg(long, global = true, default_value_t = 3)]
     rounds: usize,
+    /// Write every figure of every round as JSON.
+    #[arg(long, global = true, value_name = "FILE")]
+    json: Option<PathBuf>,
     /// What is measured.
     #[command(subcommand)]
     what: What,
@@ -49,12 +56,17 @@ pub fn guest(args: &GuestArgs) -> Result<()> {
     let beside = std::env::current_exe()?.with_file_name("flowstone-guest");
     let program = args.guest.clone().unwrap_or(beside);
     ensure!(program.exists(), "{} is not there; build it or give --guest", program.display());
-    match &args.what {
-        What::Postmark(options) => postmark::postmark(options, &program, args.rounds),
-        What::SameMemory(options) => same_memory::same_memory(options, &program, args.rounds),
-        What::Again(options) => again::again(options, &program, args.rounds),
-        What::Speed(options) => speed::speed(options, &program, args.rounds),
-    }
+    let host = Host::inspect(Vec::new(), &std::env::temp_dir());
+    let mut experiment = Experiment::new(&format!("{:?}", args.what), host);
+    let to = &mut experiment;
+    let text = match &args.what {
+        What::Postmark(options) => postmark::postmark(options, &program, args.rounds, to),
+        What::SameMemory(options) => same_memory::same_memory(options, &program, args.rounds, to),
+        What::Again(options) => again::again(options, &program, args.rounds, to),
+        What::Speed(options) => speed::speed(options, &program, args.rounds, to),
+    }?;
+    println!("{text}");
+    args.json.as_ref().map_or(Ok(()), |path| experiment.write(path))
 }
 
 /// A folder with the subfolders of a measurement.
@@ -102,8 +114,8 @@ impl Mounted {
     }
 
     fn stats(&self) -> Result<Value> {
-        let stats = Command::new(&self.program).args(["stats", "--json"]).arg(&self.at).output()?;
-        serde_json::from_slice(&stats.stdout).context("the mount's stats")
+        let stats = succeed(Command::new(&self.program).args(["stats", "--json"]).arg(&self.at))?;
+        serde_json::from_slice(&stats).context("the mount's stats")
     }
 
     fn count(&self, name: &str) -> Result<u64> {
@@ -124,8 +136,6 @@ impl Mounted {
     }
 
     fn end(mut self) -> Result<()> {
-        let ended = self.daemon.terminate(TERMINATE_TIMEOUT)?;
-        ensure!(ended.success(), "the mount ended with {ended}: {}", self.daemon.stderr());
-        Ok(())
+        stop(&mut self.daemon)
     }
 }

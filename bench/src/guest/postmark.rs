@@ -14,7 +14,7 @@ use clap::Args;
 use flowstone_testkit::fuse::FuseHost;
 
 use super::{Mounted, Places};
-use crate::sample::median;
+use crate::experiment::{Experiment, table};
 
 /// Number of cached files.
 const CACHED: u64 = 16;
@@ -52,34 +52,39 @@ const LOADS: [Load; 6] = [
     Load { file_bytes: 4 << 10, read_share: 50 },
 ];
 
-/// Measures, and prints a table.
-pub fn postmark(args: &PostmarkArgs, program: &Path, rounds: usize) -> Result<()> {
-    let mut figures = vec![vec![Vec::new(); PARTS.len()]; LOADS.len()];
-    for round in 0..rounds {
-        for (load, figures) in LOADS.iter().zip(&mut figures) {
-            for (part, figures) in PARTS.iter().zip(figures) {
-                let rate = measure(args, program, *load, *part)?;
-                eprintln!("{}/{rounds} {load:?}, {part} % cached: {rate:.2} MB/s", round + 1);
-                figures.push(rate);
+const MB_PER_S: &str = "mb_per_s";
+
+/// Measures, and returns a table.
+pub fn postmark(
+    args: &PostmarkArgs,
+    program: &Path,
+    rounds: usize,
+    experiment: &mut Experiment,
+) -> Result<String> {
+    let of = |part: u64| format!("{part} % cached");
+    for _ in 0..rounds {
+        for load in LOADS {
+            for part in PARTS {
+                let rate = measure(args, program, load, part)?;
+                experiment.add(&load.name(), &of(part), &[(MB_PER_S, rate)]);
             }
         }
     }
-    println!(
-        "| files | reads | none cached, MB/s | 10 % | 20 % | 50 % | 80 % of the reads cached |"
-    );
-    println!("|---|---|---:|---|---|---|---|");
-    for (load, figures) in LOADS.iter().zip(&figures) {
-        let none = &figures[0];
-        let ratios = figures[1..].iter().map(|these| {
-            let ratios = these.iter().zip(none).map(|(it, none)| it / none).collect();
-            format!("{:.2} x", median(ratios).unwrap_or(f64::NAN))
-        });
-        let none = median(none.clone()).unwrap_or(f64::NAN);
-        let files = load.file_bytes >> 10;
-        let ratios = ratios.collect::<Vec<_>>().join(" | ");
-        println!("| {files} KiB | {} % | {none:.2} | {ratios} |", load.read_share);
+    let rows = LOADS.iter().map(|load| {
+        let (point, none) = (load.name(), of(PARTS[0]));
+        let none = experiment.at(&point, &none);
+        let ratio = |part: &u64| experiment.at(&point, &of(*part)).ratio(none, MB_PER_S);
+        let row = [point.clone(), none.cell(MB_PER_S, 2)];
+        row.into_iter().chain(PARTS[1..].iter().map(ratio)).collect()
+    });
+    let titles = "files, reads | none cached, MB/s | 10 % | 20 % | 50 % | 80 % of the reads cached";
+    Ok(table(titles, rows))
+}
+
+impl Load {
+    fn name(&self) -> String {
+        format!("{} KiB, {} % reads", self.file_bytes >> 10, self.read_share)
     }
-    Ok(())
 }
 
 /// Returns bytes per microsecond: MB/s.

@@ -12,9 +12,9 @@ use flowstone_policy::simulator::Line;
 use flowstone_testkit::fuse::{Call, FuseHost};
 
 use super::{Mounted, Places};
+use crate::experiment::{Experiment, table};
 use crate::filecache::Load;
 use crate::memory_group::MemoryGroup;
-use crate::sample::interval;
 
 /// Memory of a file cache besides copies: its process, and cached pages of other files.
 const BESIDE_COPIES: u64 = 48 << 20;
@@ -34,30 +34,45 @@ pub struct SameMemoryArgs {
     policy: String,
 }
 
-/// Measures, and prints a table.
-pub fn same_memory(args: &SameMemoryArgs, program: &Path, rounds: usize) -> Result<()> {
-    let mut ratios = Vec::new();
-    println!(
-        "| seed | memory, MiB | read | from the source alone, GiB | with the file cache | ratio |"
-    );
-    println!("|---|---|---|---|---|---|");
+const POINT: &str = "all seeds";
+const MEMORY: &str = "memory_mib";
+const GIB: &str = "from_source_gib";
+
+/// Measures one seed in each round, and returns a table.
+pub fn same_memory(
+    args: &SameMemoryArgs,
+    program: &Path,
+    rounds: usize,
+    experiment: &mut Experiment,
+) -> Result<String> {
+    let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
+    let contenders = [("read", None), ("alone", None), ("cached", Some((program, &*args.policy)))];
     for seed in 1..=rounds as u64 {
         let lines = Load::Scan.lines(seed);
         let uses = &lines[..args.uses.min(lines.len())];
         let files: BTreeMap<_, _> = uses.iter().map(|it| (it.file.0, it.bytes)).collect();
         let limit = files.values().sum::<u64>() / 100 * args.percent;
         ensure!(limit > 2 * BESIDE_COPIES, "{limit} bytes are too few; have more --uses");
-        let alone = bytes_from_source(uses, &files, limit, None)?;
-        let cached = bytes_from_source(uses, &files, limit, Some((program, &args.policy)))?;
-        let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
-        let all = gib(uses.iter().map(|it| it.bytes).sum());
-        let ratio = cached as f64 / alone as f64;
-        let (alone, cached, mib) = (gib(alone), gib(cached), limit >> 20);
-        println!("| {seed} | {mib} | {all:.2} | {alone:.2} | {cached:.2} | {ratio:.3} |");
-        ratios.push(ratio);
+        for (name, cache) in contenders {
+            let bytes = match name {
+                "read" => uses.iter().map(|it| it.bytes).sum(),
+                _ => bytes_from_source(uses, &files, limit, cache)?,
+            };
+            experiment.add(POINT, name, &[(GIB, gib(bytes)), (MEMORY, (limit >> 20) as f64)]);
+        }
     }
-    println!("\nratio: {}", interval(ratios));
-    Ok(())
+    let [read, alone, cached] = contenders.map(|(name, _)| experiment.at(POINT, name));
+    let row = vec![
+        rounds.to_string(),
+        read.cell(MEMORY, 0),
+        read.cell(GIB, 2),
+        alone.cell(GIB, 2),
+        cached.cell(GIB, 2),
+        cached.ratio(alone, GIB),
+    ];
+    let titles = "seeds | memory, MiB | read, GiB | from the source alone, GiB | \
+                  with the file cache | ratio";
+    Ok(table(titles, [row]))
 }
 
 /// Reads all files in turn, whole, in processes that have `limit` bytes of memory together. Returns

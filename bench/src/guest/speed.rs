@@ -14,7 +14,7 @@ use flowstone_testkit::fuse::FuseHost;
 use flowstone_testkit::process::pin_current_thread;
 
 use super::{Mounted, Places};
-use crate::sample::{interval, median};
+use crate::experiment::{Experiment, table};
 
 /// Size of the files that are read and written.
 const FILE: u64 = 64 << 20;
@@ -36,74 +36,47 @@ pub struct SpeedArgs {
     files: u32,
 }
 
-/// One measurement, by round: seconds through the mount, and on the file itself.
-struct Point {
-    name: &'static str,
-    ours: Vec<f64>,
-    theirs: Vec<f64>,
-}
-
 type Work = fn(&Path) -> Result<()>;
 
-/// All measurements.
-#[derive(Default)]
-struct Points(Vec<Point>);
+const OURS: &str = "through the mount";
+const THEIRS: &str = "the file itself";
+const MS: &str = "ms";
 
-impl Points {
+/// One round of the points.
+struct Round<'a> {
+    experiment: &'a mut Experiment,
+    number: usize,
+}
+
+impl Round<'_> {
     /// Does the same work in both places, alternating which one is first.
-    fn measure(
-        &mut self,
-        name: &'static str,
-        work: Work,
-        ours: &Path,
-        theirs: &Path,
-    ) -> Result<()> {
-        self.measure_after(|| Ok(()), name, work, ours, theirs)
+    fn measure(&mut self, point: &str, work: Work, ours: &Path, theirs: &Path) -> Result<()> {
+        self.measure_after(|| Ok(()), point, work, ours, theirs)
     }
 
     /// The same, after `prepare` before each.
     fn measure_after(
         &mut self,
         prepare: fn() -> Result<()>,
-        name: &'static str,
+        point: &str,
         work: Work,
         ours: &Path,
         theirs: &Path,
     ) -> Result<()> {
-        let time = |path: &Path| {
+        self.experiment.turn(self.number, point, &[(OURS, ours), (THEIRS, theirs)], |(_, path)| {
             prepare()?;
-            time(work, path)
-        };
-        let at = self.0.iter().position(|point| point.name == name).unwrap_or_else(|| {
-            self.0.push(Point { name, ours: Vec::new(), theirs: Vec::new() });
-            self.0.len() - 1
-        });
-        let point = &mut self.0[at];
-        if point.ours.len().is_multiple_of(2) {
-            point.ours.push(time(ours)?);
-            point.theirs.push(time(theirs)?);
-        } else {
-            point.theirs.push(time(theirs)?);
-            point.ours.push(time(ours)?);
-        }
-        Ok(())
-    }
-
-    fn print(&self) {
-        println!(
-            "| point | through the mount, ms | the file itself, ms | speed, part of its own |"
-        );
-        println!("|---|---|---|---|");
-        for Point { name, ours, theirs } in &self.0 {
-            let ratios = ours.iter().zip(theirs).map(|(ours, theirs)| theirs / ours).collect();
-            let ms = |values: &[f64]| median(values.to_vec()).unwrap_or(f64::NAN) * 1e3;
-            println!("| {name} | {:.2} | {:.2} | {} |", ms(ours), ms(theirs), interval(ratios));
-        }
+            Ok(vec![(MS, time(work, path)? * 1e3)])
+        })
     }
 }
 
-/// Measures, and prints a table.
-pub fn speed(args: &SpeedArgs, program: &Path, rounds: usize) -> Result<()> {
+/// Measures, and returns a table.
+pub fn speed(
+    args: &SpeedArgs,
+    program: &Path,
+    rounds: usize,
+    experiment: &mut Experiment,
+) -> Result<String> {
     let places = Places::new(&["mount", "plain"])?;
     let source = match &args.dir {
         Some(dir) => tempfile::tempdir_in(dir)?,
@@ -123,20 +96,25 @@ pub fn speed(args: &SpeedArgs, program: &Path, rounds: usize) -> Result<()> {
     let plain = Mounted::start(program, &[], source, &places.at("plain"), &plain_only)?;
     mounted.copy(&["copied".into(), "small".into()], 2);
     pin_current_thread(&[1])?;
-    let mut points = Points::default();
-    for _ in 0..rounds {
-        measure_all(&mut points, &mounted.at, &plain.at, source, on_tmpfs.path())?;
+    for number in 0..rounds {
+        let round = &mut Round { experiment: &mut *experiment, number };
+        measure_all(round, &mounted.at, &plain.at, source, on_tmpfs.path())?;
     }
-    measure_far(&mut points, program, rounds)?;
+    measure_far(experiment, program, rounds)?;
     let opens = mounted.stats()?["opens"].clone();
     let used = |mode: &str| opens[mode].as_u64().unwrap_or(0) > u64::from(OPENS);
     ensure!(used("copy") && used("source"), "files were opened in other modes: {opens}");
-    points.print();
+    let rows = experiment.points().into_iter().map(|point| {
+        let [ours, theirs] = [OURS, THEIRS].map(|place| experiment.at(point, place));
+        vec![point.to_owned(), ours.cell(MS, 2), theirs.cell(MS, 2), theirs.ratio(ours, MS)]
+    });
+    let titles = "point | through the mount, ms | the file itself, ms | speed, part of its own";
     let status = fs::read_to_string(format!("/proc/{}/status", mounted.daemon.pid()))?;
     let resident = status.lines().find(|line| line.starts_with("RssAnon")).unwrap_or("no RssAnon");
-    println!("\nmemory with {} files known: {resident}", args.files);
+    let text = table(titles, rows);
     plain.end()?;
-    mounted.end()
+    mounted.end()?;
+    Ok(format!("{text}\nmemory with {} files known: {resident}", args.files))
 }
 
 fn make_files(source: &Path, count: u32) -> Result<()> {
@@ -150,7 +128,7 @@ fn make_files(source: &Path, count: u32) -> Result<()> {
 }
 
 fn measure_all(
-    points: &mut Points,
+    points: &mut Round<'_>,
     mount: &Path,
     plain: &Path,
     source: &Path,
@@ -176,7 +154,7 @@ fn measure_all(
 }
 
 /// Measures a folder whose source answers slowly.
-fn measure_far(points: &mut Points, program: &Path, rounds: usize) -> Result<()> {
+fn measure_far(experiment: &mut Experiment, program: &Path, rounds: usize) -> Result<()> {
     let places = Places::new(&["behind", "source", "mount"])?;
     (0..FAR_FILES)
         .try_for_each(|file| File::create(places.at("behind").join(file.to_string())).map(drop))?;
@@ -185,8 +163,9 @@ fn measure_far(points: &mut Points, program: &Path, rounds: usize) -> Result<()>
     let options = ["--memory", "64M"];
     let mounted = Mounted::start(program, &[], &source, &mount, &options)?;
     host.link(FAR, 0);
-    for _ in 0..rounds {
-        points.measure_after(drop_caches, "ls -l, cold, 1 ms away", list, &mount, &source)?;
+    for number in 0..rounds {
+        let mut round = Round { experiment: &mut *experiment, number };
+        round.measure_after(drop_caches, "ls -l, cold, 1 ms away", list, &mount, &source)?;
     }
     host.link(Duration::ZERO, 0);
     mounted.end()

@@ -11,18 +11,12 @@ mod map;
 mod open;
 mod parts;
 mod point;
-mod run_args;
 mod settle;
 mod share;
 mod steady;
 
-use std::path::PathBuf;
-
 use anyhow::Result;
 use clap::{Args, Subcommand};
-
-pub use contender::{Place, stop, succeed};
-pub use run_args::RunArgs;
 
 /// What to measure.
 #[derive(Debug, Args)]
@@ -57,9 +51,4 @@ pub fn log(args: &LogArgs) -> Result<()> {
         Some(Other::Steady(args)) => steady::measure(args),
         None => compare::compare(&args.compare),
     }
-}
-
-/// Returns the default folder of images.
-pub fn default_dir() -> PathBuf {
-    PathBuf::from("target/bench-data")
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use serde_json::Value;
 
-use super::contender::{Place, stop};
+use crate::place::{Place, stop, succeed};
 
 /// Who does it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -50,8 +50,8 @@ fn idle(place: &Place, image: &Path) -> Result<()> {
 /// Returns the `stats --json` of a daemon.
 pub fn stats(place: &Place, control: &Path) -> Result<Value> {
     let mut command = Command::new(place.program()?);
-    let output = command.args(["stats", "--json", "--control"]).arg(control).output()?;
-    serde_json::from_slice(&output.stdout).context("read `stats --json`")
+    let stats = succeed(command.args(["stats", "--json", "--control"]).arg(control))?;
+    serde_json::from_slice(&stats).context("read `stats --json`")
 }
 
 /// Returns whether the daemon has sorted its only disk once since its start.

@@ -4,27 +4,26 @@
 //! `stats`. Latency is compared with that of the same load on an image with so much space that
 //! nothing is cleaned.
 
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use flowstone_testkit::Daemon;
-use flowstone_testkit::load::{Completion, LoadOptions, LoadReport, run};
+use flowstone_testkit::load::{Completion, LoadOptions, LoadReport};
 use rustix::fs::statfs;
 
-use super::contender::stop;
 use super::parts::Parts;
-use super::run_args::RunArgs;
 use super::settle::stats;
 use super::share::{greedy, live_share, reserve_for};
-use crate::host::{Host, commit};
-use crate::series::{Series, Spread};
+use crate::experiment::{Experiment, GAP_MS, IOPS, Of, interval, table};
+use crate::place::{Place, drive, remove, stop, whole};
+use crate::run::{Run, choose};
 use crate::size::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]
+#[command(mut_arg("rounds", |rounds| rounds.default_value("1")))]
 pub struct SteadyArgs {
     /// Size of the disks.
     #[arg(long, default_value = "1G", value_parser = parse_size)]
@@ -51,8 +50,13 @@ pub struct SteadyArgs {
     /// Further arguments for `flowstone serve`.
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     serve_arg: Vec<String>,
+    /// Only cases whose name contains this; may be given several times.
+    #[arg(long, value_name = "PATTERN")]
+    only: Vec<String>,
     #[command(flatten)]
-    run: RunArgs,
+    run: Run,
+    #[command(flatten)]
+    place: Place,
 }
 
 impl SteadyArgs {
@@ -127,6 +131,13 @@ const LIVE: [Case; 3] = [uniform("live-70", 0.7), uniform("live-80", 0.8), unifo
 /// Largest deviation of an image from the share of `--live`.
 const LIVE_ERROR_MAX: f64 = 0.01;
 
+/// The full image, and the one with so much space that nothing is cleaned.
+const CLEANED: &str = "cleaned";
+const ROOM: &str = "room";
+const LIVE_PERCENT: &str = "live";
+const P50_MS: &str = "p50_ms";
+const P99_MS: &str = "p99_ms";
+
 const BLOCK_BYTES: u64 = 4096;
 const FILL_BYTES: u64 = 128 << 10;
 const IODEPTH: u16 = 32;
@@ -137,24 +148,24 @@ const P99_TARGET: f64 = 2.5;
 pub fn measure(args: &SteadyArgs) -> Result<()> {
     let chosen = match args.live {
         Some(share) => vec![live_case(share)?],
-        None => args.run.choose(&CASES, |case| case.name)?,
+        None => choose(&CASES, &args.only, |case| case.name)?,
     };
     ensure!(args.measured > 0, "nothing is measured in no overwrites");
-    std::fs::create_dir_all(&args.run.dir)?;
-    let host = Host::inspect(Vec::new(), &args.run.dir);
-    let of = format!("steady {} {} {:?} {:?}", commit(), args.size, args.segment, args.serve_arg);
-    let mut series = args.run.series(&of)?;
-    for case in &chosen {
-        one_case(args, case, &mut series).with_context(|| case.name)?;
-        args.run.save(&series)?;
+    let of = format!("log steady {} {:?} {:?}", args.size, args.segment, args.serve_arg);
+    let mut experiment = args.run.experiment(&of)?;
+    for _ in 0..args.run.rounds {
+        for case in &chosen {
+            one_case(args, case, &mut experiment).with_context(|| case.name)?;
+            args.run.save(&experiment)?;
+        }
     }
     let marker = if is_memory(&args.run.dir) { "steady" } else { "steady-disk" };
-    args.run.publish(marker, &report(args, &host, &series))
+    args.run.publish(marker, &report(args, &experiment), &experiment)
 }
 
-fn live_case(share: f64) -> Result<&'static Case> {
+fn live_case(share: f64) -> Result<Case> {
     let is_it = |case: &&Case| matches!(case.fullness, Fullness::Share(it) if it == share);
-    LIVE.iter().find(is_it).context("--live is 0.7, 0.8 or 0.9")
+    LIVE.iter().find(is_it).copied().context("--live is 0.7, 0.8 or 0.9")
 }
 
 fn is_memory(dir: &Path) -> bool {
@@ -162,13 +173,13 @@ fn is_memory(dir: &Path) -> bool {
     statfs(dir).is_ok_and(|answer| answer.f_type == TMPFS_MAGIC)
 }
 
-fn one_case(args: &SteadyArgs, case: &Case, series: &mut Series) -> Result<()> {
+fn one_case(args: &SteadyArgs, case: &Case, experiment: &mut Experiment) -> Result<()> {
     let blocks = args.size / BLOCK_BYTES;
     let reserve = match case.fullness {
         Fullness::Reserve { percent, .. } => percent,
         Fullness::Share(share) => {
             let (image, more) = (args.image(), args.create_options());
-            reserve_for(&args.run.place, &image, args.size, &more, share)?
+            reserve_for(&args.place, &image, args.size, &more, share)?
         }
     };
     let mut disk = Disk::make(args, args.size, &["--reserve".to_owned(), reserve.to_string()])?;
@@ -183,35 +194,30 @@ fn one_case(args: &SteadyArgs, case: &Case, series: &mut Series) -> Result<()> {
             wanted * 100.0
         );
     }
-    series.add(&key(case, "live"), disk.live_share * 100.0);
+    let mut figures = vec![(LIVE_PERCENT, disk.live_share * 100.0)];
     disk.fill()?;
     disk.overwrite(case, blocks * args.before)?;
     let before = disk.parts()?;
     let report = disk.overwrite(case, blocks * args.measured)?;
-    let parts = disk.parts()?.since(&before);
+    figures.extend(disk.parts()?.since(&before).figures());
     disk.remove()?;
-    let mut add = |what: &str, figure: f64| series.add(&key(case, what), figure);
-    parts.figures().into_iter().for_each(|(what, figure)| add(what, figure));
-    add("writes", report.iops);
-    add("p50", report.latency.p50_us / 1000.0);
-    add("p99", report.latency.p99_us / 1000.0);
-    add("gap", report.longest_gap_ms);
-    let (name, amplification) = (case.name, parts.amplification());
-    eprintln!("{name}: amplification {amplification:.3}, {:.0}/s", report.iops);
+    figures.extend([
+        (IOPS, report.iops),
+        (P50_MS, report.latency.p50_us / 1000.0),
+        (P99_MS, report.latency.p99_us / 1000.0),
+        (GAP_MS, report.longest_gap_ms),
+    ]);
+    experiment.add(case.name, CLEANED, &figures);
     if !args.skip_room {
         // Room for all writes: nothing is cleaned.
         let mut disk = Disk::make(args, args.size * (args.measured + 4), &[])?;
         disk.fill()?;
-        let report = disk.overwrite(case, blocks * args.measured)?;
+        let latency = disk.overwrite(case, blocks * args.measured)?.latency;
         disk.remove()?;
-        series.add(&key(case, "p50 room"), report.latency.p50_us / 1000.0);
-        series.add(&key(case, "p99 room"), report.latency.p99_us / 1000.0);
+        let figures = [(P50_MS, latency.p50_us / 1000.0), (P99_MS, latency.p99_us / 1000.0)];
+        experiment.add(case.name, ROOM, &figures);
     }
     Ok(())
-}
-
-fn key(case: &Case, what: &str) -> String {
-    format!("{} {what}", case.name)
 }
 
 /// A served image.
@@ -228,17 +234,17 @@ impl<'a> Disk<'a> {
     fn make(args: &'a SteadyArgs, bytes: u64, more: &[String]) -> Result<Self> {
         let image = args.image();
         let (socket, control) = (image.with_extension("sock"), image.with_extension("control"));
-        args.run.place.create_log(&image, bytes, &[&args.create_options(), more].concat())?;
-        let live_share = live_share(&args.run.place, &image, bytes)?;
+        args.place.create_log(&image, bytes, &[&args.create_options(), more].concat())?;
+        let live_share = live_share(&args.place, &image, bytes)?;
         let mut serve = vec!["--control".to_owned(), control.display().to_string()];
         serve.extend_from_slice(&args.serve_arg);
-        let daemon = args.run.place.serve(&image, &socket, 1, &serve)?;
+        let daemon = args.place.serve(&image, &socket, 1, &serve)?;
         Ok(Self { args, image, socket, control, live_share, daemon })
     }
 
     fn fill(&self) -> Result<LoadReport> {
         let fill = LoadOptions::new(&self.socket).workload("write").iodepth(8);
-        self.load(LoadOptions { block_bytes: FILL_BYTES, ..fill.ops(self.args.size / FILL_BYTES) })
+        self.load(whole(fill, FILL_BYTES, self.args.size))
     }
 
     fn overwrite(&self, case: &Case, blocks: u64) -> Result<LoadReport> {
@@ -247,116 +253,110 @@ impl<'a> Disk<'a> {
     }
 
     fn load(&self, load: LoadOptions) -> Result<LoadReport> {
-        let report = run(&LoadOptions {
+        drive(&LoadOptions {
             threads: 1,
-            cpus: vec![self.args.run.place.client_cpu],
+            cpus: vec![self.args.place.client_cpu],
             completion: Completion::Eventfd,
             span_bytes: self.args.size,
             stall_timeout: Duration::from_secs(60),
             ..load
-        })?;
-        ensure!(report.errors == 0, "{} requests failed", report.errors);
-        Ok(report)
+        })
     }
 
     fn parts(&self) -> Result<Parts> {
-        Parts::of(&stats(&self.args.run.place, &self.control)?["disks"][0]["log"])
+        Parts::of(&stats(&self.args.place, &self.control)?["disks"][0]["log"])
     }
 
     fn remove(&mut self) -> Result<()> {
         stop(&mut self.daemon)?;
-        Ok(std::fs::remove_file(&self.image)?)
+        remove(&self.image)
     }
 }
 
-fn report(args: &SteadyArgs, host: &Host, series: &Series) -> String {
+fn report(args: &SteadyArgs, experiment: &Experiment) -> String {
     let segment = args.segment.as_deref().unwrap_or("the default");
-    let mut text = format!(
-        "{}\n\nDisks of {} MiB, segments of {segment}, on {}; written in sequence, then overwritten {} times at random \
-         before and {} times while measuring, 4 KiB QD{IODEPTH}, without flushes. Blocks appended for each block of \
-         the guest; \"live\" is what the disk takes of the whole image; the ratios of latencies are to the same load on an image where nothing is cleaned; the longest pause is that \
-         in which no write completed.\n\n",
-        host.sentence(),
+    let rows = CASES.iter().chain(&LIVE).filter_map(|case| row(case, experiment));
+    format!(
+        "{}\n\nDisks of {} MiB, segments of {segment}, on {}; written in sequence, then overwritten \
+         {} times at random before and {} times while measuring, 4 KiB QD{IODEPTH}, without \
+         flushes. Blocks appended for each block of the guest; \"live\" is what the disk takes of \
+         the whole image; the ratios of latencies are to the same load on an image where nothing \
+         is cleaned; the longest pause is that in which no write completed.\n\n{}\nThe p99 ratio is \
+         to be at most {P99_TARGET} in the fullest image.",
+        experiment.host().sentence(),
         args.size >> 20,
-        host.device,
+        experiment.host().device,
         args.before,
         args.measured,
-    );
-    text += "| load | live % | amplification | headers, seals | maps | copies | model | ratio | target | met | writes/s | p50, ms | p50 ratio | p99, ms | p99 ratio | longest pause, ms |\n";
-    text += "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|---:|---:|---:|---:|---:|---:|\n";
-    CASES.iter().chain(&LIVE).for_each(|case| row(&mut text, case, series));
-    write!(text, "\nThe p99 ratio is to be at most {P99_TARGET} in the fullest image.")
-        .expect("strings take everything");
-    text
+        table(TITLES, rows),
+    )
 }
 
-fn row(text: &mut String, case: &Case, series: &Series) {
-    let figure = |what: &str| Spread::of(series.of(&key(case, what))).map(|spread| spread.median);
-    let Some((amplification, live)) = figure("amplification").zip(figure("live")) else {
-        return;
-    };
-    let shown = |figure: Option<f64>, digits: usize| {
-        figure.map_or("-".to_owned(), |figure| format!("{figure:.digits$}"))
-    };
-    let model = case.model(live);
-    let ratio = amplification / model;
+const TITLES: &str = "load | live % | amplification | headers, seals | maps | copies | model | \
+     ratio | target | met | writes/s | p50, ms | p50 ratio | p99, ms | p99 ratio | longest pause, ms";
+
+fn row(case: &Case, experiment: &Experiment) -> Option<Vec<String>> {
+    let [own, room] = [CLEANED, ROOM].map(|image| experiment.at(case.name, image));
+    let model = case.model(own.median(LIVE_PERCENT)?);
+    let of_model: Vec<f64> = own.all("amplification").iter().map(|it| it / model).collect();
+    let ratio = own.median("amplification")? / model;
     let met = if (ratio * 100.0).round() <= case.target * 100.0 { "yes" } else { "no" };
-    let ratio_to = |with: &str, without: &str| {
-        figure(with).zip(figure(without)).map(|(with, without)| with / without)
-    };
-    let overhead = ["headers", "seals"].map(|what| shown(figure(what), 3));
-    let overhead = match figure("seals") {
-        Some(_) => overhead.join(", "),
-        None => shown(figure("headers and seals"), 3),
-    };
-    let name = case.name;
-    writeln!(
-        text,
-        "| {name} | {live:.1} | {amplification:.3} | {overhead} | {} | {} | {model:.2} | {ratio:.2} | {:.2} | {met} | {} | {} | {} | {} | {} | {} |",
-        shown(figure("maps"), 3),
-        shown(figure("copies"), 3),
-        case.target,
-        shown(figure("writes"), 0),
-        shown(figure("p50"), 2),
-        shown(ratio_to("p50", "p50 room"), 2),
-        shown(figure("p99"), 2),
-        shown(ratio_to("p99", "p99 room"), 2),
-        shown(figure("gap"), 0),
-    )
-    .expect("strings take everything");
+    Some(vec![
+        case.name.to_owned(),
+        own.cell(LIVE_PERCENT, 1),
+        own.cell("amplification", 3),
+        overhead(own),
+        own.cell("maps", 3),
+        own.cell("copies", 3),
+        format!("{model:.2}"),
+        interval(of_model),
+        format!("{:.2}", case.target),
+        met.to_owned(),
+        own.cell(IOPS, 0),
+        own.cell(P50_MS, 2),
+        own.ratio(room, P50_MS),
+        own.cell(P99_MS, 2),
+        own.ratio(room, P99_MS),
+        own.cell(GAP_MS, 0),
+    ])
+}
+
+fn overhead(own: Of<'_>) -> String {
+    match own.median("seals") {
+        Some(_) => ["headers", "seals"].map(|kind| own.cell(kind, 3)).join(", "),
+        None => own.cell("headers and seals", 3),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::Host;
 
     #[test]
     fn a_case_that_was_not_measured_has_no_row() {
-        let mut text = String::new();
-        row(&mut text, &CASES[0], &Series::new("test"));
-        assert!(text.is_empty());
+        assert!(row(&CASES[0], &Experiment::new("test", Host::default())).is_none());
     }
 
     #[test]
     fn a_row_has_the_parts_and_says_whether_the_model_is_met() {
-        let (case, mut series) = (&CASES[2], Series::new("test"));
-        for (what, figure) in [
-            ("live", 80.0),
+        let mut experiment = Experiment::new("test", Host::default());
+        let figures = [
+            (LIVE_PERCENT, 80.0),
             ("amplification", 2.93),
             ("headers and seals", 0.05),
             ("maps", 0.01),
             ("copies", 1.87),
-            ("writes", 20_000.0),
-            ("p50", 1.0),
-            ("p99", 5.0),
-            ("p99 room", 2.5),
-            ("gap", 12.0),
-        ] {
-            series.add(&key(case, what), figure);
-        }
-        let mut text = String::new();
-        row(&mut text, case, &series);
-        let wanted = "| uniform-max | 80.0 | 2.930 | 0.050 | 0.010 | 1.870 | 2.69 | 1.09 | 1.08 | no | 20000 | 1.00 | - | 5.00 | 2.00 | 12 |\n";
-        assert_eq!(text, wanted);
+            (IOPS, 20_000.0),
+            (P50_MS, 1.0),
+            (P99_MS, 5.0),
+            (GAP_MS, 12.0),
+        ];
+        experiment.add(CASES[2].name, CLEANED, &figures);
+        experiment.add(CASES[2].name, ROOM, &[(P99_MS, 2.5)]);
+        let row = row(&CASES[2], &experiment).unwrap().join(" | ");
+        let wanted = "uniform-max | 80.0 | 2.930 | 0.050 | 0.010 | 1.870 | 2.69 | 1.088 | 1.08 | no \
+                      | 20000 | 1.00 | - | 5.00 | 2.000 | 12";
+        assert_eq!(row, wanted);
     }
 }

@@ -6,64 +6,61 @@ use anyhow::Result;
 use flowstone_testkit::load::Completion;
 
 use super::server::{Disks, Servers, TMPFS, Who};
-use super::{PollersArgs, cpu_percent, cpu_us, interleave, ratios, spread};
-use crate::sample::{interval, median};
+use super::{CPU_PERCENT, PollersArgs, interleave};
+use crate::experiment::{
+    CALLS_PER_IO, CPU_US, Experiment, IOPS, KICKS_PER_IO, P50_US, P99_US, table,
+};
 use crate::size::thousands;
 
-const WHO: [Who; 6] = [
-    Who::Flowstone("auto"),
-    Who::Flowstone("1"),
-    Who::Flowstone("per-queue"),
-    Who::Qsd,
-    Who::QsdOneThread,
-    Who::QsdThreads,
-];
+const OURS: [Who; 3] = [Who::Flowstone("auto"), Who::Flowstone("1"), Who::Flowstone("per-queue")];
+const PEERS: [Who; 3] = [Who::Qsd, Who::QsdOneThread, Who::QsdThreads];
 const DISKS: usize = 4;
 const RATE: f64 = 20_000.0;
 const BYTES: u64 = 64 << 20;
+const TITLES: &str = "client | server | IOPS | CPU % | CPU us/IO | to QSD (95 %) | p50 us | \
+     p99 us | kicks/IO | calls/IO";
 
 /// Measures with a client that sleeps and with one that polls.
-pub fn measure(args: &PollersArgs) -> Result<String> {
-    let mut text = format!(
-        "{DISKS} disks on tmpfs, one queue each, {} random reads of 4 KiB a second on each, at random moments, at depth one. \
-         Server on CPU {}, one client thread on CPU {}. {} rounds of {} s; \"to QSD\" is the ratio of CPU time per \
-         request to that QSD which needs the least. To reach: 0.5.\n\n\
-         | client | server | IOPS | CPU % (min-max) | CPU us/IO | to QSD (95 %) | p50 us | p99 us | kicks/IO | calls/IO |\n\
-         |---|---|---:|---:|---:|---|---:|---:|---:|---:|\n",
-        thousands(RATE),
-        args.server_cpu,
-        args.client_cpu,
-        args.rounds,
-        args.runtime,
-    );
+pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String> {
     let disks = Disks { count: DISKS, bytes: BYTES, sparse: false, dir: Path::new(TMPFS) };
-    let servers = Servers::start(args, &WHO, disks)?;
+    let servers = Servers::start(args, &[OURS, PEERS].concat(), disks)?;
+    let mut rows = Vec::new();
     for (client, completion) in [("sleeps", Completion::Eventfd), ("polls", Completion::Poll)] {
-        let rounds = interleave(args, client, &servers, |load| {
-            let mut load = load.rate(RATE);
+        let point = format!("cost, client {client}");
+        interleave(args, &point, &servers, experiment, |mut load| {
             load.completion = completion;
-            load
+            load.rate(RATE)
         })?;
-        let cost = |at: &usize| spread(&rounds[*at], cpu_us)[0];
-        let peers = (0..WHO.len()).filter(|at| !matches!(WHO[*at], Who::Flowstone(_)));
-        let best = peers.min_by(|one, other| cost(one).total_cmp(&cost(other)));
-        for (server, reports) in servers.0.iter().zip(&rounds) {
-            let [percent, least, most] = spread(reports, cpu_percent);
-            let figure = |figure: fn(&_) -> f64| spread(reports, figure)[0];
-            let to_best = best.map(|best| interval(ratios(reports, &rounds[best], cpu_us)));
-            text += &format!(
-                "| {client} | {} | {} | {percent:.0} ({least:.0}-{most:.0}) | {:.2} | {} | {:.1} | {:.1} | {:.2} | {:.2} |\n",
-                server.name,
-                thousands(median(reports.iter().map(|it| it.iops).collect()).unwrap_or(f64::NAN)),
-                figure(cpu_us),
-                to_best.unwrap_or_default(),
-                figure(|it| it.latency.p50_us),
-                figure(|it| it.latency.p99_us),
-                figure(|it| it.kicks_per_io),
-                figure(|it| it.calls_per_io),
-            );
-        }
+        let of = |server: &str| experiment.at(&point, server).median(CPU_US).unwrap_or(f64::MAX);
+        let best = PEERS.map(Who::name).into_iter().min_by(|a, b| of(a).total_cmp(&of(b)));
+        let best = best.unwrap_or_default();
+        rows.extend(servers.0.iter().map(|server| {
+            let own = experiment.at(&point, &server.name);
+            vec![
+                client.to_owned(),
+                server.name.clone(),
+                own.cell(IOPS, 0),
+                own.count(CPU_PERCENT),
+                own.cell(CPU_US, 2),
+                own.ratio(experiment.at(&point, &best), CPU_US),
+                own.cell(P50_US, 1),
+                own.cell(P99_US, 1),
+                own.cell(KICKS_PER_IO, 2),
+                own.cell(CALLS_PER_IO, 2),
+            ]
+        }));
     }
     servers.stop()?;
-    Ok(text)
+    Ok(format!(
+        "{DISKS} disks on tmpfs, one queue each, {} random reads of 4 KiB a second on each, at \
+         random moments, at depth one. Server on CPU {}, one client thread on CPU {}. {} rounds of \
+         {} s; \"to QSD\" is the ratio of CPU time per request to that QSD which needs the least. \
+         To reach: 0.5.\n\n{}",
+        thousands(RATE),
+        args.place.server_cpu,
+        args.place.client_cpu,
+        args.run.rounds,
+        args.runtime,
+        table(TITLES, rows),
+    ))
 }

@@ -1,56 +1,82 @@
-//! One to four disks on one poller and on threads of their own, with the same CPU for all threads.
+//! Sixteen disks on one poller, compared with one disk of their total depth.
 
 use std::path::Path;
 
 use anyhow::Result;
+use flowstone_testkit::load::Completion;
 
-use super::server::{Disks, Servers, TMPFS, Who};
-use super::{PollersArgs, cpu_us, interleave, plot, ratios, spread};
-use crate::sample::median;
-use crate::size::thousands;
+use super::server::{Disks, Server, Servers, TMPFS, Who};
+use super::{PollersArgs, interleave};
+use crate::experiment::{CPU_US, Experiment, IOPS, P99_US, table};
 
-const CHOICES: [&str; 3] = ["1", "auto", "per-queue"];
-const DISKS_MAX: usize = 4;
-const DEPTHS: [u16; 2] = [1, 32];
-const BYTES: u64 = 64 << 20;
+const DISKS: usize = 16;
+const DEPTH: u16 = 4;
+/// Total size of all disks.
+const BYTES: u64 = 1 << 30;
 
-/// Measures all numbers of disks at all depths.
-pub fn measure(args: &PollersArgs) -> Result<String> {
-    let mut text = format!(
-        "Random reads of 4 KiB on tmpfs, each disk with one queue; whatever threads there are, the server has CPU {} and \
-         no other one; one client thread, which polls, on CPU {}. {} rounds of {} s; medians, rates with (min-max).\n\n\
-         | depth | disks | pollers | IOPS | to `per-queue` | CPU us/IO | p50 us | p99 us |\n\
-         |---|---:|---|---:|---:|---:|---:|---:|\n",
-        args.server_cpu, args.client_cpu, args.rounds, args.runtime,
-    );
-    let mut lines = Vec::new();
-    for count in 1..=DISKS_MAX {
-        let disks = Disks { count, bytes: BYTES, sparse: false, dir: Path::new(TMPFS) };
-        let servers = Servers::start(args, &CHOICES.map(Who::Flowstone), disks)?;
-        for depth in DEPTHS {
-            let what = format!("{count} disks QD{depth}");
-            let rounds = interleave(args, &what, &servers, |load| load.iodepth(depth))?;
-            for (server, reports) in servers.0.iter().zip(&rounds) {
-                let [rate, least, most] = spread(reports, |it| it.iops);
-                let figure = |figure: fn(&_) -> f64| spread(reports, figure)[0];
-                let to_own = ratios(reports, &rounds[CHOICES.len() - 1], |it| it.iops);
-                text += &format!(
-                    "| {depth} | {count} | {} | {} ({}-{}) | {:.2} | {:.2} | {:.1} | {:.1} |\n",
-                    server.name,
-                    thousands(rate),
-                    thousands(least),
-                    thousands(most),
-                    median(to_own).unwrap_or(f64::NAN),
-                    figure(cpu_us),
-                    figure(|it| it.latency.p50_us),
-                    figure(|it| it.latency.p99_us),
-                );
-                let name = format!("QD{depth}, {}", server.name.trim_matches('`'));
-                lines.push((name, count as f64, rate));
-            }
+/// Measures on both file systems.
+pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String> {
+    let mut rows = Vec::new();
+    for (place, dir) in [("tmpfs", Path::new(TMPFS)), ("ext4", &args.run.dir)] {
+        let disks = |count| Disks { count, bytes: BYTES / count as u64, sparse: false, dir };
+        let cpus = [args.place.server_cpu];
+        let servers = Servers(vec![
+            Server::start(args, Who::Flowstone("1"), disks(DISKS), &cpus, "")?,
+            Server::start(args, Who::Flowstone("per-queue"), disks(1), &cpus, "")?,
+        ]);
+        let sleeps: &[bool] = if place == "tmpfs" { &[false] } else { &[false, true] };
+        for (sleeps, rw) in sleeps.iter().flat_map(|it| [(*it, "randread"), (*it, "randwrite")]) {
+            let client = if sleeps { "sleeps" } else { "polls" };
+            let completion = if sleeps { Completion::Eventfd } else { Completion::Poll };
+            let what = format!("{place} {rw}, client {client}");
+            rows.push(row(args, what, rw, completion, &servers, experiment)?);
         }
         servers.stop()?;
     }
-    args.plot.as_ref().map_or(Ok(()), |path| plot::draw(path, &lines))?;
-    Ok(text)
+    let titles = format!(
+        "load | {DISKS} disks | one disk | ratio (95 %) | CPU us/IO | one disk's | ratio (95 %) | \
+         p99 us | one disk's"
+    );
+    Ok(format!(
+        "{DISKS} disks on one poller, QD{DEPTH} each, against one disk on a thread of its own, \
+         QD{}; random, 4 KiB, {} MiB in all; server on CPU {}, one client thread on CPU {}, which \
+         polls or sleeps. {} rounds of {} s. To reach: 0.95 of the rate, 1.1 of the CPU \
+         time.\n\n{}",
+        DISKS as u16 * DEPTH,
+        BYTES >> 20,
+        args.place.server_cpu,
+        args.place.client_cpu,
+        args.run.rounds,
+        args.runtime,
+        table(&titles, rows),
+    ))
+}
+
+fn row(
+    args: &PollersArgs,
+    what: String,
+    rw: &str,
+    completion: Completion,
+    servers: &Servers,
+    experiment: &mut Experiment,
+) -> Result<Vec<String>> {
+    let (one, point) = (servers.0[1].sockets()[0].clone(), format!("equal, {what}"));
+    interleave(args, &point, servers, experiment, |load| {
+        let depth = if load.client.socket == one { DISKS as u16 * DEPTH } else { DEPTH };
+        let mut load = load.workload(rw).iodepth(depth);
+        load.completion = completion;
+        load
+    })?;
+    let [all, single] = [0, 1].map(|at| experiment.at(&point, &servers.0[at].name));
+    Ok(vec![
+        what,
+        all.cell(IOPS, 0),
+        single.cell(IOPS, 0),
+        all.ratio(single, IOPS),
+        all.cell(CPU_US, 2),
+        single.cell(CPU_US, 2),
+        all.ratio(single, CPU_US),
+        all.cell(P99_US, 0),
+        single.cell(P99_US, 0),
+    ])
 }

@@ -4,45 +4,56 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use flowstone_testkit::load::{Completion, Limit, LoadOptions};
+use flowstone_testkit::load::{Completion, LoadOptions};
 use serde_json::Value;
 
 use super::PollersArgs;
 use super::server::{Disks, Server, TMPFS, Who};
+use crate::experiment::{Experiment, GAP_MS, interval, table};
+use crate::place::seconds;
 
 const DISKS: usize = 4;
 const BYTES: u64 = 64 << 20;
 /// Long enough for two moves: loads are checked every 100 ms, and a moved queue stays for 500 ms.
-const PHASE: Duration = Duration::from_millis(900);
+const PHASE: f64 = 0.9;
 const PHASES_PER_ROUND: usize = 4;
 /// Pairs of heavily loaded disks, in turn; the others are lightly loaded.
 const HARD: [[usize; 2]; 6] = [[0, 1], [2, 3], [0, 2], [1, 3], [0, 3], [1, 2]];
 
 /// Measures with two pollers, and with as many as are needed.
-pub fn measure(args: &PollersArgs) -> Result<String> {
-    let cpus = [args.server_cpu, args.client_cpu];
-    let mut text = format!(
-        "{DISKS} disks on tmpfs; in turn two of them have random reads of 4 KiB at QD32, the others 1,000 a second at QD1, so \
-         that queues move. Server on CPUs {} and {}, the client on the latter, asleep while it waits. From the last \
-         drained completion of a queue on one poller until it may submit on the other. To reach: 200 us.\n\n\
-         | pollers | moves | mean, us | longest, us | longest gap without an answer, ms |\n\
-         |---|---:|---:|---:|---:|\n",
-        cpus[0], cpus[1],
-    );
+pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String> {
+    let cpus = [args.place.server_cpu, args.place.client_cpu];
     let disks = Disks { count: DISKS, bytes: BYTES, sparse: false, dir: Path::new(TMPFS) };
+    let mut rows = Vec::new();
     for choice in ["2", "auto"] {
         let server = Server::start(args, Who::Flowstone(choice), disks, &cpus, "")?;
-        let mut gap_ms = 0.0f64;
-        for phase in 0..args.rounds * PHASES_PER_ROUND {
-            let hard = HARD[phase % HARD.len()];
-            gap_ms = gap_ms.max(drive(args, &server, hard)?);
+        for phase in 0..args.run.rounds * PHASES_PER_ROUND {
+            let gap_ms = drive(args, &server, HARD[phase % HARD.len()])?;
+            experiment.add("moves", choice, &[(GAP_MS, gap_ms)]);
         }
         let [moves, mean, longest] = moved(&server.stats()?)?;
-        eprintln!("{choice}: {moves} moves, {mean:.1} us, at most {longest:.1} us");
-        text += &format!("| `{choice}` | {moves} | {mean:.1} | {longest:.1} | {gap_ms:.1} |\n");
+        let gaps = experiment.at("moves", choice).all(GAP_MS);
+        rows.push(vec![
+            server.name.clone(),
+            moves.to_string(),
+            format!("{mean:.1}"),
+            format!("{longest:.1}"),
+            format!("{:.1}", gaps.iter().copied().fold(0.0, f64::max)),
+            interval(gaps),
+        ]);
         server.stop()?;
     }
-    Ok(text)
+    let titles = "pollers | moves | mean, us | longest, us | longest gap without an answer, ms | \
+                  longest gap of a phase, ms";
+    Ok(format!(
+        "{DISKS} disks on tmpfs; in turn two of them have random reads of 4 KiB at QD32, the others \
+         1,000 a second at QD1, so that queues move. Server on CPUs {} and {}, the client on the \
+         latter, asleep while it waits. From the last drained completion of a queue on one poller \
+         until it may submit on the other. To reach: 200 us.\n\n{}",
+        cpus[0],
+        cpus[1],
+        table(titles, rows),
+    ))
 }
 
 /// Drives all disks for a phase. Returns the longest time without a completion.
@@ -50,9 +61,9 @@ fn drive(args: &PollersArgs, server: &Server, hard: [usize; 2]) -> Result<f64> {
     let load = |(disk, socket)| {
         let load = LoadOptions::new(socket);
         let mut load = if hard.contains(&disk) { load.iodepth(32) } else { load.rate(1000.0) };
-        (load.threads, load.cpus) = (1, vec![args.client_cpu]);
+        (load.threads, load.cpus) = (1, vec![args.place.client_cpu]);
         load.completion = Completion::Eventfd;
-        load.limit = Limit::Time { ramp: Duration::ZERO, runtime: PHASE };
+        load.limit = seconds(Duration::ZERO, PHASE);
         load
     };
     let loads: Vec<LoadOptions> = server.sockets().iter().enumerate().map(load).collect();

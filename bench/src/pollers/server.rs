@@ -1,18 +1,19 @@
 //! Servers of several disks each, and their images.
 
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use flowstone_testkit::load::{LoadOptions, LoadReport, run_together};
-use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT, flowstone_binary};
+use flowstone_testkit::process::Ready;
 use flowstone_testkit::{Daemon, DaemonCommand};
 use serde_json::Value;
 use tempfile::{TempDir, tempdir_in};
 
 use super::PollersArgs;
+use crate::place::{Disk, serve_all, stop, succeed};
 use crate::raw_file::write_full;
+use crate::server::qsd;
 
 /// Folder of files in memory.
 pub const TMPFS: &str = "/dev/shm";
@@ -75,7 +76,7 @@ pub struct Servers(pub Vec<Server>);
 impl Servers {
     /// Starts one of each, with its own disks, on the CPU of servers.
     pub fn start(args: &PollersArgs, who: &[Who], disks: Disks<'_>) -> Result<Self> {
-        Self::start_on(args, who, disks, &[args.server_cpu])
+        Self::start_on(args, who, disks, &[args.place.server_cpu])
     }
 
     /// The same on these CPUs.
@@ -116,7 +117,7 @@ impl Server {
                 write_full(image, disks.bytes)?;
             }
         }
-        let program = args.flowstone.clone().map_or_else(flowstone_binary, Ok)?;
+        let program = args.place.program()?;
         let direct = disks.dir != Path::new(TMPFS);
         let (name, is_flowstone) =
             (who.name(), matches!(who, Who::Flowstone(_) | Who::Pipeline(_)));
@@ -170,17 +171,14 @@ impl Server {
     /// Returns its statistics.
     pub fn stats(&self) -> Result<Value> {
         let mut ask = Command::new(&self.program);
-        let answer = ask.args(["stats", "--json", "--control"]).arg(control(self.dir.path()));
-        let answer = answer.output()?;
-        ensure!(answer.status.success(), "stats: {}", String::from_utf8_lossy(&answer.stderr));
-        serde_json::from_slice(&answer.stdout).context("read the statistics")
+        ask.args(["stats", "--json", "--control"]).arg(control(self.dir.path()));
+        serde_json::from_slice(&succeed(&mut ask)?).context("read the statistics")
     }
 
     /// Ends it.
     pub fn stop(mut self) -> Result<()> {
         if self.is_flowstone {
-            let end = self.daemon.terminate(TERMINATE_TIMEOUT)?;
-            ensure!(end.success(), "flowstone ended with {end}: {}", self.daemon.stderr());
+            stop(&mut self.daemon)?;
         } else {
             // With iothreads, version 7.2 sometimes does not react to SIGTERM.
             self.daemon.kill()?;
@@ -202,25 +200,18 @@ fn flowstone(
     direct: bool,
     pipeline: &str,
 ) -> Result<DaemonCommand> {
-    let mut config = format!("control = \"{}\"\n{keys}\n", control(dir).display());
+    let keys = format!("control = {:?}\n{keys}", control(dir));
     let direct = if direct { "on" } else { "off" };
-    for (disk, (image, socket)) in images.iter().zip(sockets).enumerate() {
-        let (image, socket) = (image.display(), socket.display());
-        writeln!(
-            config,
-            "[[disk]]\nname = \"d{disk}\"\nimage = \"{image}\"\nsocket = \"{socket}\"\n\
-             queues = 1\ndirect = \"{direct}\"\npipeline = \"{pipeline}\"\n"
-        )
-        .expect("writing to a string does not fail");
-    }
-    let path = dir.join("flowstone.toml");
-    std::fs::write(&path, config)?;
-    let command = DaemonCommand::new(program).args(["serve", "--config"]).arg(path);
-    Ok(command.ready(Ready::Listening(images.len())))
+    let disk = |(disk, (image, socket)): (usize, (&PathBuf, &PathBuf))| {
+        let more = format!("queues = 1\ndirect = {direct:?}\npipeline = {pipeline:?}");
+        Disk::new(&format!("d{disk}"), socket, &format!("image = {image:?}\n{more}"))
+    };
+    let disks: Vec<Disk> = images.iter().zip(sockets).enumerate().map(disk).collect();
+    serve_all(program, dir, &keys, &disks)
 }
 
 fn qemu(who: Who, images: &[PathBuf], sockets: &[PathBuf], direct: bool) -> DaemonCommand {
-    let mut command = DaemonCommand::new(crate::server::qsd::PROGRAM);
+    let mut command = DaemonCommand::new(qsd::PROGRAM);
     let (direct, aio) = if direct { ("on", "native") } else { ("off", "io_uring") };
     for (disk, (image, socket)) in images.iter().zip(sockets).enumerate() {
         let thread = match who {
@@ -228,21 +219,12 @@ fn qemu(who: Who, images: &[PathBuf], sockets: &[PathBuf], direct: bool) -> Daem
             Who::QsdOneThread => Some(0),
             Who::Qsd | Who::Flowstone(_) | Who::Pipeline(_) => None,
         };
-        if let Some(thread) = thread.filter(|thread| *thread == disk) {
-            command = command.args(["--object", &format!("iothread,id=io{thread}")]);
+        if thread == Some(disk) {
+            command = command.args(["--object", &format!("iothread,id=io{disk}")]);
         }
-        let node = format!(
-            "driver=raw,node-name=d{disk},file.driver=file,file.filename={},\
-             file.cache.direct={direct},file.aio={aio}",
-            image.display()
-        );
-        let mut export = format!(
-            "type=vhost-user-blk,id=e{disk},node-name=d{disk},addr.type=unix,addr.path={},\
-             writable=on,num-queues=1",
-            socket.display()
-        );
-        export += &thread.map_or(String::new(), |thread| format!(",iothread=io{thread}"));
-        command = command.args(["--blockdev", &node, "--export", &export]);
+        let node = format!("{},file.cache.direct={direct},file.aio={aio}", qsd::raw(image));
+        let thread = thread.map(|thread| format!("io{thread}"));
+        command = qsd::export(command, &format!("d{disk}"), &node, socket, 1, thread.as_deref());
     }
     command.ready(Ready::Sockets(sockets.to_vec()))
 }

@@ -1,79 +1,53 @@
-//! Sixteen disks on one poller, compared with one disk of their total depth.
+//! One to four disks on one poller and on threads of their own, with the same CPU for all threads.
 
 use std::path::Path;
 
 use anyhow::Result;
-use flowstone_testkit::load::Completion;
 
-use super::server::{Disks, Server, Servers, TMPFS, Who};
-use super::{PollersArgs, cpu_us, interleave, ratios, spread};
-use crate::sample::interval;
-use crate::size::thousands;
+use super::server::{Disks, Servers, TMPFS, Who};
+use super::{PollersArgs, cells, interleave};
+use crate::experiment::{Experiment, IOPS, table};
+use crate::plot::{Axes, Lines, draw};
 
-const DISKS: usize = 16;
-const DEPTH: u16 = 4;
-/// Total size of all disks.
-const BYTES: u64 = 1 << 30;
+const CHOICES: [&str; 3] = ["1", "auto", "per-queue"];
+const DISKS_MAX: usize = 4;
+const DEPTHS: [u16; 2] = [1, 32];
+const BYTES: u64 = 64 << 20;
 
-/// Measures on both file systems.
-pub fn measure(args: &PollersArgs) -> Result<String> {
-    let mut text = format!(
-        "{DISKS} disks on one poller, QD{DEPTH} each, against one disk on a thread of its own, QD{}; random, 4 KiB, {} \
-         MiB in all; server on CPU {}, one client thread on CPU {}, which polls or sleeps. {} rounds of {} s. To reach: \
-         0.95 of the rate, 1.1 of the CPU time.\n\n\
-         | load | {DISKS} disks | one disk | ratio (95 %) | CPU us/IO | one disk's | ratio (95 %) | p99 us | one disk's |\n\
-         |---|---:|---:|---|---:|---:|---|---:|---:|\n",
-        DISKS as u16 * DEPTH,
-        BYTES >> 20,
-        args.server_cpu,
-        args.client_cpu,
-        args.rounds,
-        args.runtime,
-    );
-    for (place, dir) in [("tmpfs", Path::new(TMPFS)), ("ext4", &args.dir)] {
-        let disks = |count| Disks { count, bytes: BYTES / count as u64, sparse: false, dir };
-        let cpus = [args.server_cpu];
-        let servers = Servers(vec![
-            Server::start(args, Who::Flowstone("1"), disks(DISKS), &cpus, "")?,
-            Server::start(args, Who::Flowstone("per-queue"), disks(1), &cpus, "")?,
-        ]);
-        let sleeps: &[bool] = if place == "tmpfs" { &[false] } else { &[false, true] };
-        for (sleeps, rw) in sleeps.iter().flat_map(|it| [(*it, "randread"), (*it, "randwrite")]) {
-            let client = if sleeps { "sleeps" } else { "polls" };
-            let completion = if sleeps { Completion::Eventfd } else { Completion::Poll };
-            text +=
-                &row(args, &format!("{place} {rw}, client {client}"), rw, completion, &servers)?;
+/// Measures all numbers of disks at all depths.
+pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String> {
+    let (mut rows, mut lines) = (Vec::new(), Lines::new());
+    for count in 1..=DISKS_MAX {
+        let disks = Disks { count, bytes: BYTES, sparse: false, dir: Path::new(TMPFS) };
+        let servers = Servers::start(args, &CHOICES.map(Who::Flowstone), disks)?;
+        let own = servers.0[CHOICES.len() - 1].name.clone();
+        for depth in DEPTHS {
+            let point = format!("share, {count} disks QD{depth}");
+            interleave(args, &point, &servers, experiment, |load| load.iodepth(depth))?;
+            for server in &servers.0 {
+                let row = [depth.to_string(), count.to_string(), server.name.clone()];
+                rows.push([&row[..], &cells(experiment, &point, &server.name, &own)].concat());
+                let name = format!("QD{depth}, {}", server.name.trim_matches('`'));
+                let rate = experiment.at(&point, &server.name).median(IOPS);
+                lines.entry(name).or_default().push((count as f64, rate.unwrap_or(0.0) / 1e3));
+            }
         }
         servers.stop()?;
     }
-    Ok(text)
-}
-
-fn row(
-    args: &PollersArgs,
-    what: &str,
-    rw: &str,
-    completion: Completion,
-    servers: &Servers,
-) -> Result<String> {
-    let one = servers.0[1].sockets()[0].clone();
-    let rounds = interleave(args, what, servers, |load| {
-        let depth = if load.client.socket == one { DISKS as u16 * DEPTH } else { DEPTH };
-        let mut load = load.workload(rw).iodepth(depth);
-        load.completion = completion;
-        load
-    })?;
-    let [all, single] = &rounds[..] else { unreachable!("two servers were started") };
-    let median = |reports, figure: fn(&_) -> f64| spread(reports, figure)[0];
+    if let Some(path) = &args.plot {
+        let axes = Axes { x: "disks", y: "thousand requests per second", is_log: false };
+        draw(path, &axes, &lines)?;
+    }
+    let titles = "depth | disks | pollers | IOPS | to `per-queue` (95 %) | CPU us/IO | p50 us | \
+                  p99 us";
     Ok(format!(
-        "| {what} | {} | {} | {} | {:.2} | {:.2} | {} | {:.0} | {:.0} |\n",
-        thousands(median(all, |it| it.iops)),
-        thousands(median(single, |it| it.iops)),
-        interval(ratios(all, single, |it| it.iops)),
-        median(all, cpu_us),
-        median(single, cpu_us),
-        interval(ratios(all, single, cpu_us)),
-        median(all, |it| it.latency.p99_us),
-        median(single, |it| it.latency.p99_us),
+        "Random reads of 4 KiB on tmpfs, each disk with one queue; whatever threads there are, the \
+         server has CPU {} and no other one; one client thread, which polls, on CPU {}. {} rounds \
+         of {} s; medians, rates with their 95 % intervals.\n\n{}",
+        args.place.server_cpu,
+        args.place.client_cpu,
+        args.run.rounds,
+        args.runtime,
+        table(titles, rows),
     ))
 }

@@ -6,14 +6,17 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use flowstone_testkit::load::{Limit, LoadReport, run};
+use flowstone_testkit::load::{LoadOptions, LoadReport};
 use tempfile::tempdir_in;
 
-use super::{Bench, HOG_DEPTH, checked};
-use crate::sample::{interval, median};
+use super::{Bench, HOG_DEPTH, together};
+use crate::experiment::{Experiment, IOPS, P99_US, table};
+use crate::place::seconds;
 
 /// Queue depth of each disk where the device is overloaded.
 const DEPTH: u16 = 32;
+const SYNC_P99_US: &str = "sync_p99_us";
+const OTHER_IOPS: &str = "other_iops";
 /// The daemon recognises VMs after half a second.
 const KNOWN_AFTER: Duration = Duration::from_millis(750);
 
@@ -40,38 +43,32 @@ impl Loaded {
 
 impl Bench<'_> {
     /// Measures the shares of VMs of weights 4 : 1, and the effect of a light VM on a heavy one.
-    pub(super) fn vms(&self) -> Result<String> {
-        let mut table = "| 4 KiB, raw images, VMs of weights 4 : 1 | heavy/s | light/s | \
-                         heavy : light, by rounds |\n|---|---|---|---|\n"
-            .to_owned();
-        for rw in ["randread", "randwrite"] {
-            for disks in [1, 4] {
-                let mut loads = vec![Loaded::heavy(DEPTH, 400, false)];
-                loads.extend((0..disks).map(|number| Loaded::light(number, DEPTH)));
-                let (mut heavy, mut light) = (Vec::new(), Vec::new());
-                for _ in 0..self.args.rounds {
-                    let reports = self.together(&loads, rw)?;
-                    heavy.push(reports[0].iops);
-                    light.push(reports[1..].iter().map(|report| report.iops).sum::<f64>());
-                    eprintln!("{rw} x{disks}: {:?} : {:?}", heavy.last(), light.last());
-                }
-                let ratios = heavy.iter().zip(&light).map(|(heavy, light)| heavy / light);
-                let ratio = interval(ratios.collect());
-                let [heavy, light] = [heavy, light].map(|it| median(it).unwrap_or(f64::NAN));
-                table += &format!(
-                    "| {rw}, {disks} of the light one | {heavy:.0} | {light:.0} | {ratio} |\n"
-                );
+    pub(super) fn vms(&self, experiment: &mut Experiment) -> Result<String> {
+        let mut rows = Vec::new();
+        for (rw, disks) in
+            ["randread", "randwrite"].into_iter().flat_map(|rw| [1, 4].map(|disks| (rw, disks)))
+        {
+            let point = format!("{rw}, {disks} of the light one");
+            let mut loads = vec![Loaded::heavy(DEPTH, 400, false)];
+            loads.extend((0..disks).map(|number| Loaded::light(number, DEPTH)));
+            for _ in 0..self.args.run.rounds {
+                let reports = self.loaded(&loads, rw)?;
+                let light = reports[1..].iter().map(|report| report.iops).sum::<f64>();
+                experiment.add(&point, "heavy", &[(IOPS, reports[0].iops)]);
+                experiment.add(&point, "light", &[(IOPS, light)]);
             }
+            let [heavy, light] = ["heavy", "light"].map(|vm| experiment.at(&point, vm));
+            let rates = [heavy.cell(IOPS, 0), light.cell(IOPS, 0), heavy.ratio(light, IOPS)];
+            rows.push([&[point.clone()][..], &rates].concat());
         }
-        Ok(table + "\n" + &self.protection()?)
+        let titles = "4 KiB, raw images, VMs of weights 4 : 1 | heavy/s | light/s | \
+                      heavy : light, by rounds";
+        Ok(table(titles, rows) + "\n" + &self.protection(experiment)?)
     }
 
     /// Measures a VM at queue depth 1, alone and beside a greedy one.
-    fn protection(&self) -> Result<String> {
-        let mut table =
-            "| beside a VM at QD128 | QD1 p99, us | of alone | fsync p99, us | of alone | other/s |\n\
-             |---|---|---|---|---|---|\n"
-                .to_owned();
+    fn protection(&self, experiment: &mut Experiment) -> Result<String> {
+        let mut rows = Vec::new();
         for (rw, syncs) in [("randread", false), ("randwrite", false), ("randwrite", true)] {
             let heavy = |weight| Loaded::heavy(1, weight, syncs);
             let light = || Loaded::light(0, HOG_DEPTH);
@@ -80,33 +77,40 @@ impl Bench<'_> {
                 ("weights 4 : 1", vec![heavy(400), light()]),
                 ("equal weights", vec![heavy(100), light()]),
             ];
-            let mut figures = vec![[Vec::new(), Vec::new(), Vec::new()]; cases.len()];
-            for _ in 0..self.args.rounds {
-                for ((name, loads), [p99, sync, other]) in cases.iter().zip(&mut figures) {
-                    let reports = self.together(loads, rw)?;
-                    p99.push(reports[0].latency.p99_us);
-                    sync.push(reports[0].flush.p99_us);
-                    other.push(reports.get(1).map_or(f64::NAN, |report| report.iops));
-                    eprintln!("{rw} {name}: {p99:?} {sync:?}");
+            let what = if syncs { "writes, each synced" } else { rw };
+            let point = format!("beside a VM at QD{HOG_DEPTH}, {what}");
+            for _ in 0..self.args.run.rounds {
+                for (name, loads) in &cases {
+                    let reports = self.loaded(loads, rw)?;
+                    let other = reports.get(1).map_or(f64::NAN, |report| report.iops);
+                    let figures = [
+                        (P99_US, reports[0].latency.p99_us),
+                        (SYNC_P99_US, reports[0].flush.p99_us),
+                        (OTHER_IOPS, other),
+                    ];
+                    experiment.add(&point, name, &figures);
                 }
             }
-            let middle = |values: &Vec<f64>| median(values.clone()).unwrap_or(f64::NAN);
-            let alone = [middle(&figures[0][0]), middle(&figures[0][1])];
-            let what = if syncs { "writes, each synced" } else { rw };
-            for ((name, _), [p99, sync, other]) in cases.iter().zip(&figures) {
-                let (p99, sync, other) = (middle(p99), middle(sync), middle(other));
-                table += &format!(
-                    "| {what}, {name} | {p99:.0} | {:.2} | {sync:.0} | {:.2} | {other:.0} |\n",
-                    p99 / alone[0],
-                    sync / alone[1],
-                );
-            }
+            let alone = experiment.at(&point, "alone");
+            rows.extend(cases.iter().map(|(name, _)| {
+                let own = experiment.at(&point, name);
+                vec![
+                    format!("{what}, {name}"),
+                    own.cell(P99_US, 0),
+                    own.ratio(alone, P99_US),
+                    own.cell(SYNC_P99_US, 0),
+                    if syncs { own.ratio(alone, SYNC_P99_US) } else { "-".to_owned() },
+                    own.cell(OTHER_IOPS, 0),
+                ]
+            }));
         }
-        Ok(table + "\n")
+        let titles = "beside a VM at QD128 | QD1 p99, us | of alone | fsync p99, us | of alone | \
+                      other/s";
+        Ok(table(titles, rows))
     }
 
     /// Runs all loads at once.
-    fn together(&self, loads: &[Loaded], rw: &str) -> Result<Vec<LoadReport>> {
+    fn loaded(&self, loads: &[Loaded], rw: &str) -> Result<Vec<LoadReport>> {
         let keys = |load: &Loaded| -> Result<(String, String)> {
             let image = std::path::absolute(self.image(&load.name)?)?;
             let vm = format!("name={},weight={}", load.vm, load.weight);
@@ -115,27 +119,14 @@ impl Bench<'_> {
         let disks = loads.iter().map(keys).collect::<Result<Vec<_>>>()?;
         let disks: Vec<(&str, String)> =
             disks.iter().map(|(name, keys)| (&**name, keys.clone())).collect();
-        let served = self.serve(&self.program, tempdir_in(&self.args.dir)?, &disks)?;
-        let options = |load: &Loaded| {
-            // The others load the device with the measured operation, without syncs.
-            let mut options = self.load(&served.socket(&load.name), rw, load.depth, 1);
-            options.flush_every = u64::from(load.syncs);
-            let runtime = Duration::from_secs_f64(self.args.runtime);
-            options.limit = Limit::Time { ramp: KNOWN_AFTER, runtime };
-            options
+        let served = self.serve(&self.program, tempdir_in(&self.args.run.dir)?, &disks)?;
+        // The others load the device with the measured operation, without syncs.
+        let options = |load: &Loaded| LoadOptions {
+            flush_every: u64::from(load.syncs),
+            limit: seconds(KNOWN_AFTER, self.args.runtime),
+            ..self.load(&served.socket(&load.name), rw, load.depth, 1)
         };
-        let reports = std::thread::scope(|scope| {
-            let start = |load: &Loaded| {
-                let options = options(load);
-                scope.spawn(move || run(&options))
-            };
-            let running: Vec<_> = loads.iter().map(start).collect();
-            let wait = |load: std::thread::ScopedJoinHandle<'_, _>| {
-                load.join().expect("a load returns its errors")
-            };
-            running.into_iter().map(wait).collect::<Vec<_>>()
-        });
-        let reports: Result<Vec<_>> = reports.into_iter().map(|it| checked(it?)).collect();
+        let reports = together(&loads.iter().map(options).collect::<Vec<_>>());
         served.end()?;
         reports
     }

@@ -44,7 +44,7 @@ fn arguments(setting: &Setting<'_>) -> Result<Vec<String>> {
         "--time_based".to_owned(),
         format!("--ramp_time={}ms", point.backend.ramp().as_millis()),
         format!("--runtime={}ms", (args.runtime * 1000.0) as u64),
-        format!("--cpus_allowed={}", args.client_cpu),
+        format!("--cpus_allowed={}", args.place.client_cpu),
         "--lat_percentiles=1".to_owned(),
         "--clat_percentiles=0".to_owned(),
         "--output-format=json".to_owned(),

@@ -11,17 +11,20 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
-use flowstone_testkit::process::TERMINATE_TIMEOUT;
-use flowstone_testkit::{Daemon, DaemonCommand, load};
+use anyhow::{Context, Result, bail};
+use flowstone_testkit::load::{LoadOptions, LoadReport};
+use flowstone_testkit::{Daemon, DaemonCommand};
 
 use crate::args::CompareArgs;
 use crate::noise::{LIMIT_PERCENT, Noise};
+use crate::place::{drive, stop, whole};
 use crate::point::{Backend, Point};
 use crate::sample::Sample;
 
 pub use flowstone::idle_command as flowstone_idle;
 pub use qsd::idle_command as qsd_idle;
+
+const WARM_BYTES: u64 = 128 << 10;
 
 /// An idle disk.
 #[derive(Clone, Debug)]
@@ -115,7 +118,7 @@ impl Server {
     pub fn missing(self, point: &Point, args: &CompareArgs) -> Option<String> {
         match self {
             Server::Flowstone | Server::FlowstoneRaw => {
-                flowstone::program(args).err().map(|e| format!("{e:#}"))
+                args.place.program().err().map(|e| format!("{e:#}"))
             }
             Server::Qsd { .. } => version(Path::new(qsd::PROGRAM)).err().map(|e| format!("{e:#}")),
             Server::Fio if point.backend == Backend::Null => {
@@ -160,22 +163,18 @@ impl Server {
 
 fn flowstone_sample(setting: &Setting<'_>) -> Result<Sample> {
     let (sample, mut daemon) = serve_and_load(&flowstone::command(setting)?, setting)?;
-    let end = daemon.terminate(TERMINATE_TIMEOUT);
-    let status = end.context("flowstone did not end on SIGTERM")?;
-    ensure!(status.success(), "flowstone ended with {status}; stderr: {}", daemon.stderr());
+    stop(&mut daemon)?;
     Ok(sample)
 }
 
 /// Returns the versions of all measured programs, as each program prints it.
-pub fn versions(args: &CompareArgs) -> Vec<(&'static str, String)> {
+pub fn versions(args: &CompareArgs) -> Vec<(String, String)> {
     let said = |program: Result<PathBuf>| {
         program.and_then(|path| version(&path)).unwrap_or_else(|e| format!("missing: {e:#}"))
     };
-    vec![
-        ("flowstone", said(flowstone::program(args))),
-        (qsd::PROGRAM, said(Ok(PathBuf::from(qsd::PROGRAM)))),
-        (fio::PROGRAM, said(Ok(PathBuf::from(fio::PROGRAM)))),
-    ]
+    let flowstone = ("flowstone".to_owned(), said(args.place.program()));
+    let peer = |name: &str| (name.to_owned(), said(Ok(PathBuf::from(name))));
+    vec![flowstone, peer(qsd::PROGRAM), peer(fio::PROGRAM)]
 }
 
 /// Returns the first line of `program --version`.
@@ -200,31 +199,22 @@ fn serve_and_load(command: &DaemonCommand, setting: &Setting<'_>) -> Result<(Sam
     let _ = std::fs::remove_file(socket(setting));
     let daemon = command.spawn()?;
     let report = run_load(&daemon, setting)
-        .map_err(|e| anyhow::anyhow!("{}; stderr: {}", e.chain(), daemon.stderr()))?;
-    if report.errors > 0 {
-        let first = report.first_error.unwrap_or_default();
-        bail!("{} requests failed, the first: {first}", report.errors);
-    }
+        .with_context(|| format!("the server said: {}", daemon.stderr()))?;
     Ok((Sample::from(&report), daemon))
 }
 
-fn run_load(daemon: &Daemon, setting: &Setting<'_>) -> flowstone_testkit::Result<load::LoadReport> {
+fn run_load(daemon: &Daemon, setting: &Setting<'_>) -> Result<LoadReport> {
     let Setting { args, point, .. } = *setting;
     if point.backend == Backend::Warm {
-        load::run(&read_once(&socket(setting), args.tmpfs_size))?;
+        // Read in sequence once, so that it is cached.
+        let read = LoadOptions::new(socket(setting)).workload("read").iodepth(4);
+        drive(&whole(read, WARM_BYTES, args.tmpfs_size))?;
     }
     let runtime = Duration::from_secs_f64(args.runtime);
-    let mut options = point.load(&socket(setting), args.client_cpu, runtime);
+    let mut options = point.load(&socket(setting), args.place.client_cpu, runtime);
     if point.backend == Backend::NewLog {
         options.span_bytes = args.log_size;
     }
     options.server_pid = Some(daemon.pid());
-    load::run(&options)
-}
-
-/// Returns a load that reads a disk sequentially, so that it is cached.
-fn read_once(socket: &Path, bytes: u64) -> load::LoadOptions {
-    const STEP: u64 = 128 << 10;
-    let read = load::LoadOptions::new(socket).workload("read").iodepth(4);
-    load::LoadOptions { block_bytes: STEP, ..read.ops(bytes / STEP) }
+    drive(&options)
 }

@@ -13,7 +13,7 @@ use crate::point::Backend;
 /// The program.
 pub const PROGRAM: &str = "qemu-storage-daemon";
 
-const NULL: &str = "driver=null-co,node-name=d,size=8589934592,read-zeroes=off";
+const NULL: &str = "driver=null-co,size=8589934592,read-zeroes=off";
 
 /// Returns the name in tables.
 pub fn name(aio: Aio, iothread: bool, backend: Backend) -> String {
@@ -23,6 +23,29 @@ pub fn name(aio: Aio, iothread: bool, backend: Backend) -> String {
         (_, Aio::Uring) => " io_uring",
     };
     format!("QSD{engine}{}", if iothread { " iothread" } else { "" })
+}
+
+/// Adds an export, with the options of its node, to a command.
+pub fn export(
+    command: DaemonCommand,
+    name: &str,
+    node: &str,
+    socket: &Path,
+    queues: usize,
+    thread: Option<&str>,
+) -> DaemonCommand {
+    let mut export = format!(
+        "type=vhost-user-blk,id=e{name},node-name={name},addr.type=unix,addr.path={},\
+         writable=on,num-queues={queues}",
+        socket.display()
+    );
+    export += &thread.map_or(String::new(), |thread| format!(",iothread={thread}"));
+    command.args(["--blockdev", &format!("node-name={name},{node}"), "--export", &export])
+}
+
+/// Returns the options of a node that is a raw file.
+pub fn raw(image: &Path) -> String {
+    format!("driver=raw,file.driver=file,file.filename={}", image.display())
 }
 
 /// Returns the command that serves one image, with discards enabled.
@@ -36,36 +59,24 @@ pub fn serve(
     // Direct I/O uses its own engine; buffered I/O uses threads.
     let (direct, aio) = if cached { ("off", "threads") } else { ("on", "native") };
     let node = format!(
-        "driver={driver},node-name=d,discard=unmap,file.driver=file,file.discard=unmap,\
-         file.filename={},file.cache.direct={direct},file.aio={aio}",
+        "driver={driver},discard=unmap,file.driver=file,file.discard=unmap,file.filename={},\
+         file.cache.direct={direct},file.aio={aio}",
         image.display()
     );
-    let export = format!(
-        "type=vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path={},\
-         writable=on,num-queues={queues}",
-        socket.display()
-    );
-    DaemonCommand::new(PROGRAM)
-        .args(["--blockdev", &node, "--export", &export])
+    export(DaemonCommand::new(PROGRAM), "d", &node, socket, queues, None)
         .ready(Ready::Sockets(vec![socket.to_owned()]))
 }
 
 /// Returns the command of one export for one point.
 pub fn command(setting: &Setting<'_>, aio: Aio, iothread: bool) -> Result<DaemonCommand> {
-    let socket = socket(setting);
-    let (path, queues) = (socket.display(), setting.point.queues);
-    let mut export = format!(
-        "type=vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path={path},\
-         writable=on,num-queues={queues}"
-    );
-    let mut command = DaemonCommand::new(PROGRAM).cpus(&[setting.args.server_cpu]);
+    let (socket, node) = (socket(setting), blockdev(setting, aio)?);
+    let mut command = DaemonCommand::new(PROGRAM).cpus(&[setting.args.place.server_cpu]);
     if iothread {
         command = command.args(["--object", "iothread,id=io"]);
-        export.push_str(",iothread=io");
     }
-    let node = blockdev(setting, aio)?;
-    let args = ["--blockdev", &node, "--export", &export];
-    Ok(command.args(args).ready(Ready::Sockets(vec![socket.clone()])))
+    let thread = iothread.then_some("io");
+    let command = export(command, "d", &node, &socket, setting.point.queues, thread);
+    Ok(command.ready(Ready::Sockets(vec![socket])))
 }
 
 fn blockdev(setting: &Setting<'_>, aio: Aio) -> Result<String> {
@@ -82,26 +93,16 @@ fn blockdev(setting: &Setting<'_>, aio: Aio) -> Result<String> {
     let image = setting.image.context("a file backend needs an image")?.display();
     let file = if setting.args.device.is_some() { "host_device" } else { "file" };
     Ok(format!(
-        "driver={driver},node-name=d,file.driver={file},file.filename={image},\
+        "driver={driver},file.driver={file},file.filename={image},\
          file.cache.direct={direct},file.aio={aio}"
     ))
 }
 
 /// Returns the command of many exports in one daemon.
 pub fn idle_command(args: &CompareArgs, disks: &[IdleDisk]) -> DaemonCommand {
-    let mut command = DaemonCommand::new(PROGRAM).cpus(&[args.server_cpu]);
-    for disk in disks {
-        let IdleDisk { name, image, socket } = disk;
-        let node = format!(
-            "driver=raw,node-name={name},file.driver=file,file.filename={}",
-            image.display()
-        );
-        let export = format!(
-            "type=vhost-user-blk,id=e{name},node-name={name},addr.type=unix,addr.path={},\
-             writable=on,num-queues=1",
-            socket.display()
-        );
-        command = command.args(["--blockdev", &node, "--export", &export]);
+    let mut command = DaemonCommand::new(PROGRAM).cpus(&[args.place.server_cpu]);
+    for IdleDisk { name, image, socket } in disks {
+        command = export(command, name, &raw(image), socket, 1, None);
     }
     command.ready(Ready::Sockets(disks.iter().map(|disk| disk.socket.clone()).collect()))
 }

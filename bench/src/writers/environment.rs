@@ -5,9 +5,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
-use crate::log_image::succeed;
+use crate::place::succeed;
 
 /// An environment, by name.
 #[derive(Clone, Copy, Debug)]
@@ -148,13 +148,9 @@ fn loop_mount(dir: &Path, name: &str, mkfs: &[&str], bytes: u64) -> Result<Groun
     made.with_context(|| format!("make {}", file.display()))?;
     let mut losetup = Command::new("losetup");
     losetup.args(["--direct-io=on", "--find", "--show"]).arg(&file);
-    let output = losetup.output().context("run losetup")?;
-    if !output.status.success() {
-        bail!("losetup: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    let device = String::from_utf8(output.stdout)?.trim().to_owned();
+    let device = String::from_utf8(succeed(&mut losetup)?)?.trim().to_owned();
     let mounted = succeed(Command::new(mkfs[0]).args(&mkfs[1..]).arg(&device))
-        .and_then(|()| succeed(Command::new("mount").arg(&device).arg(&mount_point)));
+        .and_then(|_| succeed(Command::new("mount").arg(&device).arg(&mount_point)));
     if let Err(error) = mounted {
         succeed(Command::new("losetup").args(["-d", &device]))?;
         fs::remove_file(&file)?;

@@ -11,23 +11,20 @@ mod table;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Args;
-use flowstone_testkit::load::{Completion, LoadOptions, run};
+use flowstone_testkit::load::Completion;
 
-use crate::host::{Host, commit};
-use crate::log_image::{RunArgs, stop};
+use crate::experiment::{Experiment, Figures, Named, figures};
+use crate::place::{Place, drive, remove, stop};
 use crate::raw_file::fill;
-use crate::series::Series;
+use crate::run::{Run, choose};
 use crate::size::parse_size;
 use environment::{ENVIRONMENTS, Environment, Ground};
 
 /// Options.
 #[derive(Clone, Debug, Args)]
 pub struct WritersArgs {
-    /// Runs of everything.
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
     /// What each of the writers writes, on the file system of DIR.
     #[arg(long, default_value = "1G", value_parser = parse_size)]
     job_size: u64,
@@ -40,8 +37,13 @@ pub struct WritersArgs {
     /// Only sequential or only random writes.
     #[arg(long, value_parser = ["write", "randwrite"])]
     rw: Option<String>,
+    /// Only environments whose name contains this; may be given several times.
+    #[arg(long, value_name = "PATTERN")]
+    only: Vec<String>,
     #[command(flatten)]
-    run: RunArgs,
+    run: Run,
+    #[command(flatten)]
+    place: Place,
 }
 
 const WRITERS: usize = 8;
@@ -71,26 +73,30 @@ impl Who {
     }
 }
 
+impl Named for Who {
+    fn name(&self) -> String {
+        Who::name(*self).to_owned()
+    }
+}
+
 /// Carries out the subcommand.
 pub fn writers(args: &WritersArgs) -> Result<()> {
-    let chosen = args.run.choose(&ENVIRONMENTS, |it| it.name)?;
+    let chosen = choose(&ENVIRONMENTS, &args.only, |it| it.name)?;
     for bytes in [args.job_size, args.small_job_size] {
         ensure!(bytes > 0 && bytes % (1 << 20) == 0, "a job is a number of MiB, not {bytes} bytes");
     }
-    std::fs::create_dir_all(&args.run.dir)?;
+    let of = format!("writers {} {}", args.job_size, args.small_job_size);
+    let mut experiment = args.run.experiment(&of)?;
     let dir = args.run.dir.canonicalize()?;
-    let host = Host::inspect(Vec::new(), &dir);
-    let of = format!("writers {} {} {}", commit(), args.job_size, args.small_job_size);
-    let mut series = args.run.series(&of)?;
     let mut skipped = Vec::new();
     for environment in &chosen {
-        if let Err(error) = in_environment(args, environment, &dir, &mut series) {
+        if let Err(error) = in_environment(args, environment, &dir, &mut experiment) {
             eprintln!("{}: {error:#}", environment.name);
             skipped.push((environment.name, format!("{error:#}")));
         }
-        args.run.save(&series)?;
+        args.run.save(&experiment)?;
     }
-    args.run.publish("writers", &table::render(args, &host, &series, &skipped))
+    args.run.publish("writers", &table::render(args, &skipped, &experiment), &experiment)
 }
 
 /// Measures everything in one environment, which is removed even on failure.
@@ -98,11 +104,11 @@ fn in_environment(
     args: &WritersArgs,
     environment: &Environment,
     dir: &Path,
-    series: &mut Series,
+    experiment: &mut Experiment,
 ) -> Result<()> {
     let job = if environment.is_small() { args.small_job_size } else { args.job_size };
     let ground = environment.set_up(dir, WRITERS as u64 * job)?;
-    let done = measure_all(args, environment, &ground, job, series);
+    let done = measure_all(args, environment, &ground, job, experiment);
     // An error of the measurement takes precedence over one of the removal.
     let taken_down = ground.take_down();
     done.and(taken_down)
@@ -113,36 +119,28 @@ fn measure_all(
     environment: &Environment,
     ground: &Ground,
     job: u64,
-    series: &mut Series,
+    experiment: &mut Experiment,
 ) -> Result<()> {
     fill(&raw(ground.dir()), WRITERS as u64 * job)?;
     let wanted = |rw: &str| args.rw.as_ref().is_none_or(|only| only == rw);
-    for round in 0..args.rounds {
-        for rw in PATTERNS.into_iter().filter(|rw| wanted(rw)) {
-            for turn in 0..Who::ALL.len() {
-                let who = Who::ALL[(turn + round) % Who::ALL.len()];
-                let rate = measure(args, ground.dir(), who, rw, job)
-                    .with_context(|| format!("{} {rw}", who.name()))?;
-                let (name, who_name) = (environment.name, who.name());
-                eprintln!("{}/{} {name} {rw} {who_name} {rate:.0}/s", round + 1, args.rounds);
-                series.add(&key(name, rw, who), rate);
-                std::thread::sleep(Duration::from_secs_f64(args.pause));
-            }
-        }
-    }
-    Ok(())
+    let patterns: Vec<&str> = PATTERNS.into_iter().filter(|rw| wanted(rw)).collect();
+    let points: Vec<_> = patterns.into_iter().map(|rw| (point(environment.name, rw), rw)).collect();
+    experiment.run(args.run.rounds, &points, &Who::ALL, |(_, rw), who| {
+        let figures = measure(args, ground.dir(), *who, rw, job);
+        std::thread::sleep(Duration::from_secs_f64(args.pause));
+        figures
+    })
 }
 
-fn key(environment: &str, rw: &str, who: Who) -> String {
-    format!("{environment} {rw} {}", who.name())
+fn point(environment: &str, rw: &str) -> String {
+    format!("{environment} {rw}")
 }
 
 fn raw(dir: &Path) -> PathBuf {
     dir.join("writers.raw")
 }
 
-/// Returns writes per second.
-fn measure(args: &WritersArgs, dir: &Path, who: Who, rw: &str, job: u64) -> Result<f64> {
+fn measure(args: &WritersArgs, dir: &Path, who: Who, rw: &str, job: u64) -> Result<Figures> {
     let disk = WRITERS as u64 * job;
     let queues = if who == Who::OneRaw { 1 } else { WRITERS };
     let image = match who {
@@ -150,21 +148,19 @@ fn measure(args: &WritersArgs, dir: &Path, who: Who, rw: &str, job: u64) -> Resu
         Who::Log => dir.join("writers.flow"),
     };
     if who == Who::Log {
-        args.run.place.create_log(&image, disk, &[])?;
+        args.place.create_log(&image, disk, &[])?;
     }
     let socket = args.run.dir.join("writers.sock");
     // Direct I/O if the file system reports its alignment; btrfs does not.
-    let mut daemon = args.run.place.serve(&image, &socket, queues, &[])?;
-    let mut load = LoadOptions::new(&socket).workload(rw).iodepth(IODEPTH);
+    let mut daemon = args.place.serve(&image, &socket, queues, &[])?;
+    let mut load = args.place.load(&socket, rw, IODEPTH);
     load.client = load.client.queues(queues);
-    (load.threads, load.cpus) = (1, vec![args.run.place.client_cpu]);
     (load.completion, load.parts) = (Completion::Eventfd, true);
     load.span_bytes = queues as u64 * job;
-    let report = run(&load.ops(queues as u64 * job / BLOCK_BYTES))?;
-    ensure!(report.errors == 0, "{} writes failed", report.errors);
+    let report = drive(&load.ops(queues as u64 * job / BLOCK_BYTES))?;
     stop(&mut daemon)?;
     if who == Who::Log {
-        std::fs::remove_file(&image)?;
+        remove(&image)?;
     }
-    Ok(report.iops)
+    Ok(figures(&report))
 }

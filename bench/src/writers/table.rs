@@ -1,95 +1,79 @@
 //! The table of the writers.
 
-use std::fmt::Write;
-
 use super::environment::ENVIRONMENTS;
-use super::{IODEPTH, PATTERNS, WRITERS, Who, WritersArgs, key};
-use crate::host::Host;
-use crate::series::{Series, Spread};
-use crate::size::thousands;
+use super::{IODEPTH, PATTERNS, WRITERS, Who, WritersArgs, point};
+use crate::experiment::{Experiment, IOPS, table};
+
+const TITLES: &str = "environment | writes | runs | raw | one raw writer | log | log / raw | \
+     log / one raw writer";
 
 /// Renders the whole report.
-pub fn render(
-    args: &WritersArgs,
-    host: &Host,
-    series: &Series,
-    skipped: &[(&str, String)],
-) -> String {
-    let mut text = format!(
-        "{}\n\n{WRITERS} writers, each a queue with {IODEPTH} writes of 4 KiB in flight in a part of its own: {} MiB each on \
-         ext4 ({}, set to none), {} MiB each elsewhere (file systems in a file on it, behind a loop device with \
-         direct I/O; loop-X are ext4 on a loop device with the scheduler X). Server on CPU {}, client on CPU {}, \
-         waiting on its eventfd; O_DIRECT, except on btrfs, which does not say what that demands, so that it is \
-         served through the page cache. Raw images have every block written before, log images are new. Random \
-         writers draw their blocks with replacement. Writes per second, mean and standard deviation; ratios are \
-         means of those of each round.\n\n",
-        host.sentence(),
-        args.job_size >> 20,
-        host.device,
-        args.small_job_size >> 20,
-        args.run.place.server_cpu,
-        args.run.place.client_cpu,
-    );
-    text += "| environment | writes | runs | raw | one raw writer | log | log / raw | log / one raw writer |\n";
-    text += "|---|---|---:|---:|---:|---:|---:|---:|\n";
+pub fn render(args: &WritersArgs, skipped: &[(&str, String)], experiment: &Experiment) -> String {
+    let mut rows = Vec::new();
     for environment in &ENVIRONMENTS {
-        PATTERNS.iter().for_each(|rw| row(&mut text, environment.name, rw, series));
+        rows.extend(PATTERNS.iter().filter_map(|rw| row(environment.name, rw, experiment)));
         for (name, why) in skipped.iter().filter(|(name, _)| *name == environment.name) {
-            writeln!(
-                text,
-                "| {name} | skipped: {} | | | | | | |",
-                why.replace('|', "/").replace('\n', " ")
-            )
-            .expect("strings take everything");
+            let why = format!("skipped: {}", why.replace('|', "/").replace('\n', " "));
+            rows.push([&[(*name).to_owned(), why][..], &[const { String::new() }; 6]].concat());
         }
     }
-    text
+    format!(
+        "{}\n\n{WRITERS} writers, each a queue with {IODEPTH} writes of 4 KiB in flight in a part of \
+         its own: {} MiB each on ext4 ({}, set to none), {} MiB each elsewhere (file systems in a \
+         file on it, behind a loop device with direct I/O; loop-X are ext4 on a loop device with \
+         the scheduler X). Server on CPU {}, client on CPU {}, waiting on its eventfd; O_DIRECT, \
+         except on btrfs, which does not say what that demands, so that it is served through the \
+         page cache. Raw images have every block written before, log images are new. Random \
+         writers draw their blocks with replacement. Writes per second and ratios of each round: \
+         medians with their 95 % intervals.\n\n{}",
+        experiment.host().sentence(),
+        args.job_size >> 20,
+        experiment.host().device,
+        args.small_job_size >> 20,
+        args.place.server_cpu,
+        args.place.client_cpu,
+        table(TITLES, rows),
+    )
 }
 
-fn row(text: &mut String, environment: &str, rw: &str, series: &Series) {
-    let [raw, one, log] = Who::ALL.map(|who| key(environment, rw, who));
-    let runs = series.of(&log).len();
-    if runs == 0 {
-        return;
-    }
-    let rate = |name: &str| {
-        Spread::of(series.of(name)).map_or("-".to_owned(), |it| {
-            format!("{} ± {}", thousands(it.mean), thousands(it.deviation))
-        })
-    };
-    let ratio = |to: &str| {
-        Spread::of(&series.ratios(&log, to))
-            .map_or("-".to_owned(), |it| format!("{:.2} ± {:.2}", it.mean, it.deviation))
-    };
+fn row(environment: &str, rw: &str, experiment: &Experiment) -> Option<Vec<String>> {
+    let point = point(environment, rw);
+    let [raw, one, log] = Who::ALL.map(|who| experiment.at(&point, who.name()));
+    let runs = log.all(IOPS).len();
     let words = if rw == "write" { "sequential" } else { "random" };
-    writeln!(
-        text,
-        "| {environment} | {words} | {runs} | {} | {} | {} | {} | {} |",
-        rate(&raw),
-        rate(&one),
-        rate(&log),
-        ratio(&raw),
-        ratio(&one),
-    )
-    .expect("strings take everything");
+    (runs > 0).then(|| {
+        vec![
+            environment.to_owned(),
+            words.to_owned(),
+            runs.to_string(),
+            raw.count(IOPS),
+            one.count(IOPS),
+            log.count(IOPS),
+            log.ratio(raw, IOPS),
+            log.ratio(one, IOPS),
+        ]
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::Host;
 
     #[test]
-    fn a_row_has_means_and_spreads() {
-        let mut series = Series::new("test");
-        for (raw, one, log) in [(100.0, 50.0, 200.0), (200.0, 100.0, 200.0)] {
-            for (who, rate) in Who::ALL.into_iter().zip([raw, one, log]) {
-                series.add(&key("xfs", "write", who), rate * 1000.0);
+    fn a_row_has_medians_and_intervals() {
+        let mut experiment = Experiment::new("test", Host::default());
+        for rates in [[100.0, 50.0, 200.0], [200.0, 100.0, 200.0]] {
+            for (who, rate) in Who::ALL.into_iter().zip(rates) {
+                let figures = [(IOPS, rate * 1000.0)];
+                experiment.add(&point("xfs", "write"), who.name(), &figures);
             }
         }
-        let mut text = String::new();
-        row(&mut text, "xfs", "write", &series);
-        row(&mut text, "xfs", "randwrite", &series);
-        let wanted = "| xfs | sequential | 2 | 150,000 ± 70,711 | 75,000 ± 35,355 | 200,000 ± 0 | 1.50 ± 0.71 | 3.00 ± 1.41 |\n";
-        assert_eq!(text, wanted);
+        let row = |rw| row("xfs", rw, &experiment).map(|row| row.join(" | "));
+        let wanted = "xfs | sequential | 2 | 150,000 (100,000-200,000, 50 %) | 75,000 \
+                      (50,000-100,000, 50 %) | 200,000 (200,000-200,000, 50 %) | 1.500 \
+                      (1.000-2.000, 50 %) | 3.000 (2.000-4.000, 50 %)";
+        assert_eq!(row("write").as_deref(), Some(wanted));
+        assert_eq!(row("randwrite"), None);
     }
 }

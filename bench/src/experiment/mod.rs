@@ -1,0 +1,184 @@
+//! An experiment: contenders at points, measured round by round.
+//!
+//! ```text
+//!   round 1   point 1: A B C   point 2: A B C      figures by (point, contender), one a round
+//!   round 2   point 1: B C A   point 2: B C A  ──► ratio within a round, median of all rounds
+//!   ...                                            and its 95 % interval ──► Markdown, JSON
+//! ```
+//!
+//! Interleaving spreads other activity of the machine over all contenders alike, and another one
+//! begins each round, so that none always follows the same one. Rates of different rounds cannot be
+//! compared; the ratios within a round can.
+
+mod figures;
+mod interval;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::host::Host;
+
+pub use figures::{
+    CALLS_PER_IO, CPU_US, Figures, GAP_MS, IOPS, KICKS_PER_IO, P50_US, P99_US, figures,
+};
+pub use interval::{interval, median, signed, spread};
+pub use table::{Of, table};
+
+/// A point or a contender.
+pub trait Named {
+    /// Returns the name in figures and tables.
+    fn name(&self) -> String;
+}
+
+impl Named for &str {
+    fn name(&self) -> String {
+        (*self).to_owned()
+    }
+}
+
+impl<Text: AsRef<str>, Of> Named for (Text, Of) {
+    fn name(&self) -> String {
+        self.0.as_ref().to_owned()
+    }
+}
+
+/// All figures of a run, with their origin.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Experiment {
+    /// Command, commit and configuration; figures of others are not added.
+    of: String,
+    /// The command line.
+    command: Vec<String>,
+    /// Machine, commit and date.
+    host: Host,
+    series: Vec<Series>,
+}
+
+/// One figure of a contender at a point, by round; absent where it could not be measured.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+struct Series {
+    point: String,
+    contender: String,
+    figure: String,
+    rounds: Vec<Option<f64>>,
+}
+
+impl Experiment {
+    /// Makes an empty experiment.
+    pub fn new(of: &str, host: Host) -> Self {
+        let command = std::env::args().collect();
+        Self { of: of.to_owned(), command, host, series: Vec::new() }
+    }
+
+    /// Adds the figures kept by an earlier run of the same kind, if the file exists.
+    pub fn with_kept(self, path: &Path) -> Result<Self> {
+        if !path.exists() {
+            return Ok(self);
+        }
+        let text = std::fs::read_to_string(path)?;
+        let kept: Self = serde_json::from_str(&text)
+            .with_context(|| format!("{} is no file of kept figures", path.display()))?;
+        let (of, its) = (&self.of, &kept.of);
+        ensure!(its == of, "{} is of {its}, this run is of {of}", path.display());
+        Ok(Self { series: kept.series, ..self })
+    }
+
+    /// Writes all figures of all rounds, and their origin.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self)?;
+        std::fs::write(path, text + "\n").with_context(|| format!("write {}", path.display()))
+    }
+
+    /// Returns the machine, as it was at the start.
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Returns all points, in the order of their first figures.
+    pub fn points(&self) -> Vec<&str> {
+        let mut points = Vec::new();
+        for series in &self.series {
+            if !points.contains(&&*series.point) {
+                points.push(&*series.point);
+            }
+        }
+        points
+    }
+
+    /// Measures every contender at every point once in each round, contenders in turn.
+    pub fn run<P: Named, C: Named>(
+        &mut self,
+        rounds: usize,
+        points: &[P],
+        contenders: &[C],
+        mut measure: impl FnMut(&P, &C) -> Result<Figures>,
+    ) -> Result<()> {
+        for round in 0..rounds {
+            for point in points {
+                self.turn(round, &point.name(), contenders, |it| measure(point, it))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Measures every contender at one point once.
+    pub fn turn<C: Named>(
+        &mut self,
+        round: usize,
+        point: &str,
+        contenders: &[C],
+        mut measure: impl FnMut(&C) -> Result<Figures>,
+    ) -> Result<()> {
+        for contender in turns(round, contenders) {
+            let name = contender.name();
+            let figures = measure(contender).with_context(|| format!("{point}, {name}"))?;
+            self.add(point, &name, &figures);
+        }
+        Ok(())
+    }
+
+    /// Adds the figures of a round, and prints them.
+    pub fn add(&mut self, point: &str, contender: &str, figures: &[(&'static str, f64)]) {
+        let mut text = format!("{point}, {contender}:");
+        for (figure, value) in figures {
+            let rounds = self.rounds(point, contender, figure);
+            rounds.push(value.is_finite().then_some(*value));
+            if value.is_finite() {
+                text += &format!(" {figure} {value:.2}");
+            }
+        }
+        eprintln!("{text}");
+    }
+
+    fn rounds(&mut self, point: &str, contender: &str, figure: &str) -> &mut Vec<Option<f64>> {
+        let at = self.series.iter().position(|it| it.is(point, contender, figure));
+        let at = at.unwrap_or_else(|| {
+            let [point, contender, figure] = [point, contender, figure].map(str::to_owned);
+            self.series.push(Series { point, contender, figure, rounds: Vec::new() });
+            self.series.len() - 1
+        });
+        &mut self.series[at].rounds
+    }
+
+    fn of(&self, point: &str, contender: &str, figure: &str) -> &[Option<f64>] {
+        let found = self.series.iter().find(|it| it.is(point, contender, figure));
+        found.map_or(&[], |series| &series.rounds)
+    }
+}
+
+impl Series {
+    fn is(&self, point: &str, contender: &str, figure: &str) -> bool {
+        (&*self.point, &*self.contender, &*self.figure) == (point, contender, figure)
+    }
+}
+
+/// Returns all contenders, beginning with another one in each round.
+pub fn turns<C>(round: usize, contenders: &[C]) -> impl Iterator<Item = &C> {
+    let first = round % contenders.len().max(1);
+    contenders[first..].iter().chain(&contenders[..first])
+}

@@ -1,0 +1,174 @@
+//! Servers and their client: which program, on which CPU, with which load.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use flowstone_testkit::load::{Limit, LoadOptions, LoadReport, run};
+use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT, flowstone_binary};
+use flowstone_testkit::{Daemon, DaemonCommand};
+
+/// The servers: which program, on which CPU; and the CPU of their client.
+#[derive(Clone, Debug, Args)]
+pub struct Place {
+    /// The flowstone binary [default: FLOWSTONE_BIN, or beside this program].
+    #[arg(long, value_name = "FILE")]
+    pub flowstone: Option<PathBuf>,
+    /// CPU of the servers.
+    #[arg(long, default_value_t = 0)]
+    pub server_cpu: usize,
+    /// CPU of the client.
+    #[arg(long, default_value_t = 1)]
+    pub client_cpu: usize,
+}
+
+impl Place {
+    /// Returns the measured binary.
+    pub fn program(&self) -> Result<PathBuf> {
+        program(self.flowstone.as_deref())
+    }
+
+    /// Makes a new image, replacing an old one. `options` are those of `flowstone create`.
+    pub fn create<Word: AsRef<OsStr>>(
+        &self,
+        image: &Path,
+        format: &str,
+        bytes: u64,
+        options: &[Word],
+    ) -> Result<()> {
+        create(&self.program()?, image, format, bytes, options)
+    }
+
+    /// Makes a new log image, replacing an old one.
+    pub fn create_log(&self, image: &Path, bytes: u64, options: &[String]) -> Result<()> {
+        self.create(image, "log", bytes, options)
+    }
+
+    /// Compacts a log image.
+    pub fn compact(&self, image: &Path) -> Result<()> {
+        succeed(Command::new(self.program()?).arg("compact").arg(image)).map(drop)
+    }
+
+    /// Serves an image. `more` are further arguments.
+    pub fn serve(
+        &self,
+        image: &Path,
+        socket: &Path,
+        queues: usize,
+        more: &[String],
+    ) -> Result<Daemon> {
+        let command = serve(&self.program()?, socket).args(["--queues", &queues.to_string()]);
+        self.start(command.args(more).arg(image), socket)
+    }
+
+    /// Starts a server of one disk on its CPU.
+    pub fn start(&self, command: DaemonCommand, socket: &Path) -> Result<Daemon> {
+        remove(socket)?;
+        Ok(command.cpus(&[self.server_cpu]).spawn()?)
+    }
+
+    /// Returns a load of one thread on the CPU of clients.
+    pub fn load(&self, socket: &Path, rw: &str, iodepth: u16) -> LoadOptions {
+        let load = LoadOptions::new(socket).workload(rw).iodepth(iodepth);
+        LoadOptions { threads: 1, cpus: vec![self.client_cpu], ..load }
+    }
+}
+
+/// Returns the binary given, or the one beside this program.
+pub fn program(given: Option<&Path>) -> Result<PathBuf> {
+    given.map_or_else(|| Ok(flowstone_binary()?), |path| Ok(path.to_owned()))
+}
+
+/// Makes a new image, replacing an old one.
+pub fn create<Word: AsRef<OsStr>>(
+    program: &Path,
+    image: &Path,
+    format: &str,
+    bytes: u64,
+    options: &[Word],
+) -> Result<()> {
+    remove(image)?;
+    let mut command = Command::new(program);
+    command.args(["create", "--format", format, "--size", &bytes.to_string()]);
+    succeed(command.args(options).arg(image)).map(drop)
+}
+
+/// Returns the command that serves a disk, without the disk.
+pub fn serve(program: &Path, socket: &Path) -> DaemonCommand {
+    DaemonCommand::new(program).args(["serve", "--socket"]).arg(socket)
+}
+
+/// A disk of a configuration file.
+#[derive(Clone, Debug)]
+pub struct Disk(String);
+
+impl Disk {
+    /// Describes a disk by the keys of its table.
+    pub fn new(name: &str, socket: &Path, keys: &str) -> Self {
+        Self(format!("[[disk]]\nname = {name:?}\nsocket = {socket:?}\n{keys}\n"))
+    }
+}
+
+/// Returns the command that serves many disks in one daemon, from a configuration file in `dir`;
+/// `keys` are those of the daemon.
+pub fn serve_all(program: &Path, dir: &Path, keys: &str, disks: &[Disk]) -> Result<DaemonCommand> {
+    let path = dir.join("flowstone.toml");
+    let tables: String = disks.iter().map(|disk| &*disk.0).collect();
+    std::fs::write(&path, format!("{keys}\n{tables}"))?;
+    let command = DaemonCommand::new(program).args(["serve", "--config"]).arg(path);
+    Ok(command.ready(Ready::Listening(disks.len())))
+}
+
+/// Returns the limit of a load that is measured for so many seconds.
+pub fn seconds(ramp: Duration, runtime: f64) -> Limit {
+    Limit::Time { ramp, runtime: Duration::from_secs_f64(runtime) }
+}
+
+/// Makes a load one of so many bytes in all.
+pub fn whole(load: LoadOptions, block_bytes: u64, bytes: u64) -> LoadOptions {
+    LoadOptions { block_bytes, ..load.ops(bytes / block_bytes) }
+}
+
+/// Runs a load of which no request may fail.
+pub fn drive(load: &LoadOptions) -> Result<LoadReport> {
+    let report = run(load)?;
+    let first = report.first_error.as_deref().unwrap_or_default();
+    ensure!(report.errors == 0, "{} requests failed, the first: {first}", report.errors);
+    Ok(report)
+}
+
+/// Ends a server in an orderly way.
+pub fn stop(daemon: &mut Daemon) -> Result<()> {
+    let ended = daemon.terminate(TERMINATE_TIMEOUT).context("flowstone did not end on SIGTERM")?;
+    ensure!(ended.success(), "flowstone ended with {ended}: {}", daemon.stderr());
+    Ok(())
+}
+
+/// Ends qemu-storage-daemon, which has no shutdown to wait for.
+pub fn stop_peer(daemon: &mut Daemon) {
+    let _ = daemon.terminate(TERMINATE_TIMEOUT);
+}
+
+/// Runs a command that must succeed, and returns its output.
+pub fn succeed(command: &mut Command) -> Result<Vec<u8>> {
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("run {}", command.get_program().display()))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{command:?} ended with {}: {}", output.status, said.trim());
+    Ok(output.stdout)
+}
+
+/// Removes a file, if there is one.
+pub fn remove(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}

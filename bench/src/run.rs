@@ -1,0 +1,83 @@
+//! Options of all experiments, and the use of their results.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, ensure};
+use clap::Args;
+
+use crate::document;
+use crate::experiment::Experiment;
+use crate::host::{Host, commit};
+use crate::point::selected;
+
+/// See the module.
+#[derive(Clone, Debug, Args)]
+pub struct Run {
+    /// Rounds; each measures everything once.
+    #[arg(long, default_value_t = 5)]
+    pub rounds: usize,
+    /// Directory of the images, on the file system to be measured.
+    #[arg(long, default_value = "target/bench-data")]
+    pub dir: PathBuf,
+    /// Write every figure of every round as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Add to the figures that earlier runs have kept in this file, and keep all of them there.
+    #[arg(long, value_name = "FILE")]
+    pub keep: Option<PathBuf>,
+    /// Rewrite the table between the command's markers in this file.
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+}
+
+impl Run {
+    /// Makes the directory, and an experiment with the figures of earlier runs of the same kind.
+    pub fn experiment(&self, of: &str) -> Result<Experiment> {
+        std::fs::create_dir_all(&self.dir)?;
+        let host = Host::inspect(Vec::new(), &self.dir);
+        let experiment = Experiment::new(&format!("{of} at {}", commit()), host);
+        self.keep.iter().try_fold(experiment, |experiment, path| experiment.with_kept(path))
+    }
+
+    /// Writes the figures, if requested.
+    pub fn save(&self, experiment: &Experiment) -> Result<()> {
+        self.json.iter().chain(&self.keep).try_for_each(|path| experiment.write(path))
+    }
+
+    /// Prints the table, puts it between these markers of the document, and writes the figures.
+    pub fn publish(&self, marker: &str, text: &str, experiment: &Experiment) -> Result<()> {
+        println!("{text}");
+        self.save(experiment)?;
+        let update = |path: &Path| document::update(path, marker, text);
+        self.markdown.as_deref().map_or(Ok(()), update)
+    }
+}
+
+/// Returns the rows of which the name contains a pattern; all of them if there are no patterns.
+pub fn choose<Row: Clone>(
+    rows: &[Row],
+    patterns: &[String],
+    name: impl Fn(&Row) -> &'static str,
+) -> Result<Vec<Row>> {
+    let names: Vec<&str> = rows.iter().map(&name).collect();
+    let chosen = rows.iter().filter(|row| selected(name(row), patterns)).cloned();
+    let chosen: Vec<Row> = chosen.collect();
+    ensure!(!chosen.is_empty(), "nothing matches {patterns:?}; there are {}", names.join(", "));
+    Ok(chosen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_chosen_by_parts_of_their_names() {
+        let chosen = |only: &[&str]| {
+            let only: Vec<String> = only.iter().map(|&it| it.to_owned()).collect();
+            choose(&["xfs", "loop-bfq", "loop-kyber"], &only, |name| name)
+        };
+        assert_eq!(chosen(&["loop"]).unwrap(), ["loop-bfq", "loop-kyber"]);
+        assert_eq!(chosen(&[]).unwrap().len(), 3);
+        assert!(chosen(&["ext4"]).unwrap_err().to_string().contains("there are xfs, loop-bfq"));
+    }
+}
