@@ -1,8 +1,8 @@
 //! A commit: makes the map durable, in an order that tolerates a power cut at any time.
 //!
 //! 1. Refcounts of new clusters, and new tables, which nothing names yet; sync. (A new refcount
-//!    block is made durable before the table that names it.) All data that the map names was written
-//!    before, so this makes it durable too.
+//!    block is made durable before the table that names it.) All data that the map names was
+//!    written before, so this makes it durable too.
 //! 2. Changed sectors of tables that are in use, and of the L1 table; sync.
 //! 3. Only now are the refcounts of clusters that the tables no longer name decremented, and only
 //!    when no request can be using these clusters any more are they punched and reused.

@@ -167,8 +167,8 @@ fn a_resize_that_was_told_survives_a_power_cut() {
 }
 
 /// The header of a failed resize may be on the medium, and cannot be restored at once: flushes fail
-/// until it is. Regression (soak of failing steps, SOAK_SEED=186374140): they failed until the image
-/// was reopened.
+/// until it is. Regression (soak of failing steps, SOAK_SEED=186374140): they failed until the
+/// image was reopened.
 #[test]
 fn a_header_that_may_be_either_is_restored_before_anything_is_promised() {
     for (landed, capacity) in Landed::ALL.into_iter().flat_map(|it| [(it, 5000), (it, 100)]) {
