@@ -45,6 +45,8 @@ pub struct OperationsArgs {
 
 const IMAGE_BYTES: u64 = 64 << 20;
 const RAMP: Duration = Duration::from_millis(200);
+/// Threads that read the disks' layouts have ended by then.
+const SETTLE: Duration = Duration::from_secs(3);
 /// Between two scrapes.
 const SCRAPE_EACH: Duration = Duration::from_secs(1);
 /// Between two disks that are added and removed.
@@ -150,6 +152,7 @@ impl Bench<'_> {
             let began = Instant::now();
             let mut daemon = self.serve(&disks)?;
             add("up, ms", milliseconds(began));
+            thread::sleep(SETTLE);
             let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid()))?;
             add("threads", tasks.count() as f64);
             add("resident, MiB", status_kib(daemon.pid(), "VmRSS:")? / 1024.0);
