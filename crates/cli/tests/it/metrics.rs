@@ -1,16 +1,20 @@
 //! `GET /metrics`, as Prometheus reads it.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::thread;
 
+use flowstone_testkit::fuse::FuseHost;
 use flowstone_testkit::load::{LoadOptions, run};
 use flowstone_testkit::{HANG, Status, skip, wait_for, wait_until};
 
 use crate::fixture::{Place, ask, pattern, stop};
+use crate::many_disks::{config, serve};
 
 /// Scrapes the metrics. Returns the values by name and labels as written.
 fn scrape(place: &Place) -> BTreeMap<String, f64> {
@@ -206,4 +210,44 @@ fn an_address_of_its_own_answers_scrapes_and_nothing_else() {
     assert!(answer(unix, "GET /metrics").contains("flowstone_build_info"));
     assert!(daemon.terminate(HANG).unwrap().success());
     wait_until("its socket is gone", || !place.path("metrics.sock").exists());
+}
+
+#[test]
+fn two_hundred_disks_are_scraped_while_one_is_resized_and_one_hangs() {
+    let place = Place::new();
+    let [at, behind] = ["at", "behind"].map(|name| place.path(name));
+    fs::create_dir(&at).unwrap();
+    fs::create_dir(&behind).unwrap();
+    let Some(host) = FuseHost::mount_or_skip(&at, &behind) else { return };
+    let mut disks = Vec::new();
+    for index in 0..50 {
+        for suffix in ["flow", "qcow2"] {
+            let image = format!("d{index}.{suffix}");
+            place.succeed(&["create", "--size", "4M", &image]);
+            disks.push((image.clone(), format!("image = {:?}", place.text(&image))));
+        }
+    }
+    disks.extend((0..99).map(|index| (format!("null{index}"), "backend = 'null:1M'".to_owned())));
+    place.succeed(&["create", "--size", "4M", "at/hung.raw"]);
+    disks.push(("hung".into(), format!("image = {:?}", place.text("at/hung.raw"))));
+    let named: Vec<_> = disks.iter().map(|(name, line)| (&**name, &**line)).collect();
+    let daemon = serve(&config(&place, &named), named.len());
+    // For longer than a scrape may take.
+    host.stop();
+    let capacity = "flowstone_disk_capacity_bytes{disk=\"d0.flow\"}";
+    for mib in 5..10_u64 {
+        let size = format!("{mib}M");
+        let set = ["disk", "set", "--control", &place.text("control.sock"), "d0.flow", "--size"];
+        thread::scope(|scope| {
+            let resize = scope.spawn(|| place.succeed(&[&set[..], &[&size]].concat()));
+            let all = scrape(&place);
+            let up = all.iter().filter(|(name, _)| name.starts_with("flowstone_disk_up{"));
+            assert_eq!(up.map(|(_, value)| *value).sum::<f64>(), 200.0);
+            assert_eq!(place.stats()["disks"].as_array().unwrap().len(), 200);
+            resize.join().unwrap();
+        });
+        assert_eq!(scrape(&place)[capacity], (mib << 20) as f64);
+    }
+    host.release();
+    stop(daemon);
 }
