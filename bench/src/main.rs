@@ -34,6 +34,7 @@ mod pollers;
 mod qcow2_image;
 mod qos;
 mod raw_file;
+mod record;
 mod run;
 mod sample;
 mod server;
@@ -106,6 +107,8 @@ enum Command {
     Pdc(pdc::PdcArgs),
     /// Measure the accuracy and cost of limits, and the effect of a neighbour on a disk.
     Qos(qos::QosArgs),
+    /// Measure the cost of a recording of a disk's requests.
+    Record(record::RecordArgs),
     /// List the points of the comparison.
     List,
 }
@@ -130,6 +133,7 @@ fn main() -> ExitCode {
         Some(Command::Guest(args)) => guest::guest(&args),
         Some(Command::Storm(args)) => storm::storm(&args),
         Some(Command::Compact(args)) => compact::compact(&args),
+        Some(Command::Record(args)) => record::record(&args),
         Some(Command::List) => {
             list();
             Ok(())

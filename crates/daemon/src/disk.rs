@@ -130,7 +130,7 @@ impl Disk {
             Ok(alone) => alone,
             Err(TryLockError::Poisoned(alone)) => alone.into_inner(),
             Err(TryLockError::WouldBlock) => {
-                let why = "another resize of it is on its way";
+                let why = "it is being resized";
                 return Err(Error::busy(what(), why, "try again later"));
             }
         };

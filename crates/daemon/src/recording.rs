@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! -> POST /v1/disks/vm1/record, transfer-encoding: chunked
-//! <- 200
+//! <- 200, zstd frames, one per second:
 //! <- # flowstone-trace 1 size=1073741824 format=raw
 //! <- ...
 //! -> the client ends the body of its request
-//! <- # requests=1234 lost=0
+//! <- # requests=1234 lost=0, in a frame of its own
 //! ```
 //! All of it runs on the client's thread. A client that reads slowly loses requests; one that reads
 //! nothing for as long as an answer may take ends the recording.
@@ -14,11 +14,11 @@
 use std::io::{self, BufWriter};
 use std::iter;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flowstone_block::{Class, Error, OpKind, Result};
 use flowstone_layers::{Recorded, Recording};
-use flowstone_trace::{self as trace, Event, Kind, Writer};
+use flowstone_trace::{self as trace, Event, Frames, Kind, Writer};
 use tracing::info;
 
 use crate::control::{Answer, Enough, Sink};
@@ -35,8 +35,10 @@ const TICK_OF_MANY: Duration = Duration::from_millis(1);
 const MANY: u32 = 500;
 /// Ranges written between two reads of the rings.
 const RANGES_MAX: usize = 1024;
-/// Buffer size for text to the client.
+/// Size of the parts that are compressed at once.
 const BUFFER_BYTES: usize = 64 << 10;
+/// Time for which a zstd frame grows. A recording that is cut off loses no more than the last one.
+const FRAME_TIME: Duration = Duration::from_secs(1);
 /// Resolution of coarse times.
 const COARSE_NS: u64 = 1_000_000;
 
@@ -54,9 +56,8 @@ impl Places {
 /// Begins a recording of all requests from now on.
 pub fn begin(places: &Places, disk: &Disk, is_coarse: bool) -> Result<Answer> {
     let busy = |why: String| Error::busy(format!("record {}", disk.name), why, "try again later");
-    let place = places
-        .take()
-        .ok_or_else(|| busy(format!("{RECORDINGS_MAX} recordings are on their way")))?;
+    let place =
+        places.take().ok_or_else(|| busy(format!("{RECORDINGS_MAX} recordings are running")))?;
     let recording =
         disk.stack.recorder.begin().ok_or_else(|| busy("the daemon is stopping".into()))?;
     let image = disk.stack.image.clone();
@@ -68,7 +69,7 @@ pub fn begin(places: &Places, disk: &Disk, is_coarse: bool) -> Result<Answer> {
     let size = disk.stack.top.geometry().capacity.bytes();
     let name = disk.name.clone();
     let session = Session { recording, held, is_coarse };
-    Ok(Answer::Lines(Box::new(move |client, enough| {
+    Ok(Answer::Trace(Box::new(move |client, enough| {
         info!(disk = name, "a recording begins");
         match session.run(client, &enough, size, &format) {
             Ok(trace::Totals { requests, lost }) => {
@@ -95,9 +96,10 @@ impl Session {
         size: u64,
         format: &str,
     ) -> io::Result<trace::Totals> {
-        let target = BufWriter::with_capacity(BUFFER_BYTES, client);
+        let target = BufWriter::with_capacity(BUFFER_BYTES, Frames::new(client));
         let mut trace = Writer::begin(target, size, format)?;
         let mut tick = TICK;
+        let mut frame_began = Instant::now();
         loop {
             // Checked before the rings are read: so the last read is complete.
             let is_over = self.recording.is_over() || enough.is_said(tick);
@@ -117,7 +119,10 @@ impl Session {
             if is_over {
                 break;
             }
-            trace.flush()?;
+            if frame_began.elapsed() >= FRAME_TIME {
+                trace.flush()?;
+                frame_began = Instant::now();
+            }
         }
         if let Some(why) = self.held.missing() {
             trace.remark(&format!("what the disk held is not known to its end: {why}"))?;

@@ -91,7 +91,7 @@ impl Wait {
             Self::OtherHalf => "a request that is handed over: the other thread of its queue",
             Self::Return => "the stop of the half that completes: the order to leave of the other",
             Self::Start => "a queue that is handed over to a poller: that it runs",
-            Self::Move => "a queue on its way to another poller",
+            Self::Move => "a queue that moves to another poller",
             Self::Form => "the stop of a queue whose form changes, or is tried",
             Self::Stop => "a stop or a change of form: that nothing of the queue is in flight",
             Self::Opening => "the end of the daemon: a disk that starts",

@@ -73,7 +73,7 @@ impl Wait {
             Self::Sync => "all: a sync of the image that others share",
             Self::Discard => "raw, qcow2: a discard that is handed over",
             Self::Commit => "log: its record is in the file, one before it is not",
-            Self::Conflict => "log: its block is in a record on its way",
+            Self::Conflict => "log: its block is in a record that is being written",
             Self::Room => "log: no place for its record",
             Self::Restart => "log: a record has failed, and no new heads are started yet",
             Self::MapCommit => "qcow2: a flush of changes of the map",

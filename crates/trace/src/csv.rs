@@ -231,8 +231,9 @@ impl<W: Write> Writer<W> {
         self.target.flush()
     }
 
-    /// Ends the trace: a trace without its last line has been cut.
+    /// Ends the trace: a trace without its last line has been cut. That line is flushed by itself.
     pub fn end(mut self) -> io::Result<Totals> {
+        self.target.flush()?;
         let Totals { requests, lost } = self.totals;
         writeln!(self.target, "{END}{requests} lost={lost}")?;
         self.target.flush()?;

@@ -13,9 +13,11 @@ mod blkparse;
 mod csv;
 mod event;
 mod fio;
+mod frames;
 mod lines;
 mod read;
 
 pub use csv::{Totals, Writer};
 pub use event::{Class, Event, Kind, Phase, Trace};
+pub use frames::Frames;
 pub use read::{read, read_from};

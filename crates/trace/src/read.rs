@@ -6,11 +6,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::frames::ZSTD_MAGIC;
 use crate::lines::Lines;
 use crate::{Event, Kind, Trace, blkparse, csv, fio};
 
-/// First bytes of a zstd frame (RFC 8878, 3.1.1).
-const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
 /// Longest line of a trace.
 const LINE_BYTES_MAX: u64 = 64 << 10;
 /// Longest read or write; a longer one is an error in the trace.

@@ -14,21 +14,16 @@ use flowstone_daemon::{Client, Command, Received};
 use flowstone_trace::Totals;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
-use zstd::Encoder;
 
 use super::{disk_meant_by, only_print_from_now_on, print_json};
 use crate::args::Record;
 
-/// A fast compression level: compression runs on the guests' host.
-const LEVEL: i32 = -3;
-/// Time for which a frame grows. A killed recorder loses no more than the last one.
-const FRAME_TIME: Duration = Duration::from_secs(1);
 /// Interval of checks whether to end.
 const TICK: Duration = Duration::from_millis(100);
 /// Time for the daemon to send the rest.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Longer than the last line.
-const TAIL_BYTES: usize = 128;
+/// Longer than the frame of the last line.
+const TAIL_BYTES: usize = 256;
 
 pub fn run(args: &Record) -> Result<ExitCode> {
     let what = || format!("record {}", args.disk.display());
@@ -74,14 +69,13 @@ fn create(path: &Path) -> Result<File> {
     })
 }
 
-/// Saves the daemon's output until it ends or `is_enough` holds. Returns the totals of its last
-/// line; `None` if it was cut short.
+/// Saves the daemon's stream until it ends or `is_enough` holds. Returns its totals; `None` if it
+/// was cut short.
 fn save(
     mut recorded: Received,
-    file: File,
+    mut file: File,
     is_enough: impl Fn() -> bool,
 ) -> io::Result<Option<Totals>> {
-    let mut frames = Frames::new(file)?;
     let mut tail = Vec::new();
     let mut asked_for_end = None;
     while asked_for_end.is_none_or(|at: Instant| at.elapsed() < PATIENCE) {
@@ -91,39 +85,9 @@ fn save(
         }
         // An error counts as the end.
         let Ok(Some(bytes)) = recorded.next(TICK) else { break };
-        frames.write(&bytes)?;
+        file.write_all(&bytes)?;
         tail.extend_from_slice(&bytes[bytes.len().saturating_sub(TAIL_BYTES)..]);
         tail.drain(..tail.len().saturating_sub(TAIL_BYTES));
     }
-    frames.finish()?;
-    let text = String::from_utf8_lossy(&tail);
-    Ok(text.lines().last().and_then(Totals::of_line))
-}
-
-/// A file of zstd frames, each of about a second.
-struct Frames {
-    encoder: Encoder<'static, File>,
-    begin: Instant,
-    is_empty: bool,
-}
-
-impl Frames {
-    fn new(file: File) -> io::Result<Self> {
-        Ok(Self { encoder: Encoder::new(file, LEVEL)?, begin: Instant::now(), is_empty: true })
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.encoder.write_all(bytes)?;
-        self.is_empty &= bytes.is_empty();
-        if !self.is_empty && self.begin.elapsed() >= FRAME_TIME {
-            self.encoder.do_finish()?;
-            let file = self.encoder.get_ref().try_clone()?;
-            *self = Self::new(file)?;
-        }
-        Ok(())
-    }
-
-    fn finish(mut self) -> io::Result<()> {
-        self.encoder.do_finish()
-    }
+    Ok(Totals::of_last_frame(&tail))
 }

@@ -19,8 +19,8 @@ pub enum Answer {
     Text(&'static str, String),
     /// Events from now on, until the client disconnects.
     Events(Listener),
-    /// Lines of text, sent as they are produced, until the source or the client ends.
-    Lines(Box<dyn FnOnce(Sink, Enough) + Send>),
+    /// A trace in zstd frames, sent as it is produced, until the source or the client ends.
+    Trace(Box<dyn FnOnce(Sink, Enough) + Send>),
 }
 
 impl From<Value> for Answer {

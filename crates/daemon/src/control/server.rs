@@ -235,15 +235,15 @@ impl Client {
                 sent(StatusCode::OK, HeaderValue::from_static(kind), text.into_bytes())
             }
             Ok(Ok(Answer::Events(listener))) => streamed(JSON_LINES, listener.into()),
-            Ok(Ok(Answer::Lines(lines))) => {
+            Ok(Ok(Answer::Trace(trace))) => {
                 let Some(rest) = rest else { return refusal(&died().into()) };
                 let (sink, enough, stream) = stream::answer(rest, patience);
                 let place = self.place;
                 tokio::task::spawn_blocking(move || {
-                    lines(sink, enough);
+                    trace(sink, enough);
                     drop(place);
                 });
-                streamed(TEXT, stream)
+                streamed(ZSTD, stream)
             }
             Ok(Err(refused)) => refusal(&refused),
             Err(_) => refusal(&died().into()),
@@ -253,7 +253,7 @@ impl Client {
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const JSON_LINES: HeaderValue = HeaderValue::from_static("application/x-ndjson");
-const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+const ZSTD: HeaderValue = HeaderValue::from_static("application/zstd");
 
 /// The error of a request whose thread has panicked.
 fn died() -> Error {

@@ -47,7 +47,7 @@ impl Daemon {
             Ok(alone) => alone,
             Err(TryLockError::Poisoned(alone)) => alone.into_inner(),
             Err(TryLockError::WouldBlock) => {
-                let why = "another reload is on its way";
+                let why = "the configuration is being reloaded";
                 return Err(Error::busy("reload", why, "try again later"));
             }
         };
