@@ -40,6 +40,7 @@ mod sample;
 mod server;
 mod size;
 mod storm;
+mod trace;
 mod writers;
 
 use std::path::Path;
@@ -109,6 +110,8 @@ enum Command {
     Qos(qos::QosArgs),
     /// Measure the cost of a recording of a disk's requests.
     Record(record::RecordArgs),
+    /// Measure how fast servers carry out a recorded guest's requests.
+    Trace(trace::TraceArgs),
     /// List the points of the comparison.
     List,
 }
@@ -134,6 +137,7 @@ fn main() -> ExitCode {
         Some(Command::Storm(args)) => storm::storm(&args),
         Some(Command::Compact(args)) => compact::compact(&args),
         Some(Command::Record(args)) => record::record(&args),
+        Some(Command::Trace(args)) => trace::trace(&args),
         Some(Command::List) => {
             list();
             Ok(())

@@ -1,8 +1,9 @@
-//! fio on the file itself, one job, io_uring, bound to the client's CPU.
+//! fio on the file itself, io_uring, bound to the client's CPU.
 //!
 //! Its latency is from submission to completion, as the client's is. Its CPU time is that of fio
 //! itself.
 
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -15,9 +16,61 @@ use crate::sample::Sample;
 /// The program.
 pub const PROGRAM: &str = "fio";
 
-/// Runs one job and reads its report.
+/// Measures one job.
 pub fn measure(setting: &Setting<'_>) -> Result<Sample> {
-    let answer = Command::new(PROGRAM).args(arguments(setting)?).output().context("run fio")?;
+    let (args, point) = (setting.args, setting.point);
+    let mut arguments = vec![
+        "--time_based".to_owned(),
+        format!("--ramp_time={}ms", point.backend.ramp().as_millis()),
+        format!("--runtime={}ms", (args.runtime * 1000.0) as u64),
+    ];
+    let job = Job {
+        image: setting.image.context("fio needs an image")?,
+        direct: point.backend == Backend::Disk,
+        rw: point.rw,
+        block_bytes: point.block_bytes,
+        iodepth: point.iodepth,
+        cpu: args.place.client_cpu,
+    };
+    arguments.extend(job.arguments());
+    run(&arguments)
+}
+
+/// One job, or several at once.
+pub struct Job<'a> {
+    pub image: &'a Path,
+    pub direct: bool,
+    pub rw: &'a str,
+    pub block_bytes: u64,
+    pub iodepth: u16,
+    pub cpu: usize,
+}
+
+impl Job<'_> {
+    /// Returns the arguments of everything but its end.
+    pub fn arguments(&self) -> Vec<String> {
+        [
+            "--name=bench".to_owned(),
+            format!("--filename={}", self.image.display()),
+            "--ioengine=io_uring".to_owned(),
+            format!("--direct={}", u8::from(self.direct)),
+            format!("--rw={}", self.rw),
+            format!("--bs={}", self.block_bytes),
+            format!("--iodepth={}", self.iodepth),
+            "--norandommap".to_owned(),
+            "--randrepeat=0".to_owned(),
+            format!("--cpus_allowed={}", self.cpu),
+            "--lat_percentiles=1".to_owned(),
+            "--clat_percentiles=0".to_owned(),
+            "--output-format=json".to_owned(),
+        ]
+        .to_vec()
+    }
+}
+
+/// Runs fio and reads its report.
+pub fn run(arguments: &[String]) -> Result<Sample> {
+    let answer = Command::new(PROGRAM).args(arguments).output().context("run fio")?;
     let text = String::from_utf8_lossy(&answer.stdout);
     if !answer.status.success() {
         bail!("fio ended with {}: {}", answer.status, String::from_utf8_lossy(&answer.stderr));
@@ -25,31 +78,6 @@ pub fn measure(setting: &Setting<'_>) -> Result<Sample> {
     // Warnings may come before the JSON.
     let json = text.find('{').map_or("", |at| &text[at..]);
     decode(&serde_json::from_str(json).context("read fio's report")?)
-}
-
-fn arguments(setting: &Setting<'_>) -> Result<Vec<String>> {
-    let (args, point) = (setting.args, setting.point);
-    let image = setting.image.context("fio needs an image")?.display();
-    let direct = u8::from(point.backend == Backend::Disk);
-    Ok([
-        "--name=bench".to_owned(),
-        format!("--filename={image}"),
-        "--ioengine=io_uring".to_owned(),
-        format!("--direct={direct}"),
-        format!("--rw={}", point.rw),
-        format!("--bs={}", point.block_bytes),
-        format!("--iodepth={}", point.iodepth),
-        "--norandommap".to_owned(),
-        "--randrepeat=0".to_owned(),
-        "--time_based".to_owned(),
-        format!("--ramp_time={}ms", point.backend.ramp().as_millis()),
-        format!("--runtime={}ms", (args.runtime * 1000.0) as u64),
-        format!("--cpus_allowed={}", args.place.client_cpu),
-        "--lat_percentiles=1".to_owned(),
-        "--clat_percentiles=0".to_owned(),
-        "--output-format=json".to_owned(),
-    ]
-    .to_vec())
 }
 
 fn decode(report: &Value) -> Result<Sample> {

@@ -3,7 +3,7 @@
 //! A `Server` knows its command for a point, or why it cannot be measured. All of them get the same
 //! file, the same CPU and the same client; fio is its own client and runs on the client's CPU.
 
-mod fio;
+pub(crate) mod fio;
 mod flowstone;
 pub(crate) mod qsd;
 

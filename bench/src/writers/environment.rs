@@ -51,6 +51,12 @@ impl Environment {
         matches!(self.kind, Kind::Loop { .. })
     }
 
+    /// Returns whether images are opened through the page cache: btrfs does not say what direct I/O
+    /// demands.
+    pub fn is_buffered(&self) -> bool {
+        self.name == "btrfs"
+    }
+
     /// Returns the scheduler of its device.
     fn scheduler(&self) -> &'static str {
         self.name.strip_prefix("loop-").unwrap_or("none")

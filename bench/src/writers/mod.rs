@@ -1,6 +1,6 @@
 //! `flowstone-bench writers`: eight concurrent writers, as measured in the paper on reshaping
-//! writes (8 threads, sequential and random, 4 KiB, QD64 each), on a raw and on a log image, on
-//! several file systems and schedulers of the host.
+//! writes (8 threads, sequential and random, 4 KiB, QD64 each), on a raw and on a log image, beside
+//! qemu-storage-daemon and fio, on several file systems and schedulers of the host.
 //!
 //! Each environment is set up and removed by the command itself. One that is not available gets a
 //! row with the reason.
@@ -15,10 +15,11 @@ use anyhow::{Result, ensure};
 use clap::Args;
 use flowstone_testkit::load::Completion;
 
-use crate::experiment::{Experiment, Figures, Named, figures};
-use crate::place::{Place, drive, remove, stop};
+use crate::experiment::{Experiment, Figures, IOPS, Named, P50_US, P99_US, figures};
+use crate::place::{Place, drive, remove, stop, stop_peer};
 use crate::raw_file::fill;
 use crate::run::{Run, choose};
+use crate::server::{fio, qsd};
 use crate::size::parse_size;
 use environment::{ENVIRONMENTS, Environment, Ground};
 
@@ -59,16 +60,20 @@ enum Who {
     Raw,
     OneRaw,
     Log,
+    Qsd,
+    Fio,
 }
 
 impl Who {
-    const ALL: [Self; 3] = [Self::Raw, Self::OneRaw, Self::Log];
+    const ALL: [Self; 5] = [Self::Raw, Self::OneRaw, Self::Log, Self::Qsd, Self::Fio];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
             Self::OneRaw => "one raw writer",
             Self::Log => "log",
+            Self::Qsd => "QSD",
+            Self::Fio => "fio",
         }
     }
 }
@@ -126,7 +131,10 @@ fn measure_all(
     let patterns: Vec<&str> = PATTERNS.into_iter().filter(|rw| wanted(rw)).collect();
     let points: Vec<_> = patterns.into_iter().map(|rw| (point(environment.name, rw), rw)).collect();
     experiment.run(args.run.rounds, &points, &Who::ALL, |(_, rw), who| {
-        let figures = measure(args, ground.dir(), *who, rw, job);
+        let figures = match who {
+            Who::Fio => measure_fio(args, environment, ground.dir(), rw, job),
+            _ => measure(args, environment, ground.dir(), *who, rw, job),
+        };
         std::thread::sleep(Duration::from_secs_f64(args.pause));
         figures
     })
@@ -140,27 +148,68 @@ fn raw(dir: &Path) -> PathBuf {
     dir.join("writers.raw")
 }
 
-fn measure(args: &WritersArgs, dir: &Path, who: Who, rw: &str, job: u64) -> Result<Figures> {
+fn measure(
+    args: &WritersArgs,
+    environment: &Environment,
+    dir: &Path,
+    who: Who,
+    rw: &str,
+    job: u64,
+) -> Result<Figures> {
     let disk = WRITERS as u64 * job;
     let queues = if who == Who::OneRaw { 1 } else { WRITERS };
-    let image = match who {
-        Who::Raw | Who::OneRaw => raw(dir),
-        Who::Log => dir.join("writers.flow"),
-    };
+    let image = if who == Who::Log { dir.join("writers.flow") } else { raw(dir) };
     if who == Who::Log {
         args.place.create_log(&image, disk, &[])?;
     }
     let socket = args.run.dir.join("writers.sock");
-    // Direct I/O if the file system reports its alignment; btrfs does not.
-    let mut daemon = args.place.serve(&image, &socket, queues, &[])?;
+    let mut daemon = if who == Who::Qsd {
+        let command = qsd::serve("raw", &image, &socket, queues, environment.is_buffered());
+        args.place.start(command, &socket)?
+    } else {
+        // Direct I/O unless the environment is buffered.
+        args.place.serve(&image, &socket, queues, &[])?
+    };
     let mut load = args.place.load(&socket, rw, IODEPTH);
     load.client = load.client.queues(queues);
     (load.completion, load.parts) = (Completion::Eventfd, true);
     load.span_bytes = queues as u64 * job;
     let report = drive(&load.ops(queues as u64 * job / BLOCK_BYTES))?;
-    stop(&mut daemon)?;
+    if who == Who::Qsd {
+        stop_peer(&mut daemon);
+    } else {
+        stop(&mut daemon)?;
+    }
     if who == Who::Log {
         remove(&image)?;
     }
     Ok(figures(&report))
+}
+
+/// Measures eight jobs of fio on the raw image itself.
+fn measure_fio(
+    args: &WritersArgs,
+    environment: &Environment,
+    dir: &Path,
+    rw: &str,
+    job: u64,
+) -> Result<Figures> {
+    let arguments = fio::Job {
+        image: &raw(dir),
+        direct: !environment.is_buffered(),
+        rw,
+        block_bytes: BLOCK_BYTES,
+        iodepth: IODEPTH,
+        cpu: args.place.client_cpu,
+    };
+    let mut arguments = arguments.arguments();
+    arguments.extend([
+        format!("--numjobs={WRITERS}"),
+        format!("--size={job}"),
+        format!("--offset_increment={job}"),
+        "--thread".to_owned(),
+        "--group_reporting".to_owned(),
+    ]);
+    let sample = fio::run(&arguments)?;
+    Ok(vec![(IOPS, sample.iops), (P50_US, sample.p50_us), (P99_US, sample.p99_us)])
 }

@@ -2,10 +2,10 @@
 
 use super::environment::ENVIRONMENTS;
 use super::{IODEPTH, PATTERNS, WRITERS, Who, WritersArgs, point};
-use crate::experiment::{Experiment, IOPS, table};
+use crate::experiment::{Experiment, IOPS, Of, P99_US, table};
 
-const TITLES: &str = "environment | writes | runs | raw | one raw writer | log | log / raw | \
-     log / one raw writer";
+const TITLES: &str = "environment | writes | runs | raw | log | one raw writer | QSD | fio | \
+     log / raw | log / one raw writer | log / QSD | log / fio | p99, ms: raw | log | QSD | fio";
 
 /// Renders the whole report.
 pub fn render(args: &WritersArgs, skipped: &[(&str, String)], experiment: &Experiment) -> String {
@@ -14,7 +14,7 @@ pub fn render(args: &WritersArgs, skipped: &[(&str, String)], experiment: &Exper
         rows.extend(PATTERNS.iter().filter_map(|rw| row(environment.name, rw, experiment)));
         for (name, why) in skipped.iter().filter(|(name, _)| *name == environment.name) {
             let why = format!("skipped: {}", why.replace('|', "/").replace('\n', " "));
-            rows.push([&[(*name).to_owned(), why][..], &[const { String::new() }; 6]].concat());
+            rows.push([&[(*name).to_owned(), why][..], &[const { String::new() }; 14]].concat());
         }
     }
     format!(
@@ -24,8 +24,10 @@ pub fn render(args: &WritersArgs, skipped: &[(&str, String)], experiment: &Exper
          the scheduler X). Server on CPU {}, client on CPU {}, waiting on its eventfd; O_DIRECT, \
          except on btrfs, which does not say what that demands, so that it is served through the \
          page cache. Raw images have every block written before, log images are new. Random \
-         writers draw their blocks with replacement. Writes per second and ratios of each round: \
-         medians with their 95 % intervals.\n\n{}",
+         writers draw their blocks with replacement. QSD is qemu-storage-daemon on the raw image, with \
+         aio=native (threads on btrfs); fio is eight jobs on that image itself, with io_uring, on \
+         the client's CPU alone. Writes per second and ratios of each round: medians with their \
+         95 % intervals.\n\n{}",
         experiment.host().sentence(),
         args.job_size >> 20,
         experiment.host().device,
@@ -38,21 +40,20 @@ pub fn render(args: &WritersArgs, skipped: &[(&str, String)], experiment: &Exper
 
 fn row(environment: &str, rw: &str, experiment: &Experiment) -> Option<Vec<String>> {
     let point = point(environment, rw);
-    let [raw, one, log] = Who::ALL.map(|who| experiment.at(&point, who.name()));
+    let [raw, one, log, qsd, fio] = Who::ALL.map(|who| experiment.at(&point, who.name()));
     let runs = log.all(IOPS).len();
     let words = if rw == "write" { "sequential" } else { "random" };
     (runs > 0).then(|| {
-        vec![
-            environment.to_owned(),
-            words.to_owned(),
-            runs.to_string(),
-            raw.count(IOPS),
-            one.count(IOPS),
-            log.count(IOPS),
-            log.ratio(raw, IOPS),
-            log.ratio(one, IOPS),
-        ]
+        let mut cells = vec![environment.to_owned(), words.to_owned(), runs.to_string()];
+        cells.extend([raw, log, one, qsd, fio].map(|it| it.count(IOPS)));
+        cells.extend([raw, one, qsd, fio].map(|it| log.ratio(it, IOPS)));
+        cells.extend([raw, log, qsd, fio].map(|it| milliseconds(&it)));
+        cells
     })
+}
+
+fn milliseconds(of: &Of<'_>) -> String {
+    of.median(P99_US).map_or("-".to_owned(), |us| format!("{:.2}", us / 1000.0))
 }
 
 #[cfg(test)]
@@ -63,16 +64,18 @@ mod tests {
     #[test]
     fn a_row_has_medians_and_intervals() {
         let mut experiment = Experiment::new("test", Host::default());
-        for rates in [[100.0, 50.0, 200.0], [200.0, 100.0, 200.0]] {
+        for rates in [[100.0, 50.0, 200.0, 80.0, 400.0], [200.0, 100.0, 200.0, 80.0, 400.0]] {
             for (who, rate) in Who::ALL.into_iter().zip(rates) {
-                let figures = [(IOPS, rate * 1000.0)];
+                let figures = [(IOPS, rate * 1000.0), (P99_US, rate * 10.0)];
                 experiment.add(&point("xfs", "write"), who.name(), &figures);
             }
         }
         let row = |rw| row("xfs", rw, &experiment).map(|row| row.join(" | "));
-        let wanted = "xfs | sequential | 2 | 150,000 (100,000-200,000, 50 %) | 75,000 \
-                      (50,000-100,000, 50 %) | 200,000 (200,000-200,000, 50 %) | 1.500 \
-                      (1.000-2.000, 50 %) | 3.000 (2.000-4.000, 50 %)";
+        let wanted = "xfs | sequential | 2 | 150,000 (100,000-200,000, 50 %) | 200,000 \
+                      (200,000-200,000, 50 %) | 75,000 (50,000-100,000, 50 %) | 80,000 \
+                      (80,000-80,000, 50 %) | 400,000 (400,000-400,000, 50 %) | 1.500 \
+                      (1.000-2.000, 50 %) | 3.000 (2.000-4.000, 50 %) | 2.500 (2.500-2.500, 50 %) \
+                      | 0.500 (0.500-0.500, 50 %) | 1.50 | 2.00 | 0.80 | 4.00";
         assert_eq!(row("write").as_deref(), Some(wanted));
         assert_eq!(row("randwrite"), None);
     }
