@@ -10,7 +10,7 @@ use crate::size::parse_size;
 /// Options of the comparison.
 #[derive(Clone, Debug, Args)]
 pub struct CompareArgs {
-    /// One round, one second a point: is it alive, not how fast is it.
+    /// One round, one second per point: a check that everything runs, not a measurement.
     #[arg(long)]
     pub quick: bool,
     /// Rounds; each measures every point on every server once.
@@ -19,8 +19,8 @@ pub struct CompareArgs {
     /// Measured seconds per point.
     #[arg(long, default_value_t = 2.0)]
     pub runtime: f64,
-    /// Measure again, so many times at most, while others use more than a tenth of the machine;
-    /// the quietest sample counts.
+    /// Maximum number of repetitions of a measurement while other processes use more than a tenth
+    /// of the machine; the quietest sample counts.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub noise_retries: usize,
     /// Only points whose name contains this; may be given several times.
@@ -32,7 +32,7 @@ pub struct CompareArgs {
     /// Also measure qemu-storage-daemon with the export in an iothread, which polls.
     #[arg(long)]
     pub qsd_iothread: bool,
-    /// Write everything measured as JSON.
+    /// Write all results as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Rewrite the tables between the bench markers of this file.
@@ -45,7 +45,7 @@ pub struct CompareArgs {
     /// build].
     #[arg(long)]
     pub dir: Option<PathBuf>,
-    /// Measure on this block device instead of an image on a file system; all that is on it is
+    /// Measure on this block device instead of an image on a file system; all data on the device is
     /// lost.
     #[arg(long, conflicts_with_all = ["dir", "file_size"])]
     pub device: Option<PathBuf>,
@@ -77,7 +77,7 @@ impl CompareArgs {
     }
 }
 
-/// One workload by hand.
+/// Options of a single workload.
 #[derive(Debug, Args)]
 pub struct LoadArgs {
     /// The backend's socket.
@@ -92,7 +92,8 @@ pub struct LoadArgs {
     /// Requests in flight per queue.
     #[arg(long, default_value_t = 1)]
     pub iodepth: u16,
-    /// Requests per second and queue, sent when they are due [default: as one is answered].
+    /// Requests per second and queue, sent when they are due [default: sent when an earlier one
+    /// completes].
     #[arg(long)]
     pub rate: Option<f64>,
     /// Queues.
@@ -116,13 +117,13 @@ pub struct LoadArgs {
     /// Stop after this many requests instead.
     #[arg(long)]
     pub ops: Option<u64>,
-    /// A flush after so many writes.
+    /// Number of writes after which a flush is sent.
     #[arg(long, default_value_t = 0)]
     pub flush_every: u64,
-    /// Use only this much of the disk.
+    /// Size of the part of the disk to use.
     #[arg(long, default_value = "0", value_parser = parse_size)]
     pub size: u64,
-    /// Write a pattern, check every read, read everything again at the end.
+    /// Write a pattern, verify every read, and read all data again at the end.
     #[arg(long)]
     pub verify: bool,
     /// Charge this process's CPU time to the requests.
@@ -131,22 +132,22 @@ pub struct LoadArgs {
     /// Descriptors per queue.
     #[arg(long, default_value_t = 128)]
     pub queue_size: u16,
-    /// Do without EVENT_IDX.
+    /// Do not negotiate EVENT_IDX.
     #[arg(long)]
     pub no_event_idx: bool,
-    /// Do without indirect descriptors.
+    /// Do not use indirect descriptors.
     #[arg(long)]
     pub no_indirect: bool,
-    /// Know neither FLUSH nor CONFIG_WCE: every write is durable when it completes.
+    /// Negotiate neither FLUSH nor CONFIG_WCE: every write is durable when it completes.
     #[arg(long)]
     pub write_through: bool,
-    /// Do without the inflight region.
+    /// Do not use the in-flight region.
     #[arg(long)]
     pub no_inflight: bool,
-    /// Wait so many seconds for a successor when the backend dies.
+    /// Seconds to wait for another backend when the backend dies.
     #[arg(long)]
     pub reconnect: Option<f64>,
-    /// Seed of all choices.
+    /// Seed of all random choices.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }

@@ -21,19 +21,18 @@ use crate::size::parse_size;
 /// Options.
 #[derive(Clone, Debug, Args)]
 pub struct CacheArgs {
-    /// A trace: CSV of time, op, offset and length, plain or zstd; several are merged, each that of
-    /// a VM.
+    /// A trace: CSV of time, op, offset and length, plain or zstd; several traces are merged, each
+    /// as one VM.
     #[arg(long, value_name = "FILE", required = true)]
     trace: Vec<PathBuf>,
-    /// Policies, of multicache, multicache-relative, lru, s3fifo and default; all of them if none
-    /// is named.
+    /// Policies: multicache, multicache-relative, lru, s3fifo, default [default: all].
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     policy: Vec<PolicyKind>,
     /// Sizes of the cache.
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = parse_size)]
     #[arg(required_unless_present = "fraction")]
     bytes: Vec<u64>,
-    /// Sizes as parts of the footprint, the blocks that are touched.
+    /// Sizes as parts of the footprint (all accessed blocks).
     #[arg(long, value_name = "F", value_delimiter = ',', value_parser = parse_fraction)]
     fraction: Vec<f64>,
     /// vCPUs and memory of the VM of each trace, such as 2x4G, in their order [default: all alike].
@@ -42,10 +41,10 @@ pub struct CacheArgs {
     /// Weight from which `multicache` and `multicache-relative` keep a block.
     #[arg(long, value_name = "W", default_value_t = FREQ_THRESHOLD)]
     freq_threshold: f64,
-    /// Print one JSON object per policy and size, a line each.
+    /// Print one JSON object per policy and size, one per line.
     #[arg(long)]
     json: bool,
-    /// Draw hit ratio over size, a line for each policy.
+    /// Draw the hit ratio over the size, one line per policy.
     #[arg(long, value_name = "SVG")]
     plot: Option<PathBuf>,
 }

@@ -27,7 +27,7 @@ pub struct CachedArgs {
     /// Measured seconds.
     #[arg(long, default_value_t = 1.0)]
     runtime: f64,
-    /// Size of the disks. They have to fit into memory twice.
+    /// Size of the disks; twice this size must fit into memory.
     #[arg(long, default_value = "512M", value_parser = parse_size)]
     size: u64,
     /// Only groups whose name contains this; may be given several times.

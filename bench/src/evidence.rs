@@ -40,17 +40,17 @@ pub struct EvidenceArgs {
     /// Print the tables and their commands, and run nothing
     #[arg(long)]
     list: bool,
-    /// This table alone
+    /// Run this table only
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
-    /// Boot Linux guests and record what they ask their disks for, into target/evidence/traces, for
-    /// the tables that replay that; once is enough (32 min)
+    /// Boot Linux guests and record the requests to their disks into target/evidence/traces, for
+    /// the tables that replay them; once is enough (32 min)
     #[arg(long, conflicts_with_all = ["quick", "flowstone"])]
     record: bool,
-    /// Disks of 256 MiB: the figures go to target/evidence and to no page
+    /// Use disks of 256 MiB; the figures go to target/evidence, not to the pages
     #[arg(long)]
     quick: bool,
-    /// The command that is run [default: `flowstone` beside this one]
+    /// The flowstone binary [default: beside this program]
     #[arg(long, value_name = "PATH")]
     flowstone: Option<PathBuf>,
 }

@@ -21,13 +21,13 @@ pub struct FilecacheArgs {
     /// A trace: lines `r|w,FILE,BYTES`, each the use of a whole file.
     #[arg(long, value_name = "FILE", required_unless_present = "load")]
     trace: Option<PathBuf>,
-    /// A made-up trace instead.
+    /// A generated trace instead.
     #[arg(long, value_enum, conflicts_with = "trace")]
     load: Option<Load>,
-    /// Seed of a made-up trace.
+    /// Seed of a generated trace.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Policies, of default, multicache, lru, s3fifo and gdsf; all of them if none is named.
+    /// Policies: default, multicache, lru, s3fifo, gdsf [default: all].
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     policy: Vec<PolicyKind>,
     /// Sizes of the cache.
@@ -37,7 +37,7 @@ pub struct FilecacheArgs {
     /// Sizes as parts of the bytes of all files of the trace.
     #[arg(long, value_name = "F", value_delimiter = ',')]
     fraction: Vec<f64>,
-    /// Print one JSON object per policy and size, a line each.
+    /// Print one JSON object per policy and size, one per line.
     #[arg(long)]
     json: bool,
 }

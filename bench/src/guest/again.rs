@@ -15,10 +15,10 @@ use crate::experiment::{Experiment, table};
 /// Options.
 #[derive(Clone, Debug, Args)]
 pub struct AgainArgs {
-    /// Files.
+    /// Number of files.
     #[arg(long, default_value_t = 100)]
     files: u64,
-    /// Bytes of each.
+    /// Size of each file in bytes.
     #[arg(long, default_value_t = 256 << 10)]
     bytes: usize,
     /// Round trip to the source, ms.

@@ -41,13 +41,15 @@ pub struct GuestArgs {
 
 #[derive(Clone, Debug, Subcommand)]
 enum What {
-    /// What it brings as the cached part of files grows (Figs. 4 and 5 of the MultiCache paper).
+    /// Throughput as the cached part of files grows (Figs. 4 and 5 of the MultiCache paper).
     Postmark(postmark::PostmarkArgs),
-    /// Bytes from the source, with as much memory as the page cache has without it.
+    /// Bytes read from the source, with the same memory as the page cache has without the file
+    /// cache.
     SameMemory(same_memory::SameMemoryArgs),
-    /// A second mount that has the copies and the history of the first one.
+    /// Reads of a second mount that has the copies and the history of the first one.
     Again(again::AgainArgs),
-    /// Speed of opens, reads, writes and names beside the files themselves, and memory.
+    /// Speed of opens, reads, writes and name lookups compared with direct access to the files, and
+    /// memory.
     Speed(speed::SpeedArgs),
 }
 

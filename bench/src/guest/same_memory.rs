@@ -22,8 +22,8 @@ const BESIDE_COPIES: u64 = 48 << 20;
 /// Options.
 #[derive(Clone, Debug, Args)]
 pub struct SameMemoryArgs {
-    /// Uses of files, 4 KiB to 1 MiB each, with the frequencies of Zipf's law (exponent 0.9);
-    /// three in ten are of files that are used once.
+    /// Uses of files, 4 KiB to 1 MiB each, with the frequencies of Zipf's law (exponent 0.9); three
+    /// in ten uses are of files that are used once.
     #[arg(long, default_value_t = 60_000)]
     uses: usize,
     /// Memory in percent of the bytes of all files.

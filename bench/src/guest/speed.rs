@@ -28,7 +28,7 @@ const OPENS: u32 = 2000;
 /// Options.
 #[derive(Clone, Debug, Args)]
 pub struct SpeedArgs {
-    /// A folder of this machine to be in front of [default: one for temporary files].
+    /// A local folder as the source [default: one for temporary files].
     #[arg(long)]
     dir: Option<PathBuf>,
     /// Files in the folder that is listed.

@@ -22,20 +22,20 @@ pub struct CompareArgs {
     /// Measured seconds per point, round and contender.
     #[arg(long, default_value_t = 0.5)]
     runtime: f64,
-    /// Seconds before that. A log image that is opened writes into fresh space at first, which
-    /// costs the host more.
+    /// Seconds before the measurement. An opened log image first writes into unallocated space,
+    /// which costs the host more.
     #[arg(long, default_value_t = 0.2)]
     ramp: f64,
     /// Seconds of rest between two measurements.
     #[arg(long, default_value_t = 0.3)]
     pause: f64,
-    /// Bytes that are read and written, of each image.
+    /// Bytes of each image that are read and written.
     #[arg(long, default_value = "4G", value_parser = parse_size)]
     size: u64,
-    /// Print the names of the points and do nothing.
+    /// Print the names of the points and exit.
     #[arg(long)]
     list: bool,
-    /// How images are put in order before they are read in sequence.
+    /// Method that puts images in order before they are read sequentially.
     #[arg(long, value_enum, default_value_t = Settle::Compact)]
     settle: Settle,
     /// Only points whose name contains this; may be given several times.

@@ -22,7 +22,7 @@ use clap::{Args, Subcommand};
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct LogArgs {
-    /// Something else than the points.
+    /// Subcommand, instead of the points.
     #[command(subcommand)]
     command: Option<Other>,
     #[command(flatten)]

@@ -17,13 +17,13 @@ use crate::size::parse_size;
 /// Options.
 #[derive(Clone, Debug, Args)]
 #[command(mut_arg("rounds", |rounds| {
-    rounds.default_value("3").help("How often it is opened after a clean stop")
+    rounds.default_value("3").help("Number of opens after a clean stop")
 }))]
 pub struct OpenArgs {
     /// Size of the disk.
     #[arg(long, default_value = "100G", value_parser = parse_size)]
     size: u64,
-    /// Bytes of the disk that are written before.
+    /// Bytes of the disk that are written before the opens.
     #[arg(long, default_value = "20G", value_parser = parse_size)]
     live: u64,
     #[command(flatten)]

@@ -31,17 +31,17 @@ pub struct SteadyArgs {
     /// Size of a segment [default: flowstone's choice].
     #[arg(long)]
     segment: Option<String>,
-    /// How often a disk is overwritten before measuring.
+    /// Number of overwrites of the disk before measuring.
     #[arg(long, default_value_t = 7)]
     before: u64,
-    /// How often a disk is overwritten while measuring.
+    /// Number of overwrites of the disk while measuring.
     #[arg(long, default_value_t = 4)]
     measured: u64,
-    /// Measure uniform writes on an image of which this share is live, and nothing else: 0.7, 0.8
-    /// or 0.9. Of a small disk no image is so full.
+    /// Measure only uniform writes on an image with this live share: 0.7, 0.8 or 0.9. An image of a
+    /// small disk cannot be so full.
     #[arg(long, value_name = "SHARE", conflicts_with = "only")]
     live: Option<f64>,
-    /// Leave out the load on an image where nothing is cleaned.
+    /// Skip the load on an image where nothing is cleaned.
     #[arg(long)]
     skip_room: bool,
     /// Further arguments for `flowstone create`.

@@ -50,7 +50,7 @@ struct ClassifyChannel {
 #[derive(Clone, Copy, Debug, Args)]
 pub struct ClassifyArgs {
     /// Best-effort priority level, 0 to 7, of the guest's ext4 journal (its mount option
-    /// `journal_ioprio`), by which writes to it are known on encrypted disks
+    /// `journal_ioprio`), by which writes to the journal are recognised on encrypted disks
     #[arg(long, value_name = "LEVEL", default_value_t = 3)]
     #[arg(value_parser = value_parser!(u8).range(0..=7))]
     pub journal_ioprio: u8,

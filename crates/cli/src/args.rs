@@ -131,7 +131,7 @@ pub struct Create {
     /// is recorded as given, and is relative to the directory of IMAGE
     #[arg(short, long, value_name = "FILE")]
     pub backing: Option<PathBuf>,
-    /// Format of the backing file, raw or qcow2, if its name does not tell
+    /// Format of the backing file, raw or qcow2, if its name does not show it
     #[arg(short = 'F', long, value_name = "FORMAT", requires = "backing")]
     pub backing_format: Option<Format>,
     /// File to create, which must not exist; or, for a log image, an empty block device
@@ -229,7 +229,7 @@ pub struct Info {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Image format, raw, qcow2 or log, if the file's name does not tell
+    /// Image format, raw, qcow2 or log, if the file's name does not show it
     #[arg(short, long)]
     pub format: Option<Format>,
     /// The image
@@ -249,7 +249,7 @@ pub struct Check {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Image format, raw, qcow2 or log, if the file's name does not tell
+    /// Image format, raw, qcow2 or log, if the file's name does not show it
     #[arg(short, long)]
     pub format: Option<Format>,
     /// The image
@@ -259,10 +259,10 @@ pub struct Check {
 /// Arguments of `convert`.
 #[derive(Debug, ClapArgs)]
 pub struct Convert {
-    /// Format of the new image, raw, qcow2 or log, if its name does not tell
+    /// Format of the new image, raw, qcow2 or log, if its name does not show it
     #[arg(short = 'O', long)]
     pub format: Option<Format>,
-    /// Format of the source, raw, qcow2 or log, if its name does not tell
+    /// Format of the source, raw, qcow2 or log, if its name does not show it
     #[arg(short = 'f', long)]
     pub source_format: Option<Format>,
     /// Layout of a new log image.
@@ -271,7 +271,7 @@ pub struct Convert {
     /// Layout of a new qcow2 image.
     #[command(flatten)]
     pub qcow2: Qcow2Args,
-    /// Follow backing files into this directory too, besides that of the image; repeat for several
+    /// Allow backing files in this directory, besides that of the image; repeat for several
     #[arg(long = "backing-dir", value_name = "DIR")]
     pub backing_dirs: Vec<PathBuf>,
     /// The image to read
@@ -286,10 +286,10 @@ pub struct Resize {
     /// Ask the daemon at this control socket: the disk grows while its guest runs
     #[arg(long, value_name = "SOCK")]
     pub control: Option<PathBuf>,
-    /// Image format, raw, qcow2 or log, if the file's name does not tell
+    /// Image format, raw, qcow2 or log, if the file's name does not show it
     #[arg(short, long)]
     pub format: Option<Format>,
-    /// Follow backing files into this directory too, besides that of the image; repeat for several
+    /// Allow backing files in this directory, besides that of the image; repeat for several
     #[arg(long = "backing-dir", value_name = "DIR")]
     pub backing_dirs: Vec<PathBuf>,
     /// The image; with --control, also the disk's name
@@ -303,10 +303,10 @@ pub struct Resize {
 /// Arguments of `compact`.
 #[derive(Debug, ClapArgs)]
 pub struct Compact {
-    /// Image format, if the file's name does not tell
+    /// Image format, if the file's name does not show it
     #[arg(short, long)]
     pub format: Option<Format>,
-    /// Follow backing files into this directory too, besides that of the image; repeat for several
+    /// Allow backing files in this directory, besides that of the image; repeat for several
     #[arg(long = "backing-dir", value_name = "DIR")]
     pub backing_dirs: Vec<PathBuf>,
     /// The image; it must not be in use

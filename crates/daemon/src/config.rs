@@ -73,16 +73,17 @@ pub struct DaemonConfig {
     /// Address that answers GET /metrics only: ADDRESS:PORT or unix:PATH
     #[arg(long, value_name = "ADDRESS")]
     pub metrics_listen: Option<Address>,
-    /// Resolution of histograms of durations in GET /metrics, there and on the control socket
+    /// Resolution of the histograms of durations in GET /metrics, on --metrics-listen and on the
+    /// control socket
     #[arg(long, value_name = "HOW", value_enum, default_value_t)]
     pub metrics_buckets: MetricsBuckets,
     /// Folder that keeps changes made on the control socket (disks and groups added, set and
-    /// removed) over a restart. With it a daemon may start without disks, and no disk that fails
-    /// ends it
+    /// removed) over a restart. With it the daemon may start without disks, and a disk that fails
+    /// does not end the daemon
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
-    /// Socket to agree with the file caches of guests on memory: each QEMU connects a virtio port
-    /// `org.flowstone.guest.0` to it
+    /// Socket on which the daemon grants memory to the file caches of guests: each QEMU connects a
+    /// virtio port `org.flowstone.guest.0` to it
     #[arg(long, value_name = "SOCK")]
     pub guest_agent: Option<PathBuf>,
     /// Options that disks share.
@@ -124,8 +125,8 @@ pub struct DiskConfig {
     /// IMAGE]
     #[arg(long)]
     name: Option<String>,
-    /// Serial number of the disk in the guest; at most 20 bytes [default: the name, cut to that
-    /// length]
+    /// Serial number of the disk in the guest; at most 20 bytes [default: the name, truncated to
+    /// that length]
     #[arg(long)]
     serial: Option<String>,
     /// Socket on which the disk listens for the virtual machine monitor
@@ -149,7 +150,7 @@ pub struct DiskConfig {
     #[command(flatten)]
     pub stack: StackArgs,
     /// The VM that uses the disk, for its share of the cache and of devices: name=NAME (disks with
-    /// the same one belong to one VM), cpus=N, memory=SIZE, and weight=N for devices alone,
+    /// the same name belong to one VM), cpus=N, memory=SIZE, and weight=N for device shares,
     /// separated by commas [default: discovered from the process that connects; the weight is 100
     /// for a vCPU with 1 GiB]
     #[arg(long, value_name = "PARTS")]

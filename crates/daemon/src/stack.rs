@@ -37,7 +37,7 @@ pub struct StackArgs {
     /// Instead of an image: null:SIZE (does nothing) or mem:SIZE (lost with the daemon)
     #[arg(long)]
     pub backend: Option<Backend>,
-    /// Image format, raw, qcow2 or log, if the file's name does not tell
+    /// Image format, raw, qcow2 or log, if the file's name does not show it
     #[arg(short, long)]
     pub format: Option<Format>,
     /// Refuse writes; several daemons may serve the same image this way

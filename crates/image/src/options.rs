@@ -20,19 +20,19 @@ pub struct ImageArgs {
     /// Handling of discards
     #[arg(long, value_name = "MODE", value_enum, default_value_t)]
     pub discard: DiscardMode,
-    /// Give dead segments of a log image back at once, so that the drive need not copy their
-    /// contents
+    /// Give dead segments of a log image back to the host at once, so that the drive does not copy
+    /// their contents
     #[arg(long, value_enum, default_value_t)]
     pub tell: Tell,
     /// Streams for guest writes of a log image; an image with other streams is changed [default:
     /// unchanged]
     #[arg(long, value_enum)]
     pub streams: Option<Streams>,
-    /// Maximum bytes per day that a log image writes to put blocks in the order of their LBAs while
-    /// guests issue few requests, or off [default: a tenth of the disk]
+    /// Maximum bytes per day that a log image writes to put blocks into LBA order while guests
+    /// issue few requests, or off [default: a tenth of the disk]
     #[arg(long, value_name = "SIZE_PER_DAY|off")]
     pub resort: Option<ResortLimit>,
-    /// Follow backing files into this directory too, besides that of the image; repeat for several
+    /// Allow backing files in this directory, besides that of the image; repeat for several
     #[arg(long = "backing-dir", alias = "backing-dirs", value_name = "DIR")]
     pub backing_dirs: Vec<PathBuf>,
 }
@@ -57,8 +57,9 @@ impl ImageArgs {
 /// Options that all log images of a process share.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct CopyArgs {
-    /// Memory for the copies that the cleaners of all log images make, together: with more, copies
-    /// are written in longer runs, which wears drives with large erase blocks less [default: 64M]
+    /// Total memory for the copies that the cleaners of all log images make. With more memory,
+    /// copies are written in longer runs, which wears drives with large erase blocks less [default:
+    /// 64M]
     #[arg(long, value_name = "SIZE")]
     pub copy_memory: Option<CopyMemorySize>,
 }

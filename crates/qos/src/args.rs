@@ -13,8 +13,8 @@ pub struct ShareArgs {
     /// for which unused rate is saved; separated by commas, or off for no limit
     #[arg(long, value_name = "PARTS")]
     pub limit: Option<Limit>,
-    /// Weight of the disk beside others at a device and within its group's limit: 1 to 10000; 100
-    /// for a disk without one
+    /// Weight of the disk relative to other disks, for its share of a device and of its group's
+    /// limit: 1 to 10000; a disk without a weight has 100
     #[arg(long, value_name = "N")]
     pub weight: Option<Weight>,
 }
@@ -37,10 +37,10 @@ pub struct GroupLimitArgs {
     /// or off
     #[arg(long, value_name = "PARTS", conflicts_with_all = ["iops", "bw", "burst"])]
     limit: Option<Limit>,
-    /// Requests per second of its disks together
+    /// Total requests per second of the group's disks
     #[arg(long, value_name = "N")]
     iops: Option<u64>,
-    /// Bytes per second of its disks together
+    /// Total bytes per second of the group's disks
     #[arg(long, value_name = "SIZE")]
     bw: Option<String>,
     /// Time for which unused rate is saved, e.g. 2s or 500ms [default: 10ms]

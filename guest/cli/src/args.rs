@@ -60,8 +60,8 @@ pub struct Cache {
     /// Space for copies in the folder of --dir
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "dir")]
     pub size: Option<u64>,
-    /// Folder for the history of use, by which files are prefetched after a restart; created if it
-    /// is missing
+    /// Folder for the history of file uses, from which files are prefetched after a restart;
+    /// created if it is missing
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
     /// Policy that selects the files to cache: default (files that have saved most time recently),
@@ -89,15 +89,15 @@ pub struct Cache {
     /// Time without an answer after which the source counts as down
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_timeout)]
     pub source_timeout: Duration,
-    /// Maximum time and bytes for which writes are kept back, e.g. 5s,64M. They reach the source
-    /// earlier by fsync, close, unmount and SIGTERM; a crash loses those that have not reached it
+    /// Maximum time and bytes of delayed writes, e.g. 5s,64M. fsync, close, unmount and SIGTERM
+    /// write them to the source earlier; a crash loses writes that have not reached the source
     #[arg(long, value_name = "SECONDS,BYTES", value_parser = parse_write_back)]
     pub write_back: Option<(Duration, u64)>,
     /// Do not write back on close: others see a closed file only after the time of --write-back
     #[arg(long, requires = "write_back")]
     pub lazy_close: bool,
-    /// Show the source's extended attributes, ACLs and file capabilities among them. Without this
-    /// option there are none, and `ls -l` sends this program no requests for them
+    /// Show the source's extended attributes, including ACLs and file capabilities. Without this
+    /// option the mount has none, and `ls -l` sends no requests for them to this program
     #[arg(long)]
     pub xattrs: bool,
     /// Modes in which files may be opened: copy (the kernel reads the copy), source (the kernel

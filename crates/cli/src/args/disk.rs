@@ -54,7 +54,7 @@ impl ClapArgs for AddDisk {
         let no_wait = Arg::new("no_wait")
             .long("no-wait")
             .action(ArgAction::SetTrue)
-            .help("Return when its name and socket are taken, before its image is open");
+            .help("Return when the disk's name and socket are reserved, before its image is open");
         let command = Daemon::augment_args(command).arg(no_wait);
         DiskTable::augment_args(command)
             .mut_arg("name", |name| {

@@ -32,14 +32,14 @@ impl Args for Serve {
             .value_name("PATH")
             .value_parser(value_parser!(PathBuf))
             .help(
-                "Serve the disks of this file, or of all *.toml in this folder; flowstone.toml(5) lists its keys. Options that are \
-                 not of one disk win over the file's",
+                "Serve the disks of this file, or of all *.toml in this folder; flowstone.toml(5) \
+                 lists its keys. Options that are not of one disk override the file's",
             );
         let check = Arg::new("check")
             .long("check")
             .requires("config")
             .action(ArgAction::SetTrue)
-            .help("Read the configuration, say what is wrong with it, and open nothing");
+            .help("Check the configuration and print its errors, without opening any image");
         let command = command.arg(check);
         let what = ArgGroup::new("what").args(["config", "image", "backend"]);
         // With a state directory there may be none of the others.

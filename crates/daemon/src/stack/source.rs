@@ -14,8 +14,8 @@ use super::StackArgs;
 /// Pollution-defensive caching.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct PdcArgs {
-    /// Keep the guest's journals, which only recovery reads again, out of the cache and, with
-    /// --direct off, out of the host's page cache
+    /// Keep the guest's journals out of the cache and, with --direct off, out of the host's page
+    /// cache: only recovery reads them again
     #[arg(long, value_name = "CHOICE", value_enum, default_value_t)]
     pub pdc: Pdc,
 }
