@@ -36,13 +36,13 @@ pub const CPU: Family = Family {
 pub const RESIDENT: Family = Family {
     name: "process_resident_memory_bytes",
     kind: GAUGE,
-    help: "Memory of the daemon, with pages of guests that it has touched",
+    help: "Resident memory of the daemon, including guest pages that it has touched",
     labels: "",
 };
 pub const DESCRIPTORS: Family =
     Family { name: "process_open_fds", kind: GAUGE, help: "Open files of the daemon", labels: "" };
 pub const DESCRIPTORS_MAX: Family =
-    Family { name: "process_max_fds", kind: GAUGE, help: "How many it may have", labels: "" };
+    Family { name: "process_max_fds", kind: GAUGE, help: "Limit of open files", labels: "" };
 pub const THREADS: Family =
     Family { name: "process_threads", kind: GAUGE, help: "Threads of the daemon", labels: "" };
 pub const DISK_INFO: Family = Family {
@@ -66,7 +66,7 @@ pub const CONNECTED: Family = Family {
 pub const CONNECTIONS: Family = Family {
     name: "flowstone_disk_connections_total",
     kind: COUNTER,
-    help: "Monitors that have connected",
+    help: "Connections of monitors",
     labels: "disk",
 };
 pub const CAPACITY: Family = Family {
@@ -78,7 +78,7 @@ pub const CAPACITY: Family = Family {
 pub const ALLOCATED: Family = Family {
     name: "flowstone_disk_allocated_bytes",
     kind: GAUGE,
-    help: "Space that the host has given; up to a minute old, or older if the host does not answer",
+    help: "Space allocated on the host; up to a minute old, or older if the host does not answer",
     labels: "disk",
 };
 pub const LIVE: Family = Family {
@@ -90,49 +90,49 @@ pub const LIVE: Family = Family {
 pub const DEAD: Family = Family {
     name: "flowstone_disk_dead_bytes",
     kind: GAUGE,
-    help: "Space on the host that is of no use; as old as allocated",
+    help: "Space allocated on the host but not used; as old as allocated",
     labels: "disk",
 };
 pub const RECLAIMED: Family = Family {
     name: "flowstone_disk_reclaimed_bytes_total",
     kind: COUNTER,
-    help: "Space that the host has got back",
+    help: "Space given back to the host",
     labels: "disk",
 };
 pub const REQUESTS: Family = Family {
     name: "flowstone_requests_total",
     kind: COUNTER,
-    help: "Requests that are done",
+    help: "Completed requests",
     labels: "disk, op",
 };
 pub const BYTES: Family = Family {
     name: "flowstone_request_bytes_total",
     kind: COUNTER,
-    help: "Bytes of these",
+    help: "Bytes of completed requests",
     labels: "disk, op",
 };
 pub const ERRORS: Family = Family {
     name: "flowstone_request_errors_total",
     kind: COUNTER,
-    help: "Requests that have failed",
+    help: "Failed requests",
     labels: "disk, op",
 };
 pub const ERRNO: Family = Family {
     name: "flowstone_errors_total",
     kind: COUNTER,
-    help: "Requests that have failed, by error number",
+    help: "Failed requests, by error number",
     labels: "disk, errno",
 };
 pub const IN_FLIGHT: Family = Family {
     name: "flowstone_requests_in_flight",
     kind: GAUGE,
-    help: "Requests that have been taken and not answered",
+    help: "Requests taken from rings and not completed",
     labels: "disk",
 };
 pub const DURATION: Family = Family {
     name: "flowstone_request_duration_seconds",
     kind: HISTOGRAM,
-    help: "From submission to completion, each range of a request by itself",
+    help: "Latency from submission to completion, for each range of a request separately",
     labels: "disk, op",
 };
 pub const STAGE: Family = Family {
@@ -150,7 +150,7 @@ pub const THROTTLED: Family = Family {
 pub const THROTTLED_TIME: Family = Family {
     name: "flowstone_throttled_seconds_total",
     kind: COUNTER,
-    help: "How long all of them together",
+    help: "Total time that requests waited for a limit",
     labels: "disk",
 };
 pub const HELD_BACK: Family = Family {
@@ -162,13 +162,13 @@ pub const HELD_BACK: Family = Family {
 pub const HELD_BACK_TIME: Family = Family {
     name: "flowstone_held_back_seconds_total",
     kind: COUNTER,
-    help: "How long all of them together",
+    help: "Total time that requests to files waited for other disks",
     labels: "disk",
 };
 pub const POLLING: Family = Family {
     name: "flowstone_polling_seconds_total",
     kind: COUNTER,
-    help: "Time that queues looked for work",
+    help: "Time that queues polled for work",
     labels: "disk",
 };
 pub const SLEEPING: Family = Family {
@@ -180,7 +180,7 @@ pub const SLEEPING: Family = Family {
 pub const KICKS: Family = Family {
     name: "flowstone_kicks_total",
     kind: COUNTER,
-    help: "Notifications of guests",
+    help: "Notifications from guests",
     labels: "disk",
 };
 pub const CALLS: Family = Family {
@@ -198,19 +198,19 @@ pub const DISCARDED_RANGES: Family = Family {
 pub const DISCARDED: Family = Family {
     name: "flowstone_discard_bytes_total",
     kind: COUNTER,
-    help: "Bytes of these",
+    help: "Bytes of discarded ranges",
     labels: "disk",
 };
 pub const PUNCHES: Family = Family {
     name: "flowstone_discard_punches_total",
     kind: COUNTER,
-    help: "Calls that gave space back",
+    help: "Calls that gave space back to the host",
     labels: "disk",
 };
 pub const PUNCHED: Family = Family {
     name: "flowstone_discard_punched_bytes_total",
     kind: COUNTER,
-    help: "Bytes of these",
+    help: "Bytes of the ranges of these calls",
     labels: "disk",
 };
 pub const SEGMENTS: Family = Family {
@@ -240,13 +240,13 @@ pub const FULL: Family = Family {
 pub const HITS: Family = Family {
     name: "flowstone_cache_hit_blocks_total",
     kind: COUNTER,
-    help: "Blocks of 4 KiB read from memory",
+    help: "Blocks of 4 KiB read from the cache",
     labels: "disk, class",
 };
 pub const MISSES: Family = Family {
     name: "flowstone_cache_miss_blocks_total",
     kind: COUNTER,
-    help: "Blocks of 4 KiB read from below the cache",
+    help: "Blocks of 4 KiB read from the image below the cache",
     labels: "disk, class",
 };
 pub const CACHE_TARGET: Family = Family {
@@ -258,7 +258,7 @@ pub const CACHE_TARGET: Family = Family {
 pub const DAMAGE: Family = Family {
     name: "flowstone_damage_total",
     kind: COUNTER,
-    help: "Times that a request or maintenance met damage",
+    help: "Times that a request or maintenance found damage",
     labels: "disk",
 };
 
