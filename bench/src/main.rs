@@ -74,11 +74,11 @@ struct Cli {
 enum Command {
     /// Run one workload against any vhost-user-blk socket and print the result as JSON.
     Load(Box<LoadArgs>),
-    /// Measure log images beside raw ones, against their targets.
+    /// Measure log images against raw images and against their targets.
     Log(Box<log_image::LogArgs>),
     /// Measure qcow2 images beside qemu-storage-daemon.
     Qcow2(qcow2_image::Qcow2Args),
-    /// Measure reads through an overlay that is empty, beside qemu-storage-daemon and the base
+    /// Measure reads through an empty overlay, compared with qemu-storage-daemon and the base
     /// itself.
     Overlay(overlay::OverlayArgs),
     /// Measure the cost of running many disks: start, metrics, adding and removing.
@@ -110,7 +110,7 @@ enum Command {
     Qos(qos::QosArgs),
     /// Measure the cost of a recording of a disk's requests.
     Record(record::RecordArgs),
-    /// Measure how fast servers carry out a recorded guest's requests.
+    /// Measure the speed of servers under the requests of a recorded guest.
     Trace(trace::TraceArgs),
     /// List the points of the comparison.
     List,

@@ -25,10 +25,10 @@ pub struct OverlayArgs {
     /// Measured seconds.
     #[arg(long, default_value_t = 1.0)]
     runtime: f64,
-    /// Size of the disks. They have to fit into memory.
+    /// Size of the disks, which must fit into memory.
     #[arg(long, default_value = "1G", value_parser = parse_size)]
     size: u64,
-    /// Another flowstone binary, to be measured beside it.
+    /// Another flowstone binary to compare with.
     #[arg(long)]
     before: Option<PathBuf>,
     #[command(flatten)]

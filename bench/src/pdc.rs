@@ -24,7 +24,7 @@ use crate::size::parse_size;
 /// Options.
 #[derive(Clone, Debug, Args)]
 pub struct PdcArgs {
-    /// Transactions of a measurement; half as many before it warm the cache up.
+    /// Transactions of a measurement; half as many before it warm up the cache.
     #[arg(long, default_value_t = 20_000)]
     transactions: usize,
     /// Reads of each transaction.

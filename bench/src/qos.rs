@@ -25,7 +25,7 @@ use crate::size::parse_size;
 /// Options.
 #[derive(Clone, Debug, Args)]
 pub struct QosArgs {
-    /// Measured seconds, where nothing else is said.
+    /// Measured seconds, unless a part has its own time.
     #[arg(long, default_value_t = 1.0)]
     runtime: f64,
     /// Size of the disks that have neighbours.
@@ -35,7 +35,7 @@ pub struct QosArgs {
     /// times.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
-    /// A binary from before limits and weights, to compare with.
+    /// A binary without limits and weights to compare with.
     #[arg(long)]
     before: Option<PathBuf>,
     #[command(flatten)]

@@ -22,7 +22,7 @@ pub struct Run {
     /// Write every figure of every round as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Add to the figures that earlier runs have kept in this file, and keep all of them there.
+    /// Add the figures to those of earlier runs in this file.
     #[arg(long, value_name = "FILE")]
     pub keep: Option<PathBuf>,
     /// Rewrite the table between the command's markers in this file.

@@ -24,7 +24,7 @@ use crate::server::qsd;
 #[derive(Clone, Debug, Args)]
 #[command(mut_arg("rounds", |rounds| rounds.default_value("3")))]
 pub struct TraceArgs {
-    /// A trace, as `flowstone record` or `flowstone-bench evidence --record` makes it.
+    /// A trace from `flowstone record` or `flowstone-bench evidence --record`.
     #[arg(default_value = "target/evidence/traces/files.csv.zst")]
     trace: PathBuf,
     #[command(flatten)]

@@ -12,8 +12,9 @@ A TOML file with a table
 .B [[disk]]
 for each disk. Keys have the names of the options of
 .BR flowstone\\-serve (1);
-a hyphen in them may be written as an underscore. A key that is not known is an error, and so is one
-that is given in both spellings. A disk with a mistake is refused, and the others are served. Relative paths start where the daemon is started.
+a hyphen in them may be written as an underscore. An unknown key is an error, and so is a key
+that is given in both spellings. A disk with an error is refused, and the others are served.
+Relative paths are relative to the folder in which the daemon is started.
 ";
 
 const EXAMPLE: &str = ".SH EXAMPLE
@@ -37,17 +38,18 @@ pub fn page() -> String {
     let mut page = HEAD.to_owned();
     page += ".SH KEYS BEFORE THE FIRST DISK\n";
     page += &paragraph("[[disk]]", "Begins a disk; repeat for several");
-    page += &paragraph("[defaults]", "Begins keys of all disks that do not say them themselves");
+    page += &paragraph("[defaults]", "Begins keys for all disks that do not set them themselves");
     page += &paragraph("[[group]]", "Begins a group of disks that share a limit");
     for option in keys_of::<DaemonConfig>().get_arguments() {
         page += &entry(option);
         if of_disks.contains(&key_of(option)) && option.get_id() != "cpu_budget" {
-            page += "A disk that does not say itself has the same.\n";
+            page += "This is the default for disks without this key.\n";
         }
     }
-    page += ".SH KEYS OF A DISK\nA socket and one of image and backend are needed.\n";
+    page += ".SH KEYS OF A DISK\nsocket and one of image and backend are required.\n";
     page.extend(disk.get_arguments().map(entry));
-    page += ".SH KEYS OF A GROUP\nA name is needed. Disks name it with their key group.\n";
+    page +=
+        ".SH KEYS OF A GROUP\nname is required. Disks refer to the group with their key group.\n";
     page.extend(keys_of::<GroupArgs>().get_arguments().map(entry));
     page + EXAMPLE
 }

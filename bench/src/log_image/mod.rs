@@ -32,7 +32,7 @@ pub struct LogArgs {
 #[derive(Debug, Subcommand)]
 enum Other {
     /// Writes to full disks until cleaning is steady: write amplification, rate, latency. On a
-    /// tmpfs, amplification is that of any disk, and latency is not.
+    /// tmpfs the amplification is valid for any disk, the latency is not.
     Steady(steady::SteadyArgs),
     /// Time until a daemon serves a large image, after a clean stop and after a kill.
     Open(open::OpenArgs),

@@ -26,10 +26,10 @@ use environment::{ENVIRONMENTS, Environment, Ground};
 /// Options.
 #[derive(Clone, Debug, Args)]
 pub struct WritersArgs {
-    /// What each of the writers writes, on the file system of DIR.
+    /// Bytes that each writer writes on the file system of DIR.
     #[arg(long, default_value = "1G", value_parser = parse_size)]
     job_size: u64,
-    /// What each of them writes on file systems of their own.
+    /// Bytes that each writer writes on the other file systems.
     #[arg(long, default_value = "128M", value_parser = parse_size)]
     small_job_size: u64,
     /// Seconds of rest between two measurements.

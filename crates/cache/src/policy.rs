@@ -102,10 +102,11 @@ pub enum PolicyKind {
     #[default]
     #[value(name = "default")]
     Adaptive,
-    /// Accesses of a block against a threshold, the first rule of MultiCache's paper
+    /// Keeps blocks whose accesses reach a threshold: the first rule of the MultiCache paper
     #[value(name = "multicache-count")]
     MultiCacheCount,
-    /// Accesses times the VM's weight against a threshold, its second rule; also called multicache
+    /// Keeps blocks whose accesses times the VM's weight reach a threshold: the second rule of the
+    /// paper; alias multicache
     #[value(name = "multicache-weight", alias = "multicache")]
     MultiCache,
     /// The same with a threshold that does not shrink with the number of VMs.

@@ -13,10 +13,10 @@ use crate::file_system::may_ask_a_server;
 /// The engine asked for by the operator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum EngineChoice {
-    /// The best that the host offers for this file
+    /// The best engine that the host supports for this file
     #[default]
     Auto,
-    /// io_uring, or fail; files on a server (FUSE, NFS) are served by threads all the same
+    /// io_uring, or fail; files on a server (FUSE, NFS) are always served by threads
     Uring,
     /// Threads
     Sync,

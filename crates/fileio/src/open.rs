@@ -44,12 +44,12 @@ pub enum Access {
 /// The operator's choice between direct I/O and the host's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum DirectChoice {
-    /// Bypass it where the file system can
+    /// Direct I/O where the file system supports it
     #[default]
     Auto,
-    /// Bypass it, or fail
+    /// Direct I/O, or fail
     On,
-    /// Use it
+    /// The host's page cache
     Off,
 }
 

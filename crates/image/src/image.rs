@@ -16,8 +16,8 @@ pub enum DiscardMode {
     /// Give the space back to the host
     #[default]
     Deallocate,
-    /// Keep a raw file allocated, where it reads as zeroes; a device that is itself an image gets
-    /// the discard
+    /// Keep the range of a raw file allocated, and read it as zeroes; an image on a block device
+    /// gets the discard
     Keep,
     /// Do not offer discards to guests
     Ignore,
@@ -26,11 +26,12 @@ pub enum DiscardMode {
 /// When a log image gives back segments without live blocks, besides when it is idle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Tell {
-    /// At once on a device that supports discards; in a file they are overwritten without being
-    /// given back, which costs the host less
+    /// At once on a device that supports discards; in a file dead segments are overwritten without
+    /// being given back, which costs the host less
     #[default]
     Auto,
-    /// At once in a file, too: a file system that is mounted with `discard` tells the drive
+    /// At once in a file, too: a file system that is mounted with `discard` passes the discards to
+    /// the drive
     Always,
 }
 

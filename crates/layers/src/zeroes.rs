@@ -28,7 +28,7 @@ pub enum DetectZeroes {
     /// Write them
     #[default]
     Off,
-    /// Zero their range without moving data; it keeps its space
+    /// Zero their range without moving data; the space stays allocated
     On,
     /// Also give their space back to the host
     Unmap,
