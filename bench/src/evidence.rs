@@ -6,6 +6,7 @@
 //!                                                           └──► pages and pictures
 //! ```
 
+mod benches;
 mod data;
 mod guests;
 mod pages;
@@ -51,6 +52,10 @@ pub struct EvidenceArgs {
     /// other tables; replays run one at a time, for their memory (45 min in all)
     #[arg(long, conflicts_with_all = ["record", "quick"])]
     long: bool,
+    /// Write the pages from the data and run nothing, for those who measured a table of another
+    /// command
+    #[arg(long, conflicts_with_all = ["record", "quick", "list"])]
+    render: bool,
     /// Disks of 256 MiB: the figures go to target/evidence and to no page
     #[arg(long)]
     quick: bool,
@@ -69,6 +74,9 @@ pub fn evidence(args: &EvidenceArgs) -> Result<()> {
             record::record(args.only.as_deref())
         };
     }
+    if args.render {
+        return pages::update(Path::new(FOLDER));
+    }
     let is_wanted = |table: &Table| args.only.as_ref().is_none_or(|name| table.name == *name);
     let mut all = tables(args.quick);
     if args.long {
@@ -81,6 +89,9 @@ pub fn evidence(args: &EvidenceArgs) -> Result<()> {
         for table in &wanted {
             println!("{}: {}", table.name, table.title);
             table.commands().for_each(|command| println!("    {}", command.join(" ")));
+        }
+        if args.only.is_none() {
+            benches::list();
         }
         return Ok(());
     }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
+use super::benches::BENCHES;
 use super::data::Data;
 use super::table::Table;
 use super::tables::{long, tables};
@@ -73,6 +74,10 @@ pub fn rendered(folder: &Path) -> Result<Vec<(&'static str, &'static str, String
             found.push((*page, table.name, text));
         }
     }
+    for bench in &BENCHES {
+        let text = bench.rendered(folder)?;
+        found.extend(text.map(|text| (bench.page, bench.name, text)));
+    }
     Ok(found)
 }
 
@@ -105,7 +110,9 @@ mod tests {
     fn the_pages_say_what_the_data_says() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/evidence");
         let rendered = rendered(&folder).unwrap();
-        let all = tables(false).len() + long().len();
+        // Those of other commands may have none yet.
+        let of_benches = BENCHES.iter().filter(|it| it.rendered(&folder).unwrap().is_some());
+        let all = tables(false).len() + long().len() + of_benches.count();
         assert_eq!(rendered.len(), all, "a table has no data or no page");
         for (page, name, text) in rendered {
             let page = std::fs::read_to_string(folder.join(page)).unwrap();
