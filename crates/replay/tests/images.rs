@@ -12,8 +12,8 @@ const MIB: u64 = 1 << 20;
 const OPS: u64 = 40_000;
 
 fn of(images: usize, format: Format, load: Load) -> ReplayOptions {
-    let (size, fill) = (Some(128 * MIB), 0.4);
-    ReplayOptions { images, size, fill, ..ReplayOptions::new(load, format) }
+    let (size, fill, warmup) = (Some(128 * MIB), 0.4, Some(OPS));
+    ReplayOptions { images, size, fill, warmup, ..ReplayOptions::new(load, format) }
 }
 
 fn generated(load: &str) -> Load {
@@ -45,8 +45,8 @@ fn the_figures_are_those_of_all_images_together() {
 fn a_drive_collects_several_raw_disks_as_it_does_one() {
     let total = |images, mib: u64| {
         let load = Load::Generated("uniform".parse().unwrap(), Some(4 * mib * 256));
-        let options =
-            ReplayOptions { size: Some(mib * MIB), fill: 0.8, ..of(images, Format::Raw, load) };
+        let (size, warmup) = (Some(mib * MIB), Some(7 * mib * 256));
+        let options = ReplayOptions { size, fill: 0.8, warmup, ..of(images, Format::Raw, load) };
         run(&options).figures.total_waf.unwrap()
     };
     let (one, four) = (total(1, 256), total(4, 64));
@@ -58,11 +58,8 @@ fn the_same_seed_gives_the_same_bytes() {
     let caches = [None, Some(16 * MIB)];
     for (format, bytes) in Format::ALL.into_iter().flat_map(|it| caches.map(|bytes| (it, bytes))) {
         let cache = |bytes| CacheOptions { bytes, policy: PolicyKind::Lru, holds_journals: true };
-        let options = ReplayOptions {
-            cache: bytes.map(cache),
-            warmup: Some(OPS),
-            ..of(2, format, generated("zipf:0.99"))
-        };
+        let options =
+            ReplayOptions { cache: bytes.map(cache), ..of(2, format, generated("zipf:0.99")) };
         let text = |options: &ReplayOptions| serde_json::to_string(&run(options)).unwrap();
         let once = text(&options);
         assert_eq!(text(&options), once, "{format}");
@@ -77,8 +74,11 @@ fn each_image_gets_the_whole_trace() {
     events.extend((0..50).map(|at| Event::new(Kind::Read, at * MIB, 4096)));
     let load = Load::Trace(Trace { events, ..Trace::default() });
     let cache = CacheOptions { bytes: 16 * MIB, policy: PolicyKind::Lru, holds_journals: true };
-    let options =
-        |images| ReplayOptions { cache: Some(cache), ..of(images, Format::Raw, load.clone()) };
+    let options = |images| ReplayOptions {
+        cache: Some(cache),
+        warmup: None,
+        ..of(images, Format::Raw, load.clone())
+    };
     let [one, two] = [1, 2].map(|images| run(&options(images)));
     let counts = |report: &Report| {
         let data = &report.hits.as_ref().unwrap().data;
