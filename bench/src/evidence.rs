@@ -6,6 +6,7 @@
 //!                                                           └──► pages and pictures
 //! ```
 
+mod benches;
 mod data;
 mod guests;
 mod pages;
@@ -27,9 +28,9 @@ use serde_json::Value;
 
 use self::data::{Cell, Data};
 use self::table::Table;
-use self::tables::tables;
+use self::tables::{long, tables};
 
-/// Replays run in parallel.
+/// Replays run in parallel; of large drives, whose models take much memory, one at a time.
 const AT_ONCE: usize = 2;
 /// Folder of the pages.
 const FOLDER: &str = "docs/evidence";
@@ -47,6 +48,14 @@ pub struct EvidenceArgs {
     /// the tables that replay them; once is enough (32 min)
     #[arg(long, conflicts_with_all = ["quick", "flowstone"])]
     record: bool,
+    /// Add the tables of drives of 64 GiB; replays run one at a time, for their memory (45 min in
+    /// all)
+    #[arg(long, conflicts_with_all = ["record", "quick"])]
+    long: bool,
+    /// Write the pages from the data and run nothing: after a table of another command was
+    /// measured
+    #[arg(long, conflicts_with_all = ["record", "quick", "list"])]
+    render: bool,
     /// Use disks of 256 MiB; the figures go to target/evidence, not to the pages
     #[arg(long)]
     quick: bool,
@@ -65,14 +74,24 @@ pub fn evidence(args: &EvidenceArgs) -> Result<()> {
             record::record(args.only.as_deref())
         };
     }
+    if args.render {
+        return pages::update(Path::new(FOLDER));
+    }
     let is_wanted = |table: &Table| args.only.as_ref().is_none_or(|name| table.name == *name);
-    let wanted: Vec<_> = tables(args.quick).into_iter().filter(is_wanted).collect();
-    let names = || tables(false).iter().map(|table| table.name).collect::<Vec<_>>().join(", ");
-    ensure!(!wanted.is_empty(), "there is no such table; there are {}", names());
+    let mut all = tables(args.quick);
+    if args.long {
+        all.extend(long());
+    }
+    let names = all.iter().map(|table| table.name).collect::<Vec<_>>().join(", ");
+    let wanted: Vec<_> = all.into_iter().filter(is_wanted).collect();
+    ensure!(!wanted.is_empty(), "there is no such table; there are {names}");
     if args.list {
         for table in &wanted {
             println!("{}: {}", table.name, table.title);
             table.commands().for_each(|command| println!("    {}", command.join(" ")));
+        }
+        if args.only.is_none() {
+            benches::list();
         }
         return Ok(());
     }
@@ -84,10 +103,13 @@ pub fn evidence(args: &EvidenceArgs) -> Result<()> {
     let folder = Path::new(folder);
     std::fs::create_dir_all(folder.join("data"))?;
     let wanted: Vec<_> = wanted.into_iter().filter(is_recorded).collect();
-    let reports = run_all(&flowstone, &wanted)?;
+    // Before the replays, which may take long: the commit of what they run.
+    let commit = commit();
+    let reports = run_all(&flowstone, &wanted, if args.long { 1 } else { AT_ONCE })?;
     for table in &wanted {
         let cell = |command: Vec<String>| Cell { report: table.kept(&reports[&command]), command };
-        let data = Data { commit: commit(), cells: table.commands().map(cell).collect() };
+        let cells = table.commands().map(cell).collect();
+        let data = Data { commit: commit.clone(), cells };
         data.write(&folder.join("data").join(format!("{}.json", table.name)))?;
         println!("### {}\n\n{}", table.title, table.render(&data)?);
     }
@@ -105,7 +127,11 @@ fn is_recorded(table: &Table) -> bool {
 }
 
 /// Runs each command once, even if several tables have it.
-fn run_all(flowstone: &Path, tables: &[Table]) -> Result<HashMap<Vec<String>, Value>> {
+fn run_all(
+    flowstone: &Path,
+    tables: &[Table],
+    at_once: usize,
+) -> Result<HashMap<Vec<String>, Value>> {
     let mut commands: Vec<_> = tables.iter().flat_map(Table::commands).collect();
     commands.sort();
     commands.dedup();
@@ -114,7 +140,7 @@ fn run_all(flowstone: &Path, tables: &[Table]) -> Result<HashMap<Vec<String>, Va
     // Replays that measure time run alone.
     let (alone, together): (Vec<_>, Vec<_>) =
         commands.into_iter().partition(|command| command.iter().any(|word| word == "--onto"));
-    let mut reports = run_some(flowstone, &together, AT_ONCE)?;
+    let mut reports = run_some(flowstone, &together, at_once)?;
     reports.extend(run_some(flowstone, &alone, 1)?);
     // It may not exist.
     let _ = std::fs::remove_file(guests::ONTO);

@@ -15,7 +15,7 @@ use flowstone_testkit::truth::{Holds, Truth, run};
 use flowstone_testkit::{Client, ClientOptions, Daemon, Status};
 use serde_json::Value;
 
-use crate::experiment::{Figures, table};
+use crate::experiment::{Experiment, Figures, table};
 use crate::memory_group::MemoryGroup;
 use crate::place::{program, remove, serve, stop_peer, succeed};
 use crate::run::Run;
@@ -89,6 +89,12 @@ pub fn pdc(args: &PdcArgs) -> Result<()> {
     experiment.run(args.run.rounds, &MEMORIES, &CHOICES, |(_, memory), pdc| {
         measure(args, &flowstone, &image, *memory, pdc)
     })?;
+    args.run.publish("pdc", &render(&experiment), &experiment)?;
+    remove(&image.path)
+}
+
+/// Renders the table.
+pub fn render(experiment: &Experiment) -> String {
     let rows = MEMORIES.map(|(name, _)| {
         let [with, without] = CHOICES.map(|pdc| experiment.at(name, pdc));
         vec![
@@ -102,8 +108,7 @@ pub fn pdc(args: &PdcArgs) -> Result<()> {
     });
     let titles = "memory for a tenth of the data | transactions/s, PDC | without | ratio | \
                   blocks fetched per read, PDC | without";
-    args.run.publish("pdc", &table(titles, rows), &experiment)?;
-    remove(&image.path)
+    table(titles, rows)
 }
 
 impl Image {

@@ -4,15 +4,30 @@ use std::path::Path;
 
 use anyhow::Result;
 
+use super::benches::BENCHES;
 use super::data::Data;
 use super::table::Table;
-use super::tables::tables;
+use super::tables::{long, tables};
 use crate::document;
 use crate::plot::{Axes, Lines, draw};
 
 /// The tables of each page.
 const PAGES: [(&str, &[&str]); 4] = [
-    ("wear.md", &["load", "erase-block", "unit", "trim", "spare", "fill", "offset", "collector"]),
+    (
+        "wear.md",
+        &[
+            "load",
+            "erase-block",
+            "large",
+            "unit",
+            "trim",
+            "spare",
+            "fill",
+            "images",
+            "offset",
+            "collector",
+        ],
+    ),
     ("decisions.md", &["segment", "reserve", "streams"]),
     ("S1.md", &["sata", "files", "files-onto"]),
     (
@@ -43,19 +58,25 @@ pub fn update(folder: &Path) -> Result<()> {
 /// Returns each table that has data: its page, its name and its text.
 pub fn rendered(folder: &Path) -> Result<Vec<(&'static str, &'static str, String)>> {
     let mut found = Vec::new();
-    for table in tables(false) {
+    let of_long = long().into_iter().map(|table| (table, "--long "));
+    let tables = tables(false).into_iter().map(|table| (table, ""));
+    for (table, option) in tables.chain(of_long) {
         let path = folder.join("data").join(format!("{}.json", table.name));
         let page = PAGES.iter().find(|(_, names)| names.contains(&table.name));
         if let (Some((page, _)), true) = (page, path.exists()) {
             let data = Data::read(&path)?;
             let text = format!(
-                "{}\n\nAt {}: `flowstone-bench evidence --only {}`, `--list` has the commands.",
+                "{}\n\nAt {}: `flowstone-bench evidence {option}--only {}`, `--list` has the commands.",
                 table.render(&data)?.trim_end(),
                 data.commit,
                 table.name
             );
             found.push((*page, table.name, text));
         }
+    }
+    for bench in &BENCHES {
+        let text = bench.rendered(folder)?;
+        found.extend(text.map(|text| (bench.page, bench.name, text)));
     }
     Ok(found)
 }
@@ -89,11 +110,21 @@ mod tests {
     fn the_pages_say_what_the_data_says() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/evidence");
         let rendered = rendered(&folder).unwrap();
-        assert_eq!(rendered.len(), tables(false).len(), "a table has no data or no page");
+        // Those of other commands may have none yet.
+        let of_benches = BENCHES.iter().filter(|it| it.rendered(&folder).unwrap().is_some());
+        let all = tables(false).len() + long().len() + of_benches.count();
+        assert_eq!(rendered.len(), all, "a table has no data or no page");
         for (page, name, text) in rendered {
             let page = std::fs::read_to_string(folder.join(page)).unwrap();
             assert!(page.contains(&text), "{name}: run `flowstone-bench evidence --only {name}`");
         }
+    }
+
+    #[test]
+    fn large_drives_are_of_64_gib() {
+        let commands: Vec<_> = long().iter().flat_map(Table::commands).collect();
+        assert!(commands.iter().all(|it| it.contains(&"51.2G".to_owned())));
+        assert_eq!(commands.len(), 4);
     }
 
     #[test]

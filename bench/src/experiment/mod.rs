@@ -80,12 +80,17 @@ impl Experiment {
         if !path.exists() {
             return Ok(self);
         }
-        let text = std::fs::read_to_string(path)?;
-        let kept: Self = serde_json::from_str(&text)
-            .with_context(|| format!("{} is no file of kept figures", path.display()))?;
+        let kept = Self::read(path)?;
         let (of, its) = (&self.of, &kept.of);
         ensure!(its == of, "{} is of {its}, this run is of {of}", path.display());
         Ok(Self { series: kept.series, ..self })
+    }
+
+    /// Reads the figures of an earlier run.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let read = serde_json::from_str(&text);
+        read.with_context(|| format!("{} is no file of kept figures", path.display()))
     }
 
     /// Writes all figures of all rounds, and their origin.
@@ -97,6 +102,24 @@ impl Experiment {
     /// Returns the machine, as it was at the start.
     pub fn host(&self) -> &Host {
         &self.host
+    }
+
+    /// Describes the origin of the figures, in a line of a page.
+    pub fn origin(&self) -> String {
+        let arguments = self.command.iter().skip(1).map(String::as_str);
+        let command: Vec<_> = ["flowstone-bench"].into_iter().chain(arguments).collect();
+        format!("{} `{}`", self.host.sentence(), command.join(" "))
+    }
+
+    /// Returns the contenders at a point, in the order of their first figures.
+    pub fn contenders(&self, point: &str) -> Vec<&str> {
+        let mut contenders = Vec::new();
+        for series in self.series.iter().filter(|series| series.point == point) {
+            if !contenders.contains(&&*series.contender) {
+                contenders.push(&*series.contender);
+            }
+        }
+        contenders
     }
 
     /// Returns all points, in the order of their first figures.

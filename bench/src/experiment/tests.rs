@@ -31,6 +31,7 @@ fn another_contender_begins_each_round_at_each_point() {
 fn figures_are_kept_by_point_and_contender_and_ratios_are_those_of_a_round() {
     let experiment = measured(|count| count);
     assert_eq!(experiment.points(), ["read", "write"]);
+    assert_eq!(experiment.contenders("read"), ["ours", "theirs"]);
     let at = |point, contender| experiment.at(point, contender);
     // Round 2 begins with "theirs".
     assert_eq!(at("read", "ours").all(IOPS), [1.0, 6.0, 9.0]);

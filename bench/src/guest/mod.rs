@@ -2,7 +2,7 @@
 //! this machine or of a FUSE server behind a simulated link.
 
 mod again;
-mod postmark;
+pub mod postmark;
 mod same_memory;
 mod speed;
 

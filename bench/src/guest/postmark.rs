@@ -61,24 +61,33 @@ pub fn postmark(
     rounds: usize,
     experiment: &mut Experiment,
 ) -> Result<String> {
-    let of = |part: u64| format!("{part} % cached");
     for _ in 0..rounds {
         for load in LOADS {
             for part in PARTS {
                 let rate = measure(args, program, load, part)?;
-                experiment.add(&load.name(), &of(part), &[(MB_PER_S, rate)]);
+                experiment.add(&load.name(), &cached(part), &[(MB_PER_S, rate)]);
             }
         }
     }
+    Ok(render(experiment))
+}
+
+/// Returns the name of a share of cached reads.
+fn cached(part: u64) -> String {
+    format!("{part} % cached")
+}
+
+/// Renders the table.
+pub fn render(experiment: &Experiment) -> String {
     let rows = LOADS.iter().map(|load| {
-        let (point, none) = (load.name(), of(PARTS[0]));
+        let (point, none) = (load.name(), cached(PARTS[0]));
         let none = experiment.at(&point, &none);
-        let ratio = |part: &u64| experiment.at(&point, &of(*part)).ratio(none, MB_PER_S);
+        let ratio = |part: &u64| experiment.at(&point, &cached(*part)).ratio(none, MB_PER_S);
         let row = [point.clone(), none.cell(MB_PER_S, 2)];
         row.into_iter().chain(PARTS[1..].iter().map(ratio)).collect()
     });
     let titles = "files, reads | none cached, MB/s | 10 % | 20 % | 50 % | 80 % of the reads cached";
-    Ok(table(titles, rows))
+    table(titles, rows)
 }
 
 impl Load {

@@ -17,6 +17,8 @@ const PEERS: [Who; 3] = [Who::Qsd, Who::QsdOneThread, Who::QsdThreads];
 const DISKS: usize = 4;
 const RATE: f64 = 20_000.0;
 const BYTES: u64 = 64 << 20;
+/// Beginning of the points' names.
+const PREFIX: &str = "cost, client ";
 const TITLES: &str = "client | server | IOPS | CPU % | CPU us/IO | to QSD (95 %) | p50 us | \
      p99 us | kicks/IO | calls/IO";
 
@@ -24,31 +26,12 @@ const TITLES: &str = "client | server | IOPS | CPU % | CPU us/IO | to QSD (95 %)
 pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String> {
     let disks = Disks { count: DISKS, bytes: BYTES, sparse: false, dir: Path::new(TMPFS) };
     let servers = Servers::start(args, &[OURS, PEERS].concat(), disks)?;
-    let mut rows = Vec::new();
     for (client, completion) in [("sleeps", Completion::Eventfd), ("polls", Completion::Poll)] {
-        let point = format!("cost, client {client}");
+        let point = format!("{PREFIX}{client}");
         interleave(args, &point, &servers, experiment, |mut load| {
             load.completion = completion;
             load.rate(RATE)
         })?;
-        let of = |server: &str| experiment.at(&point, server).median(CPU_US).unwrap_or(f64::MAX);
-        let best = PEERS.map(Who::name).into_iter().min_by(|a, b| of(a).total_cmp(&of(b)));
-        let best = best.unwrap_or_default();
-        rows.extend(servers.0.iter().map(|server| {
-            let own = experiment.at(&point, &server.name);
-            vec![
-                client.to_owned(),
-                server.name.clone(),
-                own.cell(IOPS, 0),
-                own.count(CPU_PERCENT),
-                own.cell(CPU_US, 2),
-                own.ratio(experiment.at(&point, &best), CPU_US),
-                own.cell(P50_US, 1),
-                own.cell(P99_US, 1),
-                own.cell(KICKS_PER_IO, 2),
-                own.cell(CALLS_PER_IO, 2),
-            ]
-        }));
     }
     servers.stop()?;
     Ok(format!(
@@ -61,6 +44,33 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
         args.place.client_cpu,
         args.run.rounds,
         args.runtime,
-        table(TITLES, rows),
+        render(experiment),
     ))
+}
+
+/// Renders the table.
+pub fn render(experiment: &Experiment) -> String {
+    let mut rows = Vec::new();
+    for point in experiment.points() {
+        let Some(client) = point.strip_prefix(PREFIX) else { continue };
+        let of = |server: &str| experiment.at(point, server).median(CPU_US).unwrap_or(f64::MAX);
+        let best = PEERS.map(Who::name).into_iter().min_by(|a, b| of(a).total_cmp(&of(b)));
+        let best = best.unwrap_or_default();
+        rows.extend(experiment.contenders(point).into_iter().map(|server| {
+            let own = experiment.at(point, server);
+            vec![
+                client.to_owned(),
+                server.to_owned(),
+                own.cell(IOPS, 0),
+                own.count(CPU_PERCENT),
+                own.cell(CPU_US, 2),
+                own.ratio(experiment.at(point, &best), CPU_US),
+                own.cell(P50_US, 1),
+                own.cell(P99_US, 1),
+                own.cell(KICKS_PER_IO, 2),
+                own.cell(CALLS_PER_IO, 2),
+            ]
+        }));
+    }
+    table(TITLES, rows)
 }

@@ -13,10 +13,11 @@ const DISKS: usize = 16;
 const DEPTH: u16 = 4;
 /// Total size of all disks.
 const BYTES: u64 = 1 << 30;
+/// Beginning of the points' names.
+const PREFIX: &str = "equal, ";
 
 /// Measures on both file systems.
 pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String> {
-    let mut rows = Vec::new();
     for (place, dir) in [("tmpfs", Path::new(TMPFS)), ("ext4", &args.run.dir)] {
         let disks = |count| Disks { count, bytes: BYTES / count as u64, sparse: false, dir };
         let cpus = [args.place.server_cpu];
@@ -29,14 +30,10 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
             let client = if sleeps { "sleeps" } else { "polls" };
             let completion = if sleeps { Completion::Eventfd } else { Completion::Poll };
             let what = format!("{place} {rw}, client {client}");
-            rows.push(row(args, what, rw, completion, &servers, experiment)?);
+            drive(args, &what, rw, completion, &servers, experiment)?;
         }
         servers.stop()?;
     }
-    let titles = format!(
-        "load | {DISKS} disks | one disk | ratio (95 %) | CPU us/IO | one disk's | ratio (95 %) | \
-         p99 us | one disk's"
-    );
     Ok(format!(
         "{DISKS} disks on one poller, QD{DEPTH} each, against one disk on a thread of its own, \
          QD{}; random, 4 KiB, {} MiB in all; server on CPU {}, one client thread on CPU {}, which \
@@ -48,35 +45,48 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
         args.place.client_cpu,
         args.run.rounds,
         args.runtime,
-        table(&titles, rows),
+        render(experiment),
     ))
 }
 
-fn row(
+fn drive(
     args: &PollersArgs,
-    what: String,
+    what: &str,
     rw: &str,
     completion: Completion,
     servers: &Servers,
     experiment: &mut Experiment,
-) -> Result<Vec<String>> {
-    let (one, point) = (servers.0[1].sockets()[0].clone(), format!("equal, {what}"));
+) -> Result<()> {
+    let (one, point) = (servers.0[1].sockets()[0].clone(), format!("{PREFIX}{what}"));
     interleave(args, &point, servers, experiment, |load| {
         let depth = if load.client.socket == one { DISKS as u16 * DEPTH } else { DEPTH };
         let mut load = load.workload(rw).iodepth(depth);
         load.completion = completion;
         load
-    })?;
-    let [all, single] = [0, 1].map(|at| experiment.at(&point, &servers.0[at].name));
-    Ok(vec![
-        what,
-        all.cell(IOPS, 0),
-        single.cell(IOPS, 0),
-        all.ratio(single, IOPS),
-        all.cell(CPU_US, 2),
-        single.cell(CPU_US, 2),
-        all.ratio(single, CPU_US),
-        all.cell(P99_US, 0),
-        single.cell(P99_US, 0),
-    ])
+    })
+}
+
+/// Renders the table.
+pub fn render(experiment: &Experiment) -> String {
+    let row = |point| {
+        let what = str::strip_prefix(point, PREFIX)?;
+        let &[all, single] = experiment.contenders(point).as_slice() else { return None };
+        let [all, single] = [all, single].map(|server| experiment.at(point, server));
+        Some(vec![
+            what.to_owned(),
+            all.cell(IOPS, 0),
+            single.cell(IOPS, 0),
+            all.ratio(single, IOPS),
+            all.cell(CPU_US, 2),
+            single.cell(CPU_US, 2),
+            all.ratio(single, CPU_US),
+            all.cell(P99_US, 0),
+            single.cell(P99_US, 0),
+        ])
+    };
+    let titles = format!(
+        "load | {DISKS} disks | one disk | ratio (95 %) | CPU us/IO | one disk's | ratio (95 %) | \
+         p99 us | one disk's"
+    );
+    table(&titles, experiment.points().into_iter().filter_map(row))
 }

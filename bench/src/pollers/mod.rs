@@ -6,9 +6,9 @@
 
 mod budget;
 mod connected;
-mod cost;
-mod equal;
-mod forms;
+pub mod cost;
+pub mod equal;
+pub mod forms;
 mod moves;
 mod server;
 mod share;

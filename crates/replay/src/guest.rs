@@ -49,6 +49,20 @@ impl Asked {
         }
     }
 
+    /// Returns the counts of this guest and another one.
+    pub fn and(&self, other: &Self) -> Self {
+        Self {
+            requests: self.requests + other.requests,
+            written: self.written + other.written,
+            reads: self.reads + other.reads,
+            writes: self.writes + other.writes,
+            flushes: self.flushes + other.flushes,
+            discards: self.discards + other.discards,
+            in_sequence: self.in_sequence + other.in_sequence,
+            end: 0,
+        }
+    }
+
     /// Returns the counts since `before`.
     pub fn since(&self, before: &Self) -> Self {
         Self {
@@ -87,7 +101,9 @@ pub struct Guest {
     on_their_way: Vec<Option<AlignedBuf>>,
     load: Peekable<Box<dyn Iterator<Item = Event>>>,
     pace: Pace,
-    /// Number of requests at which it stops, until that is changed.
+    /// Requests of this load so far.
+    of_load: u64,
+    /// Number of them at which it stops, until that is changed.
     stops_at: u64,
     /// Size of the disk in sectors.
     capacity: u64,
@@ -111,6 +127,7 @@ impl Guest {
             on_their_way: (0..slots).map(|_| None).collect(),
             load: nothing.peekable(),
             pace: Pace::Depth(slots),
+            of_load: 0,
             stops_at: u64::MAX,
             capacity,
             asked: Asked::default(),
@@ -122,10 +139,10 @@ impl Guest {
 
     /// Sets the next load, which follows the requests in flight.
     pub fn set_load(&mut self, load: Box<dyn Iterator<Item = Event>>, pace: Pace) {
-        (self.load, self.pace) = (load.peekable(), pace);
+        (self.load, self.pace, self.of_load) = (load.peekable(), pace, 0);
     }
 
-    /// Sets the number of requests at which it stops, counted from the beginning.
+    /// Sets the number of requests of the load at which it stops.
     pub fn stop_at(&mut self, requests: u64) {
         self.stops_at = requests;
     }
@@ -134,12 +151,14 @@ impl Guest {
         self.asked
     }
 
-    /// Stops if a request has failed. Returns the error.
-    pub fn give_up_if_failed(&mut self) -> Option<&str> {
-        if self.failure.is_some() {
-            self.stops_at = 0;
-        }
-        self.failure.as_deref()
+    /// Returns the number of requests of the load so far.
+    pub fn of_load(&self) -> u64 {
+        self.of_load
+    }
+
+    /// Returns the error of a request that has failed.
+    pub fn failure(&self) -> Option<String> {
+        self.failure.clone()
     }
 
     /// Returns whether no request is in flight.
@@ -147,9 +166,9 @@ impl Guest {
         self.free.len() == self.on_their_way.len()
     }
 
-    /// Returns whether no request is in flight and the load is at its end.
-    pub fn is_done(&mut self) -> bool {
-        self.is_idle() && self.load.peek().is_none()
+    /// Returns whether it is where it stops, or the load is at its end and no request in flight.
+    pub fn has_stopped(&mut self) -> bool {
+        self.of_load >= self.stops_at || (self.is_idle() && self.load.peek().is_none())
     }
 
     /// Submits and reaps as far as possible at this time. Returns whether there was anything to do.
@@ -175,7 +194,7 @@ impl Guest {
     /// Returns the time of the trace's next request, if there is room for it.
     fn next_due(&mut self) -> Option<Instant> {
         let Pace::Trace { start, .. } = self.pace else { return None };
-        let may = !self.free.is_empty() && self.asked.requests < self.stops_at;
+        let may = !self.free.is_empty() && self.of_load < self.stops_at;
         let next = self.load.peek().filter(|_| may)?;
         Some(start + next.at.unwrap_or(Duration::ZERO))
     }
@@ -184,7 +203,7 @@ impl Guest {
         let mut has_submitted = false;
         let (Pace::Depth(depth) | Pace::Trace { depth, .. }) = self.pace;
         let idle = self.on_their_way.len() - depth;
-        while self.free.len() > idle && self.asked.requests < self.stops_at {
+        while self.free.len() > idle && self.of_load < self.stops_at {
             if self.next_due().is_some_and(|at| at > now) {
                 break;
             }
@@ -197,6 +216,7 @@ impl Guest {
     fn submit_one(&mut self, event: &Event) -> bool {
         let Some(op) = self.op_of(event) else { return false };
         self.asked.count(op);
+        self.of_load += 1;
         let mut slot = self.free.pop().expect("there is room");
         slot.request.reset();
         slot.request.op = op;

@@ -1,6 +1,6 @@
-//! The medium of a replay: an image on a model, or on a file or a device of this host.
+//! The medium of a replay: images on a model, or one on a file or a device of this host.
 
-use std::cell::RefMut;
+use std::cell::RefCell;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
@@ -8,18 +8,18 @@ use flowstone_block::Class;
 use flowstone_cache::CacheCount;
 use flowstone_ssd::Tally;
 
-use crate::guest::Guest;
+use crate::guest::{Asked, Guest};
 
 /// Requests between two progress reports.
 const TOLD_EVERY: u64 = 1 << 14;
 
-/// Counts of the activity below the guest.
+/// Counts of the activity below the guests.
 pub struct Counted {
     /// The time of the counts.
     pub at: Instant,
-    /// Bytes written to the image's file, if known.
+    /// Bytes written to the images' files, if known.
     pub host_bytes: Option<u64>,
-    /// Calls that punched holes into the file.
+    /// Calls that punched holes into the files.
     pub punches: u64,
     /// Activity of a modelled drive.
     pub drive: Option<Tally>,
@@ -27,10 +27,10 @@ pub struct Counted {
     pub hits: Option<[CacheCount; Class::ALL.len()]>,
 }
 
-/// An image with its guest, ready to run.
+/// Images with their guests, ready to run.
 pub trait Medium {
-    /// Returns the guest.
-    fn guest(&self) -> RefMut<'_, Guest>;
+    /// Returns the guests, one for each image.
+    fn guests(&self) -> &[RefCell<Guest>];
 
     /// Returns the time on the medium's clock.
     fn now(&self) -> Instant;
@@ -49,29 +49,42 @@ pub trait Medium {
         None
     }
 
-    /// Runs until this many requests have been submitted, or the load is at its end. Reports
-    /// progress at intervals.
+    /// Returns the counts of all guests together.
+    fn asked(&self) -> Asked {
+        let of_each = self.guests().iter().map(|guest| guest.borrow().asked());
+        of_each.reduce(|sum, one| sum.and(&one)).unwrap_or_default()
+    }
+
+    /// Runs until each guest has submitted this many requests of its load, or is at the end of it.
+    /// Reports progress, the requests of all, at intervals.
     ///
     /// # Errors
     /// If a request fails.
     fn run(&mut self, until: u64, progress: &mut dyn FnMut(u64)) -> Result<()> {
         let mut told = 0;
-        self.guest().stop_at(until);
-        loop {
-            let mut guest = self.guest();
-            let done = guest.asked().requests;
-            // Requests in flight complete first: dropping a queue waits for them.
-            let failure = guest.give_up_if_failed().map(ToOwned::to_owned);
-            match failure {
-                Some(why) if guest.is_idle() => bail!("a request failed: {why}"),
-                None if done >= until || guest.is_done() => return Ok(()),
-                _ => drop(guest),
-            }
+        self.guests().iter().for_each(|guest| guest.borrow_mut().stop_at(until));
+        while !have_stopped(self.guests())? {
+            let done = self.guests().iter().map(|guest| guest.borrow().of_load()).sum::<u64>();
             if done / TOLD_EVERY != told {
                 told = done / TOLD_EVERY;
                 progress(done);
             }
             self.turn()?;
         }
+        Ok(())
     }
+}
+
+/// Returns whether all guests have stopped. If a request has failed, all are stopped, and that is
+/// the error.
+fn have_stopped(guests: &[RefCell<Guest>]) -> Result<bool> {
+    let Some(why) = guests.iter().find_map(|guest| guest.borrow().failure()) else {
+        return Ok(guests.iter().all(|guest| guest.borrow_mut().has_stopped()));
+    };
+    guests.iter().for_each(|guest| guest.borrow_mut().stop_at(0));
+    // Requests in flight complete first: dropping a queue waits for them.
+    if guests.iter().all(|guest| guest.borrow().is_idle()) {
+        bail!("a request failed: {why}");
+    }
+    Ok(false)
 }

@@ -1,13 +1,17 @@
-//! An image on a modelled drive, and the schedule of the guest, the image's upkeep and the drive on
+//! Images on a modelled drive, and the schedule of the guests, the images' upkeep and the drive on
 //! one thread.
+//!
+//! Guests have a step in turn. The images' upkeep has turns, too, one image at a time: while it
+//! waits for the drive, all guests go on.
 
-use std::cell::{RefCell, RefMut};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, anyhow, bail, ensure};
-use flowstone_block::{NextLook, SECTOR_BYTES, TimeSource as _, format_size};
+use flowstone_block::{Class, NextLook, SECTOR_BYTES, TimeSource as _, format_size};
+use flowstone_cache::CacheCount;
 use flowstone_image::{CreateOptions, Upkeep, create_in, open_stepped};
 use flowstone_memory::reading::Reader;
 use flowstone_ssd::{ModelTime, Ssd, SsdFile, SsdOptions, beside, in_charge};
@@ -20,18 +24,25 @@ use crate::stack::Stack;
 /// Name of the image in messages.
 pub const NAME: &str = "the image";
 
-/// An image on a modelled drive.
+/// Images on a modelled drive.
 pub struct Model {
-    // Its queue is dropped first.
-    guest: Rc<RefCell<Guest>>,
-    upkeep: Box<dyn Upkeep>,
-    stack: Stack,
+    // Their queues are dropped first.
+    guests: Rc<[RefCell<Guest>]>,
+    disks: Vec<Disk>,
+    /// The disk that is asked first whether upkeep is due.
+    next_disk: usize,
     ssd: Ssd,
 }
 
+/// An image, and its upkeep.
+struct Disk {
+    upkeep: Box<dyn Upkeep>,
+    stack: Stack,
+}
+
 impl Model {
-    /// Makes an image of a disk of this size on a new drive, whose file may take all of it, and a
-    /// guest with at most `slots` requests in flight.
+    /// Makes images of disks of this size on a new drive, whose files, one behind the other, may
+    /// take all of it, and guests with at most `slots` requests in flight each.
     pub fn new(
         options: &ReplayOptions,
         create: &CreateOptions,
@@ -40,42 +51,58 @@ impl Model {
         slots: usize,
     ) -> Result<Self> {
         let SsdOptions { unit_bytes: unit, offset_bytes: offset, .. } = options.ssd;
-        let drive_bytes = file_bytes + offset.next_multiple_of(unit);
+        let drive_bytes = file_bytes * options.images as u64 + offset.next_multiple_of(unit);
         if let Some(reading) = Reader::of_this_process().read() {
             check_memory(drive_bytes, &options.ssd, reading.available)?;
         }
         let ssd = Ssd::new(drive_bytes, options.ssd).map_err(|why| anyhow!(why))?;
-        let file = ssd.file(file_bytes).map_err(|why| anyhow!(why))?;
-        create_in(NAME, &file, options.format, disk_bytes, create)?;
-        Self::open(options, ssd, file, disk_bytes, slots)
+        let make = |_| -> Result<_> {
+            let file = ssd.file(file_bytes).map_err(|why| anyhow!(why))?;
+            create_in(NAME, &file, options.format, disk_bytes, create)?;
+            Ok(file)
+        };
+        let files = (0..options.images).map(make).collect::<Result<_>>()?;
+        Self::open(options, ssd, files, disk_bytes, slots)
     }
 
-    /// The same with an existing image in a file of the drive.
+    /// The same with existing images in files of the drive.
     pub fn open(
         options: &ReplayOptions,
         ssd: Ssd,
-        file: SsdFile,
+        files: Vec<SsdFile>,
         disk_bytes: u64,
         slots: usize,
     ) -> Result<Self> {
-        let file = Box::new(file);
-        let (image, upkeep) = open_stepped(NAME, file, options.format, &options.image)?;
-        let stack = Stack::new(image, options.cache, options.seed, ssd.time().now())?;
-        let (channel, _) = stack.queue(slots)?;
-        let guest = Guest::new(channel, disk_bytes / SECTOR_BYTES, slots);
-        Ok(Self { guest: Rc::new(RefCell::new(guest)), upkeep, stack, ssd })
+        let (mut guests, mut disks) = (Vec::new(), Vec::new());
+        for (number, file) in files.into_iter().enumerate() {
+            let file = Box::new(file);
+            let (image, upkeep) = open_stepped(NAME, file, options.format, &options.image)?;
+            let seed = options.seed_of(number);
+            let stack = Stack::new(image, options.cache, seed, ssd.time().now())?;
+            let (channel, _) = stack.queue(slots)?;
+            guests.push(RefCell::new(Guest::new(channel, disk_bytes / SECTOR_BYTES, slots)));
+            disks.push(Disk { upkeep, stack });
+        }
+        Ok(Self { guests: guests.into(), disks, next_disk: 0, ssd })
     }
 
-    /// Returns the image.
+    /// Returns the number of a disk whose upkeep is due.
+    fn due(&self) -> Option<usize> {
+        let count = self.disks.len();
+        let mut in_turn = (0..count).map(|at| (self.next_disk + at) % count);
+        in_turn.find(|at| self.disks[*at].upkeep.is_due())
+    }
+
+    /// Returns the images.
     #[cfg(test)]
-    pub fn image(&self) -> Arc<dyn flowstone_image::Image> {
-        Arc::clone(self.stack.image())
+    pub fn images(&self) -> Vec<Arc<dyn flowstone_image::Image>> {
+        self.disks.iter().map(|disk| Arc::clone(disk.stack.image())).collect()
     }
 }
 
 impl Medium for Model {
-    fn guest(&self) -> RefMut<'_, Guest> {
-        self.guest.borrow_mut()
+    fn guests(&self) -> &[RefCell<Guest>] {
+        &self.guests
     }
 
     fn now(&self) -> Instant {
@@ -84,19 +111,21 @@ impl Medium for Model {
 
     fn turn(&mut self) -> Result<()> {
         let time = self.ssd.time();
-        self.stack.tell_time(time.now());
-        if self.upkeep.is_due() {
-            let (guest, time) = (Rc::clone(&self.guest), Arc::clone(time));
+        self.disks.iter_mut().for_each(|disk| disk.stack.tell_time(time.now()));
+        if let Some(due) = self.due() {
+            self.next_disk = due + 1;
+            let (guests, time) = (Rc::clone(&self.guests), Arc::clone(time));
+            let upkeep = &mut self.disks[due].upkeep;
             beside(
-                move |until| go_on(&mut guest.borrow_mut(), &time, until),
+                move |until| go_on(&guests, &time, until),
                 || {
-                    self.upkeep.turn();
+                    upkeep.turn();
                 },
             );
             return Ok(());
         }
-        let next = self.upkeep.next();
-        if in_charge(|| step(&mut self.guest.borrow_mut(), time, next)) || self.upkeep.is_due() {
+        let next = self.disks.iter().filter_map(|disk| disk.upkeep.next()).min();
+        if in_charge(|| step(&self.guests, time, next)) || self.due().is_some() {
             return Ok(());
         }
         if let Some(next) = next {
@@ -113,7 +142,7 @@ impl Medium for Model {
             host_bytes: Some(tally.host_bytes),
             punches: tally.punches,
             drive: Some(tally),
-            hits: self.stack.hits(),
+            hits: hits(&self.disks),
         }
     }
 
@@ -122,13 +151,29 @@ impl Medium for Model {
     }
 }
 
-/// Lets the guest make one step, or advances the time to its next step, if that is not after
+/// Returns the sums of all caches.
+fn hits(disks: &[Disk]) -> Option<[CacheCount; Class::ALL.len()]> {
+    let of_each = disks.iter().map(|disk| disk.stack.hits());
+    let and = |sum: CacheCount, one: CacheCount| CacheCount {
+        hits: sum.hits + one.hits,
+        misses: sum.misses + one.misses,
+    };
+    let sums = |sum: [CacheCount; _], one: [CacheCount; _]| {
+        std::array::from_fn(|class| and(sum[class], one[class]))
+    };
+    of_each.reduce(|sum, one| sum.zip(one).map(|(sum, one)| sums(sum, one))).flatten()
+}
+
+/// Lets each guest make one step, or advances the time to their next step, if that is not after
 /// `until`. Returns whether either was possible.
-fn step(guest: &mut Guest, time: &ModelTime, until: Option<Instant>) -> bool {
-    if guest.turn(time.now()) {
+fn step(guests: &[RefCell<Guest>], time: &ModelTime, until: Option<Instant>) -> bool {
+    let now = time.now();
+    let turns = guests.iter().filter(|guest| guest.borrow_mut().turn(now));
+    if turns.count() > 0 {
         return true;
     }
-    match guest.next_look() {
+    let looks = guests.iter().map(|guest| guest.borrow_mut().next_look());
+    match looks.fold(NextLook::OnWake, NextLook::min) {
         NextLook::Now => true,
         NextLook::At(at) if until.is_none_or(|until| at <= until) => {
             time.advance(at);
@@ -138,10 +183,10 @@ fn step(guest: &mut Guest, time: &ModelTime, until: Option<Instant>) -> bool {
     }
 }
 
-/// Runs the guest until `until`, or, without a time, for one step.
-fn go_on(guest: &mut Guest, time: &ModelTime, until: Option<Instant>) -> bool {
-    let Some(until) = until else { return step(guest, time, None) };
-    while step(guest, time, Some(until)) {}
+/// Runs the guests until `until`, or, without a time, for one step.
+fn go_on(guests: &[RefCell<Guest>], time: &ModelTime, until: Option<Instant>) -> bool {
+    let Some(until) = until else { return step(guests, time, None) };
+    while step(guests, time, Some(until)) {}
     time.advance(until);
     true
 }

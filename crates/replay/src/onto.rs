@@ -1,6 +1,6 @@
 //! An image on a file or a device of this host, accessed through the daemon's I/O engines.
 
-use std::cell::{RefCell, RefMut};
+use std::cell::RefCell;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
@@ -25,7 +25,7 @@ const LOOKED_AT_BYTES: u64 = 1 << 20;
 /// An image on a file or a device of this host.
 pub struct Host {
     // Its queue is dropped first.
-    guest: RefCell<Guest>,
+    guest: [RefCell<Guest>; 1],
     stack: Stack,
     reactor: Reactor,
 }
@@ -43,14 +43,14 @@ impl Host {
         let image = open(&onto.path, options.format, options.image.clone())?;
         let stack = Stack::new(image, options.cache, options.seed, Instant::now())?;
         let (channel, context) = stack.queue(slots)?;
-        let guest = RefCell::new(Guest::new(channel, disk_bytes / SECTOR_BYTES, slots));
+        let guest = [RefCell::new(Guest::new(channel, disk_bytes / SECTOR_BYTES, slots))];
         Ok(Self { guest, stack, reactor: context.reactor })
     }
 }
 
 impl Medium for Host {
-    fn guest(&self) -> RefMut<'_, Guest> {
-        self.guest.borrow_mut()
+    fn guests(&self) -> &[RefCell<Guest>] {
+        &self.guest
     }
 
     fn now(&self) -> Instant {
@@ -60,7 +60,7 @@ impl Medium for Host {
     fn turn(&mut self) -> Result<()> {
         let now = Instant::now();
         self.stack.tell_time(now);
-        let mut guest = self.guest.borrow_mut();
+        let mut guest = self.guest[0].borrow_mut();
         if !guest.turn(now) {
             self.reactor.sleep(|| guest.next_look());
         }

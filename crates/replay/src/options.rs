@@ -52,9 +52,12 @@ pub struct Onto {
 pub struct ReplayOptions {
     /// The guest's load.
     pub load: Load,
+    /// Number of guests on one model, each with this load, from the seed and its number, on an
+    /// image of its own.
+    pub images: usize,
     /// Bytes of the guest's disk; by default the size in the trace, at least its end.
     pub size: Option<u64>,
-    /// The guest's disk as a fraction of the drive.
+    /// The guests' disks as a fraction of the drive.
     pub fill: f64,
     /// Format of the image.
     pub format: Format,
@@ -87,6 +90,7 @@ impl ReplayOptions {
         let file = flowstone_fileio::OpenOptions::new(flowstone_fileio::Access::Write);
         Self {
             load,
+            images: 1,
             size: None,
             fill: 0.8,
             format,
@@ -101,5 +105,10 @@ impl ReplayOptions {
             passes: 1,
             seed: 1,
         }
+    }
+
+    /// Returns the seed of the guest with this number.
+    pub(crate) const fn seed_of(&self, number: usize) -> u64 {
+        self.seed.wrapping_add(number as u64)
     }
 }

@@ -1,4 +1,4 @@
-//! The plan of a replay: its loads and their parts. It is made, and invalid options are refused,
+//! The plan of a guest: its loads and their parts. It is made, and invalid options are refused,
 //! before anything is created.
 
 use std::ops::Range;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use flowstone_trace::{Event, Kind, Trace};
 
 use crate::guest::requests_of;
-use crate::load::{BLOCK_BYTES, Generator, Writes};
+use crate::load::{BLOCK_BYTES, Writes};
 use crate::options::{Load, ReplayOptions, Timing};
 
 /// Bytes of a write that fills the disk.
@@ -20,9 +20,10 @@ const MEASURED_TURNS: u64 = 4;
 /// Longest trace; a longer one does not count in microseconds.
 const TIME_MAX: Duration = Duration::from_secs(100 * 366 * 86_400);
 
-type Events = Box<dyn Iterator<Item = Event>>;
+/// Requests in order.
+pub type Events = Box<dyn Iterator<Item = Event>>;
 
-/// The plan of a replay.
+/// The plan of a guest.
 pub struct Plan {
     /// Writes of the disk's initial content.
     pub held: Events,
@@ -37,10 +38,12 @@ pub struct Plan {
 }
 
 impl Plan {
-    pub fn of(options: &ReplayOptions, disk_bytes: u64) -> Result<Self> {
+    /// Makes the plan of the guest with this number.
+    pub fn of(options: &ReplayOptions, disk_bytes: u64, number: usize) -> Result<Self> {
         match &options.load {
             Load::Generated(generator, ops) => {
-                Self::generated(options, *generator, *ops, disk_bytes)
+                let writes = |blocks| Writes::new(*generator, blocks, options.seed_of(number));
+                Self::generated(options, writes, *ops, disk_bytes)
             }
             Load::Trace(trace) => Self::of_trace(options, trace),
         }
@@ -48,7 +51,7 @@ impl Plan {
 
     fn generated(
         options: &ReplayOptions,
-        generator: Generator,
+        writes: impl FnOnce(u32) -> Writes,
         ops: Option<u64>,
         disk_bytes: u64,
     ) -> Result<Self> {
@@ -58,7 +61,7 @@ impl Plan {
         let requests = requests.context("--warmup and --ops are too many")?;
         let blocks = u32::try_from(blocks).context("the disk is too large")?;
         ensure!(options.timing == Timing::Asap, "a made load has no times; leave --timing out");
-        let writes = Writes::new(generator, blocks, options.seed).take(requests as usize);
+        let writes = writes(blocks).take(requests as usize);
         let held = Box::new(fill(0..disk_bytes));
         Ok(Self { held, load: Box::new(writes), requests, warmup, phases: Vec::new() })
     }

@@ -103,7 +103,7 @@ pub struct Report {
     pub hits: Option<Hits>,
     /// Format of the image.
     pub format: String,
-    /// Size of the guest's disk in bytes.
+    /// Size of the guests' disks in bytes, together.
     pub disk_bytes: u64,
     /// Size of the drive as the host sees it, in bytes.
     pub drive_bytes: Option<u64>,

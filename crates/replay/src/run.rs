@@ -1,4 +1,4 @@
-//! A complete replay: the drive, the image on it, the load.
+//! A complete replay: the drive, the images on it, the load.
 
 use std::ops::RangeInclusive;
 
@@ -12,7 +12,7 @@ use crate::medium::{Counted, Medium};
 use crate::model::{Model, NAME};
 use crate::onto::Host;
 use crate::options::{Load, ReplayOptions, Timing};
-use crate::plan::Plan;
+use crate::plan::{Events, Plan};
 use crate::report::{Figures, Hits, PhaseFigures, Report};
 
 /// Most requests in flight when the trace determines the times.
@@ -21,6 +21,8 @@ const DEPTH_MAX: usize = 1024;
 const DISK_BYTES_MAX: u64 = 8 << 40;
 /// Requests in flight while the disk is filled.
 const FILL_DEPTH: usize = 32;
+/// Most images on a drive.
+const IMAGES_MAX: usize = 256;
 /// Reserves that a log image may have, in percent.
 const RESERVES: RangeInclusive<u32> = 3..=74;
 
@@ -36,16 +38,20 @@ pub fn replay(options: &ReplayOptions, progress: Progress<'_>) -> Result<Report>
     let depths = 1..=DEPTH_MAX;
     ensure!(depths.contains(&options.iodepth), "--iodepth is 1 to {DEPTH_MAX}");
     ensure!(options.passes > 0, "--passes is at least 1");
+    ensure!((1..=IMAGES_MAX).contains(&options.images), "--images is 1 to {IMAGES_MAX}");
+    ensure!(options.images == 1 || options.onto.is_none(), "--onto makes one image");
     let disk_bytes = disk_bytes(options)?;
-    let plan = Plan::of(options, disk_bytes)?;
+    let plans = (0..options.images).map(|number| Plan::of(options, disk_bytes, number));
+    let plans = plans.collect::<Result<_>>()?;
     let mut scene = Scene::set(options, disk_bytes)?;
-    let begins = scene.run(options, plan, progress)?;
+    let begins = scene.run(options, plans, progress)?;
     Ok(scene.report(options, &begins))
 }
 
-/// The image with its guest.
+/// The images with their guests.
 struct Scene {
     medium: Box<dyn Medium>,
+    /// Bytes of all disks together.
     disk_bytes: u64,
     drive_bytes: Option<u64>,
     log: Option<LogOptions>,
@@ -84,30 +90,44 @@ impl Scene {
                 };
                 let create = CreateOptions { log, ..options.create.clone() };
                 let model = Model::new(options, &create, disk_bytes, file_bytes, slots)?;
-                (Box::new(model), Some(file_bytes + options.ssd.offset_bytes), log)
+                let files_bytes = file_bytes * options.images as u64;
+                (Box::new(model), Some(files_bytes + options.ssd.offset_bytes), log)
             }
         };
         let log = (options.format == Format::Log).then_some(log);
+        let disk_bytes = disk_bytes * options.images as u64;
         Ok(Self { medium, disk_bytes, drive_bytes, log })
     }
 
     fn run(
         &mut self,
         options: &ReplayOptions,
-        plan: Plan,
+        plans: Vec<Plan>,
         progress: Progress<'_>,
     ) -> Result<Begins> {
-        self.medium.guest().set_load(plan.held, Pace::Depth(FILL_DEPTH));
+        // They differ in the loads alone.
+        let Plan { requests, warmup, .. } = plans[0];
+        let phases = plans[0].phases.clone();
+        let (held, loads): (Vec<_>, Vec<_>) =
+            plans.into_iter().map(|plan| (plan.held, plan.load)).unzip();
+        self.set_loads(held, Pace::Depth(FILL_DEPTH));
         self.medium.run(u64::MAX, &mut |_| ())?;
         let pace = match options.timing {
             Timing::Asap => Pace::Depth(options.iodepth),
             Timing::Trace => Pace::Trace { start: self.medium.now(), depth: DEPTH_MAX },
         };
-        self.medium.guest().set_load(plan.load, pace);
-        self.measure(plan.warmup, plan.requests, plan.phases, progress)
+        self.set_loads(loads, pace);
+        self.measure(warmup, requests, phases, progress)
     }
 
-    /// Runs the load to its end; requests before `warmup` are not measured.
+    fn set_loads(&mut self, loads: Vec<Events>, pace: Pace) {
+        for (guest, load) in self.medium.guests().iter().zip(loads) {
+            guest.borrow_mut().set_load(load, pace);
+        }
+    }
+
+    /// Runs the loads, of `all` requests each, to their ends; requests before `warmup` are not
+    /// measured.
     fn measure(
         &mut self,
         warmup: u64,
@@ -115,28 +135,24 @@ impl Scene {
         phases: Vec<(String, u64)>,
         progress: Progress<'_>,
     ) -> Result<Begins> {
-        let first = self.asked().requests;
-        let mut progress = |done: u64| progress(done - first, all);
-        self.medium.run(first.saturating_add(warmup), &mut progress)?;
+        let all = all * self.medium.guests().len() as u64;
+        let mut progress = |done: u64| progress(done, all);
+        self.medium.run(warmup, &mut progress)?;
         let mut begins = Begins { all: self.moment(), phases: Vec::new() };
         for (name, at) in phases {
             // A phase that begins before the measured part is not measured either.
             if at >= warmup {
-                self.medium.run(first + at, &mut progress)?;
+                self.medium.run(at, &mut progress)?;
                 begins.phases.push((name, self.moment()));
             }
         }
         self.medium.run(u64::MAX, &mut progress)?;
-        progress(first + all);
+        progress(all);
         Ok(begins)
     }
 
     fn moment(&self) -> Moment {
-        Moment { asked: self.asked(), counted: self.medium.count() }
-    }
-
-    fn asked(&self) -> Asked {
-        self.medium.guest().asked()
+        Moment { asked: self.medium.asked(), counted: self.medium.count() }
     }
 
     fn report(&self, options: &ReplayOptions, begins: &Begins) -> Report {

@@ -30,6 +30,11 @@ pub struct Replay {
     /// Size of the guest's disk, e.g. 4G [default: as recorded in the trace, but at least its end]
     #[arg(long, value_parser = parse_size)]
     pub size: Option<u64>,
+    /// Number of guests on one drive, for a host that keeps several: each has a disk of --size on
+    /// an image of its own, and the same trace, or the generated load from a seed of its own
+    /// (--seed plus its number, from 0)
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "onto")]
+    pub images: usize,
     /// Size of the disk as a share of the capacity that the host sees of the drive. The image's
     /// file may take all of that capacity: a raw image leaves the rest trimmed, a log image uses it
     /// as its reserve

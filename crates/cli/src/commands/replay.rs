@@ -30,7 +30,7 @@ pub fn run(args: &Replay, opener: FileOpener) -> Result<ExitCode> {
     if args.json {
         print_json(&report);
     } else {
-        print(&report);
+        print(&report, args.images);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -57,6 +57,7 @@ fn options(args: &Replay, opener: FileOpener) -> Result<ReplayOptions> {
     let storage = args.storage()?;
     Ok(ReplayOptions {
         load,
+        images: args.images,
         size: args.size,
         fill: args.fill,
         format: args.format,
@@ -98,10 +99,15 @@ fn cache_options(storage: &StorageArgs) -> Result<Option<CacheOptions>> {
     }))
 }
 
-fn print(report: &Report) {
+fn print(report: &Report, images: usize) {
     let number = |number: Option<f64>| number.map_or_else(|| "?".into(), |it| format!("{it:.0}"));
+    let (size, format) = (format_size(report.disk_bytes), &report.format);
+    let disk = match images {
+        1 => format!("{size}, {format} image"),
+        _ => format!("{size}, {images} {format} images"),
+    };
     let mut rows = vec![
-        ("disk", format!("{}, {} image", format_size(report.disk_bytes), report.format)),
+        ("disk", disk),
         ("requests", report.figures.requests.to_string()),
         (
             "",

@@ -1,8 +1,10 @@
 //! Contents of images after a replay.
 
+use std::sync::Arc;
+
 use flowstone_block::{BlockingDisk, Sector};
 use flowstone_fileio::FileIo as _;
-use flowstone_image::create_in;
+use flowstone_image::{Image, create_in};
 use flowstone_ssd::{Ssd, SsdOptions};
 use flowstone_trace::{Event, Kind, Trace};
 
@@ -27,37 +29,45 @@ fn some_trace(seed: u64) -> Trace {
     Trace { events: (0..4000).map(|_| event()).collect(), ..Trace::default() }
 }
 
-fn contents(format: Format, trace: &Trace) -> Vec<u8> {
-    let options = ReplayOptions {
+fn options(format: Format, load: Load) -> ReplayOptions {
+    ReplayOptions {
         size: Some(DISK),
         ssd: "op=28%,block=128K".parse().unwrap(),
         // Overlapping requests are unordered if they are in flight together.
         iodepth: 1,
-        ..ReplayOptions::new(Load::Trace(trace.clone()), format)
-    };
+        ..ReplayOptions::new(load, format)
+    }
+}
+
+/// Returns the content of each disk after a replay.
+fn contents(options: &ReplayOptions) -> Vec<Vec<u8>> {
     let log = LogOptions::default();
     let create = CreateOptions { log, ..CreateOptions::default() };
-    let model = Model::new(&options, &create, DISK, 4 * DISK, FILL_DEPTH).unwrap();
-    let image = model.image();
+    let model = Model::new(options, &create, DISK, 4 * DISK, FILL_DEPTH).unwrap();
+    let images = model.images();
     let medium = Box::new(model);
     let mut scene = Scene { medium, disk_bytes: DISK, drive_bytes: None, log: None };
-    let plan = Plan::of(&options, DISK).unwrap();
-    scene.run(&options, plan, &mut |_, _| ()).unwrap();
-    let mut bytes = vec![0xaa; DISK as usize];
-    let mut disk = BlockingDisk::new(&*image).unwrap();
-    for (at, part) in bytes.chunks_mut(64 << 10).enumerate() {
-        disk.read(Sector::new(at as u64 * 128), part).unwrap();
-    }
-    bytes
+    let plans = (0..options.images).map(|number| Plan::of(options, DISK, number).unwrap());
+    scene.run(options, plans.collect(), &mut |_, _| ()).unwrap();
+    let content = |image: Arc<dyn Image>| {
+        let mut bytes = vec![0xaa; DISK as usize];
+        let mut disk = BlockingDisk::new(&*image).unwrap();
+        for (at, part) in bytes.chunks_mut(64 << 10).enumerate() {
+            disk.read(Sector::new(at as u64 * 128), part).unwrap();
+        }
+        bytes
+    };
+    images.into_iter().map(content).collect()
 }
 
 #[test]
 fn all_formats_hold_the_same_after_a_trace() {
     for seed in 0..4 {
         let trace = some_trace(seed);
-        let raw = contents(Format::Raw, &trace);
+        let of = |format| contents(&options(format, Load::Trace(trace.clone()))).remove(0);
+        let raw = of(Format::Raw);
         for format in [Format::Qcow2, Format::Log] {
-            let other = contents(format, &trace);
+            let other = of(format);
             let differ = (0..DISK as usize).find(|at| raw[*at] != other[*at]);
             assert_eq!(
                 differ, None,
@@ -65,6 +75,50 @@ fn all_formats_hold_the_same_after_a_trace() {
             );
         }
         assert!(raw.iter().any(|byte| *byte != 0));
+    }
+}
+
+/// Files of one drive do not overlap, and guests do not mix up their seeds.
+#[test]
+fn images_side_by_side_hold_what_each_would_hold_alone() {
+    for format in Format::ALL {
+        let of = |images, seed| {
+            let load = Load::Generated("zipf:0.99".parse().unwrap(), Some(3000));
+            let warmup = Some(3000);
+            contents(&ReplayOptions { images, seed, warmup, ..options(format, load) })
+        };
+        let beside = of(3, 7);
+        for (number, content) in beside.iter().enumerate() {
+            let alone = of(1, 7 + number as u64).remove(0);
+            assert!(*content == alone, "{format}: disk {number} differs");
+        }
+        assert!(beside[0] != beside[1], "{format}: the guests have the same load");
+    }
+}
+
+/// Otherwise the last guest would be measured alone.
+#[test]
+fn guests_come_to_their_ends_together() {
+    const OPS: u64 = 30_000;
+    for format in Format::ALL {
+        let load = Load::Generated("uniform".parse().unwrap(), Some(OPS));
+        let (images, iodepth) = (3, 32);
+        let options = ReplayOptions { images, iodepth, warmup: Some(0), ..options(format, load) };
+        let mut model =
+            Model::new(&options, &CreateOptions::default(), DISK, 4 * DISK, iodepth).unwrap();
+        for (number, guest) in model.guests().iter().enumerate() {
+            let plan = Plan::of(&options, DISK, number).unwrap();
+            guest.borrow_mut().set_load(plan.load, Pace::Depth(iodepth));
+        }
+        let done = |model: &Model| -> Vec<u64> {
+            model.guests().iter().map(|guest| guest.borrow().of_load()).collect()
+        };
+        while !done(&model).contains(&OPS) {
+            model.turn().unwrap();
+        }
+        let least = done(&model).into_iter().min().unwrap();
+        assert!(least * 10 > OPS * 9, "{format}: {:?} of {OPS}", done(&model));
+        model.run(u64::MAX, &mut |_| ()).unwrap();
     }
 }
 
@@ -100,13 +154,13 @@ fn a_request_that_fails_ends_the_replay_when_the_others_are_back() {
     let file = ssd.file(DISK).unwrap();
     create_in(NAME, &file, Format::Raw, DISK, &CreateOptions::default()).unwrap();
     let options = ReplayOptions::new(Load::Trace(Trace::default()), Format::Raw);
-    let mut model = Model::open(&options, ssd, file.clone(), DISK, 8).unwrap();
+    let mut model = Model::open(&options, ssd, vec![file.clone()], DISK, 8).unwrap();
     // The file has been truncated: reads beyond its end fail.
     file.set_size(DISK / 2).unwrap();
     let event = |kind, offset| Event::new(kind, offset, 4096);
     let reads = (0..1000).map(move |_| event(Kind::Read, DISK - 4096));
     let discards = (0..4).map(move |at| event(Kind::Discard, at * 8192));
-    model.guest().set_load(Box::new(discards.chain(reads)), Pace::Depth(8));
+    model.guests()[0].borrow_mut().set_load(Box::new(discards.chain(reads)), Pace::Depth(8));
     let said = model.run(u64::MAX, &mut |_| ()).unwrap_err().to_string();
     assert!(said.starts_with("a request failed: Read("), "{said}");
 }

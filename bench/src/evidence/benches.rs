@@ -1,0 +1,148 @@
+//! The tables of other commands, which measure speed and need a quiet machine: the pages show what
+//! the command's own document does, from the JSON that it writes.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::experiment::Experiment;
+use crate::guest::postmark;
+use crate::pdc;
+use crate::pollers::{cost, equal, forms};
+
+/// A table of another command.
+pub struct Bench {
+    pub page: &'static str,
+    /// Name of its markers.
+    pub name: &'static str,
+    /// Name of its data, which several tables may share.
+    pub data: &'static str,
+    /// The command, without the option that writes the data.
+    pub command: &'static str,
+    render: fn(&Experiment) -> String,
+}
+
+pub const BENCHES: [Bench; 5] = [
+    of_pollers("pollers-forms", forms::render),
+    of_pollers("pollers-cost", cost::render),
+    of_pollers("pollers-equal", equal::render),
+    Bench {
+        page: "S4.md",
+        name: "pdc",
+        data: "pdc",
+        command: "pdc --rounds 5",
+        render: pdc::render,
+    },
+    Bench {
+        page: "S5.md",
+        name: "guest-postmark",
+        data: "guest-postmark",
+        command: "guest postmark --rounds 3",
+        render: postmark::render,
+    },
+];
+
+const fn of_pollers(name: &'static str, render: fn(&Experiment) -> String) -> Bench {
+    let command = "pollers --rounds 15 --only forms --only cost --only equal";
+    Bench { page: "S2.md", name, data: "pollers", command, render }
+}
+
+impl Bench {
+    /// Returns its text, if there is data.
+    pub fn rendered(&self, folder: &Path) -> Result<Option<String>> {
+        let path = folder.join("data").join(format!("{}.json", self.data));
+        if !path.exists() {
+            return Ok(None);
+        }
+        let experiment = Experiment::read(&path)?;
+        Ok(Some(format!("{}\n{}", (self.render)(&experiment), experiment.origin())))
+    }
+}
+
+/// Prints the commands, each once.
+pub fn list() {
+    let mut last = "";
+    for Bench { page, data, command, .. } in &BENCHES {
+        if *data != last {
+            println!("{page}, then --render:");
+            println!("    flowstone-bench {command} --json docs/evidence/data/{data}.json");
+        }
+        last = data;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Host;
+
+    /// Made-up figures of two contenders at a point of each table, and the line that shows them.
+    const MADE_UP: [(&str, &str, [&str; 2], &str, &str); 5] = [
+        (
+            "pollers",
+            "forms, its own QD32",
+            ["`fused`", "`split`"],
+            "iops",
+            "| its own | 32 | `split` | 6 | 1.500 | - | - | - |",
+        ),
+        (
+            "pollers",
+            "cost, client polls",
+            ["QSD", "`auto`"],
+            "server_us_per_io",
+            "| polls | `auto` | - | - | 6.00 | 1.500 | - | - | - | - |",
+        ),
+        (
+            "pollers",
+            "equal, tmpfs randread, client polls",
+            ["`1`", "`per-queue`"],
+            "iops",
+            "| tmpfs randread, client polls | 4 | 6 | 0.667 | - | - | - | - | - |",
+        ),
+        (
+            "pdc",
+            "our cache, `default`",
+            ["on", "off"],
+            "transactions_per_s",
+            "| our cache, `default` | 4 | 6 | 0.667 | - | - |",
+        ),
+        (
+            "guest-postmark",
+            "1024 KiB, 100 % reads",
+            ["0 % cached", "80 % cached"],
+            "mb_per_s",
+            "| 1024 KiB, 100 % reads | 4.00 | - | - | - | 1.500 |",
+        ),
+    ];
+
+    #[test]
+    fn a_table_shows_the_data_of_its_command() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        std::fs::create_dir(folder.join("data")).unwrap();
+        assert!(BENCHES.iter().all(|it| it.rendered(folder).unwrap().is_none()));
+        for data in ["pollers", "pdc", "guest-postmark"] {
+            let mut experiment = Experiment::new("test", Host::default());
+            for (_, point, contenders, figure, _) in MADE_UP.iter().filter(|it| it.0 == data) {
+                contenders.iter().zip([4.0, 6.0]).for_each(|(contender, value)| {
+                    experiment.add(point, contender, &[(figure, value)]);
+                });
+            }
+            experiment.write(&folder.join(format!("data/{data}.json"))).unwrap();
+        }
+        for (bench, (.., line)) in BENCHES.iter().zip(MADE_UP) {
+            let text = bench.rendered(folder).unwrap().unwrap();
+            assert!(text.contains(line), "{text}");
+            assert!(text.contains("\n\nMeasured "), "{text}");
+        }
+    }
+
+    #[test]
+    fn tables_have_places_in_their_pages() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/evidence");
+        for Bench { page, name, .. } in &BENCHES {
+            let text = std::fs::read_to_string(Path::new(folder).join(page)).unwrap();
+            assert!(text.contains(&format!("<!-- {name}:begin -->")), "{name}");
+        }
+    }
+}
