@@ -105,15 +105,20 @@ pub fn evidence(args: &EvidenceArgs) -> Result<()> {
     let wanted: Vec<_> = wanted.into_iter().filter(is_recorded).collect();
     // Before the replays, which may take long: the commit of what they run.
     let commit = commit();
-    let reports = run_all(&flowstone, &wanted, if args.long { 1 } else { AT_ONCE })?;
-    for table in &wanted {
+    let (reports, failures) = run_all(&flowstone, &wanted, if args.long { 1 } else { AT_ONCE })?;
+    let is_whole = |table: &&Table| table.commands().all(|it| reports.contains_key(&it));
+    for table in wanted.iter().filter(is_whole) {
         let cell = |command: Vec<String>| Cell { report: table.kept(&reports[&command]), command };
         let cells = table.commands().map(cell).collect();
         let data = Data { commit: commit.clone(), cells };
         data.write(&folder.join("data").join(format!("{}.json", table.name)))?;
         println!("### {}\n\n{}", table.title, table.render(&data)?);
     }
-    if args.quick { Ok(()) } else { pages::update(folder) }
+    if !args.quick {
+        pages::update(folder)?;
+    }
+    ensure!(failures.is_empty(), "tables are left as they were: {}", failures.join("; "));
+    Ok(())
 }
 
 /// Returns whether the traces replayed by a table exist; if not, its earlier results are kept.
@@ -126,50 +131,31 @@ fn is_recorded(table: &Table) -> bool {
     missing.is_none()
 }
 
-/// Runs each command once, even if several tables have it.
-fn run_all(
-    flowstone: &Path,
-    tables: &[Table],
-    at_once: usize,
-) -> Result<HashMap<Vec<String>, Value>> {
+/// Reports by command.
+type Reports = HashMap<Vec<String>, Value>;
+
+/// Runs each command once, even if several tables have it. Returns the reports, and what failed.
+fn run_all(flowstone: &Path, tables: &[Table], at_once: usize) -> Result<(Reports, Vec<String>)> {
     let mut commands: Vec<_> = tables.iter().flat_map(Table::commands).collect();
     commands.sort();
     commands.dedup();
     // Log images take longest.
     commands.sort_by_key(|command| !command.iter().any(|word| word == "log"));
-    // Replays that measure time run alone.
-    let (alone, together): (Vec<_>, Vec<_>) =
-        commands.into_iter().partition(|command| command.iter().any(|word| word == "--onto"));
-    let mut reports = run_some(flowstone, &together, at_once)?;
-    reports.extend(run_some(flowstone, &alone, 1)?);
-    // It may not exist.
-    let _ = std::fs::remove_file(guests::ONTO);
-    Ok(reports)
-}
-
-fn run_some(
-    flowstone: &Path,
-    commands: &[Vec<String>],
-    at_once: usize,
-) -> Result<HashMap<Vec<String>, Value>> {
-    let (next, reports) = (AtomicUsize::new(0), Mutex::new(HashMap::new()));
-    let work = || -> Result<()> {
+    let (next, done) = (AtomicUsize::new(0), Mutex::new((Reports::new(), Vec::new())));
+    let work = || {
         while let Some(command) = commands.get(next.fetch_add(1, Ordering::Relaxed)) {
-            // The other thread stops, too, if one fails.
-            let report = run(flowstone, command).inspect_err(|_| {
-                next.store(commands.len(), Ordering::Relaxed);
-            })?;
-            let mut reports = reports.lock().expect("no thread panics here");
-            reports.insert(command.clone(), report);
-            eprintln!("{} of {}: {}", reports.len(), commands.len(), command.join(" "));
+            let report = run(flowstone, command);
+            let mut done = done.lock().expect("no thread panics here");
+            let (reports, failures) = &mut *done;
+            eprintln!("{} of {}: {}", reports.len() + 1, commands.len(), command.join(" "));
+            match report {
+                Ok(report) => drop(reports.insert(command.clone(), report)),
+                Err(error) => failures.push(format!("{error:#}")),
+            }
         }
-        Ok(())
     };
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..at_once).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().try_for_each(|thread| thread.join().expect("no thread panics here"))
-    })?;
-    Ok(reports.into_inner()?)
+    thread::scope(|scope| (0..at_once).for_each(|_| drop(scope.spawn(work))));
+    Ok(done.into_inner()?)
 }
 
 fn run(flowstone: &Path, command: &[String]) -> Result<Value> {

@@ -73,7 +73,8 @@ pub fn trace(args: &TraceArgs) -> Result<()> {
     args.run.publish("trace", &render(&experiment), &experiment)
 }
 
-fn render(experiment: &Experiment) -> String {
+/// Renders the table.
+pub fn render(experiment: &Experiment) -> String {
     let mut rows = Vec::new();
     for (point, _) in POINTS {
         for who in Who::ALL {

@@ -9,6 +9,7 @@ use crate::experiment::Experiment;
 use crate::guest::postmark;
 use crate::pdc;
 use crate::pollers::{cost, equal, forms};
+use crate::trace;
 
 /// A table of another command.
 pub struct Bench {
@@ -22,7 +23,14 @@ pub struct Bench {
     render: fn(&Experiment) -> String,
 }
 
-pub const BENCHES: [Bench; 5] = [
+pub const BENCHES: [Bench; 6] = [
+    Bench {
+        page: "S1.md",
+        name: "trace",
+        data: "trace",
+        command: "trace --rounds 3",
+        render: trace::render,
+    },
     of_pollers("pollers-forms", forms::render),
     of_pollers("pollers-cost", cost::render),
     of_pollers("pollers-equal", equal::render),
@@ -77,7 +85,14 @@ mod tests {
     use crate::host::Host;
 
     /// Made-up figures of two contenders at a point of each table, and the line that shows them.
-    const MADE_UP: [(&str, &str, [&str; 2], &str, &str); 5] = [
+    const MADE_UP: [(&str, &str, [&str; 2], &str, &str); 6] = [
+        (
+            "trace",
+            "without",
+            ["Flowstone, raw", "qemu-storage-daemon, raw"],
+            "iops",
+            "| without | Flowstone, raw | 4 | 0.667 | - |",
+        ),
         (
             "pollers",
             "forms, its own QD32",
@@ -121,7 +136,7 @@ mod tests {
         let folder = folder.path();
         std::fs::create_dir(folder.join("data")).unwrap();
         assert!(BENCHES.iter().all(|it| it.rendered(folder).unwrap().is_none()));
-        for data in ["pollers", "pdc", "guest-postmark"] {
+        for data in ["trace", "pollers", "pdc", "guest-postmark"] {
             let mut experiment = Experiment::new("test", Host::default());
             for (_, point, contenders, figure, _) in MADE_UP.iter().filter(|it| it.0 == data) {
                 contenders.iter().zip([4.0, 6.0]).for_each(|(contender, value)| {

@@ -18,8 +18,6 @@ const NO_TRIM: &str = "--serve-arg=--discard=ignore";
 const S3_DRIVE: &str = "--ssd=profile=x25m";
 /// No cost per TRIM.
 const S1_DRIVE: &str = "--ssd=profile=sata2014";
-/// Path of the image of a replay at full speed.
-pub const ONTO: &str = "target/evidence/onto.img";
 
 type Options = Vec<(String, Vec<String>)>;
 
@@ -69,7 +67,6 @@ pub fn tables() -> Vec<Table> {
             "Total WAF of four guests that count words on one drive, by erase block",
         ),
         files(),
-        onto(),
         streams(),
     ]
 }
@@ -231,22 +228,6 @@ fn files() -> Table {
             "files",
             "Seconds that a SATA drive of 2014 works for each GiB that a file server writes",
             Shown::SecondsPerGib,
-        )
-    }
-}
-
-/// Raw images take minutes each, so there is one round.
-fn onto() -> Table {
-    let trace = format!("--trace={}", trace_path("files").display());
-    Table {
-        columns: vec![column("with its discards", &[]), column("without", &[NO_TRIM])],
-        lines: formats(&["raw", "log"]),
-        base: vec![trace, format!("--onto={ONTO}"), "--overwrite".into()],
-        ..of_guest(
-            "files-onto",
-            "files",
-            "Thousands of the file server's requests a second, onto files of this machine",
-            Shown::Rate,
         )
     }
 }

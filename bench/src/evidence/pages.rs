@@ -28,8 +28,8 @@ const PAGES: [(&str, &[&str]); 4] = [
             "collector",
         ],
     ),
-    ("decisions.md", &["segment", "reserve", "streams"]),
-    ("S1.md", &["sata", "files", "files-onto"]),
+    ("decisions.md", &["segment", "reserve", "copies", "records", "streams"]),
+    ("S1.md", &["sata", "files"]),
     (
         "S3.md",
         &[

@@ -30,8 +30,6 @@ pub enum Shown {
     SecondsPerGib,
     /// Calls that freed space, and the guest's discards.
     Trims,
-    /// Requests per second to a file of this host, in thousands.
-    Rate,
     /// A line for each phase of a trace, with phases of the same name merged.
     Phases(OfPhase),
 }
@@ -93,10 +91,8 @@ impl Table {
         }
         let width = self.columns.len();
         let values = data.cells.iter().map(|cell| self.value(cell)).collect::<Result<Vec<_>>>()?;
-        let sign = if self.is_cost() { 1.0 } else { -1.0 };
         let best = |column: usize| {
-            let of_column = values.iter().skip(column).step_by(width);
-            of_column.map(|value| sign * value).fold(f64::INFINITY, f64::min)
+            values.iter().skip(column).step_by(width).copied().fold(f64::INFINITY, f64::min)
         };
         let mut text = String::from("| |");
         self.columns.iter().for_each(|(name, _)| {
@@ -108,7 +104,7 @@ impl Table {
             let _ = write!(text, "\n| {name} |");
             for column in 0..width {
                 let at = line * width + column;
-                let is_best = sign * values[at] <= best(column) && self.lines.len() > 1;
+                let is_best = values[at] <= best(column) && self.lines.len() > 1;
                 let mark = if is_best { "**" } else { "" };
                 let shown = self.show(&data.cells[at], values[at])?;
                 let (number, rest) = shown.split_once(' ').unwrap_or((&shown, ""));
@@ -138,13 +134,7 @@ impl Table {
                 Ok(cell.number("device_seconds")? / gib)
             }
             Shown::Trims => cell.number("punches"),
-            Shown::Rate => Ok(cell.number("requests")? / cell.number("seconds")? / 1000.0),
         }
-    }
-
-    /// Returns whether less is better.
-    fn is_cost(&self) -> bool {
-        self.shown != Shown::Rate
     }
 
     fn show(&self, cell: &Cell, value: f64) -> Result<String> {
@@ -158,7 +148,6 @@ impl Table {
                 let (host, device) = (cell.number("host_waf")?, cell.number("device_waf")?);
                 format!("{value:.2} ({host:.2} x {device:.2})")
             }
-            Shown::Rate => format!("{value:.1}"),
             Shown::Waf | Shown::SecondsPerGib | Shown::Phases(_) => format!("{value:.2}"),
         })
     }

@@ -62,6 +62,8 @@ pub fn tables(is_quick: bool) -> Vec<Table> {
     tables.push(images(&sizes));
     tables.push(segments(&sizes));
     tables.push(reserves(&sizes));
+    tables.push(copies(&sizes));
+    tables.push(records(&sizes));
     tables.push(sata(&sizes));
     // Recorded guests have disks of a fixed size.
     if !is_quick {
@@ -191,6 +193,22 @@ fn reserves(sizes: &Sizes) -> Table {
     let title = "Total WAF of log images by reserve and erase block, 70 % of the drive, zipf .99";
     let columns = named(&["10", "15", "20", "23"], |percent| format!("--reserve={percent}"));
     Table { name: "reserve", title, columns, ..segments(sizes) }
+}
+
+/// Without memory the cleaner writes two records in a row.
+fn copies(sizes: &Sizes) -> Table {
+    let title = "Total WAF of log images by memory for copies and erase block, zipf .99";
+    let columns = named(&["0", "16M", "64M"], |size| format!("--serve-arg=--copy-memory={size}"));
+    let mut base = sizes.base("zipf:0.99");
+    base.push("--format=log".to_owned());
+    Table { name: "copies", title, columns, base, ..segments(sizes) }
+}
+
+/// A record has the writes that are in flight at once.
+fn records(sizes: &Sizes) -> Table {
+    let title = "Total WAF of log images by requests in flight and erase block, zipf .99";
+    let columns = named(&["1", "8", "32", "128"], |depth| format!("--iodepth={depth}"));
+    Table { name: "records", title, columns, ..copies(sizes) }
 }
 
 fn sata(sizes: &Sizes) -> Table {

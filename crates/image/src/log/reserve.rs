@@ -4,6 +4,8 @@
 //!
 //! Pure: numbers in, numbers out. `reserve/tests.rs` holds the model that tries to refute it.
 
+use flowstone_block::mutant;
+
 use super::shape::{self, Shape};
 
 #[cfg(test)]
@@ -111,6 +113,11 @@ pub const SLACK_SEGMENTS: u32 = 4;
 /// fdatasync, and unfreed segments are room that cleaning lacks.
 const FREED_TOGETHER_BLOCKS: u32 = (16 << 20) / 4096;
 const FREED_TOGETHER: u32 = 3;
+/// Inverse of the share of an image in dead segments of which the drive is told, although the
+/// image has room: until then it copies them.
+const UNTOLD_SHARE: u32 = 100;
+/// Images with fewer segments tell the drive when they need room, or when guests pause.
+const TOLD_SEGMENTS_MIN: u32 = 64;
 /// A checkpoint to free dead segments must cost this factor less per block than cleaning: it only
 /// frees earlier what the next one would free, and cleaning frees space that nothing else frees.
 const CHECKPOINT_FACTOR: u64 = 2;
@@ -126,6 +133,9 @@ pub struct View {
     pub freeable: u32,
     pub map_segments: u32,
     pub segment_blocks: u32,
+    /// Number of freeable segments from which the drive is told of them although there is room;
+    /// `None` if it is not told at once.
+    pub told_from: Option<u32>,
 }
 
 /// A step of the maintenance worker to free space.
@@ -141,6 +151,12 @@ pub enum Step {
     CleanMap,
     /// Clean any segment that is worth it.
     Clean,
+}
+
+/// Returns [`View::told_from`] of an image of so many segments.
+pub fn told_from(limit: u32, is_telling: bool) -> Option<u32> {
+    let is_told = is_telling && limit >= TOLD_SEGMENTS_MIN && !mutant("log.tell.waits-for-need");
+    is_told.then_some(limit.div_ceil(UNTOLD_SHARE))
 }
 
 impl View {
@@ -181,7 +197,10 @@ impl View {
 
     pub const fn next_step(&self) -> Step {
         if self.left_for_writes() >= SLACK_SEGMENTS {
-            Step::Nothing
+            match self.told_from {
+                Some(enough) if self.freeable >= enough => Step::SyncAndFree,
+                _ => Step::Nothing,
+            }
         } else if self.is_sync_due() {
             Step::SyncAndFree
         } else if self.left_for_writes() + self.freeable >= SLACK_SEGMENTS {

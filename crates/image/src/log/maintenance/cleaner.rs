@@ -1,6 +1,7 @@
 //! The cleaner: when cleaning is due, and of which segments. Live blocks of a victim are copied, so
 //! that the whole segment dies.
 
+use flowstone_block::sync::atomic::Ordering;
 use flowstone_block::{Errno, Outcome};
 
 use super::{CheckpointKind, Maintenance, Progress};
@@ -8,7 +9,7 @@ use crate::log::append::Health;
 use crate::log::ids::SegmentId;
 use crate::log::policy::{LIFETIME_CLEANED, LIFETIME_MAP};
 use crate::log::record::LEAF_ON_DISK_BLOCKS;
-use crate::log::reserve::{SLACK_SEGMENTS, Step, View};
+use crate::log::reserve::{SLACK_SEGMENTS, Step, View, told_from};
 use crate::log::segments::Segment;
 
 /// Maximum number of checkpoints to make the map take a segment less.
@@ -59,6 +60,7 @@ impl Maintenance {
             freeable,
             map_segments: state.segments.used_for_maps(),
             segment_blocks,
+            told_from: told_from(state.segments.limit(), self.core.telling.load(Ordering::Relaxed)),
         };
         let blocks = |segments: u32| u64::from(segments) * u64::from(segment_blocks);
         // Segments that a sync frees count as free.

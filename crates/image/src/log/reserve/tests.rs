@@ -209,6 +209,7 @@ impl Model {
             freeable,
             map_segments: self.state.segments.used_for_maps(),
             segment_blocks: self.state.shape.segment_blocks,
+            told_from: told_from(self.state.segments.limit(), self.blocks % 2 == 0),
         };
         let done = match view.next_step() {
             Step::Nothing => return Err(NoRoom),
@@ -526,7 +527,16 @@ const RESERVE: Reserve = Reserve { checkpoints: 3, trims: 2, cleaning: 2, map_fu
 fn view(left: u32, dead: u32, freeable: u32) -> View {
     let available = RESERVE.left_by(Opener::Write) + left;
     let (trim_heads, map_segments, segment_blocks) = (0, 1, 1024);
-    View { reserve: RESERVE, available, trim_heads, dead, freeable, map_segments, segment_blocks }
+    View {
+        reserve: RESERVE,
+        available,
+        trim_heads,
+        dead,
+        freeable,
+        map_segments,
+        segment_blocks,
+        told_from: None,
+    }
 }
 
 #[test]
@@ -539,6 +549,16 @@ fn what_a_sync_frees_is_freed_together_and_counts_as_room() {
     assert_eq!(View { segment_blocks: 8192, ..view(3, 1, 1) }.next_step(), Step::SyncAndFree);
     assert_eq!(view(1, 1, 0).next_step(), Step::Clean);
     assert_eq!(view(0, 1, 0).next_step(), Step::Checkpoint);
+}
+
+#[test]
+fn a_drive_is_told_of_a_hundredth_of_the_image_although_there_is_room() {
+    let told = |freeable| {
+        let told_from = told_from(640, true);
+        View { told_from, ..view(SLACK_SEGMENTS, 30, freeable) }.next_step()
+    };
+    assert_eq!((told(6), told(7)), (Step::Nothing, Step::SyncAndFree));
+    assert_eq!((told_from(63, true), told_from(640, false)), (None, None));
 }
 
 #[test]

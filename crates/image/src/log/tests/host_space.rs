@@ -15,6 +15,7 @@ use crate::log::disk::prepare;
 use crate::log::ids::SegmentId;
 use crate::log::inspect::log_state;
 use crate::log::maintenance::Progress;
+use crate::log::reserve::told_from;
 use crate::log::segments::State;
 
 /// Number of ready segments that are kept for a guest that writes little.
@@ -118,6 +119,30 @@ fn dead_segments_are_given_back_at_once_where_the_drive_hears_of_it() {
         assert_eq!(state.untold_dead_bytes == 0, telling, "{state:?}");
         let punched = fixture.core.discards.read(fixture.core.file.punched()).merged;
         assert_eq!(punched > 0, telling);
+    }
+}
+
+/// A drive copies dead segments until it is told of them, and a guest that never pauses may take
+/// days to fill a large image.
+#[test]
+fn a_busy_guest_with_room_tells_the_drive_of_dead_segments() {
+    for telling in [false, true] {
+        let mut fixture = Setup { blocks: 4096, ..Setup::default() }.fixture(1);
+        for first in (0..24).map(|part| part * 48) {
+            fixture.write_blocks(first..first + 48).unwrap();
+        }
+        fixture.checkpoint().unwrap();
+        fixture.core.telling.store(telling, Ordering::Relaxed);
+        let mut most = 0;
+        for first in (0..24).map(|part| part * 48) {
+            fixture.write_blocks(first..first + 48).unwrap();
+            while fixture.step() {}
+            most = most.max(fixture.core.append_state().segments.dead_count());
+        }
+        let state = fixture.core.append_state();
+        assert!(state.segments.obtainable() > 20, "there is room");
+        let enough = told_from(state.segments.limit(), true).unwrap();
+        assert_eq!(most <= enough, telling, "{most} of {}", state.segments.limit());
     }
 }
 

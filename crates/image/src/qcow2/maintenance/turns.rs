@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use flowstone_block::mutant;
 use tracing::warn;
 
 use super::{Maintenance, PATIENCE};
@@ -69,6 +70,9 @@ impl Maintenance {
         let commands = self.core.commits.inbox.take_commands();
         if commands.iter().any(|(command, _)| matches!(command, Command::MakeRoom)) {
             self.grow(self.core.room_step());
+            if self.would_gain_room() && !mutant("qcow2.room.waits-for-the-next-commit") {
+                self.due = Some(self.core.clock.now());
+            }
         }
         for (command, reply) in commands {
             let outcome = match command {
@@ -83,6 +87,13 @@ impl Maintenance {
             };
             reply.send(outcome);
         }
+    }
+
+    /// Returns whether there is no room, and clusters that are free after a commit.
+    fn would_gain_room(&self) -> bool {
+        let meta = self.core.meta();
+        let would_free = !meta.dropped.is_empty() || !self.pending.dropped.is_empty();
+        would_free && !meta.has_room(1)
     }
 
     /// Returns the end of its sleep if no work comes; `None` if nothing has changed.
