@@ -209,7 +209,7 @@ impl Model {
             freeable,
             map_segments: self.state.segments.used_for_maps(),
             segment_blocks: self.state.shape.segment_blocks,
-            told_from: told_from(self.state.segments.limit(), self.blocks % 2 == 0),
+            told_from: told_from(self.state.segments.limit(), self.blocks.is_multiple_of(2)),
         };
         let done = match view.next_step() {
             Step::Nothing => return Err(NoRoom),
