@@ -24,11 +24,8 @@ use crate::size::parse_size;
 /// Options.
 #[derive(Clone, Debug, Args)]
 pub struct PdcArgs {
-    /// Transactions of a measurement; half as many before it warm up the cache.
-    #[arg(long, default_value_t = 20_000)]
-    transactions: usize,
-    /// Reads of each transaction.
-    #[arg(long, default_value_t = 8)]
+    /// Reads of a measurement; half as many before it warm up the cache.
+    #[arg(long, default_value_t = 40_000)]
     reads: usize,
     /// Size of the data.
     #[arg(long, default_value = "512M", value_parser = parse_size)]
@@ -43,6 +40,8 @@ pub struct PdcArgs {
     run: Run,
 }
 
+/// Reads of each transaction, from a mail server to a web server: syncs cost most, or reads do.
+const MIXES: [usize; 4] = [2, 8, 32, 128];
 const BLOCK: usize = 4096;
 const SECTORS: u64 = BLOCK as u64 / 512;
 /// A descriptor and two blocks of metadata, followed by a commit block.
@@ -82,23 +81,30 @@ struct Image {
 
 /// Carries out the subcommand.
 pub fn pdc(args: &PdcArgs) -> Result<()> {
-    let PdcArgs { size, transactions, reads, .. } = args;
-    let mut experiment = args.run.experiment(&format!("pdc {size} {transactions} {reads}"))?;
+    let mut experiment = args.run.experiment(&format!("pdc {} {}", args.size, args.reads))?;
     let flowstone = program(args.flowstone.as_deref())?;
     let image = Image::make(args)?;
-    experiment.run(args.run.rounds, &MEMORIES, &CHOICES, |(_, memory), pdc| {
-        measure(args, &flowstone, &image, *memory, pdc)
+    let points: Vec<_> = MEMORIES
+        .iter()
+        .flat_map(|(name, memory)| MIXES.map(|mix| (point(name, mix), (*memory, mix))))
+        .collect();
+    experiment.run(args.run.rounds, &points, &CHOICES, |(_, (memory, mix)), pdc| {
+        measure(args, &flowstone, &image, *memory, *mix, pdc)
     })?;
     args.run.publish("pdc", &render(&experiment), &experiment)?;
     remove(&image.path)
 }
 
+fn point(memory: &str, mix: usize) -> String {
+    format!("{memory}, {mix} reads")
+}
+
 /// Renders the table.
 pub fn render(experiment: &Experiment) -> String {
-    let rows = MEMORIES.map(|(name, _)| {
-        let [with, without] = CHOICES.map(|pdc| experiment.at(name, pdc));
+    let rows = experiment.points().into_iter().map(|point| {
+        let [with, without] = CHOICES.map(|pdc| experiment.at(point, pdc));
         vec![
-            name.to_owned(),
+            point.to_owned(),
             with.cell(TRANSACTIONS, 0),
             without.cell(TRANSACTIONS, 0),
             with.ratio(without, TRANSACTIONS),
@@ -106,7 +112,7 @@ pub fn render(experiment: &Experiment) -> String {
             without.cell(FETCHED, 3),
         ]
     });
-    let titles = "memory for a tenth of the data | transactions/s, PDC | without | ratio | \
+    let titles = "memory for a tenth of the data, reads of a transaction | transactions/s, PDC | without | ratio | \
                   blocks fetched per read, PDC | without";
     table(titles, rows)
 }
@@ -143,6 +149,7 @@ fn measure(
     flowstone: &Path,
     image: &Image,
     memory: Memory,
+    mix: usize,
     pdc: &str,
 ) -> Result<Figures> {
     let [socket, control] = ["pdc.sock", "pdc.control"].map(|name| args.run.dir.join(name));
@@ -169,10 +176,11 @@ fn measure(
         group.add(daemon.pid())?;
     }
     std::thread::sleep(LAYOUT);
-    let mut load = Load::new(args, image, Client::connect(ClientOptions::new(&socket))?);
-    (0..args.transactions / 2).try_for_each(|_| load.transact())?;
+    let mut load = Load::new(mix, image, Client::connect(ClientOptions::new(&socket))?);
+    let transactions = args.reads / mix;
+    (0..transactions / 2).try_for_each(|_| load.transact())?;
     let (begin, before) = (Instant::now(), fetched_bytes(&daemon)?);
-    (0..args.transactions).try_for_each(|_| load.transact())?;
+    (0..transactions).try_for_each(|_| load.transact())?;
     let seconds = begin.elapsed().as_secs_f64();
     let fetched = (fetched_bytes(&daemon)? - before) as f64 / BLOCK as f64;
     let known = journal_writes(flowstone, &control)?;
@@ -180,8 +188,8 @@ fn measure(
     drop(load);
     stop_peer(&mut daemon);
     Ok(vec![
-        (TRANSACTIONS, args.transactions as f64 / seconds),
-        (FETCHED, fetched / (args.transactions * args.reads) as f64),
+        (TRANSACTIONS, transactions as f64 / seconds),
+        (FETCHED, fetched / (transactions * mix) as f64),
     ])
 }
 
@@ -201,7 +209,8 @@ fn journal_writes(flowstone: &Path, control: &Path) -> Result<u64> {
 
 /// The load of the guest.
 struct Load<'a> {
-    args: &'a PdcArgs,
+    /// Reads of a transaction.
+    mix: usize,
     image: &'a Image,
     client: Client,
     random: fastrand::Rng,
@@ -211,9 +220,9 @@ struct Load<'a> {
 }
 
 impl<'a> Load<'a> {
-    fn new(args: &'a PdcArgs, image: &'a Image, client: Client) -> Self {
+    fn new(mix: usize, image: &'a Image, client: Client) -> Self {
         let random = fastrand::Rng::with_seed(1);
-        Self { args, image, client, random, head: 1, buffer: vec![0x77; BLOCK] }
+        Self { mix, image, client, random, head: 1, buffer: vec![0x77; BLOCK] }
     }
 
     /// Draws a block: some are read much more often than others, and hot ones are scattered.
@@ -226,7 +235,7 @@ impl<'a> Load<'a> {
     }
 
     fn transact(&mut self) -> Result<()> {
-        for _ in 0..self.args.reads {
+        for _ in 0..self.mix {
             let block = self.draw();
             let status = self.client.read(block * SECTORS, &mut self.buffer)?;
             ensure!(status == Status::Ok, "a read failed: {status:?}");

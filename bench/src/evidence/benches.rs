@@ -116,10 +116,10 @@ mod tests {
         ),
         (
             "pdc",
-            "our cache, `default`",
+            "our cache, `default`, 8 reads",
             ["on", "off"],
             "transactions_per_s",
-            "| our cache, `default` | 4 | 6 | 0.667 | - | - |",
+            "| our cache, `default`, 8 reads | 4 | 6 | 0.667 | - | - |",
         ),
         (
             "guest-postmark",
