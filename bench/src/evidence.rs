@@ -29,6 +29,7 @@ use serde_json::Value;
 use self::data::{Cell, Data};
 use self::table::Table;
 use self::tables::{long, tables};
+use crate::host::commit;
 
 /// Replays run in parallel; of large drives, whose models take much memory, one at a time.
 const AT_ONCE: usize = 2;
@@ -147,7 +148,8 @@ fn run_all(flowstone: &Path, tables: &[Table], at_once: usize) -> Result<(Report
             let report = run(flowstone, command);
             let mut done = done.lock().expect("no thread panics here");
             let (reports, failures) = &mut *done;
-            eprintln!("{} of {}: {}", reports.len() + 1, commands.len(), command.join(" "));
+            let number = reports.len() + failures.len() + 1;
+            eprintln!("{number} of {}: {}", commands.len(), command.join(" "));
             match report {
                 Ok(report) => drop(reports.insert(command.clone(), report)),
                 Err(error) => failures.push(format!("{error:#}")),
@@ -164,11 +166,4 @@ fn run(flowstone: &Path, command: &[String]) -> Result<Value> {
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{}: {said}", command.join(" "));
     Ok(serde_json::from_slice(&output.stdout)?)
-}
-
-/// Returns the commit of the tree that this is run in.
-fn commit() -> String {
-    let output = Command::new("git").args(["rev-parse", "--short", "HEAD"]).output();
-    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
-    text.unwrap_or_default()
 }

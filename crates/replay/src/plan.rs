@@ -38,14 +38,24 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Makes the plan of the guest with this number.
-    pub fn of(options: &ReplayOptions, disk_bytes: u64, number: usize) -> Result<Self> {
+    /// Makes the plans of all guests, which share a trace.
+    pub fn of_all(options: &ReplayOptions, disk_bytes: u64) -> Result<Vec<Self>> {
+        let guests = 0..options.images;
         match &options.load {
             Load::Generated(generator, ops) => {
-                let writes = |blocks| Writes::new(*generator, blocks, options.seed_of(number));
-                Self::generated(options, writes, *ops, disk_bytes)
+                let of = |number| {
+                    let writes = |blocks| Writes::new(*generator, blocks, options.seed_of(number));
+                    Self::generated(options, writes, *ops, disk_bytes)
+                };
+                guests.map(of).collect()
             }
-            Load::Trace(trace) => Self::of_trace(options, trace),
+            Load::Trace(trace) => {
+                let (held, events): (Vec<_>, Vec<_>) =
+                    trace.events.iter().copied().partition(|event| event.kind == Kind::Present);
+                let held: Arc<[Event]> = held.into();
+                let once: Arc<[Event]> = events.into_iter().flat_map(requests_of).collect();
+                guests.map(|_| Self::of_trace(options, trace, &held, &once)).collect()
+            }
         }
     }
 
@@ -66,11 +76,16 @@ impl Plan {
         Ok(Self { held, load: Box::new(writes), requests, warmup, phases: Vec::new() })
     }
 
-    fn of_trace(options: &ReplayOptions, trace: &Trace) -> Result<Self> {
-        let (held, events): (Vec<_>, Vec<_>) =
-            trace.events.iter().copied().partition(|event| event.kind == Kind::Present);
-        let held = held.into_iter().flat_map(|it| fill(it.offset..it.offset + it.bytes));
-        let once: Arc<[Event]> = events.into_iter().flat_map(requests_of).collect();
+    fn of_trace(
+        options: &ReplayOptions,
+        trace: &Trace,
+        held: &Arc<[Event]>,
+        once: &Arc<[Event]>,
+    ) -> Result<Self> {
+        let held = Arc::clone(held);
+        let held = (0..held.len()).map(move |index| held[index]);
+        let held = held.flat_map(|it| fill(it.offset..it.offset + it.bytes));
+        let once = Arc::clone(once);
         ensure!(!once.is_empty(), "the trace has no request");
         let passes = options.passes;
         let of_pass = once.len() as u64;

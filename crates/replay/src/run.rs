@@ -41,8 +41,7 @@ pub fn replay(options: &ReplayOptions, progress: Progress<'_>) -> Result<Report>
     ensure!((1..=IMAGES_MAX).contains(&options.images), "--images is 1 to {IMAGES_MAX}");
     ensure!(options.images == 1 || options.onto.is_none(), "--onto makes one image");
     let disk_bytes = disk_bytes(options)?;
-    let plans = (0..options.images).map(|number| Plan::of(options, disk_bytes, number));
-    let plans = plans.collect::<Result<_>>()?;
+    let plans = Plan::of_all(options, disk_bytes)?;
     let mut scene = Scene::set(options, disk_bytes)?;
     let begins = scene.run(options, plans, progress)?;
     Ok(scene.report(options, &begins))

@@ -38,10 +38,14 @@ impl<W: Write> Write for Frames<W> {
         {
             self.0 = State::Frame(Encoder::new(target, LEVEL)?);
         }
-        match &mut self.0 {
+        let written = match &mut self.0 {
             State::Frame(encoder) => encoder.write(bytes),
             State::Between(_) | State::Failed => Err(io::ErrorKind::BrokenPipe.into()),
+        };
+        if written.is_err() {
+            self.0 = State::Failed;
         }
+        written
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -116,5 +120,10 @@ mod tests {
         frames.write_all(b"text").unwrap();
         assert_eq!(frames.flush().unwrap_err().kind(), io::ErrorKind::StorageFull);
         assert!(frames.write_all(b"text").is_err());
+        let mut frames = Frames::new(Full);
+        let mut random = fastrand::Rng::with_seed(1);
+        let noise: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(1 << 20).collect();
+        assert_eq!(frames.write_all(&noise).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert!(frames.write_all(b"text").is_err() && frames.flush().is_ok());
     }
 }

@@ -198,7 +198,9 @@ impl View {
     pub const fn next_step(&self) -> Step {
         if self.left_for_writes() >= SLACK_SEGMENTS {
             match self.told_from {
-                Some(enough) if self.freeable >= enough => Step::SyncAndFree,
+                Some(enough) if self.freeable >= enough && self.is_worth_sync(self.freeable) => {
+                    Step::SyncAndFree
+                }
                 _ => Step::Nothing,
             }
         } else if self.is_sync_due() {

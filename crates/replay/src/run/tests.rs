@@ -47,8 +47,8 @@ fn contents(options: &ReplayOptions) -> Vec<Vec<u8>> {
     let images = model.images();
     let medium = Box::new(model);
     let mut scene = Scene { medium, disk_bytes: DISK, drive_bytes: None, log: None };
-    let plans = (0..options.images).map(|number| Plan::of(options, DISK, number).unwrap());
-    scene.run(options, plans.collect(), &mut |_, _| ()).unwrap();
+    let plans = Plan::of_all(options, DISK).unwrap();
+    scene.run(options, plans, &mut |_, _| ()).unwrap();
     let content = |image: Arc<dyn Image>| {
         let mut bytes = vec![0xaa; DISK as usize];
         let mut disk = BlockingDisk::new(&*image).unwrap();
@@ -106,8 +106,8 @@ fn guests_come_to_their_ends_together() {
         let options = ReplayOptions { images, iodepth, warmup: Some(0), ..options(format, load) };
         let mut model =
             Model::new(&options, &CreateOptions::default(), DISK, 4 * DISK, iodepth).unwrap();
-        for (number, guest) in model.guests().iter().enumerate() {
-            let plan = Plan::of(&options, DISK, number).unwrap();
+        let plans = Plan::of_all(&options, DISK).unwrap();
+        for (guest, plan) in model.guests().iter().zip(plans) {
             guest.borrow_mut().set_load(plan.load, Pace::Depth(iodepth));
         }
         let done = |model: &Model| -> Vec<u64> {

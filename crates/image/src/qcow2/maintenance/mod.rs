@@ -24,8 +24,11 @@ use super::core::Core;
 use super::header::Header;
 use super::refcounts::Refcounts;
 use super::shape::HostCluster;
+use crate::runtime::inbox::ReplySender;
 use crate::runtime::pace::Pace;
 use crate::runtime::wakers::QueueWaker;
+
+pub use turns::LIMBO_PATIENCE;
 
 /// Time after which changes are committed without a flush.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -49,6 +52,11 @@ pub struct Maintenance {
     deadline: Option<Instant>,
     /// Whether it must end.
     is_stopping: bool,
+    /// Requests without room, and when the first of them asked.
+    askers: Vec<ReplySender>,
+    asked_at: Option<Instant>,
+    /// The last commit failed: another one is made for a flush, or when it is due.
+    commit_failed: bool,
     /// Clusters without users, by the epoch in which the map dropped them.
     limbo: VecDeque<(u64, Vec<Range<u64>>)>,
     /// Clusters without users, to be punched; sorted, merged. On a device that does not punch they
@@ -110,6 +118,9 @@ impl Maintenance {
             due: None,
             deadline: None,
             is_stopping: false,
+            askers: Vec::new(),
+            asked_at: None,
+            commit_failed: false,
             limbo: VecDeque::from([(0, holes)]),
             garbage: Vec::new(),
             refused: Vec::new(),
@@ -128,7 +139,8 @@ impl Maintenance {
         let outcome = self.commit();
         self.core.commits.end(outcome);
         self.core.wakers.wake_all();
-        if outcome.is_err() && !self.core.has_failed() {
+        self.commit_failed = outcome.is_err();
+        if self.commit_failed && !self.core.has_failed() {
             // The commit is retried without a flush, so that freed space goes back to the host.
             self.due = Some(self.core.clock.now() + PATIENCE);
         }

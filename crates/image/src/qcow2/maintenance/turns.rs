@@ -11,7 +11,9 @@ use crate::qcow2::commits::Command;
 use crate::upkeep::Upkeep;
 
 /// Wait for requests that may still use clusters in limbo.
-const LIMBO_PATIENCE: Duration = Duration::from_millis(20);
+pub const LIMBO_PATIENCE: Duration = Duration::from_millis(20);
+/// Wait of a request without room for the clusters that other requests may still use.
+const ROOM_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Maintenance {
     /// Works until told to stop.
@@ -22,6 +24,7 @@ impl Maintenance {
         }
         // Requests that wait for room fail.
         self.core.commits.inbox.close();
+        self.askers.clear();
         if let Err(errno) = self.close() {
             warn!("{}: could not be closed in order: {errno}; it may have leaks", self.core.name);
         }
@@ -48,13 +51,14 @@ impl Maintenance {
         }
         self.run_commands();
         let is_due = self.due.is_some_and(|due| due <= self.core.clock.now());
-        if self.core.commits.is_wanted() || is_due {
+        if self.core.commits.is_wanted() || is_due || self.would_commit_free_room() {
             self.commit_for_all();
         }
         self.is_stopping = called_for.stop;
         if !self.is_stopping {
             self.reclaim();
         }
+        self.answer_askers();
     }
 
     /// Reclaims clusters without users, before the worker sleeps.
@@ -64,19 +68,15 @@ impl Maintenance {
         self.deadline = self.next_deadline();
     }
 
-    /// Commands that come meanwhile wait until a commit has had its turn: requests without room ask
-    /// repeatedly, and the commit may be what frees some.
+    /// Requests without room are answered after a commit has had its turn, which may free some.
     fn run_commands(&mut self) {
-        let commands = self.core.commits.inbox.take_commands();
-        if commands.iter().any(|(command, _)| matches!(command, Command::MakeRoom)) {
-            self.grow(self.core.room_step());
-            if self.would_gain_room() && !mutant("qcow2.room.waits-for-the-next-commit") {
-                self.due = Some(self.core.clock.now());
-            }
-        }
-        for (command, reply) in commands {
+        for (command, reply) in self.core.commits.inbox.take_commands() {
             let outcome = match command {
-                Command::MakeRoom => Ok(()),
+                Command::MakeRoom => {
+                    self.askers.push(reply);
+                    self.asked_at.get_or_insert(self.core.clock.now());
+                    continue;
+                }
                 Command::Resize(capacity) => {
                     let resized = self.resize(capacity);
                     // The old L1 table is freed soon.
@@ -89,11 +89,32 @@ impl Maintenance {
         }
     }
 
-    /// Returns whether there is no room, and clusters that are free after a commit.
-    fn would_gain_room(&self) -> bool {
+    /// Returns whether requests wait for room, and clusters are free after a commit.
+    fn would_commit_free_room(&mut self) -> bool {
+        if self.askers.is_empty() || self.commit_failed {
+            return false;
+        }
+        self.grow(self.core.room_step());
         let meta = self.core.meta();
         let would_free = !meta.dropped.is_empty() || !self.pending.dropped.is_empty();
-        would_free && !meta.has_room(1)
+        would_free && !meta.has_room(1) && !mutant("qcow2.room.waits-for-the-next-commit")
+    }
+
+    /// Answers requests without room: there is some, or none will be soon.
+    fn answer_askers(&mut self) {
+        if self.askers.is_empty() {
+            return;
+        }
+        if !self.core.meta().has_room(1) {
+            self.grow(self.core.room_step());
+        }
+        let is_late = self.asked_at.is_some_and(|at| self.core.clock.since(at) >= ROOM_PATIENCE);
+        let in_limbo = self.limbo.iter().any(|(_, runs)| !runs.is_empty());
+        let may_wait = in_limbo && !is_late && !mutant("qcow2.room.forgets-the-limbo");
+        if !may_wait || self.core.meta().has_room(1) {
+            self.asked_at = None;
+            self.askers.drain(..).for_each(|reply| reply.send(Ok(())));
+        }
     }
 
     /// Returns the end of its sleep if no work comes; `None` if nothing has changed.

@@ -7,6 +7,7 @@ use flowstone_block::Errno;
 
 use super::worker::ASKS_MAX;
 use super::{SlowPath, SlowPathWorker};
+use crate::qcow2::maintenance::LIMBO_PATIENCE;
 use crate::upkeep::Upkeep;
 
 /// See the module.
@@ -15,23 +16,26 @@ pub struct SlowPathByHand {
     worker: Option<SlowPathWorker>,
     /// Number of times that the first request has asked for room.
     asks: u32,
+    /// When it asks again.
+    again_at: Option<Instant>,
 }
 
 impl SlowPath {
     /// Returns the worker that carries out requests, in the place of threads.
     pub fn by_hand(self: &Arc<Self>) -> SlowPathByHand {
         self.core.work_by_hand();
-        SlowPathByHand { slow_path: Arc::clone(self), worker: None, asks: 0 }
+        SlowPathByHand { slow_path: Arc::clone(self), worker: None, asks: 0, again_at: None }
     }
 }
 
 impl Upkeep for SlowPathByHand {
     fn is_due(&self) -> bool {
-        !self.slow_path.state().jobs.is_empty()
+        let waits = self.again_at.is_some_and(|at| at > self.slow_path.core.clock.now());
+        !waits && !self.slow_path.state().jobs.is_empty()
     }
 
     fn next(&self) -> Option<Instant> {
-        None
+        self.again_at
     }
 
     /// A request that lacks room is retried: all its steps are repeated.
@@ -40,10 +44,11 @@ impl Upkeep for SlowPathByHand {
         let outcome = self.slow_path.carry_out(job.request(), &mut self.worker);
         if outcome == Err(Errno::AGAIN) && self.asks < ASKS_MAX {
             self.asks += 1;
+            self.again_at = Some(self.slow_path.core.clock.now() + LIMBO_PATIENCE);
             self.slow_path.state().jobs.push_front(job);
             return;
         }
-        self.asks = 0;
+        (self.asks, self.again_at) = (0, None);
         job.reply(
             outcome.map_err(|errno| if errno == Errno::AGAIN { Errno::NOSPC } else { errno }),
         );

@@ -149,3 +149,22 @@ fn a_full_device_has_the_room_that_a_commit_frees() {
         assert_eq!(checked(&disk, false).errors, Vec::<String>::new());
     }
 }
+
+/// The clusters that a commit frees may still be read.
+#[test]
+fn a_write_without_room_waits_for_those_who_read_what_was_discarded() {
+    let disk = device_of(96 * CLUSTER_BYTES, false, 1);
+    let image = open(&disk);
+    let (mut guest, mut reader) = (Guest::new(&image), Guest::new(&image));
+    guest.run(Op::Write(extent(0, 400)), 1).unwrap();
+    // In flight until its queue looks.
+    reader.submit(Op::Read(extent(0, 8)), 0);
+    guest.run(Op::Discard(extent(0, 400)), 0).unwrap();
+    guest.submit(Op::Write(extent(0, 400)), 2);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(guest.poll().map(|done| done.outcome), None, "it waits");
+    assert_eq!(reader.next().outcome, Ok(()));
+    assert_eq!(guest.next().outcome, Ok(()));
+    guest.run(Op::Flush, 0).unwrap();
+    assert!(contents(&image)[..400 * 512].iter().all(|byte| *byte == 2));
+}
