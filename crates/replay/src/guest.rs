@@ -4,8 +4,8 @@ use std::iter::Peekable;
 use std::time::{Duration, Instant};
 
 use flowstone_block::{
-    AlignedBuf, Channel, Class, Completion, Extent, IoVec, NextLook, Op, Request, SECTOR_BYTES,
-    Sector, SectorCount,
+    AlignedBuf, Channel, Class, Completion, Extent, Geometry, IoVec, NextLook, Op, Request,
+    SECTOR_BYTES, Sector, SectorCount,
 };
 use flowstone_trace::{Event, Kind};
 
@@ -105,8 +105,8 @@ pub struct Guest {
     of_load: u64,
     /// Number of them at which it stops, until that is changed.
     stops_at: u64,
-    /// Size of the disk in sectors.
-    capacity: u64,
+    /// The disk: its size, and whether it offers discards.
+    disk: Geometry,
     asked: Asked,
     /// Writes so far, for the stamps.
     versions: u64,
@@ -115,7 +115,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    pub fn new(channel: Box<dyn Channel>, capacity: u64, slots: usize) -> Self {
+    pub fn new(channel: Box<dyn Channel>, disk: Geometry, slots: usize) -> Self {
         let slot = |tag| Slot {
             request: Request::new(Op::Flush, tag as u32),
             memory: AlignedBuf::zeroed(BLOCK_BYTES as usize),
@@ -129,7 +129,7 @@ impl Guest {
             pace: Pace::Depth(slots),
             of_load: 0,
             stops_at: u64::MAX,
-            capacity,
+            disk,
             asked: Asked::default(),
             versions: 0,
             done: Vec::new(),
@@ -217,6 +217,10 @@ impl Guest {
         let Some(op) = self.op_of(event) else { return false };
         self.asked.count(op);
         self.of_load += 1;
+        if matches!(op, Op::Discard(_)) && !self.disk.discards {
+            // A guest's driver does not send it.
+            return true;
+        }
         let mut slot = self.free.pop().expect("there is room");
         slot.request.reset();
         slot.request.op = op;
@@ -245,7 +249,7 @@ impl Guest {
     /// Returns the operation of an event on this disk; `None` if it covers no sector of it.
     fn op_of(&self, event: &Event) -> Option<Op> {
         let first = event.offset / SECTOR_BYTES;
-        let end = (event.offset + event.bytes).div_ceil(SECTOR_BYTES).min(self.capacity);
+        let end = (event.offset + event.bytes).div_ceil(SECTOR_BYTES).min(self.disk.capacity.get());
         let count = SectorCount::new(end.saturating_sub(first));
         let extent = Extent::new(Sector::new(first), count);
         match event.kind {

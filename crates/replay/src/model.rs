@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, anyhow, bail, ensure};
-use flowstone_block::{Class, NextLook, SECTOR_BYTES, TimeSource as _, format_size};
+use flowstone_block::{Class, NextLook, TimeSource as _, format_size};
 use flowstone_cache::CacheCount;
 use flowstone_image::{CreateOptions, Upkeep, create_in, open_stepped};
 use flowstone_memory::reading::Reader;
@@ -80,7 +80,7 @@ impl Model {
             let seed = options.seed_of(number);
             let stack = Stack::new(image, options.cache, seed, ssd.time().now())?;
             let (channel, _) = stack.queue(slots)?;
-            guests.push(RefCell::new(Guest::new(channel, disk_bytes / SECTOR_BYTES, slots)));
+            guests.push(RefCell::new(Guest::new(channel, stack.image().geometry(), slots)));
             disks.push(Disk { upkeep, stack });
         }
         Ok(Self { guests: guests.into(), disks, next_disk: 0, ssd })

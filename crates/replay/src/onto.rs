@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use flowstone_block::{AlignedBuf, Reactor, SECTOR_BYTES, format_size};
+use flowstone_block::{AlignedBuf, Reactor, format_size};
 use flowstone_fileio::{
     Access, BlockingFile, FileIo, FileOffset, FileOp, HostFile, OpenOptions, create_sparse,
 };
@@ -43,7 +43,7 @@ impl Host {
         let image = open(&onto.path, options.format, options.image.clone())?;
         let stack = Stack::new(image, options.cache, options.seed, Instant::now())?;
         let (channel, context) = stack.queue(slots)?;
-        let guest = [RefCell::new(Guest::new(channel, disk_bytes / SECTOR_BYTES, slots))];
+        let guest = [RefCell::new(Guest::new(channel, stack.image().geometry(), slots))];
         Ok(Self { guest, stack, reactor: context.reactor })
     }
 }

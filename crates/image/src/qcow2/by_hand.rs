@@ -27,7 +27,7 @@ impl Upkeep for ByHand {
     }
 
     fn next(&self) -> Option<Instant> {
-        self.maintenance.next()
+        self.maintenance.next().into_iter().chain(self.slow_path.next()).min()
     }
 
     fn turn(&mut self) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use flowstone_block::{BlockingDisk, Sector};
 use flowstone_fileio::FileIo as _;
-use flowstone_image::{Image, create_in};
+use flowstone_image::{DiscardMode, Image, create_in};
 use flowstone_ssd::{Ssd, SsdOptions};
 use flowstone_trace::{Event, Kind, Trace};
 
@@ -97,6 +97,21 @@ fn images_side_by_side_hold_what_each_would_hold_alone() {
 }
 
 /// Otherwise the last guest would be measured alone.
+/// Log images had carried out the discards of a guest that was replayed without TRIM.
+#[test]
+fn a_guest_sends_no_discard_that_its_disk_does_not_offer() {
+    for format in [Format::Raw, Format::Qcow2, Format::Log] {
+        let events = [Kind::Write, Kind::Discard].map(|kind| Event::new(kind, 0, 64 << 10));
+        let trace = Trace { events: events.to_vec(), ..Trace::default() };
+        for (discard, stays) in [(DiscardMode::Deallocate, false), (DiscardMode::Ignore, true)] {
+            let mut options = options(format, Load::Trace(trace.clone()));
+            options.image.discard = discard;
+            let content = contents(&options).remove(0);
+            assert_eq!(content[..64 << 10].iter().any(|byte| *byte != 0), stays, "{format}");
+        }
+    }
+}
+
 #[test]
 fn guests_come_to_their_ends_together() {
     const OPS: u64 = 30_000;
