@@ -62,7 +62,7 @@ impl Model {
             Ok(file)
         };
         let files = (0..options.images).map(make).collect::<Result<_>>()?;
-        Self::open(options, ssd, files, disk_bytes, slots)
+        Self::open(options, ssd, files, slots)
     }
 
     /// The same with existing images in files of the drive.
@@ -70,7 +70,6 @@ impl Model {
         options: &ReplayOptions,
         ssd: Ssd,
         files: Vec<SsdFile>,
-        disk_bytes: u64,
         slots: usize,
     ) -> Result<Self> {
         let (mut guests, mut disks) = (Vec::new(), Vec::new());

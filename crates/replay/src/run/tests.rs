@@ -169,7 +169,7 @@ fn a_request_that_fails_ends_the_replay_when_the_others_are_back() {
     let file = ssd.file(DISK).unwrap();
     create_in(NAME, &file, Format::Raw, DISK, &CreateOptions::default()).unwrap();
     let options = ReplayOptions::new(Load::Trace(Trace::default()), Format::Raw);
-    let mut model = Model::open(&options, ssd, vec![file.clone()], DISK, 8).unwrap();
+    let mut model = Model::open(&options, ssd, vec![file.clone()], 8).unwrap();
     // The file has been truncated: reads beyond its end fail.
     file.set_size(DISK / 2).unwrap();
     let event = |kind, offset| Event::new(kind, offset, 4096);
