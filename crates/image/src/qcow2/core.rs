@@ -49,6 +49,8 @@ pub struct Core {
     /// Whether the whole image works on one thread, where waiting for another thread would never
     /// end.
     is_by_hand: AtomicBool,
+    /// By hand: a request has asked for room, and has no answer yet.
+    asks_by_hand: AtomicBool,
     /// Number of threads that wait for `changed`.
     #[cfg(test)]
     pub waiting: std::sync::atomic::AtomicUsize,
@@ -84,6 +86,7 @@ impl Core {
             meta: Mutex::new(meta),
             changed: Condvar::new(),
             is_by_hand: AtomicBool::new(false),
+            asks_by_hand: AtomicBool::new(false),
             #[cfg(test)]
             waiting: Default::default(),
             wakers: Wakers::default(),
@@ -110,6 +113,16 @@ impl Core {
 
     pub fn is_by_hand(&self) -> bool {
         self.is_by_hand.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether a request waits for an answer of the maintenance worker.
+    pub fn asks_by_hand(&self) -> bool {
+        self.asks_by_hand.load(Ordering::Relaxed)
+    }
+
+    /// Lets the request that asked go on.
+    pub fn answered_by_hand(&self) {
+        self.asks_by_hand.store(false, Ordering::Relaxed);
     }
 
     /// Releases the lock until [`tell_changed`](Self::tell_changed). By hand, claims are held by
@@ -152,6 +165,7 @@ impl Core {
     pub fn ask_for_room(&self) -> Outcome {
         let reply = self.commits.inbox.ask(Command::MakeRoom);
         if self.is_by_hand() {
+            self.asks_by_hand.store(true, Ordering::Relaxed);
             return Err(Errno::AGAIN);
         }
         // The caller checks the map for room.

@@ -28,8 +28,6 @@ use crate::runtime::inbox::ReplySender;
 use crate::runtime::pace::Pace;
 use crate::runtime::wakers::QueueWaker;
 
-pub use turns::LIMBO_PATIENCE;
-
 /// Time after which changes are committed without a flush.
 const PATIENCE: Duration = Duration::from_secs(1);
 

@@ -11,7 +11,7 @@ use crate::qcow2::commits::Command;
 use crate::upkeep::Upkeep;
 
 /// Wait for requests that may still use clusters in limbo.
-pub const LIMBO_PATIENCE: Duration = Duration::from_millis(20);
+const LIMBO_PATIENCE: Duration = Duration::from_millis(20);
 /// Wait of a request without room for the clusters that other requests may still use.
 const ROOM_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -114,6 +114,7 @@ impl Maintenance {
         if !may_wait || self.core.meta().has_room(1) {
             self.asked_at = None;
             self.askers.drain(..).for_each(|reply| reply.send(Ok(())));
+            self.core.answered_by_hand();
         }
     }
 

@@ -7,7 +7,6 @@ use flowstone_block::Errno;
 
 use super::worker::ASKS_MAX;
 use super::{SlowPath, SlowPathWorker};
-use crate::qcow2::maintenance::LIMBO_PATIENCE;
 use crate::upkeep::Upkeep;
 
 /// See the module.
@@ -16,39 +15,36 @@ pub struct SlowPathByHand {
     worker: Option<SlowPathWorker>,
     /// Number of times that the first request has asked for room.
     asks: u32,
-    /// When it asks again.
-    again_at: Option<Instant>,
 }
 
 impl SlowPath {
     /// Returns the worker that carries out requests, in the place of threads.
     pub fn by_hand(self: &Arc<Self>) -> SlowPathByHand {
         self.core.work_by_hand();
-        SlowPathByHand { slow_path: Arc::clone(self), worker: None, asks: 0, again_at: None }
+        SlowPathByHand { slow_path: Arc::clone(self), worker: None, asks: 0 }
     }
 }
 
 impl Upkeep for SlowPathByHand {
     fn is_due(&self) -> bool {
-        let waits = self.again_at.is_some_and(|at| at > self.slow_path.core.clock.now());
-        !waits && !self.slow_path.state().jobs.is_empty()
+        !self.slow_path.core.asks_by_hand() && !self.slow_path.state().jobs.is_empty()
     }
 
     fn next(&self) -> Option<Instant> {
-        self.again_at
+        None
     }
 
-    /// A request that lacks room is retried: all its steps are repeated.
+    /// A request that lacks room is retried when the maintenance worker has answered: all its steps
+    /// are repeated.
     fn turn(&mut self) {
         let Some(mut job) = self.slow_path.state().jobs.pop_front() else { return };
         let outcome = self.slow_path.carry_out(job.request(), &mut self.worker);
         if outcome == Err(Errno::AGAIN) && self.asks < ASKS_MAX {
             self.asks += 1;
-            self.again_at = Some(self.slow_path.core.clock.now() + LIMBO_PATIENCE);
             self.slow_path.state().jobs.push_front(job);
             return;
         }
-        (self.asks, self.again_at) = (0, None);
+        self.asks = 0;
         job.reply(
             outcome.map_err(|errno| if errno == Errno::AGAIN { Errno::NOSPC } else { errno }),
         );
