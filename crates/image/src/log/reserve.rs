@@ -112,7 +112,7 @@ pub const SLACK_SEGMENTS: u32 = 4;
 /// Dead segments are freed together, at most this many blocks and segments: each time costs an
 /// fdatasync, and unfreed segments are room that cleaning lacks.
 const FREED_TOGETHER_BLOCKS: u32 = (16 << 20) / 4096;
-const FREED_TOGETHER: u32 = 3;
+pub const FREED_TOGETHER: u32 = 3;
 /// Inverse of the share of an image in dead segments of which the drive is told, although the
 /// image has room: until then it copies them.
 const UNTOLD_SHARE: u32 = 100;
