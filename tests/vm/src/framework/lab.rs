@@ -72,7 +72,7 @@ impl Lab {
         let building = File::create(workspace::guest_folder().join("building"))?;
         building.lock().context("wait for other labs")?;
         let artifacts = Artifacts::find(kernel)?;
-        let accel = Accel::choose(&artifacts)?;
+        let accel = Accel::choose(&artifacts)?.of_kernel(kernel);
         // Outside of the source tree: socket paths must be shorter than 108 bytes.
         let folder = TempDir::with_prefix("flowstone-")?;
         Ok(Self { folder, artifacts, accel, _place: place })

@@ -96,7 +96,9 @@ fn introduce(lab: &Lab, machine: &Machine) {
     fact("guest", format!("Debian's own kernel {kernel}, {cpus} CPUs, {memory_mib} MiB"));
     let speed = match lab.accel() {
         Accel::Kvm => "with KVM",
-        Accel::Tcg => "emulated (TCG, no KVM): counts are right, times are long",
+        Accel::Tcg | Accel::TcgOneThread => {
+            "emulated (TCG, no KVM): counts are right, times are long"
+        }
     };
     fact("runs", speed);
 }
