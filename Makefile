@@ -9,7 +9,8 @@ FUZZ_SECONDS ?= 60
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SHARE := $(DESTDIR)$(PREFIX)/share
 UNITS := $(DESTDIR)$(PREFIX)/lib/systemd/system
-MODELLED := -p flowstone-reactor -p flowstone-cache -p flowstone-image -p flowstone-runner
+MODELLED := -p flowstone-reactor -p flowstone-cache -p flowstone-image -p flowstone-qcow2 -p flowstone-log \
+	-p flowstone-runner
 
 # Where rustup puts cargo, for the run that has just installed it.
 export PATH := $(HOME)/.cargo/bin:$(PATH)

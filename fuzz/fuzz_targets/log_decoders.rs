@@ -2,7 +2,7 @@
 //! or understood, and what is understood comes back the same when it is written again.
 #![no_main]
 
-use flowstone_image::fuzzing::decode;
+use flowstone_log::fuzzing::decode;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| decode(bytes));

@@ -3,7 +3,7 @@
 #![no_main]
 
 use arbitrary::Arbitrary;
-use flowstone_image::fuzzing::{Left, Patch, Target, survive};
+use flowstone_log::fuzzing::{Left, Patch, Target, survive};
 use libfuzzer_sys::fuzz_target;
 
 #[derive(Arbitrary, Debug)]

@@ -3,7 +3,7 @@
 #![no_main]
 
 use arbitrary::Arbitrary;
-use flowstone_image::qcow2::fuzzing::{Patch, survive};
+use flowstone_qcow2::fuzzing::{Patch, survive};
 use libfuzzer_sys::fuzz_target;
 
 #[derive(Arbitrary, Debug)]

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::Instant;
 
-use flowstone_image::log::{Address, BlockMap, MapEntry};
+use flowstone_log::BlockMap;
+use flowstone_log_format::{Address, MapEntry};
 
 const ENTRIES: usize = 10_000_000;
 /// Blocks of the disk: 64 GiB, so that the entries are sparse, as with random writes.

@@ -1,7 +1,9 @@
 //! Replays of the trace: the cost of a format for a drive.
 
 use anyhow::Result;
-use flowstone_image::{CreateOptions, Format, LogOptions};
+use flowstone_formats::CreateOptions;
+use flowstone_image::Format;
+use flowstone_log::LogOptions;
 use flowstone_replay::{Load, ReplayOptions, Report, Timing, replay};
 use flowstone_ssd::SsdOptions;
 use flowstone_trace::{Event, Kind, Trace};

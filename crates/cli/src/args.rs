@@ -16,7 +16,10 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use flowstone_block::Result;
 use flowstone_block::{SizeChange, parse_size};
 use flowstone_daemon::{CONTROL_DEFAULT, CONTROL_VARIABLE};
-use flowstone_image::{Backing, CreateOptions, Format, LogOptions, Qcow2Options, Streams};
+use flowstone_formats::CreateOptions;
+use flowstone_image::Format;
+use flowstone_log::{LogOptions, Streams};
+use flowstone_qcow2::{Backing, Qcow2Options};
 
 pub use self::advise::Advise;
 pub use self::disk::{AddDisk, Disk, DiskCommand, ListDisks, RemoveDisk, SetDisk, ShowDisk};

@@ -14,12 +14,12 @@ use flowstone_block::{Error, Layer, Result, SectorCount};
 use flowstone_cache::{Cache, CacheArgs, CacheConfig, Cached, CachedDisk, DiskCacheReport};
 use flowstone_classify::{ClassesReport, Classify, ClassifyArgs, DiskClasses, LayoutReport};
 use flowstone_fileio::{FileArgs, FileOpener, FileWrapper};
-use flowstone_image::{
-    CopyArgs, CopyMemory, DiscardMode, Format, Image, ImageArgs, ImageOptions, Progress, open,
-};
+use flowstone_formats::{CopyArgs, ImageArgs, ImageOptions, open};
+use flowstone_image::{DiscardMode, Format, Image, Progress};
 use flowstone_layers::{
     DetectZeroes, LayerArgs, LayerCounters, Mem, Null, Record, Recorder, ZeroCounters, ZeroesArgs,
 };
+use flowstone_log::CopyMemory;
 use flowstone_memory::sizer::Limits;
 use flowstone_qos::{
     DeviceVm, Devices, DiskLimits, DiskShare, Group, GroupArgs, QosReport, ShareArgs,

@@ -3,7 +3,7 @@
 use flowstone_block::SectorCount;
 
 /// Converts a size in bytes to sectors, or returns why no disk can have it.
-pub(crate) fn valid_capacity(bytes: u64) -> Result<SectorCount, &'static str> {
+pub fn valid_capacity(bytes: u64) -> Result<SectorCount, &'static str> {
     // File offsets are signed 64-bit numbers (off_t).
     const BYTES_MAX: u64 = i64::MAX as u64;
     match SectorCount::from_bytes(bytes) {

@@ -10,6 +10,7 @@ use tracing::error;
 /// Damage of an image whose name is not known where the damage is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flaw {
+    /// Damaged part, and its defect.
     pub what: String,
     lba: Option<Sector>,
     offset: Option<u64>,

@@ -66,7 +66,7 @@ pub struct Layout {
 
 impl Layout {
     /// Returns what the file itself reports, without data runs.
-    pub(crate) fn of(file: &dyn FileIo) -> io::Result<Self> {
+    pub fn of(file: &dyn FileIo) -> io::Result<Self> {
         Ok(Self {
             allocated_bytes: file.allocated_bytes()?,
             data_runs: 0,

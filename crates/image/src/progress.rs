@@ -17,12 +17,12 @@ struct Counts {
 
 impl Progress {
     /// Sets the number of segments to read.
-    pub(crate) fn begin(&self, segments: u64) {
+    pub fn begin(&self, segments: u64) {
         self.0.segments.store(segments, Ordering::Relaxed);
     }
 
     /// Adds segments that have been read.
-    pub(crate) fn add(&self, segments: u64) {
+    pub fn add(&self, segments: u64) {
         self.0.read.fetch_add(segments, Ordering::Relaxed);
     }
 

@@ -33,7 +33,8 @@ pub struct CheckReport {
 pub const ERRORS_LISTED_MAX: usize = 100;
 
 impl CheckReport {
-    pub(crate) fn error(&mut self, line: impl Into<String>) {
+    /// Adds an error.
+    pub fn error(&mut self, line: impl Into<String>) {
         self.error_count += 1;
         if self.errors.len() < ERRORS_LISTED_MAX {
             self.errors.push(line.into());

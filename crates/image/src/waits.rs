@@ -10,29 +10,48 @@ use std::fmt;
 /// Why a request has not completed yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Wait {
+    /// For a call of the host.
     Host,
+    /// For a sync that others share.
     Sync,
+    /// For the discard thread.
     Discard,
+    /// For a record before its own.
     Commit,
+    /// For a record that holds its block.
     Conflict,
+    /// For room for its record.
     Room,
+    /// For new heads.
     Restart,
+    /// For a commit of the map.
     MapCommit,
+    /// For the slow path.
     SlowPath,
+    /// For a claim on its cluster.
     Claim,
+    /// For free clusters.
     Clusters,
+    /// For a resize or compact.
     Command,
 }
 
 /// The owner that ends a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
+    /// The host's kernel.
     Kernel,
+    /// The queue, worker or resize that leads the sync.
     LeadingQueue,
+    /// The queue of the record before.
     OtherQueue,
+    /// The maintenance worker.
     Maintenance,
+    /// The discard thread.
     DiscardThread,
+    /// A thread of the slow path.
     SlowPathThread,
+    /// The owner of a claim on a cluster.
     Claimant,
 }
 
@@ -51,6 +70,7 @@ impl fmt::Display for Owner {
 }
 
 impl Wait {
+    /// All waits.
     pub const ALL: [Self; 12] = [
         Self::Host,
         Self::Sync,
@@ -84,6 +104,7 @@ impl Wait {
         }
     }
 
+    /// Returns the owner that ends it.
     pub const fn owner(self) -> Owner {
         match self {
             Self::Host => Owner::Kernel,
@@ -156,34 +177,38 @@ impl Wait {
             Self::Command => &["a_worker_that_ends_fails_those_who_wait_and_those_who_come_later"],
         }
     }
-
-    /// Returns the row of the table.
-    fn row(self) -> String {
-        let tests: Vec<&str> = self.shown_by().to_vec();
-        let (what, owner, ends, tests) = (self.what(), self.owner(), self.ends(), tests.join(", "));
-        format!("| `{self:?}` | {what} | {owner} | {ends} | {tests} |")
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
 
     use flowstone_testkit::table::{assert_rows, assert_tests};
 
     use super::*;
+
+    /// Returns the row of the table.
+    fn row(wait: Wait) -> String {
+        let tests: Vec<&str> = wait.shown_by().to_vec();
+        let (what, owner, ends, tests) = (wait.what(), wait.owner(), wait.ends(), tests.join(", "));
+        format!("| `{wait:?}` | {what} | {owner} | {ends} | {tests} |")
+    }
 
     /// The table of the document matches the code.
     #[test]
     fn the_document_names_each_state_its_owner_and_its_test() {
         let mark = "<!-- crates/image/src/waits.rs -->\n";
         let document = include_str!("../../../docs/durability.md");
-        assert_rows(document, mark, &Wait::ALL.map(Wait::row));
+        assert_rows(document, mark, &Wait::ALL.map(row));
     }
 
     #[test]
     fn each_state_names_tests_that_there_are() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-        assert_tests(&[&folder], Wait::ALL.iter().flat_map(|wait| wait.shown_by()));
+        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let folders = ["image", "raw", "qcow2", "log", "formats"].map(|it| crates.join(it));
+        assert_tests(
+            &folders.each_ref().map(PathBuf::as_path),
+            Wait::ALL.iter().flat_map(|wait| wait.shown_by()),
+        );
     }
 }

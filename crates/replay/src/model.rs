@@ -12,7 +12,8 @@ use std::time::Instant;
 use anyhow::{Result, anyhow, bail, ensure};
 use flowstone_block::{Class, NextLook, TimeSource as _, format_size};
 use flowstone_cache::CacheCount;
-use flowstone_image::{CreateOptions, Upkeep, create_in, open_stepped};
+use flowstone_formats::{CreateOptions, create_in, open_stepped};
+use flowstone_image::Upkeep;
 use flowstone_memory::reading::Reader;
 use flowstone_ssd::{ModelTime, Ssd, SsdFile, SsdOptions, beside, in_charge};
 

@@ -11,7 +11,8 @@ use flowstone_block::{AlignedBuf, Reactor, format_size};
 use flowstone_fileio::{
     Access, BlockingFile, FileIo, FileOffset, FileOp, HostFile, OpenOptions, create_sparse,
 };
-use flowstone_image::{Format, create_in, open};
+use flowstone_formats::{create_in, open};
+use flowstone_image::Format;
 
 use crate::guest::Guest;
 use crate::medium::{Counted, Medium};

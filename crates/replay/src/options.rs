@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use flowstone_cache::PolicyKind;
-use flowstone_image::{CreateOptions, Format, ImageOptions};
+use flowstone_formats::{CreateOptions, ImageOptions};
+use flowstone_image::Format;
 use flowstone_ssd::SsdOptions;
 use flowstone_trace::Trace;
 

@@ -4,7 +4,9 @@ use std::ops::RangeInclusive;
 
 use anyhow::{Result, bail, ensure};
 use flowstone_block::format_size;
-use flowstone_image::{CreateOptions, Format, LogOptions};
+use flowstone_formats::CreateOptions;
+use flowstone_image::Format;
+use flowstone_log::LogOptions;
 
 use crate::guest::{Asked, Pace};
 use crate::load::BLOCK_BYTES;

@@ -7,7 +7,9 @@ use std::thread;
 
 use flowstone_cache::PolicyKind;
 use flowstone_fileio::{Access, OpenOptions};
-use flowstone_image::{CopyMemory, CreateOptions, Format, LogOptions, ResortLimit};
+use flowstone_formats::CreateOptions;
+use flowstone_image::Format;
+use flowstone_log::{CopyMemory, LogOptions, ResortLimit};
 use flowstone_replay::{
     CacheOptions, Class, Event, Kind, Load, Onto, Phase, ReplayOptions, Report, SsdOptions, Timing,
     Trace, TrimMode, replay,
@@ -400,7 +402,7 @@ fn a_load_can_be_put_onto_a_file() {
             report.drive_bytes,
         );
         assert_eq!(of_model, (None, None, None, None));
-        let info = flowstone_image::inspect(&path, format).unwrap();
+        let info = flowstone_formats::inspect(&path, format).unwrap();
         assert_eq!(info.space.virtual_bytes, 16 * MIB, "the image stays");
     }
 }

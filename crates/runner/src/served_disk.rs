@@ -6,9 +6,10 @@ use std::thread::{self, JoinHandle};
 
 use flowstone_block::{Layer, QueueRunner};
 use flowstone_fileio::{Access, DirectChoice, EngineChoice, FileArgs, LockPatience};
+use flowstone_formats::{CreateOptions, ImageOptions, create, open};
 use flowstone_frontend::vhost_user::{DeviceOptions, DeviceShared, Server, VirtQueue};
 use flowstone_host::SocketAccess;
-use flowstone_image::{CreateOptions, Format, Image, ImageOptions, create, open};
+use flowstone_image::{Format, Image};
 use flowstone_testkit::load::{LoadOptions, LoadReport};
 use rustix::event::{EventfdFlags, eventfd};
 

@@ -4,6 +4,7 @@
 //!   demand. It never serves a guest.
 //! * [`VolatileFile`]: a drive's write cache over a real file, in this process: killing the process
 //!   is a power cut. The daemon in `tests/power_cut` serves guests from it.
+//! * [`Deadly`]: a [`SimDisk`] at which a thread panics on demand.
 //!
 //! A [`SimDisk`] is used like any host file, and records everything that changes it. At any time,
 //! [`crash_at`](SimDisk::crash_at) makes another disk with possible contents of the medium after a
@@ -46,6 +47,7 @@
 mod change;
 mod channel;
 mod crash;
+mod deadly;
 mod disk;
 mod fate;
 mod faults;
@@ -59,6 +61,7 @@ mod volatile;
 mod tests;
 
 pub use crash::EXHAUSTIVE_MAX;
+pub use deadly::{Deadly, wait_until};
 pub use disk::SimDisk;
 pub use fate::Fate;
 pub use faults::{Call, Fault, Landed};

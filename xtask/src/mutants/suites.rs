@@ -17,8 +17,14 @@ const HANG: Duration = Duration::from_secs(400);
 /// Packages left out: real guests are not needed, and benches and tasks do not test data.
 const LEFT_OUT: [&str; 3] = ["flowstone-vmtest", "flowstone-bench", "flowstone-xtask"];
 /// Packages with models. With the feature of models, nothing else of a binary runs.
-const MODELLED: [&str; 4] =
-    ["flowstone-reactor", "flowstone-cache", "flowstone-image", "flowstone-runner"];
+const MODELLED: [&str; 6] = [
+    "flowstone-reactor",
+    "flowstone-cache",
+    "flowstone-image",
+    "flowstone-qcow2",
+    "flowstone-log",
+    "flowstone-runner",
+];
 const MODELS: &str = "models::";
 
 /// The verdict of the tests on a mutant.
@@ -69,10 +75,10 @@ impl Suites {
         let models = ["--lib", "--features", "model,flowstone-block/mutants"];
         let mut binaries = built(workspace, tests.into_iter().chain(left_out), false)?;
         binaries.extend(built(workspace, models.into_iter().chain(modelled), true)?);
-        // The slow ones last: image simulates crashes by the thousand, cli starts daemons.
+        // The slow ones last: formats simulate crashes by the thousand, cli starts daemons.
         binaries.sort_by_key(|binary| match &*binary.package {
             _ if binary.is_model => 1,
-            "image" => 2,
+            "image" | "raw" | "qcow2" | "log" | "formats" => 2,
             "cli" | "guest" => 3,
             _ => 0,
         });
@@ -82,13 +88,9 @@ impl Suites {
     /// Runs tests until one fails: first those of the mutant's own area, then all.
     pub fn try_all(&self, mutant: Option<&Mutant>) -> Result<Verdict> {
         let area = mutant.map_or("", Mutant::area);
-        let filter = format!("{area}::");
-        let near = self.binaries.iter().filter_map(|binary| match &*binary.package {
-            "image" if mutant.is_some() => Some((binary, Some(&*filter))),
-            package => (package == area).then_some((binary, None)),
-        });
-        for (binary, filter) in near.chain(self.binaries.iter().map(|binary| (binary, None))) {
-            match binary.try_with(mutant, filter)? {
+        let near = self.binaries.iter().filter(|binary| binary.package == area);
+        for binary in near.chain(&self.binaries) {
+            match binary.try_with(mutant)? {
                 Verdict::Survived => {}
                 verdict => return Ok(verdict),
             }
@@ -128,10 +130,13 @@ fn test_binary(message: &[u8], is_model: bool) -> Option<Binary> {
 }
 
 impl Binary {
-    fn try_with(&self, mutant: Option<&Mutant>, filter: Option<&str>) -> Result<Verdict> {
+    fn try_with(&self, mutant: Option<&Mutant>) -> Result<Verdict> {
         let mut command = Command::new(&self.path);
-        let filter = if self.is_model { Some(MODELS) } else { filter };
-        command.args(filter).current_dir(&self.folder).stdout(Stdio::piped()).stderr(Stdio::null());
+        command
+            .args(self.is_model.then_some(MODELS))
+            .current_dir(&self.folder)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
         match mutant {
             Some(mutant) => command.env("FLOWSTONE_MUTANT", &mutant.name),
             None => command.env_remove("FLOWSTONE_MUTANT"),

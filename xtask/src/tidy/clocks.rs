@@ -7,7 +7,14 @@ use super::calls::calls_in;
 use super::lists::List;
 use super::source::Source;
 
-const TIMED: [&str; 3] = ["crates/image/src/", "crates/cache/src/", "crates/qos/src/"];
+const TIMED: [&str; 6] = [
+    "crates/image/src/",
+    "crates/raw/src/",
+    "crates/qcow2/src/",
+    "crates/log/src/",
+    "crates/cache/src/",
+    "crates/qos/src/",
+];
 /// Methods that read the host's clock, and functions that do, or types whose functions do.
 const METHODS: [&str; 1] = ["elapsed"];
 const FUNCTIONS: [&str; 3] = ["Instant", "SystemTime", "sleep"];

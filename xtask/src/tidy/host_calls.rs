@@ -18,9 +18,9 @@ const SHARED: [&str; 11] = [
     "crates/cache/src/",
     "crates/qos/src/",
     "crates/layers/src/",
-    "crates/image/src/raw/channel",
-    "crates/image/src/qcow2/channel",
-    "crates/image/src/log/channel",
+    "crates/raw/src/channel",
+    "crates/qcow2/src/channel",
+    "crates/log/src/channel",
     "crates/fileio/src/uring.rs",
 ];
 

@@ -14,16 +14,7 @@ use syn::{Item, ItemFn, ItemMod, ItemUse, Path, UseTree, Visibility};
 use super::lists::List;
 use super::source::{Source, is_for_tests};
 
-/// Folders of a crate whose files must not import those of others: formats are independent of each
-/// other, and their common base is independent of all of them.
-const STRANGERS: [(&str, &[&str]); 4] = [
-    ("crates/image/src/runtime/", &["raw/", "qcow2/", "log/"]),
-    ("crates/image/src/raw/", &["qcow2/", "log/"]),
-    ("crates/image/src/qcow2/", &["raw/", "log/"]),
-    ("crates/image/src/log/", &["raw/", "qcow2/"]),
-];
-
-/// Returns circles of files in each crate, and forbidden imports.
+/// Returns circles of files in each crate.
 pub fn check(sources: &[Source], excused: &List) -> Vec<String> {
     let mut files: BTreeMap<&str, Vec<&Source>> = BTreeMap::new();
     for source in sources.iter().filter(|source| !source.is_test) {
@@ -38,9 +29,7 @@ pub fn check(sources: &[Source], excused: &List) -> Vec<String> {
     };
     let of_crate = |it: &Crate| [circles(&it.edges()), circles(&it.room_edges())].concat();
     let circles: Vec<_> = crates.iter().flat_map(of_crate).map(describe).collect();
-    let mut complaints = excused.judge(&circles);
-    complaints.extend(crates.iter().flat_map(|it| it.meetings(&STRANGERS)));
-    complaints
+    excused.judge(&circles)
 }
 
 /// A module path from the root of the crate.
@@ -96,23 +85,6 @@ impl Crate {
             rooms.entry(other).or_default();
         }
         rooms
-    }
-
-    /// Returns the files that depend on a file in a folder forbidden to them.
-    fn meetings(&self, strangers: &[(&str, &[&str])]) -> Vec<String> {
-        let mut found = Vec::new();
-        for (file, others) in self.edges() {
-            for (folder, unknown) in strangers.iter().filter(|(it, _)| file.starts_with(it)) {
-                let root = &folder[..folder.find("/src/").map_or(0, |at| at + 5)];
-                let is_unknown = |other: &&String| {
-                    let inside = other.strip_prefix(root).unwrap_or_default();
-                    unknown.iter().any(|folder| inside.starts_with(folder))
-                };
-                let met = others.iter().filter(is_unknown);
-                found.extend(met.map(|other| format!("{file} must not know {other}")));
-            }
-        }
-        found
     }
 
     /// Returns the files that a module depends on.
@@ -322,22 +294,6 @@ mod tests {
         assert_eq!(circles(&files), [""; 0]);
         let siblings = [files[0], files[1], ("b/d.rs", "use super::c::C; pub struct D;")];
         assert_eq!(circles(&siblings), ["import circle: a/src/b/c.rs a/src/b/d.rs"]);
-    }
-
-    #[test]
-    fn folders_that_are_strangers_do_not_import_each_other() {
-        let files = [
-            ("b/mod.rs", "mod x;\npub use x::X;"),
-            ("b/x.rs", "pub struct X;"),
-            ("c/mod.rs", "use crate::b::X;"),
-            ("d.rs", "use crate::b::X; use crate::c;"),
-        ];
-        let parse = |(path, text): &(&str, &str)| Source::parse(&format!("a/src/{path}"), text);
-        let files: Vec<Source> = files.iter().map(|file| parse(file).unwrap()).collect();
-        let read = Crate::new(&files.iter().collect::<Vec<_>>());
-        assert_eq!(read.meetings(&[("a/src/b/", &["c/"])]), [""; 0]);
-        let met = read.meetings(&[("a/src/c/", &["b/"])]);
-        assert_eq!(met, ["a/src/c/mod.rs must not know a/src/b/x.rs"]);
     }
 
     #[test]

@@ -15,16 +15,22 @@ use super::source::Source;
 
 /// Allowed dependencies of the packages of the product, in `crates/` and `guest/`. An optional
 /// dependency is for tests.
-const MAY_KNOW: [(&str, &[&str]); 23] = [
+const MAY_KNOW: [(&str, &[&str]); 28] = [
     ("reactor", &[]),
     ("memory", &[]),
     ("ssd", &["block", "fileio"]),
     ("trace", &[]),
-    ("replay", &["block", "fileio", "image", "cache", "memory", "ssd", "trace"]),
-    ("advise", &["block", "image", "cache", "replay", "ssd", "trace"]),
+    ("replay", &["block", "fileio", "image", "log", "formats", "cache", "memory", "ssd", "trace"]),
+    ("advise", &["block", "image", "log", "formats", "cache", "replay", "ssd", "trace"]),
     ("block", &["reactor"]),
     ("fileio", &["block", "reactor"]),
+    // What formats share; the formats, which do not know each other; and what knows all of them.
     ("image", &["block", "fileio"]),
+    ("raw", &["block", "fileio", "image"]),
+    ("qcow2", &["block", "fileio", "image"]),
+    ("log-format", &["block", "fileio"]),
+    ("log", &["block", "fileio", "image", "log-format"]),
+    ("formats", &["block", "fileio", "image", "raw", "qcow2", "log-format", "log"]),
     ("layers", &["block"]),
     ("classify", &["block"]),
     ("cache", &["block"]),
@@ -36,11 +42,17 @@ const MAY_KNOW: [(&str, &[&str]); 23] = [
     (
         "daemon",
         &[
-            "block", "fileio", "image", "layers", "classify", "cache", "qos", "host", "frontend",
-            "runner", "memory", "trace",
+            "block", "fileio", "image", "log", "formats", "layers", "classify", "cache", "qos",
+            "host", "frontend", "runner", "memory", "trace",
         ],
     ),
-    ("cli", &["block", "fileio", "image", "cache", "qos", "daemon", "replay", "advise", "trace"]),
+    (
+        "cli",
+        &[
+            "block", "fileio", "image", "qcow2", "log", "formats", "cache", "qos", "daemon",
+            "replay", "advise", "trace",
+        ],
+    ),
     ("testkit", &[]),
     ("sim", &["block", "fileio"]),
     ("policy", &[]),
@@ -54,14 +66,19 @@ const FUSE: (&str, &str) = ("fuser", "guest/filecache/src/library.rs");
 /// Features that enable test machinery.
 const FOR_TESTS: [&str; 2] = ["testing", "model"];
 
-/// The stages. A file is part of the image stage.
-const STAGES: [(&str, &str); 7] = [
+/// The stages. Formats and files are part of the image stage.
+const STAGES: [(&str, &str); 12] = [
     ("flowstone_frontend", "frontend"),
     ("flowstone_classify", "classify"),
     ("flowstone_cache", "cache"),
     ("flowstone_qos", "qos"),
     ("flowstone_layers", "layers"),
     ("flowstone_image", "image"),
+    ("flowstone_raw", "image"),
+    ("flowstone_qcow2", "image"),
+    ("flowstone_log_format", "image"),
+    ("flowstone_log", "image"),
+    ("flowstone_formats", "image"),
     ("flowstone_fileio", "image"),
 ];
 /// The file that may name all of them.

@@ -7,7 +7,8 @@ use flowstone_block::{Error, Result, parse_size};
 use flowstone_cache::CacheArgs;
 use flowstone_daemon::PdcArgs;
 use flowstone_fileio::FileArgs;
-use flowstone_image::{CopyArgs, CreateOptions, Format, ImageArgs};
+use flowstone_formats::{CopyArgs, CreateOptions, ImageArgs};
+use flowstone_image::Format;
 use flowstone_replay::{Generator, SsdOptions, TrimMode};
 
 use super::{LogArgs, Qcow2Args};

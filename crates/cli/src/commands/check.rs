@@ -3,7 +3,8 @@
 use std::process::ExitCode;
 
 use flowstone_block::{Result, format_size};
-use flowstone_image::{CheckOptions, CheckReport, Format, check};
+use flowstone_formats::check;
+use flowstone_image::{CheckOptions, CheckReport, Format};
 use serde::Serialize;
 
 use super::{LOCK_PATIENCE, print_json};

@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use flowstone_block::Result;
 use flowstone_fileio::Access;
-use flowstone_image::{Format, Image, create};
+use flowstone_formats::create;
+use flowstone_image::{Format, Image};
 
 use super::{LOCK_PATIENCE, open_image, print_notice};
 use crate::args::Convert;
@@ -30,7 +31,7 @@ pub fn run(args: &Convert) -> Result<ExitCode> {
 fn fill(target: &Path, format: Format, source: &dyn Image) -> Result<()> {
     let target = open_image(target, Some(format), Access::Write, &[])?;
     let bar = bytes_bar("converting", source.geometry().capacity.bytes());
-    let copied = flowstone_image::convert(source, &*target, |bytes| bar.set_position(bytes));
+    let copied = flowstone_formats::convert(source, &*target, |bytes| bar.set_position(bytes));
     bar.finish_and_clear();
     copied
 }

@@ -3,7 +3,8 @@
 use std::process::ExitCode;
 
 use flowstone_block::Result;
-use flowstone_image::{Format, create};
+use flowstone_formats::create;
+use flowstone_image::Format;
 
 use super::{LOCK_PATIENCE, print_notice};
 use crate::args::Create;

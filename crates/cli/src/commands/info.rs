@@ -3,7 +3,10 @@
 use std::process::ExitCode;
 
 use flowstone_block::{Result, format_size};
-use flowstone_image::{Format, LogInfo, Qcow2Info, inspect};
+use flowstone_formats::inspect;
+use flowstone_image::Format;
+use flowstone_log::LogInfo;
+use flowstone_qcow2::Qcow2Info;
 use serde::Serialize;
 
 use super::{only_print_from_now_on, print_json};

@@ -23,7 +23,8 @@ use std::time::Duration;
 use flowstone_block::{Error, Result, SECTOR_BYTES, SectorCount};
 use flowstone_daemon::DiskWord;
 use flowstone_fileio::{Access, FileOpener, LockPatience, OpenOptions};
-use flowstone_image::{Format, Image, ImageOptions};
+use flowstone_formats::ImageOptions;
+use flowstone_image::{Format, Image};
 use flowstone_qos::Limit;
 
 use crate::args::Command;
@@ -91,7 +92,7 @@ fn open_image(
     let backing_dirs = backing_dirs.to_vec();
     let file = OpenOptions { lock_patience: LOCK_PATIENCE, ..OpenOptions::new(access) };
     let options = ImageOptions { backing_dirs, ..ImageOptions::new(file) };
-    flowstone_image::open(path, format, options)
+    flowstone_formats::open(path, format, options)
 }
 
 /// Converts a size to sectors; the error names a valid size.

@@ -7,7 +7,7 @@ use flowstone_block::{Error, Result, format_size};
 use flowstone_cache::CacheConfig;
 use flowstone_daemon::Pdc;
 use flowstone_fileio::{Access, FileOpener, OpenOptions};
-use flowstone_image::ImageOptions;
+use flowstone_formats::ImageOptions;
 use flowstone_replay::{
     CacheOptions, ClassHits, Hits, Load, Onto, ReplayOptions, Report, SsdOptions, Timing, Trace,
     read_trace, replay,

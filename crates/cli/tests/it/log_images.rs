@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use flowstone_image::fuzzing::{Left, Patch, Target, patched, small_image};
+use flowstone_log::fuzzing::{Left, Patch, Target, patched, small_image};
 use flowstone_testkit::load::{LoadOptions, run};
 use flowstone_testkit::{Status, wait_until};
 use serde_json::Value;

@@ -2,8 +2,9 @@ use std::collections::BTreeSet;
 
 use flowstone_cache::{CacheSize, FreqThreshold, PolicyKind};
 use flowstone_fileio::EngineChoice;
-use flowstone_image::{Format, ResortLimit, Streams};
+use flowstone_image::Format;
 use flowstone_layers::DetectZeroes;
+use flowstone_log::{ResortLimit, Streams};
 
 use super::*;
 use crate::control::OPENAPI;

@@ -6,7 +6,8 @@ use std::str::FromStr;
 use clap::{Args, ValueEnum};
 use flowstone_block::{Error, Result, parse_size};
 use flowstone_fileio::{Access, FileOpener, LockPatience, OpenOptions};
-use flowstone_image::{Format, ImageOptions};
+use flowstone_formats::ImageOptions;
+use flowstone_image::Format;
 use tracing::info;
 
 use super::StackArgs;

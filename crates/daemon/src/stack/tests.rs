@@ -10,7 +10,7 @@ use flowstone_block::{
 };
 use flowstone_cache::CacheSize;
 use flowstone_fileio::{LockPatience, open_host_file};
-use flowstone_image::{CreateOptions, create};
+use flowstone_formats::{CreateOptions, create};
 use flowstone_testkit::fuse::FuseHost;
 
 use super::*;

@@ -23,14 +23,17 @@ pub struct HandedOver {
 }
 
 impl HandedOver {
+    /// Hands over a request.
     pub fn new(request: Box<Request>, reply_to: &Arc<CompletionQueue>) -> Self {
         Self { request: Some(request), reply_to: Arc::clone(reply_to) }
     }
 
+    /// Returns the request.
     pub fn request(&mut self) -> &mut Request {
         self.request.as_mut().expect("it is taken by the answer only, which takes all of this")
     }
 
+    /// Completes the request.
     pub fn reply(mut self, outcome: Outcome) {
         self.give_back(outcome);
     }

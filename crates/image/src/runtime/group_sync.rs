@@ -169,6 +169,7 @@ impl GroupSync {
         self.failed.store(true, Ordering::Release);
     }
 
+    /// Returns whether all later flushes fail.
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
     }
@@ -279,7 +280,8 @@ impl Flushes {
         self.leading
     }
 
-    #[cfg(test)]
+    /// Returns whether no flush waits.
+    #[cfg(any(test, feature = "testing"))]
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty()
     }

@@ -10,6 +10,7 @@ use std::thread::{Builder, JoinHandle};
 pub enum End {
     /// It returned after a stop, or could not start.
     Returned,
+    /// It panicked.
     Panicked,
 }
 

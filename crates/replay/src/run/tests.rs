@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use flowstone_block::{BlockingDisk, Sector};
 use flowstone_fileio::FileIo as _;
-use flowstone_image::{DiscardMode, Image, create_in};
+use flowstone_formats::create_in;
+use flowstone_image::{DiscardMode, Image};
 use flowstone_ssd::{Ssd, SsdOptions};
 use flowstone_trace::{Event, Kind, Trace};
 

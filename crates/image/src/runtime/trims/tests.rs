@@ -3,8 +3,8 @@
 use flowstone_block::{Op, Reactor, Sector, SectorCount};
 
 use super::*;
-use crate::deadly::wait_until;
 use crate::runtime::wakers::QueueWaker;
+use flowstone_sim::wait_until;
 
 /// The discard was dropped without a completion, and so was every later one, since no other thread
 /// was started. Queue and daemon then waited for ever.

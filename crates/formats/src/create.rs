@@ -1,0 +1,331 @@
+//! Entry points of this crate: create a new image, open an existing one, and inspect one that
+//! another process may have open.
+
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
+use flowstone_block::{AlignedBuf, Error, Result, SectorCount};
+use flowstone_fileio::{
+    Access, BlockingFile, DirectChoice, FileIo, FileOffset, LockPatience, OpenOptions,
+    create_sparse,
+};
+use tracing::warn;
+
+use flowstone_image::{DiscardMode, Format, Image, Space, Upkeep, valid_capacity};
+use flowstone_log::{self as log, LogImage, LogInfo, LogOptions};
+use flowstone_log_format::SUPERBLOCK_AREA_BYTES;
+use flowstone_qcow2::{self as qcow2, Backing, Qcow2Image, Qcow2Info, Qcow2Options};
+use flowstone_raw::RawImage;
+
+use crate::backing::locate;
+use crate::options::ImageOptions;
+
+/// Options for creating an image, by format.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CreateOptions {
+    /// For log images.
+    pub log: LogOptions,
+    /// For qcow2 images.
+    pub qcow2: Qcow2Options,
+}
+
+impl CreateOptions {
+    /// Refuses options that belong to another format.
+    pub fn check(&self, name: &str, format: Format) -> Result<()> {
+        let others: [(bool, &str, &'static str); 2] = [
+            (
+                format != Format::Log && self.log != LogOptions::default(),
+                "has no segments, reserve or streams",
+                "leave these options out, or use --format log",
+            ),
+            (
+                format != Format::Qcow2 && self.qcow2 != Qcow2Options::default(),
+                "has no clusters, preallocation or backing file",
+                "leave these options out, or use --format qcow2",
+            ),
+        ];
+        match others.into_iter().find(|(given, ..)| *given) {
+            Some((_, why, advice)) => {
+                Err(Error::invalid(name, format!("a {format} image {why}"), advice))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Creates a new, empty image of `bytes` bytes. Waits up to `lock_patience` for the lock of a
+/// device.
+pub fn create(
+    path: &Path,
+    format: Format,
+    bytes: u64,
+    options: &CreateOptions,
+    lock_patience: LockPatience,
+) -> Result<Option<String>> {
+    let name = format!("create {}", path.display());
+    let capacity = valid_capacity(bytes)
+        .map_err(|why| Error::invalid(name.clone(), why, "give a --size such as 8G or 512M"))?;
+    options.check(&name, format)?;
+    match format {
+        Format::Raw => create_sparse(path, capacity.bytes()).map(|()| None),
+        Format::Qcow2 => create_qcow2(&name, path, capacity, &options.qcow2).map(|()| None),
+        Format::Log => create_log(&name, path, capacity, options.log, lock_patience),
+    }
+}
+
+fn create_qcow2(
+    name: &str,
+    path: &Path,
+    capacity: SectorCount,
+    options: &Qcow2Options,
+) -> Result<()> {
+    if let Some(backing) = &options.backing {
+        check_backing(name, path, backing)?;
+    }
+    create_sparse(path, 0)?;
+    let made = OpenOptions::new(Access::Write)
+        .open(path)
+        .and_then(|file| qcow2::create(name, &file, capacity, options));
+    if made.is_err() {
+        // A partly created file must not look like an image.
+        let _ = std::fs::remove_file(path);
+    }
+    made
+}
+
+/// Opens the backing file, so that an unusable one is an error now and not at the first read.
+fn check_backing(name: &str, path: &Path, backing: &Backing) -> Result<()> {
+    if !matches!(backing.format, Format::Raw | Format::Qcow2) {
+        let why = format!("a {} image cannot be a backing file", backing.format);
+        return Err(Error::unsupported(name, why, "use a raw or a qcow2 backing file"));
+    }
+    let target = path.parent().unwrap_or(Path::new("")).join(&backing.path);
+    inspect(&target, backing.format).map(|_| ())
+}
+
+fn create_log(
+    name: &str,
+    path: &Path,
+    capacity: SectorCount,
+    options: LogOptions,
+    lock_patience: LockPatience,
+) -> Result<Option<String>> {
+    let on_device = is_block_device(path);
+    if !on_device {
+        create_sparse(path, SUPERBLOCK_AREA_BYTES)?;
+    }
+    let open = OpenOptions { lock_patience, ..OpenOptions::new(Access::Write) };
+    let made = open.open(path).and_then(|file| {
+        if on_device {
+            check_blank(name, &file)?;
+        }
+        log::create(name, &file, capacity, options)
+    });
+    if made.is_err() && !on_device {
+        // A partly created file must not look like an image.
+        let _ = std::fs::remove_file(path);
+    }
+    made
+}
+
+pub(crate) fn is_block_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device())
+}
+
+/// Refuses a device whose superblock area is not zero: it may hold data.
+fn check_blank(name: &str, device: &dyn FileIo) -> Result<()> {
+    let host = |error: io::Error| Error::host(name, error, "check the device");
+    let mut start = AlignedBuf::zeroed(SUPERBLOCK_AREA_BYTES as usize);
+    let mut reader = BlockingFile::new(device).map_err(host)?;
+    reader.read(FileOffset::new(0), &mut start).map_err(|errno| host(errno.into()))?;
+    if start.iter().all(|byte| *byte == 0) {
+        return Ok(());
+    }
+    let why = "there is something at the start of the device";
+    Err(Error::invalid(name, why, "empty the device first (blkdiscard or wipefs)"))
+}
+
+/// Information about an image that is available without opening it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageInfo {
+    /// Space that the image takes.
+    pub space: Space,
+    /// Details of a log image.
+    pub log: Option<LogInfo>,
+    /// Details of a qcow2 image.
+    pub qcow2: Option<Qcow2Info>,
+}
+
+/// Inspects the image at `path`, which another process may be writing.
+pub fn inspect(path: &Path, format: Format) -> Result<ImageInfo> {
+    let name = path.display().to_string();
+    let host = |error: io::Error| Error::host(name.clone(), error, "check the host's file system");
+    let file = Box::new(OpenOptions::new(Access::Inspect).open(path)?);
+    match format {
+        Format::Raw => {
+            let image = RawImage::open(path, file, DiscardMode::Deallocate, Access::Inspect)?;
+            Ok(ImageInfo { space: image.space().map_err(host)?, log: None, qcow2: None })
+        }
+        Format::Log => {
+            let log = log::inspect(&name, &*file)?;
+            let allocated_bytes = file.allocated_bytes().map_err(host)?;
+            let used_bytes = u64::from(log.segments_used - 1) * log.segment_bytes;
+            let space = Space {
+                virtual_bytes: log.virtual_bytes,
+                live_bytes: Some(log.live_bytes),
+                allocated_bytes,
+                dead_bytes: Some(used_bytes.saturating_sub(log.live_bytes)),
+            };
+            Ok(ImageInfo { space, log: Some(log), qcow2: None })
+        }
+        Format::Qcow2 => {
+            let qcow2 = qcow2::inspect(&name, &*file)?;
+            let allocated_bytes = file.allocated_bytes().map_err(host)?;
+            let Qcow2Info { virtual_bytes, live_bytes, .. } = qcow2;
+            let space = Space { virtual_bytes, live_bytes, allocated_bytes, dead_bytes: None };
+            Ok(ImageInfo { space, log: None, qcow2: Some(qcow2) })
+        }
+    }
+}
+
+/// Opens the image at `path`; [`inspect`] is for images that another process may be writing.
+pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dyn Image>> {
+    let name = path.display().to_string();
+    options.check(&name, format)?;
+    let file = (options.opener)(path, file_options(path, format, options.file))?;
+    let file = options.wrapper.wrap(file);
+    if format != Format::Raw && options.file.access == Access::Inspect {
+        let why = "an image that may be written meanwhile cannot be read";
+        return Err(Error::invalid(name, why, "inspect it, or open it for reading"));
+    }
+    match format {
+        Format::Raw => {
+            if options.discard == DiscardMode::Keep {
+                check_keeps(path, &*file)?;
+            }
+            let image = RawImage::open(path, file, options.discard, options.file.access)?;
+            Ok(Box::new(image))
+        }
+        Format::Log => {
+            let access = options.file.access;
+            let (discard, streams) = (options.discard, options.streams);
+            let progress = Some(&options.progress);
+            let image = LogImage::open(path, file, discard, access, streams, progress)?;
+            image.set_copy_memory(options.copy_memory);
+            image.set_tell(options.tell);
+            image.set_resort(options.resort);
+            Ok(Box::new(image))
+        }
+        Format::Qcow2 => {
+            let header = qcow2::read_header(&name, &*file)?;
+            let backing = header.backing.as_ref().map(|backing| {
+                let (target, format, below) = locate(path, backing, &options)?;
+                open(&target, format, below)
+            });
+            let backing = backing.transpose()?;
+            let access = options.file.access;
+            let memory = remember(path, &*file, access);
+            let image = Qcow2Image::open(path, file, backing, options.discard, access, memory)?;
+            Ok(Box::new(image))
+        }
+    }
+}
+
+/// Creates a new, empty image of `bytes` bytes in an open, empty file.
+pub fn create_in(
+    name: &str,
+    file: &dyn FileIo,
+    format: Format,
+    bytes: u64,
+    options: &CreateOptions,
+) -> Result<()> {
+    let capacity = valid_capacity(bytes)
+        .map_err(|why| Error::invalid(name, why, "give a --size such as 8G or 512M"))?;
+    options.check(name, format)?;
+    match format {
+        Format::Raw => file
+            .set_size(capacity.bytes())
+            .map_err(|error| Error::host(name, error, "check the host's file system")),
+        Format::Qcow2 => qcow2::create(name, file, capacity, &options.qcow2),
+        Format::Log => log::create(name, file, capacity, options.log).map(drop),
+    }
+}
+
+/// Opens an image in an open file, for writing. No thread is started: the caller runs the upkeep.
+pub fn open_stepped(
+    name: &str,
+    file: Box<dyn FileIo>,
+    format: Format,
+    options: &ImageOptions,
+) -> Result<(Box<dyn Image>, Box<dyn Upkeep>)> {
+    options.check(name, format)?;
+    let discard = options.discard;
+    match format {
+        Format::Raw => {
+            let image = RawImage::open(Path::new(name), file, discard, Access::Write)?;
+            let upkeep = image.upkeep();
+            Ok((Box::new(image), upkeep))
+        }
+        Format::Log => {
+            let (image, upkeep) =
+                LogImage::open_stepped(name.into(), file, discard, options.streams)?;
+            image.set_copy_memory(options.copy_memory.clone());
+            image.set_tell(options.tell);
+            image.set_resort(options.resort);
+            Ok((Box::new(image), Box::new(upkeep)))
+        }
+        Format::Qcow2 => {
+            let (image, upkeep) = Qcow2Image::open_stepped(Path::new(name), file, discard)?;
+            Ok((Box::new(image), Box::new(upkeep)))
+        }
+    }
+}
+
+/// Refuses a copy-on-write host file system: space kept for an image must guarantee that writes
+/// never meet a full host.
+fn check_keeps(path: &Path, file: &dyn FileIo) -> Result<()> {
+    let name = path.display().to_string();
+    let found = file
+        .copies_on_write()
+        .map_err(|error| Error::host(&name, error, "check the host's file system"))?;
+    match found {
+        Some(system) => Err(Error::unsupported(
+            name,
+            format!(
+                "{system} writes data elsewhere each time, so that space kept for it is no use"
+            ),
+            "use --discard deallocate, or put the image on ext4 or XFS",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Returns where changes of the map are kept so that they survive the daemon; an image can be
+/// served without.
+fn remember<'a>(path: &'a Path, file: &dyn FileIo, access: Access) -> qcow2::Memory<'a> {
+    // Redo records would name data that was lost with the process.
+    if !file.survives_a_kill() {
+        return qcow2::Memory::None;
+    }
+    if !is_block_device(path) {
+        return qcow2::Memory::Beside(qcow2::Place::of(path));
+    }
+    if access == Access::Write {
+        warn!(
+            "{}: a block device: if the daemon is killed, it forgets writes that were not flushed",
+            path.display()
+        );
+    }
+    qcow2::Memory::None
+}
+
+/// The last sector of a qcow2 file that another program has written may be partial, and direct I/O
+/// could not read it. (A writer of the image pads it first.)
+fn file_options(path: &Path, format: Format, options: OpenOptions) -> OpenOptions {
+    let is_odd = || std::fs::metadata(path).is_ok_and(|file| !file.len().is_multiple_of(4096));
+    if format == Format::Qcow2 && options.access != Access::Write && is_odd() {
+        return OpenOptions { direct: DirectChoice::Off, ..options };
+    }
+    options
+}

@@ -1,0 +1,161 @@
+//! Options for opening an image.
+
+#![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use flowstone_block::{Error, Result, parse_size};
+use flowstone_fileio::{FileOpener, FileWrapper, OpenOptions, open_host_file};
+
+use flowstone_image::{DiscardMode, Format, Progress, Tell};
+use flowstone_log::{CopyMemory, ResortLimit, Streams};
+
+/// Options of opening an image.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ImageArgs {
+    /// Handling of discards
+    #[arg(long, value_name = "MODE", value_enum, default_value_t)]
+    pub discard: DiscardMode,
+    /// Give dead segments of a log image back to the host at once, so that the drive does not copy
+    /// their contents
+    #[arg(long, value_enum, default_value_t)]
+    pub tell: Tell,
+    /// Streams for guest writes of a log image; an image with other streams is changed [default:
+    /// unchanged]
+    #[arg(long, value_enum)]
+    pub streams: Option<Streams>,
+    /// Maximum bytes per day that a log image writes to put blocks into LBA order while guests
+    /// issue few requests, or off [default: a tenth of the disk]
+    #[arg(long, value_name = "SIZE_PER_DAY|off")]
+    pub resort: Option<ResortLimit>,
+    /// Allow backing files in this directory, besides that of the image; repeat for several
+    #[arg(long = "backing-dir", alias = "backing-dirs", value_name = "DIR")]
+    pub backing_dirs: Vec<PathBuf>,
+}
+
+impl ImageArgs {
+    /// Returns the options for an image whose host file `opener` opens with `file`.
+    pub fn options(&self, file: OpenOptions, opener: FileOpener) -> ImageOptions {
+        let Self { discard, tell, streams, resort, backing_dirs } = self.clone();
+        let resort = resort.unwrap_or(ResortLimit::Tenth);
+        ImageOptions {
+            opener,
+            discard,
+            tell,
+            streams,
+            backing_dirs,
+            resort,
+            ..ImageOptions::new(file)
+        }
+    }
+}
+
+/// Options that all log images of a process share.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct CopyArgs {
+    /// Total memory for the copies that the cleaners of all log images make. With more memory,
+    /// copies are written in longer runs, which wears drives with large erase blocks less [default:
+    /// 64M]
+    #[arg(long, value_name = "SIZE")]
+    pub copy_memory: Option<CopyMemorySize>,
+}
+
+impl CopyArgs {
+    /// Returns the memory for copies.
+    pub fn memory(&self) -> CopyMemory {
+        self.copy_memory.map_or_else(CopyMemory::default, |it| CopyMemory::new(it.0))
+    }
+}
+
+/// Size of the copy memory in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyMemorySize(pub u64);
+
+impl FromStr for CopyMemorySize {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        parse_size(text).map(Self)
+    }
+}
+
+/// Options for opening an image.
+#[derive(Clone, Debug)]
+pub struct ImageOptions {
+    /// Options for opening the host file.
+    pub file: OpenOptions,
+    /// Function that opens the host file.
+    pub opener: FileOpener,
+    /// Wrapper between the host file and the image.
+    pub wrapper: FileWrapper,
+    /// Treatment of discards.
+    pub discard: DiscardMode,
+    /// Whether a log image deallocates dead segments at once.
+    pub tell: Tell,
+    /// Streams that a log image changes to; `None` keeps those it has.
+    pub streams: Option<Streams>,
+    /// Directories allowed for the backing file of a qcow2 image, besides the directory of the
+    /// image.
+    pub backing_dirs: Vec<PathBuf>,
+    /// Write budget of the re-sorting pass of a log image.
+    pub resort: ResortLimit,
+    /// Memory in which the cleaner of a log image gathers copies.
+    pub copy_memory: CopyMemory,
+    /// Progress of the open.
+    pub progress: Progress,
+    /// Number of images based on this one, for opening backing files.
+    pub chain_depth: usize,
+}
+
+impl ImageOptions {
+    /// Options to open the host file with `file`, and defaults for everything else.
+    pub fn new(file: OpenOptions) -> Self {
+        let discard = DiscardMode::Deallocate;
+        let opener = open_host_file;
+        let resort = ResortLimit::Off;
+        let (wrapper, tell, streams, backing_dirs, copy_memory, progress) = Default::default();
+        Self {
+            file,
+            opener,
+            wrapper,
+            discard,
+            tell,
+            streams,
+            backing_dirs,
+            resort,
+            copy_memory,
+            progress,
+            chain_depth: 0,
+        }
+    }
+
+    /// Refuses options that the format does not support.
+    pub fn check(&self, name: &str, format: Format) -> Result<()> {
+        if format != Format::Log && matches!(self.resort, ResortLimit::Bytes(_)) {
+            let why = "only a log image is put in order";
+            return Err(Error::unsupported(name, why, "leave out --resort"));
+        }
+        if format != Format::Log && self.tell == Tell::Always {
+            let why = "only a log image has segments that die";
+            return Err(Error::unsupported(name, why, "leave out --tell"));
+        }
+        if format != Format::Log && self.streams.is_some() {
+            let why = "only a log image has streams";
+            return Err(Error::unsupported(name, why, "leave out --streams"));
+        }
+        let why = match (format, self.discard) {
+            // A log image writes elsewhere anyway: space kept for a discarded block would be
+            // useless.
+            (Format::Log, DiscardMode::Keep) => {
+                "a log image keeps no space for a discarded block, which it would write elsewhere"
+            }
+            (Format::Qcow2, DiscardMode::Keep) => {
+                "a qcow2 image gives the space of whole clusters back, or keeps it as it is"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::unsupported(name, why, "use --discard deallocate or ignore, or a raw image"))
+    }
+}

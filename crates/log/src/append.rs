@@ -1,0 +1,348 @@
+//! The end of the log: the place of the next record, the records in flight, and commits.
+//!
+//! All of this runs under the log's one lock, which is held only briefly: to place a record, and to
+//! apply a committed one to the map. Data is copied, checksummed and written outside it.
+
+pub mod commit_order;
+mod room;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use flowstone_block::{Clock, Errno, mutant};
+use flowstone_image::LogCosts;
+use flowstone_image::runtime::wakers::QueueWaker;
+use flowstone_log_format::{
+    Address, Entry, HeadPlace, Kind, MapEntry, Placed, Sequence, Shape, Stamp, Totals,
+};
+
+use self::commit_order::{CommitOrder, InFlightRecord};
+pub use self::room::{FULL_RETRY, Full, Want};
+use super::map::BlockMap;
+use super::rate::CleaningRate;
+use super::reserve::Opener;
+use super::segments::SegmentTable;
+
+/// Maximum number of streams of guest data.
+pub const STREAMS_MAX: usize = 2;
+
+/// The place where a stream is appended to.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Head {
+    pub place: HeadPlace,
+    /// Whether the host has allocated space for the segment.
+    pub has_space: bool,
+    /// Opened when writes had to leave the segment alone: only trims are appended until there is
+    /// room, so it holds no live block, and the first checkpoint after its end frees it.
+    pub for_trims: bool,
+}
+
+/// Whether records can be placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Health {
+    Running,
+    /// A record could not be written: none is placed until the maintenance worker has started new
+    /// heads.
+    Restarting,
+    /// The new heads could not be started either: nothing is written until the image is reopened.
+    Stopped,
+}
+
+/// A record to be placed.
+pub struct Draft<'a> {
+    pub stream: usize,
+    pub entries: &'a [Entry],
+    pub payload_blocks: u32,
+    /// Partial blocks, and the map entries with which their rest was read.
+    pub expected: &'a [(u64, MapEntry)],
+    /// Whether the record only unmaps blocks: such a record may use segments reserved for trims.
+    pub only_trims: bool,
+}
+
+impl Draft<'_> {
+    const fn opener(&self) -> Opener {
+        if self.only_trims { Opener::Trim } else { Opener::Write }
+    }
+}
+
+/// Why a record gets no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlaceError {
+    /// No room now: the maintenance worker wakes the queue when it may try again.
+    Wait,
+    /// The rest of this partial block has changed, or is about to.
+    Stale {
+        lba: u64,
+        /// The committed sequence number at that time, if the block is in a record that has not
+        /// committed.
+        in_flight: Option<Sequence>,
+    },
+    /// There is no room, and waiting does not help.
+    Full(Errno),
+}
+
+/// The place of a record to write.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    pub record: Placed,
+    /// Seal of the previous segment, to be written too, if the record is the first of a segment.
+    /// Its sequence number is the one before the record's.
+    pub seal: Option<(Placed, Entry)>,
+}
+
+/// See the module.
+pub struct AppendState {
+    pub shape: Shape,
+    pub segments: SegmentTable,
+    pub heads: [Head; STREAMS_MAX],
+    pub health: Health,
+    pub totals: Totals,
+    pub costs: LogCosts,
+    /// Guest blocks committed since the image was created: the log's own time.
+    pub clock: u64,
+    /// Clock of the file.
+    pub time: Clock,
+    /// Number of the newest durable checkpoint.
+    pub generation: u64,
+    /// All records before this sequence number are durable.
+    pub durable: Sequence,
+    /// Blocks appended since the last checkpoint.
+    pub since_checkpoint: u64,
+    pub writes: Want,
+    pub trims: Want,
+    /// Amount of cleaning that writes have to wait for.
+    pub rate: CleaningRate,
+    /// Error and time when a full host kept new heads from being started.
+    pub restart_full: Option<Full>,
+    /// Whether anything has changed since the last checkpoint.
+    pub changed: bool,
+    /// Leaves of the map when every block of the disk is mapped.
+    pub disk_leaves: u64,
+    order: CommitOrder,
+    /// Queues that wait for a block that is in flight.
+    watchers: Vec<Arc<QueueWaker>>,
+}
+
+/// Effects to apply after the lock is released.
+#[derive(Default)]
+pub struct Effects {
+    /// Owners whose records have committed or failed.
+    pub wake: Vec<Arc<QueueWaker>>,
+    /// A maintenance pass is due.
+    pub wake_maintenance: bool,
+}
+
+impl AppendState {
+    pub fn new(shape: Shape, segments: SegmentTable, next_sequence: Sequence) -> Self {
+        Self {
+            shape,
+            segments,
+            heads: [Head::default(); STREAMS_MAX],
+            health: Health::Running,
+            totals: Totals::default(),
+            costs: LogCosts::default(),
+            clock: 0,
+            time: Clock::default(),
+            generation: 0,
+            durable: next_sequence,
+            since_checkpoint: 0,
+            writes: Want::default(),
+            trims: Want::default(),
+            rate: CleaningRate::default(),
+            restart_full: None,
+            changed: false,
+            disk_leaves: 0,
+            order: CommitOrder::new(next_sequence),
+            watchers: Vec::new(),
+        }
+    }
+
+    /// Returns the first sequence number that has not committed.
+    pub fn committed(&self) -> Sequence {
+        self.order.committed()
+    }
+
+    /// Returns the sequence number that the next record gets.
+    pub fn next_sequence(&self) -> Sequence {
+        self.order.next()
+    }
+
+    /// Returns whether an uncommitted record concerns blocks in this range.
+    pub fn is_any_in_flight(&self, blocks: Range<u64>) -> bool {
+        self.order.mentions_any(blocks)
+    }
+
+    fn stamp(&self) -> Stamp {
+        let (sequence, durable) = (self.order.next(), self.durable);
+        Stamp { sequence, durable, generation: self.generation }
+    }
+
+    /// Gives a draft the next place and sequence number. The entries are kept until the commit. The
+    /// disk has `blocks` blocks: entries beyond them must not get into the log.
+    pub fn place(
+        &mut self,
+        draft: &Draft<'_>,
+        map: &BlockMap,
+        blocks: u64,
+        owner: &Arc<QueueWaker>,
+        effects: &mut Effects,
+    ) -> Result<Place, PlaceError> {
+        match self.health {
+            Health::Running => {}
+            Health::Restarting => {
+                // Each request makes the maintenance worker try the host again.
+                effects.wake_maintenance |= self.restart_full.is_some();
+                let fresh = self.restart_full.filter(|full| full.is_fresh(&self.time));
+                return Err(fresh.map_or(PlaceError::Wait, |full| PlaceError::Full(full.errno)));
+            }
+            Health::Stopped => return Err(PlaceError::Full(Errno::IO)),
+        }
+        if let Some(entry) = draft.entries.iter().find(|entry| entry.blocks().end > blocks) {
+            return Err(PlaceError::Stale { lba: entry.blocks().start, in_flight: None });
+        }
+        for &(lba, map_entry) in draft.expected {
+            if self.order.mentions(lba) {
+                self.watchers.push(Arc::clone(owner));
+                return Err(PlaceError::Stale { lba, in_flight: Some(self.committed()) });
+            }
+            if map.get(lba) != map_entry && !mutant("log.place.rest-of-block-unchecked") {
+                return Err(PlaceError::Stale { lba, in_flight: None });
+            }
+        }
+        let seal = self.make_room(draft, map, owner, effects)?;
+        let room = self.heads[draft.stream].place.room(self.shape);
+        self.rate.wrote(draft.payload_blocks, room);
+        let stamp = self.stamp();
+        let place = &mut self.heads[draft.stream].place;
+        let seal = seal.map(|seal| (seal, place.entry_of_seal()));
+        let record = place.append(self.shape, stamp, Kind::Writes, draft.payload_blocks, 0);
+        self.order.push(owner, &record, draft.entries);
+        self.costs.header_blocks += 1;
+        self.account(record.header.record_blocks(), effects);
+        Ok(Place { record, seal })
+    }
+
+    fn account(&mut self, blocks: u32, effects: &mut Effects) {
+        self.since_checkpoint += u64::from(blocks);
+        self.totals.appended_blocks += u64::from(blocks);
+        if !self.changed {
+            self.changed = true;
+            effects.wake_maintenance = true;
+        }
+    }
+
+    /// Marks a record as written or failed, and commits all records that can commit.
+    pub fn written(
+        &mut self,
+        sequence: Sequence,
+        succeeded: bool,
+        map: &BlockMap,
+        effects: &mut Effects,
+    ) {
+        self.order.written(sequence);
+        if !succeeded && !mutant("log.commit.passes-over-failed-record") {
+            self.health = match self.health {
+                Health::Running => Health::Restarting,
+                other => other,
+            };
+            effects.wake_maintenance = true;
+            // The owners of the records behind it must stop waiting.
+            effects.wake.extend(self.order.in_flight().map(|record| Arc::clone(&record.owner)));
+        }
+        if self.health != Health::Running {
+            return;
+        }
+        let dead = self.segments.dead_count();
+        while let Some(record) = self.order.commit() {
+            self.apply(&record, map);
+            self.order.recycle(record.entries);
+            effects.wake.push(record.owner);
+            effects.wake.append(&mut self.watchers);
+        }
+        // The maintenance worker sleeps longer when no segment is dead.
+        effects.wake_maintenance |= dead == 0 && self.segments.dead_count() > 0;
+    }
+
+    fn apply(&mut self, record: &InFlightRecord, map: &BlockMap) {
+        let segment = self.shape.segment_of(record.address);
+        match record.kind {
+            Kind::Seal => self.segments.seal(segment, self.clock),
+            Kind::Writes => {
+                // Gains before losses: a record that writes a block twice loses one of its own
+                // blocks.
+                let blocks = record.entries.iter().map(|entry| entry.payload_blocks()).sum();
+                self.segments.gain(segment, blocks);
+                self.clock += u64::from(blocks);
+                apply_entries(&record.entries, record.address, map, |old| {
+                    self.segments.lose(old.address());
+                });
+            }
+            Kind::Relocated | Kind::Map => {}
+        }
+    }
+
+    /// After a failure: notes that the owner of a record knows that it has not committed.
+    pub fn give_up(&mut self, sequence: Sequence) {
+        self.order.give_up(sequence);
+    }
+
+    /// After a failure: returns whether the owners of all records in flight have given them up.
+    pub fn all_given_up(&self) -> bool {
+        self.order.all_given_up()
+    }
+
+    /// After a failure: drops the records that did not commit; their sequence numbers are not
+    /// reused.
+    pub fn forget(&mut self) {
+        for record in self.order.forget().filter(|record| record.kind == Kind::Seal) {
+            // The head has left this segment in any case.
+            self.segments.seal(self.shape.segment_of(record.address), self.clock);
+        }
+    }
+
+    /// Returns the heads as they were when exactly the records before `committed` had been placed.
+    pub fn committed_heads(&self) -> [HeadPlace; STREAMS_MAX] {
+        let mut heads = self.heads.map(|head| head.place);
+        // Backwards, so that the earliest record of each stream is applied last.
+        for record in self.order.in_flight().rev() {
+            let segment = self.shape.segment_of(record.address);
+            let block = record.address.get() % self.shape.segment_blocks;
+            let incarnation = self.segments.get(segment).incarnation;
+            let stream = usize::from(self.segments.get(segment).lifetime);
+            heads[stream] = HeadPlace { incarnation, segment, block };
+        }
+        heads
+    }
+}
+
+/// Applies the entries of a record at `address` to the map. `died` is called with every map entry
+/// that was replaced or removed.
+pub fn apply_entries(
+    entries: &[Entry],
+    address: Address,
+    map: &BlockMap,
+    mut died: impl FnMut(MapEntry),
+) {
+    let mut payload = 0;
+    for entry in entries {
+        match *entry {
+            Entry::Data { lba, checksum } => {
+                let map_entry = MapEntry::new(address.forward(1 + payload), checksum);
+                let old = map.replace(lba, map_entry);
+                if old.is_mapped() {
+                    died(old);
+                }
+            }
+            Entry::Trim { lba, count } => map.unmap(lba..lba + u64::from(count), &mut died),
+            _ => {}
+        }
+        payload += entry.payload_blocks();
+    }
+}
+
+#[cfg(feature = "model")]
+#[cfg(test)]
+mod models;
+#[cfg(test)]
+mod tests;

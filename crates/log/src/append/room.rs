@@ -1,0 +1,154 @@
+//! Room for records: whether a head may take one, when the next segment is opened, and how requests
+//! are treated when there is none.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use flowstone_block::{Clock, Errno, mutant};
+use flowstone_image::runtime::wakers::QueueWaker;
+use flowstone_log_format::{HeadPlace, Placed};
+
+use super::{AppendState, Draft, Effects, Head, PlaceError};
+use crate::map::BlockMap;
+use crate::reserve::{Demand, Opener, Reserve};
+
+/// Whether requests wait for room, or have been refused it. Writes and trims have one each, since
+/// trims have room when writes have none.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Want {
+    /// A request waits.
+    pub starved: bool,
+    /// Set when waiting was in vain, with the error.
+    pub full: Option<Full>,
+}
+
+/// Error and time of the last failed attempt to get room.
+#[derive(Clone, Copy, Debug)]
+pub struct Full {
+    pub errno: Errno,
+    pub at: Instant,
+}
+
+impl Full {
+    /// Returns whether the attempt was recent. A later request waits until the host has been tried
+    /// again: there may be room by then, and nothing else would find that out.
+    pub fn is_fresh(self, clock: &Clock) -> bool {
+        clock.since(self.at) < FULL_RETRY || mutant("log.full.believed-for-ever")
+    }
+}
+
+/// Time during which a full host is not tried again.
+pub const FULL_RETRY: Duration = Duration::from_millis(100);
+
+impl AppendState {
+    /// Returns the present reserves. `replaces` says whether a segment that is about to be opened
+    /// for data takes the place of one that is full.
+    pub fn reserve(&self, map: &BlockMap, replaces: bool) -> Reserve {
+        let in_flight: usize = self.order.in_flight().map(|it| it.entries.len()).sum();
+        Reserve::of(&Demand {
+            shape: self.shape,
+            changed_leaves: map.changed_count().into(),
+            leaves: map.leaf_count().into(),
+            disk_leaves: self.disk_leaves,
+            open_for_data: self.segments.open_for_data() + u32::from(!replaces),
+            in_flight: in_flight as u64,
+            used: self.segments.used(),
+            map_segments: self.segments.used_for_maps(),
+        })
+    }
+
+    /// Returns the number of heads that only trims use.
+    pub fn trim_heads(&self) -> u32 {
+        self.heads.iter().filter(|head| head.for_trims).count() as u32
+    }
+
+    /// At open: a head without live blocks counts as one opened for trims, if segments are short.
+    pub fn find_trim_heads(&mut self, map: &BlockMap) {
+        let reserve = self.reserve(map, true);
+        for stream in 0..self.shape.streams as usize {
+            let available = self.segments.ready_or_obtainable();
+            let short = !reserve.may_open(Opener::Write, available, self.trim_heads());
+            let head = &mut self.heads[stream];
+            let is_there = !head.place.incarnation.is_none();
+            head.for_trims = short && is_there && self.segments.get(head.place.segment).live == 0;
+        }
+    }
+
+    /// Returns the number of segments that guest writes must leave.
+    pub fn kept_from_writes(&self, map: &BlockMap) -> u32 {
+        let reserve = self.reserve(map, true).left_by(Opener::Write);
+        reserve.saturating_sub(self.trim_heads())
+    }
+
+    /// Returns whether a head may be opened for `opener`, in place of another one.
+    pub fn may_open_head(&self, opener: Opener, map: &BlockMap) -> bool {
+        self.reserve(map, true).may_open(opener, self.segments.ready(), self.trim_heads())
+    }
+
+    /// Returns whether a request waits for room, or has been refused it.
+    pub fn wants_room(&self) -> bool {
+        [self.writes, self.trims].iter().any(|want| want.starved || want.full.is_some())
+    }
+
+    /// Makes sure that the stream's head has room for the draft and, later, a seal. Opens the next
+    /// segment if necessary, and returns the seal of the old one.
+    pub(super) fn make_room(
+        &mut self,
+        draft: &Draft<'_>,
+        map: &BlockMap,
+        owner: &Arc<QueueWaker>,
+        effects: &mut Effects,
+    ) -> Result<Option<Placed>, PlaceError> {
+        let opener = draft.opener();
+        let head = self.heads[draft.stream];
+        if !head.has_space {
+            return Err(self.refuse(opener, effects));
+        }
+        let room = head.place.room(self.shape);
+        let pays = opener == Opener::Write || mutant("log.rate.holds-trims");
+        if pays && !self.rate.admit(room) {
+            return Err(PlaceError::Wait);
+        }
+        if room > draft.payload_blocks {
+            let waits = !mutant("log.reserve.writes-fill-heads-of-trims");
+            if head.for_trims && opener == Opener::Write && waits {
+                // Taking over a head of trims counts as opening one.
+                if !self.may_open_head(opener, map) {
+                    return Err(self.refuse(opener, effects));
+                }
+                self.heads[draft.stream].for_trims = false;
+            }
+            return Ok(None);
+        }
+        if !self.may_open_head(opener, map) {
+            return Err(self.refuse(opener, effects));
+        }
+        let for_trims = !self.may_open_head(Opener::Write, map);
+        let Some((segment, incarnation)) = self.segments.open(draft.stream as u8) else {
+            return Err(self.refuse(opener, effects));
+        };
+        // A ready segment has been used: the maintenance worker prepares another.
+        effects.wake_maintenance = true;
+        let mut place = head.place;
+        let next = HeadPlace::start_of(segment, incarnation);
+        let seal = place.go_on_at(next, self.shape, self.stamp());
+        self.order.push(owner, &seal, &[next.entry_of_seal()]);
+        self.costs.seal_blocks += 1;
+        self.account(1, effects);
+        self.rate.opened(self.shape.segment_blocks);
+        self.heads[draft.stream] = Head { place, has_space: true, for_trims };
+        Ok(Some(seal))
+    }
+
+    fn refuse(&mut self, opener: Opener, effects: &mut Effects) -> PlaceError {
+        effects.wake_maintenance = true;
+        let want = if opener == Opener::Trim { &mut self.trims } else { &mut self.writes };
+        match want.full.filter(|full| full.is_fresh(&self.time)) {
+            Some(full) => PlaceError::Full(full.errno),
+            None => {
+                want.starved = true;
+                PlaceError::Wait
+            }
+        }
+    }
+}

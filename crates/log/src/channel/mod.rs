@@ -1,0 +1,209 @@
+//! One queue of a log image.
+//!
+//! A read becomes as few file reads as the addresses of its blocks allow. Writes are batched into
+//! records, a few of which are in flight at once, so that the batch grows with the load.
+//!
+//! The path of a write: [`write_queue`] takes it, [`pending_write`] copies it into a record,
+//! [`append`](super::append) gives the record its place and [commits](super::append::commit_order)
+//! it in order, and [`write_queue`] completes it.
+
+mod device;
+mod flushes;
+mod partial;
+mod pending_record;
+mod pending_write;
+mod reads;
+mod verify;
+mod write_queue;
+
+#[cfg(test)]
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+
+use flowstone_block::{
+    Channel, Completion, Errno, NextLook, Op, QueueContext, Reactor, Request, mutant,
+};
+use flowstone_fileio::{FileChannel, FileCompletion};
+#[cfg(test)]
+use flowstone_image::Wait;
+use flowstone_image::runtime::wakers::QueueWaker;
+
+use self::flushes::Flushes;
+use self::reads::Reads;
+use self::write_queue::WriteQueue;
+use super::core::Core;
+
+/// Purpose of a file request, in the upper half of its tag; the lower half is an index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+enum Purpose {
+    Read,
+    Partial,
+    Record,
+    Sync,
+}
+
+const PURPOSE_SHIFT: u32 = 32;
+
+impl Purpose {
+    const fn tag(self, index: usize) -> usize {
+        (self as usize) << PURPOSE_SHIFT | index
+    }
+
+    fn of(tag: usize) -> (Self, usize) {
+        let purpose = match tag >> PURPOSE_SHIFT {
+            0 => Self::Read,
+            1 => Self::Partial,
+            2 => Self::Record,
+            _ => Self::Sync,
+        };
+        (purpose, tag & ((1 << PURPOSE_SHIFT) - 1))
+    }
+}
+
+/// State that every part of a queue uses.
+struct Queue {
+    core: Arc<Core>,
+    waker: Arc<QueueWaker>,
+    file: Box<dyn FileChannel>,
+    /// Requests ready to be returned.
+    completed: Vec<Completion>,
+}
+
+/// One queue's way into a log image.
+pub struct LogChannel {
+    queue: Queue,
+    reads: Reads,
+    writes: WriteQueue,
+    flushes: Flushes,
+    done: Vec<FileCompletion>,
+    readonly: bool,
+    reactor: Reactor,
+}
+
+impl LogChannel {
+    pub fn new(core: Arc<Core>, context: &QueueContext, readonly: bool) -> io::Result<Self> {
+        let file = core.file.channel(context)?;
+        let waker = core.wakers.add(&context.reactor);
+        let writes = WriteQueue::new(core.shape, core.file.heeds_dont_cache());
+        Ok(Self {
+            queue: Queue { core, waker, file, completed: Vec::new() },
+            reads: Reads::default(),
+            writes,
+            flushes: Flushes::default(),
+            done: Vec::new(),
+            readonly,
+            reactor: context.reactor.clone(),
+        })
+    }
+
+    fn finish(&mut self, completion: FileCompletion) {
+        let Self { queue, reads, writes, flushes, .. } = self;
+        let (purpose, index) = Purpose::of(completion.tag);
+        match purpose {
+            Purpose::Read => reads.finish(queue, index, completion.outcome),
+            Purpose::Partial => writes.finish_partial(queue, index, completion.outcome),
+            Purpose::Record => writes.finish_record(queue, index, completion.outcome),
+            Purpose::Sync => flushes.finish_sync(queue, completion.outcome),
+        }
+    }
+
+    /// Returns the states in which its requests wait.
+    #[cfg(test)]
+    pub fn waits(&self) -> BTreeSet<Wait> {
+        let Self { queue, reads, writes, flushes, done: _, readonly: _, reactor: _ } = self;
+        let mut waits = BTreeSet::new();
+        if !reads.is_idle() {
+            waits.insert(Wait::Host);
+        }
+        if !flushes.is_idle() {
+            waits.insert(Wait::Sync);
+        }
+        writes.waits(&queue.core, &mut waits);
+        waits
+    }
+
+    /// Advances everything that can advance without waiting.
+    fn advance(&mut self) {
+        let Self { queue, writes, flushes, .. } = self;
+        writes.collect_committed(queue, flushes);
+        writes.stage(queue, flushes);
+        flushes.collect(queue);
+    }
+}
+
+/// Returns whether another thread has made progress that a request waits for.
+fn can_advance(core: &Core, writes: &WriteQueue, flushes: &Flushes) -> bool {
+    writes.can_advance(core) || flushes.can_advance(core)
+}
+
+impl Channel for LogChannel {
+    fn submit(&mut self, request: Box<Request>) {
+        let queue = &mut self.queue;
+        if self.readonly && (request.op.modifies() || request.op == Op::Flush) {
+            let outcome = if request.op == Op::Flush { Ok(()) } else { Err(Errno::ROFS) };
+            queue.completed.push(Completion { request, outcome });
+            return;
+        }
+        match request.op {
+            Op::Read(extent) => self.reads.submit(queue, request, extent),
+            Op::Flush => self.flushes.submit(queue, Completion { request, outcome: Ok(()) }),
+            Op::Write(extent) => self.writes.submit(queue, request, extent),
+            Op::Discard(extent) | Op::WriteZeroes { extent, .. } => {
+                self.writes.submit_zeroes(queue, request, extent);
+            }
+        }
+    }
+
+    fn kick(&mut self) {
+        self.writes.stage(&mut self.queue, &mut self.flushes);
+        self.queue.file.kick();
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) {
+        let mut finished = std::mem::take(&mut self.done);
+        self.queue.file.reap(&mut finished);
+        let found = !finished.is_empty();
+        finished.drain(..).for_each(|completion| self.finish(completion));
+        self.done = finished;
+        if found || can_advance(&self.queue.core, &self.writes, &self.flushes) {
+            self.advance();
+            self.queue.file.kick();
+        }
+        done.append(&mut self.queue.completed);
+    }
+
+    fn next_look(&mut self) -> NextLook {
+        let Self { queue, writes, flushes, .. } = self;
+        writes.stage(queue, flushes);
+        let has_something =
+            !queue.completed.is_empty() || can_advance(&queue.core, writes, flushes);
+        NextLook::now_if(has_something).min(queue.file.next_look())
+    }
+
+    fn retire(&mut self) -> bool {
+        if !mutant("log.retire.goes-on-leading") {
+            self.flushes.leave();
+        }
+        self.reap(&mut Vec::new());
+        let is_with_host =
+            !self.queue.file.is_idle() && !mutant("log.retire.does-not-ask-its-file");
+        let has_some = self.writes.in_flight() || self.flushes.is_leading() || is_with_host;
+        !has_some || mutant("log.channel.retires-while-it-leads")
+    }
+}
+
+impl Drop for LogChannel {
+    /// Waits for I/O of this queue, so that later records of other queues can commit.
+    fn drop(&mut self) {
+        self.flushes.leave();
+        while self.writes.in_flight() || self.flushes.is_leading() {
+            self.reactor.sleep(|| self.queue.file.next_look());
+            let mut finished = Vec::new();
+            self.queue.file.reap(&mut finished);
+            finished.into_iter().for_each(|completion| self.finish(completion));
+        }
+        self.writes.abandon(&self.queue.core);
+    }
+}

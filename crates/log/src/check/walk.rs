@@ -1,0 +1,348 @@
+//! Walks through the records of every segment in use: header by header, many segments side by side.
+//! Where a header is missing, it goes on block by block as long as claims are unconfirmed.
+
+use std::ops::Range;
+
+use flowstone_block::{AlignedBuf, Errno};
+use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
+use flowstone_image::{CheckProgress, CheckReport};
+use flowstone_log_format::{Address, BLOCK_BYTES, Entry, Header, Incarnation, SegmentId};
+
+use super::claims::Claims;
+use super::{block_name, reader_of};
+use crate::load::Loaded;
+
+/// Number of segments walked side by side.
+const CURSORS: usize = 32;
+
+/// Position of the walk in one segment.
+struct SegmentCursor {
+    segment: SegmentId,
+    /// Incarnation of the segment's present use; none if unknown.
+    incarnation: Incarnation,
+    block: u32,
+    /// Claims and pieces of the map in it that no record has confirmed.
+    missing: usize,
+    /// Whether the expected header is missing: the next record is searched block by block.
+    lost: bool,
+    header: AlignedBuf,
+}
+
+/// Live data of one record, to be read and compared.
+struct Payload {
+    first: u32,
+    buffer: AlignedBuf,
+    /// Indices of its claims.
+    claims: Vec<usize>,
+}
+
+/// The walk.
+pub struct Walk<'a> {
+    name: &'a str,
+    file: &'a dyn FileIo,
+    reader: BlockingFile,
+    loaded: &'a Loaded,
+    claims: &'a mut Claims,
+    data: bool,
+    report: &'a mut CheckReport,
+    file_blocks: u64,
+    entries: Vec<Entry>,
+}
+
+impl<'a> Walk<'a> {
+    pub fn new(
+        name: &'a str,
+        file: &'a dyn FileIo,
+        loaded: &'a Loaded,
+        claims: &'a mut Claims,
+        data: bool,
+        report: &'a mut CheckReport,
+    ) -> Result<Self, Errno> {
+        let size =
+            file.size().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        Ok(Self {
+            name,
+            file,
+            reader: reader_of(file)?,
+            loaded,
+            claims,
+            data,
+            report,
+            file_blocks: size / BLOCK_BYTES as u64,
+            entries: Vec::new(),
+        })
+    }
+
+    /// Walks through all segments that contain claims.
+    pub fn run(&mut self, progress: CheckProgress<'_>) -> Result<(), Errno> {
+        let waiting: Vec<SegmentCursor> = self.cursors();
+        let total = waiting.len() as u64;
+        let mut waiting = waiting.into_iter();
+        let mut cursors: Vec<SegmentCursor> = waiting.by_ref().take(CURSORS).collect();
+        let segment_bytes = self.loaded.shape.segment_bytes();
+        while !cursors.is_empty() {
+            self.read_headers(&mut cursors);
+            let mut payloads = Vec::new();
+            for cursor in &mut cursors {
+                payloads.extend(self.step(cursor));
+            }
+            self.compare(&mut payloads);
+            let finished = |cursor: &mut SegmentCursor| {
+                cursor.missing == 0 || cursor.block >= self.loaded.shape.segment_blocks
+            };
+            let done = cursors.extract_if(.., finished).count();
+            cursors.extend(waiting.by_ref().take(done));
+            let left = (cursors.len() + waiting.len()) as u64;
+            progress((total - left) * segment_bytes, total * segment_bytes);
+        }
+        Ok(())
+    }
+
+    fn cursors(&self) -> Vec<SegmentCursor> {
+        let shape = self.loaded.shape;
+        let cursor = |(segment, known): (SegmentId, crate::segments::Segment)| {
+            let addresses = self.addresses(segment);
+            let claims = &self.claims.blocks[self.claims.blocks_in(addresses.clone())];
+            let missing = claims.chunk_by(|a, b| a.address == b.address).count()
+                + self.claims.pieces_in(addresses).len();
+            let incarnation = known.incarnation;
+            let header = AlignedBuf::zeroed(if missing > 0 { BLOCK_BYTES } else { 0 });
+            SegmentCursor { segment, incarnation, block: 0, missing, lost: false, header }
+        };
+        let used =
+            self.loaded.segments.iter().filter(|(segment, _)| {
+                u64::from(shape.address(*segment, 0).get()) < self.file_blocks
+            });
+        used.map(cursor).filter(|cursor| cursor.missing > 0).collect()
+    }
+
+    fn addresses(&self, segment: SegmentId) -> Range<u32> {
+        let start = self.loaded.shape.address(segment, 0).get();
+        // The last segment may end at the highest address.
+        start..start.saturating_add(self.loaded.shape.segment_blocks)
+    }
+
+    fn address(&self, cursor: &SegmentCursor) -> Address {
+        self.loaded.shape.address(cursor.segment, cursor.block)
+    }
+
+    /// Reads the block at each cursor. An unreadable block counts as no record.
+    fn read_headers(&mut self, cursors: &mut [SegmentCursor]) {
+        let shape = self.loaded.shape;
+        let mut reads: Vec<(FileOffset, &mut [u8])> = cursors
+            .iter_mut()
+            .map(|cursor| {
+                (shape.address(cursor.segment, cursor.block).offset(), &mut *cursor.header)
+            })
+            .collect();
+        if self.reader.read_many(&mut reads).is_ok() {
+            return;
+        }
+        for cursor in cursors {
+            let offset = shape.address(cursor.segment, cursor.block).offset();
+            if self.reader.read(offset, &mut cursor.header).is_err() {
+                cursor.header.fill(0);
+            }
+        }
+    }
+
+    /// Examines the record at a cursor, and advances the cursor.
+    fn step(&mut self, cursor: &mut SegmentCursor) -> Option<Payload> {
+        let mut entries = std::mem::take(&mut self.entries);
+        let header = self.loaded.codec.decode(&cursor.header, &mut entries);
+        let header = header.filter(|header| self.belongs(cursor, header));
+        let payload = match header {
+            Some(header) => {
+                let payload = self.agree(cursor, &entries);
+                cursor.lost = false;
+                cursor.block += header.record_blocks();
+                payload
+            }
+            None => {
+                self.search(cursor);
+                None
+            }
+        };
+        self.entries = entries;
+        payload
+    }
+
+    fn belongs(&self, cursor: &SegmentCursor, header: &Header) -> bool {
+        let end = u64::from(cursor.block) + u64::from(header.record_blocks());
+        header.position == cursor.block
+            && (header.incarnation == cursor.incarnation || cursor.incarnation.is_none())
+            && end <= u64::from(self.loaded.shape.segment_blocks)
+    }
+
+    /// Advances the cursor to the next allocated block, when there is no record here and claims are
+    /// unconfirmed.
+    fn search(&mut self, cursor: &mut SegmentCursor) {
+        if !cursor.lost {
+            let offset = self.address(cursor).offset().get();
+            self.report.error(format!(
+                "{}: there is no record at file offset {offset}, and {} blocks of segment {} have \
+                 not been found before it",
+                self.name, cursor.missing, cursor.segment
+            ));
+            cursor.lost = true;
+        }
+        cursor.block += 1;
+        let addresses = self.addresses(cursor.segment);
+        let next = u64::from(addresses.start) + u64::from(cursor.block);
+        let from = FileOffset::new(next * BLOCK_BYTES as u64);
+        let found = self.file.next_data(from).ok().flatten();
+        let block = found.map_or(u64::MAX, |range| range.start.get() / BLOCK_BYTES as u64);
+        let skip = block.max(next) - u64::from(addresses.start);
+        cursor.block = skip.min(u64::from(self.loaded.shape.segment_blocks)) as u32;
+    }
+
+    /// Compares the entries of a record with the map.
+    fn agree(&mut self, cursor: &mut SegmentCursor, entries: &[Entry]) -> Option<Payload> {
+        let mut at = self.address(cursor).get();
+        let mut live = Vec::new();
+        for entry in entries {
+            at = at.saturating_add(1);
+            match *entry {
+                Entry::Data { lba, checksum } | Entry::Moved { lba, checksum, .. } => {
+                    live.extend(self.agree_block(cursor, at, lba, checksum));
+                }
+                Entry::Leaf { leaf, checksum } => {
+                    let known = self.loaded.leaves.get(&leaf);
+                    let same = known == Some(&(Address::new(at), checksum));
+                    self.agree_piece(cursor, at, Some(leaf), same);
+                }
+                Entry::Root { checksum, .. } => {
+                    let same = self.loaded.superblock.root.checksum == checksum;
+                    self.agree_piece(cursor, at, None, same);
+                }
+                Entry::Trim { .. } | Entry::Next { .. } => {}
+            }
+            at = at - 1 + entry.payload_blocks();
+        }
+        self.payload(live)
+    }
+
+    /// Compares a block's entry with its claims; returns the index of the claim, if the block is
+    /// live.
+    fn agree_block(
+        &mut self,
+        cursor: &mut SegmentCursor,
+        at: u32,
+        lba: u64,
+        sum: u32,
+    ) -> Option<usize> {
+        let claims = self.claims.blocks_in(at..at + 1);
+        let first = claims.start;
+        if claims.is_empty() {
+            return None;
+        }
+        if !self.claims.found[first] {
+            cursor.missing -= 1;
+        }
+        let agreed = claims.clone().find(|claim| u64::from(self.claims.blocks[*claim].lba) == lba);
+        for claim in claims {
+            self.claims.found[claim] = true;
+            let claimed = u64::from(self.claims.blocks[claim].lba);
+            let map_entry = self.loaded.map.get(claimed);
+            if Some(claim) != agreed {
+                let block = block_name(claimed, map_entry);
+                self.report.error(format!("{}: {block}: LBA {lba} is there", self.name));
+            } else if map_entry.checksum() != sum {
+                let block = block_name(claimed, map_entry);
+                self.report.error(format!(
+                    "{}: {block}: the checksums in map and record differ",
+                    self.name
+                ));
+            }
+        }
+        agreed
+    }
+
+    fn agree_piece(&mut self, cursor: &mut SegmentCursor, at: u32, leaf: Option<u32>, same: bool) {
+        for index in self.claims.pieces_in(at..at + 1) {
+            let piece = &mut self.claims.pieces[index];
+            if !piece.found {
+                piece.found = true;
+                cursor.missing -= 1;
+            }
+            if !same || piece.leaf != leaf {
+                let offset = Address::new(at).offset().get();
+                self.report.error(format!(
+                    "{}: map and record disagree about a piece of the map at file offset {offset}",
+                    self.name
+                ));
+            }
+        }
+    }
+
+    /// Returns the part to read of a record with these live blocks, if data is checked.
+    fn payload(&self, claims: Vec<usize>) -> Option<Payload> {
+        let first = self.claims.blocks[*claims.first()?].address;
+        let last = self.claims.blocks[*claims.last()?].address;
+        let blocks = (last - first + 1) as usize;
+        let buffer = self.data.then(|| AlignedBuf::zeroed(blocks * BLOCK_BYTES))?;
+        Some(Payload { first, buffer, claims })
+    }
+
+    /// Reads data and compares it with its checksums.
+    fn compare(&mut self, payloads: &mut [Payload]) {
+        let mut reads: Vec<(FileOffset, &mut [u8])> = payloads
+            .iter_mut()
+            .map(|payload| (Address::new(payload.first).offset(), &mut *payload.buffer))
+            .collect();
+        let all_read = self.reader.read_many(&mut reads).is_ok();
+        for payload in payloads {
+            for &claim in &payload.claims {
+                let at = (self.claims.blocks[claim].address - payload.first) as usize * BLOCK_BYTES;
+                let block = &mut payload.buffer[at..at + BLOCK_BYTES];
+                let lba = u64::from(self.claims.blocks[claim].lba);
+                let map_entry = self.loaded.map.get(lba);
+                let read = if all_read {
+                    Ok(())
+                } else {
+                    self.reader.read(map_entry.address().offset(), block)
+                };
+                let why = match read {
+                    Ok(()) if crc32c::crc32c(block) == map_entry.checksum() => {
+                        self.report.readable_bytes += BLOCK_BYTES as u64;
+                        continue;
+                    }
+                    Ok(()) => "its checksum does not fit".into(),
+                    Err(errno) => format!("it cannot be read: {errno}"),
+                };
+                let block = block_name(lba, map_entry);
+                self.report.error(format!("{}: {block}: {why}", self.name));
+            }
+        }
+    }
+
+    /// Reports all claims that no record has confirmed.
+    pub fn report_unfound(&mut self) -> Result<(), Errno> {
+        let mut buffer = AlignedBuf::zeroed(BLOCK_BYTES);
+        for claim in 0..self.claims.blocks.len() {
+            if self.claims.found[claim] {
+                continue;
+            }
+            let lba = u64::from(self.claims.blocks[claim].lba);
+            let map_entry = self.loaded.map.get(lba);
+            let mut state = "";
+            if self.data {
+                let read = self.reader.read(map_entry.address().offset(), &mut buffer);
+                let whole = read.is_ok() && crc32c::crc32c(&buffer) == map_entry.checksum();
+                state = if whole { "; its data is whole" } else { "; its data is damaged" };
+                self.report.readable_bytes += if whole { BLOCK_BYTES as u64 } else { 0 };
+            }
+            let block = block_name(lba, map_entry);
+            self.report.error(format!("{}: {block}: no record says so{state}", self.name));
+        }
+        for piece in self.claims.pieces.iter().filter(|piece| !piece.found) {
+            let offset = Address::new(piece.address).offset().get();
+            let what = piece.leaf.map_or("the map root".into(), |leaf| format!("map leaf {leaf}"));
+            self.report.error(format!(
+                "{}: {what} at file offset {offset}: no record says so; it is whole",
+                self.name
+            ));
+        }
+        Ok(())
+    }
+}

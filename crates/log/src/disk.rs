@@ -1,0 +1,400 @@
+//! A log image as a whole: opening, and operations besides serving.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use flowstone_block::sync::atomic::Ordering;
+use flowstone_block::{
+    BlockingDisk, Channel, Errno, Error, Extent, Geometry, Layer, Outcome, QueueContext, Result,
+    SECTOR_BYTES, Sector, SectorCount, mutant,
+};
+use flowstone_fileio::{Access, FileIo};
+use flowstone_image::runtime::worker;
+use flowstone_image::{
+    CompactProgress, DamageWatcher, Damages, DiscardMode, Discards, Format, Image, Layout,
+    LogState, Progress, Space, Tell, valid_capacity,
+};
+use flowstone_log_format::{
+    Address, BLOCK_BYTES, BLOCK_SECTORS, Shape, blocks_of, blocks_of_sectors,
+};
+use tracing::{error, info};
+
+use super::append::{AppendState, Head, Health};
+use super::channel::LogChannel;
+use super::command::Command;
+use super::copy_memory::CopyMemory;
+use super::core::Core;
+use super::inspect::log_state;
+use super::load::{Loaded, load};
+use super::maintenance::{Knowledge, Maintenance};
+use super::map::LEAF_BLOCKS;
+use super::refusal::LoadError;
+use super::resort::ResortLimit;
+use super::streams::Streams;
+
+/// An open log image.
+pub struct LogImage {
+    core: Arc<Core>,
+    discard: DiscardMode,
+    readonly: bool,
+    maintenance: Option<JoinHandle<()>>,
+}
+
+impl LogImage {
+    /// Takes over an open host file. For writing, first recovers the image if needed, changes its
+    /// streams if asked to, and starts the maintenance worker.
+    pub fn open(
+        path: &Path,
+        file: Box<dyn FileIo>,
+        discard: DiscardMode,
+        access: Access,
+        streams: Option<Streams>,
+        progress: Option<&Progress>,
+    ) -> Result<Self> {
+        let name = path.display().to_string();
+        let readonly = access != Access::Write;
+        let (core, knowledge) = prepare(name.clone(), file, readonly, streams, progress)?;
+        let mut image = Self { core, discard, readonly, maintenance: None };
+        let started = knowledge.map(|it| start_maintenance(&image.core, it)).transpose();
+        image.maintenance = started.map_err(|error| Error::host(name, error, "free resources"))?;
+        Ok(image)
+    }
+
+    /// Sets the write budget of the re-sorting pass, which puts blocks in LBA order.
+    pub fn set_resort(&self, limit: ResortLimit) {
+        self.core.resorting.set_limit(limit.bytes(self.core.capacity().bytes()));
+        self.core.inbox.schedule_pass();
+    }
+
+    /// Sets when dead segments are deallocated.
+    pub fn set_tell(&self, tell: Tell) {
+        let telling = tell == Tell::Always || self.core.file.tells_drive();
+        self.core.telling.store(telling, Ordering::Relaxed);
+    }
+
+    /// Sets the cleaner's copy memory; once, before the first cleaning. Default: memory of its own.
+    pub fn set_copy_memory(&self, memory: CopyMemory) {
+        let _ = self.core.copy_memory.set(memory);
+    }
+
+    /// Returns whether the block in which a disk of this size ends holds data behind that end,
+    /// which would reappear when the disk grows again.
+    fn has_data_in_block_behind(&self, capacity: SectorCount) -> Result<bool> {
+        let host = |error: io::Error| Error::host(&*self.core.name, error, "check the image");
+        let (first, before) = (capacity.get(), self.core.capacity().get());
+        let last = first.next_multiple_of(BLOCK_SECTORS).min(before);
+        if first >= last {
+            return Ok(false);
+        }
+        let mut sectors = vec![0; (last - first) as usize * SECTOR_BYTES as usize];
+        let mut disk = BlockingDisk::new(self).map_err(host)?;
+        disk.read(Sector::new(first), &mut sectors).map_err(|errno| host(errno.into()))?;
+        Ok(sectors.iter().any(|byte| *byte != 0))
+    }
+
+    pub(crate) fn queue(&self, context: &QueueContext) -> io::Result<LogChannel> {
+        LogChannel::new(Arc::clone(&self.core), context, self.readonly)
+    }
+
+    /// Sends the maintenance worker a command, and waits for its reply.
+    #[cfg(test)]
+    pub(crate) fn ask(&self, command: Command) -> Outcome {
+        self.core.inbox.ask(command).wait()
+    }
+
+    /// Opens for writing without the maintenance worker's thread: the caller steps the worker.
+    pub fn open_stepped(
+        name: String,
+        file: Box<dyn FileIo>,
+        discard: DiscardMode,
+        streams: Option<Streams>,
+    ) -> Result<(Self, Maintenance)> {
+        let (core, knowledge) = prepare(name.clone(), file, false, streams, None)?;
+        let knowledge = knowledge.expect("an image that is open for writing is known");
+        let maintenance = Maintenance::new(Arc::clone(&core), knowledge)
+            .map_err(|error| Error::host(name, error, "free resources"))?;
+        Ok((Self { core, discard, readonly: false, maintenance: None }, maintenance))
+    }
+}
+
+fn start_maintenance(core: &Arc<Core>, knowledge: Knowledge) -> io::Result<JoinHandle<()>> {
+    let (theirs, core) = (Arc::clone(core), Arc::clone(core));
+    let make = move || Maintenance::new(theirs, knowledge);
+    worker::start(make, Maintenance::run, move |_| core.retire())
+}
+
+/// Loads an image and, for writing, prepares it: a new session, and after a crash, or for a change
+/// of streams, a checkpoint with fresh heads.
+pub fn prepare(
+    name: String,
+    file: Box<dyn FileIo>,
+    readonly: bool,
+    streams: Option<Streams>,
+    progress: Option<&Progress>,
+) -> Result<(Arc<Core>, Option<Knowledge>)> {
+    let mut loaded = load(&*file, progress).map_err(|error| error.explain(&name))?;
+    if let Some(flaw) = loaded.replay.damage.take() {
+        return Err(LoadError::Damaged(flaw).explain(&name));
+    }
+    if let Some(streams) = streams {
+        let blocks = blocks_of_sectors(loaded.superblock.capacity_sectors);
+        loaded.shape = streams.change(&name, loaded.shape, blocks, readonly)?;
+    }
+    prepare_loaded(name, file, loaded, readonly)
+}
+
+/// Prepares an image that has been loaded, and whose log ends where replay says. Its shape gives
+/// the streams it is to have.
+pub fn prepare_loaded(
+    name: String,
+    file: Box<dyn FileIo>,
+    loaded: Loaded,
+    readonly: bool,
+) -> Result<(Arc<Core>, Option<Knowledge>)> {
+    let features = loaded.superblock.readonly_features();
+    if features != 0 && !readonly {
+        let why = format!("it uses features {features:#x} that this version can only read");
+        return Err(Error::unsupported(name, why, "open it read-only, or use a newer version"));
+    }
+    let Loaded { mut superblock, shape, codec, map, segments, leaves, replay } = loaded;
+    // Whatever replay has found: whole records may follow the first torn one, and no new record may
+    // lead to them.
+    let trusts = mutant("log.open.goes-on-at-a-head-where-nothing-was-replayed");
+    let is_clean = superblock.clean || trusts && replay.records == 0;
+    let is_changed = shape.streams != superblock.streams;
+    let starts_anew = is_changed || !is_clean;
+    let mut state = AppendState::new(shape, segments, replay.next_sequence);
+    state.clock = superblock.clock + replay.guest_blocks;
+    state.totals = superblock.totals;
+    state.totals.appended_blocks += replay.blocks;
+    state.generation = superblock.generation;
+    for (head, place) in state.heads.iter_mut().zip(replay.heads) {
+        *head = Head { place, ..Head::default() };
+    }
+    if starts_anew && !readonly {
+        state.health = Health::Restarting;
+    }
+    if replay.records > 0 {
+        info!("{name}: {} records replayed after the last checkpoint", replay.records);
+    }
+    let capacity = SectorCount::new(superblock.capacity_sectors);
+    state.disk_leaves = blocks_of(capacity.bytes()).div_ceil(LEAF_BLOCKS);
+    // The superblock of this session records the limit before one of the added segments is used.
+    let most = shape.segments_most(blocks_of(capacity.bytes()));
+    let own = shape.segments_for(blocks_of(capacity.bytes())).unwrap_or(0);
+    state.segments.set_limit(state.segments.limit().max(own.min(most)));
+    let wanted = state.kept_from_writes(&map);
+    state.segments.raise_limit_for(wanted, most);
+    state.find_trim_heads(&map);
+    superblock.segments = superblock.segments.max(state.segments.limit());
+    let core = Arc::new(Core::new(name.clone(), file, codec, capacity, map, state));
+    if readonly {
+        return Ok((core, None));
+    }
+    let host = |error: io::Error| Error::host(name.clone(), error, "check the host's file system");
+    let mut maintenance =
+        Maintenance::new(Arc::clone(&core), Knowledge { superblock, leaves }).map_err(host)?;
+    begin(&mut maintenance, &core, is_changed, starts_anew)?;
+    Ok((core, Some(maintenance.into_knowledge())))
+}
+
+/// Begins the session. New heads are started after a crash, and for a change of streams.
+fn begin(
+    maintenance: &mut Maintenance,
+    core: &Core,
+    is_changed: bool,
+    starts_anew: bool,
+) -> Result<()> {
+    let failed = |errno: Errno| match is_changed {
+        true => no_other_streams(&core.name, core.shape, errno),
+        false => Error::host(&*core.name, io::Error::from(errno), "check the host's file system"),
+    };
+    if is_changed && !mutant("log.streams.begins-without-room") {
+        // Before the image is marked as in use.
+        maintenance.get_ahead(segments_to_change(core.shape)).map_err(failed)?;
+    }
+    maintenance.begin_session().map_err(failed)?;
+    if !starts_anew {
+        return Ok(());
+    }
+    match restart(maintenance) {
+        Ok(()) => maintenance.punch_free(),
+        Err(errno) if is_changed => return Err(failed(errno)),
+        Err(errno) => maintenance.restart_later(errno).map_err(failed)?,
+    }
+    Ok(())
+}
+
+/// Segments needed to change streams: a head for each, and the map.
+const fn segments_to_change(shape: Shape) -> u32 {
+    shape.streams + 1
+}
+
+/// Error for a change of streams: the image is unchanged, since no durable structure names other
+/// streams before they have heads.
+fn no_other_streams(name: &str, shape: Shape, errno: Errno) -> Error {
+    let streams = Streams::of(shape.streams);
+    let bytes = u64::from(segments_to_change(shape)) * shape.segment_bytes();
+    let advice =
+        format!("free {bytes} bytes on the host for --streams {}, or leave it out", streams.name());
+    Error::host(name, io::Error::from(errno), advice)
+}
+
+/// Starts new heads after a crash. On a full host it is unknown which free segments are allocated:
+/// all are deallocated, and the host is tried again. Replay has read none of them, and would not
+/// after another power cut.
+fn restart(maintenance: &mut Maintenance) -> Outcome {
+    maintenance.restart().or_else(|errno| {
+        if errno != Errno::NOSPC || mutant("log.open.gives-up-on-a-full-host") {
+            return Err(errno);
+        }
+        maintenance.punch_free();
+        maintenance.restart()
+    })
+}
+
+impl Drop for LogImage {
+    fn drop(&mut self) {
+        self.core.inbox.stop();
+        if let Some(maintenance) = self.maintenance.take()
+            && maintenance.join().is_err()
+        {
+            error!(
+                "{}: the maintenance worker has panicked; the next start recovers",
+                self.core.name
+            );
+        }
+    }
+}
+
+impl Layer for LogImage {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            discards: self.discard == DiscardMode::Deallocate && !self.readonly,
+            readonly: self.readonly,
+            ..Geometry::with_capacity(self.core.capacity())
+        }
+    }
+
+    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
+        Ok(Box::new(self.queue(context)?))
+    }
+}
+
+impl Image for LogImage {
+    fn format(&self) -> Format {
+        Format::Log
+    }
+
+    fn space(&self) -> io::Result<Space> {
+        let garbage = self.core.append_state().segments.garbage_blocks();
+        Ok(Space {
+            virtual_bytes: self.core.capacity().bytes(),
+            live_bytes: Some(self.core.live_bytes()),
+            allocated_bytes: self.core.file.allocated_bytes()?,
+            dead_bytes: Some(garbage * BLOCK_BYTES as u64),
+        })
+    }
+
+    fn next_data(&self, from: Sector) -> io::Result<Option<Extent>> {
+        let blocks = self.core.blocks();
+        let first = from.get() / BLOCK_SECTORS;
+        let Some(start) = self.core.map.next_mapped(first..blocks) else { return Ok(None) };
+        let end = self.core.map.next_unmapped(start..blocks).unwrap_or(blocks);
+        let first = (start * BLOCK_SECTORS).max(from.get());
+        let last = (end * BLOCK_SECTORS).min(self.core.capacity().get());
+        Ok(Extent::new(Sector::new(first), SectorCount::new(last - first)))
+    }
+
+    fn damages(&self) -> Damages {
+        self.core.damages.get()
+    }
+
+    fn watch_damages(&self, watcher: DamageWatcher) {
+        self.core.damages.watch(watcher);
+    }
+
+    fn resize(&self, capacity: SectorCount) -> Result<()> {
+        let name = format!("resize {}", self.core.name);
+        if self.readonly {
+            let why = "it is open for reading only";
+            return Err(Error::invalid(name, why, "open it for writing"));
+        }
+        valid_capacity(capacity.bytes())
+            .map_err(|why| Error::invalid(name.clone(), why, "give a size such as 8G"))?;
+        let blocks = blocks_of(capacity.bytes());
+        let segments =
+            self.core.shape.segments_for(blocks).filter(|_| self.core.shape.root_fits(blocks));
+        let Some(segments) = segments else {
+            let why = "a log image with segments of this size cannot be so large";
+            return Err(Error::invalid(
+                name,
+                why,
+                "convert it to an image with a larger --segment",
+            ));
+        };
+        let beyond = blocks..self.core.blocks().max(blocks);
+        if self.core.map.next_mapped(beyond).is_some() || self.has_data_in_block_behind(capacity)? {
+            return Err(Error::invalid(
+                name,
+                "there is data beyond the new end",
+                "shrink the file system inside first and discard what it leaves (fstrim)",
+            ));
+        }
+        let used = self.core.append_state().segments.highest_used().get() + 1;
+        let segments = segments.max(used);
+        let command = Command::Resize { capacity: capacity.get(), segments };
+        let resized = self.core.resize_while(capacity, || self.core.inbox.ask(command).wait());
+        resized.map_err(|errno| Error::host(name, errno, "check the host's file system"))
+    }
+
+    fn layout(&self) -> io::Result<Layout> {
+        let mut layout = Layout::of(&*self.core.file)?;
+        let blocks = self.core.blocks();
+        let mut at = 0;
+        let mut before: Option<Address> = None;
+        while let Some(lba) = self.core.map.next_mapped(at..blocks) {
+            let address = self.core.map.get(lba).address();
+            layout.data_runs += u64::from(!before.is_some_and(|it| it.is_followed_by(address)));
+            before = Some(address);
+            at = lba + 1;
+        }
+        Ok(layout)
+    }
+
+    fn compact(&self, progress: CompactProgress<'_>) -> Result<()> {
+        let name = format!("compact {}", self.core.name);
+        if self.readonly {
+            let why = "it is open for reading only";
+            return Err(Error::invalid(name, why, "open it for writing"));
+        }
+        let inbox = &self.core.inbox;
+        let compacted = inbox.ask(Command::Compact).wait_telling(inbox, progress);
+        compacted
+            .map_err(|errno| Error::host(name, errno, "free space on the host, or try again later"))
+    }
+
+    fn discards(&self) -> Discards {
+        self.core.discards.read(self.core.file.punched())
+    }
+
+    fn log_state(&self) -> Option<LogState> {
+        Some(log_state(&self.core))
+    }
+
+    fn file(&self) -> &dyn FileIo {
+        &*self.core.file
+    }
+
+    fn serving(&self) -> String {
+        let shape = self.core.shape;
+        format!(
+            "log, segments of {} KiB, streams {}, {}",
+            shape.segment_bytes() / 1024,
+            Streams::of(shape.streams).name(),
+            self.core.file.describe()
+        )
+    }
+}

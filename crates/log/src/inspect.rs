@@ -1,0 +1,126 @@
+//! Reads an image's superblock alone: cheap, and correct even while a daemon writes the image.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use flowstone_block::sync::atomic::Ordering;
+use flowstone_block::{Result, SECTOR_BYTES};
+use flowstone_fileio::FileIo;
+use flowstone_image::LogState;
+use flowstone_log_format::{BLOCK_BYTES, EraseUnit};
+
+use super::core::Core;
+use super::slots::{newest, read_slots, shape_of};
+use super::streams::Streams;
+
+/// A log image at its newest checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LogInfo {
+    /// Size of the virtual disk in bytes.
+    pub virtual_bytes: u64,
+    /// Bytes of a segment.
+    pub segment_bytes: u64,
+    /// Erase unit of the drive; `None` in an image of an earlier version.
+    pub erase_unit: Option<EraseUnit>,
+    /// Space beyond the size of the disk, in percent of the whole.
+    pub reserve_percent: u32,
+    /// Streams of guest writes.
+    pub streams: Streams,
+    /// Segments that the image may use, including the one with the superblocks.
+    pub segments_limit: u32,
+    /// Segments in use, including the one with the superblocks.
+    pub segments_used: u32,
+    /// Bytes of the disk that are mapped.
+    pub live_bytes: u64,
+    /// Blocks written to the file since the image was created: data, headers, copies and maps.
+    pub appended_blocks: u64,
+    /// Of the appended blocks, copies made by the cleaner, with their headers.
+    pub relocated_blocks: u64,
+    /// Of the appended blocks, leaves and roots of the map, with their headers.
+    pub map_blocks: u64,
+    /// Blocks that guests have written since the image was created.
+    pub guest_blocks: u64,
+    /// Number of the checkpoint.
+    pub generation: u64,
+    /// Age of the checkpoint; `None` if there has been none since the image was created.
+    pub checkpoint_age: Option<Duration>,
+    /// Whether the image was closed with this checkpoint, so nothing was written after it.
+    pub clean: bool,
+}
+
+impl LogInfo {
+    /// Returns the blocks written to the file per block written by guests, if there are any.
+    pub fn write_amplification(&self) -> Option<f64> {
+        share(self.appended_blocks, self.guest_blocks)
+    }
+
+    /// Returns the share of copies made by the cleaner in all written blocks.
+    pub fn relocated_share(&self) -> Option<f64> {
+        share(self.relocated_blocks, self.appended_blocks)
+    }
+
+    /// Returns the share of the map in all written blocks.
+    pub fn map_share(&self) -> Option<f64> {
+        share(self.map_blocks, self.appended_blocks)
+    }
+}
+
+fn share(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+/// Returns the state of an open image; takes the log's lock briefly.
+pub fn log_state(core: &Core) -> LogState {
+    let map_memory_bytes = core.map.memory_bytes(core.blocks());
+    let state = core.append_state();
+    LogState {
+        live_bytes: core.live_bytes(),
+        map_memory_bytes,
+        segments_limit: state.segments.limit(),
+        segments_used: state.segments.used() + 1,
+        segments_ready: state.segments.ready(),
+        segments_dead: state.segments.dead_count(),
+        guest_blocks: state.clock,
+        appended_blocks: state.totals.appended_blocks,
+        relocated_blocks: state.totals.relocated_blocks,
+        map_blocks: state.totals.map_blocks,
+        write_amplification: state.totals.appended_blocks as f64 / state.clock.max(1) as f64,
+        costs: state.costs,
+        checkpoint: state.generation,
+        since_checkpoint_blocks: state.since_checkpoint,
+        untold_dead_bytes: u64::from(state.segments.untold()) * core.shape.segment_bytes(),
+        telling: core.telling.load(Ordering::Relaxed),
+        run_bytes: core.run_bytes.load(Ordering::Relaxed),
+        resorted_bytes: core.resorting.written(),
+        resort_passes: core.resorting.passes(),
+        full: state.writes.full.is_some() || state.restart_full.is_some(),
+    }
+}
+
+/// Reads the superblocks of an image that a daemon may be writing.
+pub fn inspect(name: &str, file: &dyn FileIo) -> Result<LogInfo> {
+    let slots = read_slots(file).map_err(|error| error.explain(name))?;
+    let superblock = newest(&slots).map_err(|error| error.explain(name))?;
+    let written_at = UNIX_EPOCH.checked_add(Duration::from_secs(superblock.written_at));
+    let age = written_at.and_then(|at| at.elapsed().ok()).unwrap_or_default();
+    let totals = superblock.totals;
+    Ok(LogInfo {
+        virtual_bytes: superblock.capacity_sectors * SECTOR_BYTES,
+        segment_bytes: shape_of(superblock).segment_bytes(),
+        erase_unit: superblock.erase_unit,
+        reserve_percent: superblock.reserve_percent,
+        streams: Streams::of(superblock.streams),
+        segments_limit: superblock.segments,
+        segments_used: totals.used_segments.min(u64::from(superblock.segments) - 1) as u32 + 1,
+        live_bytes: totals
+            .live_blocks
+            .saturating_mul(BLOCK_BYTES as u64)
+            .min(superblock.capacity_sectors * SECTOR_BYTES),
+        appended_blocks: totals.appended_blocks,
+        relocated_blocks: totals.relocated_blocks,
+        map_blocks: totals.map_blocks,
+        guest_blocks: superblock.clock,
+        generation: superblock.generation,
+        checkpoint_age: (superblock.written_at > 0).then_some(age),
+        clean: superblock.clean,
+    })
+}

@@ -1,0 +1,47 @@
+//! The log format: guest writes are appended in order of arrival. Format and argument:
+//! docs/format.md.
+//!
+//! From the bottom up, on `flowstone-log-format`: in-memory state (`map`, `segments`, `append`,
+//! `core`), loading (`load`, `replay`, `lost_tail`), a queue (`channel`), the thread behind it
+//! (`maintenance`), the image as a whole (`disk`, `inspect`), check and repair (`check`), and
+//! deliberate corruption for tests (`corrupter`, `fuzzing`).
+
+mod append;
+mod channel;
+mod check;
+mod command;
+mod copy_memory;
+mod core;
+#[cfg(any(test, feature = "testing"))]
+mod corrupter;
+mod create;
+mod disk;
+#[cfg(any(test, feature = "testing"))]
+pub mod fuzzing;
+mod inspect;
+mod load;
+mod lost_tail;
+mod maintenance;
+mod map;
+pub mod policy;
+mod rate;
+mod refusal;
+mod replay;
+mod reserve;
+mod resort;
+mod segments;
+mod slots;
+mod streams;
+mod window;
+
+pub use check::{check, repair};
+pub use copy_memory::CopyMemory;
+pub use create::{LogOptions, create};
+pub use disk::LogImage;
+pub use inspect::{LogInfo, inspect};
+pub use map::BlockMap;
+pub use resort::ResortLimit;
+pub use streams::Streams;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,333 @@
+//! Checkpoints. The order of steps, and why it loses nothing: docs/format.md section 7.
+
+use std::time::Duration;
+
+use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
+use flowstone_log_format::{
+    Address, BLOCK_BYTES, Entry, HEADS, HeadPlace, Kind, LEAF_ON_DISK_BLOCKS, LeafPlace,
+    RecordBuilder, Root, RootPlace, SegmentId, SegmentNote, Superblock, blocks_of_sectors,
+    root_blocks,
+};
+
+use super::Maintenance;
+use crate::append::Health;
+use crate::map::LEAF_BLOCKS;
+use crate::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP};
+use crate::segments::State;
+
+/// The kind of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckpointKind {
+    /// While guests go on writing.
+    Running,
+    /// At close: nothing is appended after it.
+    Last,
+}
+
+/// Maximum duration of a sync between two victims during which writes stay held by cleaning; for
+/// longer syncs they are released.
+const HELD_MOST: Duration = Duration::from_millis(1);
+
+/// Segments that a checkpoint frees once it is durable.
+struct Frozen {
+    /// Pinned segments that were closed when it began.
+    closed: Vec<SegmentId>,
+    /// Segments without live blocks.
+    dead: Vec<SegmentId>,
+    /// Blocks appended since the previous checkpoint.
+    appended: u64,
+}
+
+impl Maintenance {
+    /// Writes all committed changes to the map on disk, and frees dead segments.
+    pub fn checkpoint(&mut self, kind: CheckpointKind) -> Outcome {
+        if !mutant("log.rate.holds-during-checkpoints") {
+            self.end_copying();
+        }
+        let (next, frozen) = self.freeze();
+        let changed = self.core.map.take_changed(self.core.blocks());
+        let made = self.make_durable(next, &changed, &frozen.dead, kind);
+        match made {
+            Ok(()) => self.finish_checkpoint(frozen),
+            Err(_) => {
+                changed.iter().for_each(|leaf| self.core.map.touch(*leaf));
+                let mut state = self.core.append_state();
+                state.changed = true;
+                state.since_checkpoint += frozen.appended;
+                state.segments.keep_dead(frozen.dead);
+            }
+        }
+        made
+    }
+
+    /// Steps 2 to 4.
+    fn make_durable(
+        &mut self,
+        mut next: Superblock,
+        changed: &[u32],
+        dead: &[SegmentId],
+        kind: CheckpointKind,
+    ) -> Outcome {
+        self.write_leaves(changed)?;
+        next.root = self.write_root(dead)?;
+        self.publish(next, dead, kind)
+    }
+
+    /// Step 1: determines the content of the checkpoint, and the segments it will free.
+    fn freeze(&mut self) -> (Superblock, Frozen) {
+        let mut state = self.core.append_state();
+        let streams = self.core.shape.streams as usize;
+        let mut heads = [HeadPlace::default(); HEADS];
+        heads[..streams].copy_from_slice(&state.committed_heads()[..streams]);
+        for lifetime in LIFETIME_CLEANED..=LIFETIME_COLD {
+            if let Some(stream) = self.streams[usize::from(lifetime)] {
+                heads[usize::from(lifetime)] = stream.place;
+            }
+        }
+        let frozen = Frozen {
+            closed: state.segments.pinned_and_closed(),
+            dead: state.segments.take_dead(),
+            appended: std::mem::take(&mut state.since_checkpoint),
+        };
+        state.changed = false;
+        let superblock = Superblock {
+            segments: state.segments.limit(),
+            next_sequence: state.committed(),
+            clock: state.clock,
+            totals: state.totals,
+            heads,
+            streams: self.core.shape.streams,
+            ..self.superblock.clone()
+        };
+        (superblock, frozen)
+    }
+
+    /// Step 2, leaves. Their old copies stay intact until the new ones are durable.
+    fn write_leaves(&mut self, changed: &[u32]) -> Outcome {
+        let payload_max = self.core.shape.record_payload_max().max(LEAF_ON_DISK_BLOCKS);
+        let mut builder = RecordBuilder::new(payload_max);
+        let mut bytes = AlignedBuf::zeroed(LEAF_ON_DISK_BLOCKS as usize * BLOCK_BYTES);
+        // The part of the disk cut off by a resize maps nothing, and has no leaves.
+        let leaves = blocks_of_sectors(self.superblock.capacity_sectors).div_ceil(LEAF_BLOCKS);
+        let cut_off = self.leaves.split_off(&(leaves as u32));
+        self.outdated.extend(cut_off.into_values().map(|(old, _)| (old, LEAF_ON_DISK_BLOCKS)));
+        for &leaf in changed {
+            if self.core.map.copy_leaf(leaf, &mut bytes) == 0 {
+                if let Some((old, _)) = self.leaves.remove(&leaf) {
+                    self.outdated.push((old, LEAF_ON_DISK_BLOCKS));
+                }
+                continue;
+            }
+            if !builder.has_room_for(LEAF_ON_DISK_BLOCKS) {
+                self.append_leaves(&mut builder)?;
+            }
+            let checksum = crc32c::crc32c(&bytes);
+            builder.push(Entry::Leaf { leaf, checksum }).copy_from_slice(&bytes);
+        }
+        self.append_leaves(&mut builder)
+    }
+
+    fn append_leaves(&mut self, builder: &mut RecordBuilder) -> Outcome {
+        if builder.entries().is_empty() {
+            return Ok(());
+        }
+        let header = self.append(LIFETIME_MAP, Kind::Map, 0, builder)?;
+        let segment = self.core.shape.segment_of(header);
+        self.core.append_state().segments.gain(segment, builder.payload());
+        let mut address = header.forward(1);
+        for entry in builder.entries() {
+            if let Entry::Leaf { leaf, checksum } = *entry
+                && let Some((old, _)) = self.leaves.insert(leaf, (address, checksum))
+            {
+                self.outdated.push((old, LEAF_ON_DISK_BLOCKS));
+            }
+            address = address.forward(entry.payload_blocks());
+        }
+        builder.clear();
+        Ok(())
+    }
+
+    /// Step 2, root.
+    fn write_root(&mut self, dead: &[SegmentId]) -> Result<RootPlace, Errno> {
+        let leaf = |(leaf, (address, checksum)): (&u32, &(Address, u32))| LeafPlace {
+            leaf: *leaf,
+            address: *address,
+            checksum: *checksum,
+        };
+        let leaves: Vec<LeafPlace> = self.leaves.iter().map(leaf).collect();
+        // The root must name its own segment: make sure of its room first.
+        let most = self.core.append_state().segments.used() + 1;
+        let blocks_most = root_blocks(leaves.len() as u64, u64::from(most)) as u32;
+        self.reserve_stream(LIFETIME_MAP, 1 + blocks_most)?;
+        let segments = self.segment_notes(dead);
+        let bytes = Root { leaves, segments }.encode();
+        let blocks = (bytes.len() / BLOCK_BYTES) as u32;
+        let checksum = crc32c::crc32c(&bytes);
+        let mut builder = RecordBuilder::new(blocks);
+        builder.push(Entry::Root { blocks, checksum }).copy_from_slice(&bytes);
+        let header = self.append(LIFETIME_MAP, Kind::Map, 0, &mut builder)?;
+        let segment = self.core.shape.segment_of(header);
+        self.core.append_state().segments.gain(segment, blocks);
+        if self.root.blocks > 0 {
+            self.outdated.push((self.root.address, self.root.blocks));
+        }
+        let root =
+            RootPlace { address: header.forward(1), blocks, checksum, bytes: bytes.len() as u64 };
+        self.root = root;
+        Ok(root)
+    }
+
+    fn segment_notes(&self, dead: &[SegmentId]) -> Vec<SegmentNote> {
+        let state = self.core.append_state();
+        let in_use = |state| matches!(state, State::Open | State::Sealed | State::Dead);
+        state
+            .segments
+            .iter()
+            .filter(|(number, segment)| in_use(segment.state) && !dead.contains(number))
+            .map(|(number, segment)| SegmentNote {
+                segment: number,
+                lifetime: u32::from(segment.lifetime),
+                incarnation: segment.incarnation,
+                birth: segment.birth,
+            })
+            .collect()
+    }
+
+    /// Steps 3 and 4: everything that the superblock names becomes durable before the superblock
+    /// does.
+    fn publish(&mut self, next: Superblock, dead: &[SegmentId], kind: CheckpointKind) -> Outcome {
+        let skips = match kind {
+            CheckpointKind::Running => mutant("log.checkpoint.superblock-before-sync-of-map"),
+            CheckpointKind::Last => mutant("log.close.clean-before-sync"),
+        };
+        if !skips {
+            self.sync()?;
+        }
+        let mut superblock = next;
+        {
+            let mut state = self.core.append_state();
+            state.durable = state.durable.max(superblock.next_sequence);
+            let is_all = state.next_sequence() == superblock.next_sequence
+                || mutant("log.close.clean-beside-records");
+            superblock.clean = kind == CheckpointKind::Last && is_all;
+            if superblock.clean {
+                // A queue that still exists must not append to the image.
+                state.health = Health::Stopped;
+                self.core.show(&state);
+            }
+            superblock.totals.live_blocks = self.core.map.mapped();
+            superblock.totals.used_segments =
+                u64::from(state.segments.used()).saturating_sub(dead.len() as u64);
+            superblock.segments = superblock.segments.max(state.segments.highest_used().get() + 1);
+        }
+        self.write_superblock(superblock)
+    }
+
+    /// Writes this superblock as the newest one.
+    pub fn write_superblock(&mut self, mut superblock: Superblock) -> Outcome {
+        superblock.generation += 1;
+        superblock.written_at = self.core.clock.calendar().as_secs();
+        let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
+        block.copy_from_slice(&superblock.encode());
+        // If this fails, the next attempt has the same generation, and so goes to the same slot:
+        // the other one holds the valid superblock.
+        self.file.write(superblock.slot().offset(), &mut block)?;
+        if !mutant("log.checkpoint.frees-before-superblock-sync") {
+            self.sync()?;
+        }
+        self.superblock = superblock;
+        Ok(())
+    }
+
+    pub fn sync(&mut self) -> Outcome {
+        let committed = self.core.append_state().committed();
+        let outcome = self.core.sync.run(&mut self.file, &self.waker);
+        match outcome {
+            Ok(()) => {
+                let mut state = self.core.append_state();
+                let committed = match mutant("log.sync.promises-what-came-later") {
+                    true => state.committed(),
+                    false => committed,
+                };
+                state.durable = state.durable.max(committed);
+            }
+            Err(_) => self.core.wakers.wake_all(),
+        }
+        outcome
+    }
+
+    /// Step 5.
+    fn finish_checkpoint(&mut self, frozen: Frozen) {
+        self.streams.iter_mut().flatten().for_each(|stream| stream.replayable = true);
+        let outdated = std::mem::take(&mut self.outdated);
+        {
+            let mut state = self.core.append_state();
+            state.generation = self.superblock.generation;
+            state.segments.unpin(&frozen.closed);
+            for (address, blocks) in outdated {
+                let segment = self.core.shape.segment_of(address);
+                state.segments.lose_many(segment, blocks);
+            }
+        }
+        self.audit();
+        let mut dead = frozen.dead;
+        if mutant("log.checkpoint.frees-what-died-meanwhile") {
+            dead.extend(self.core.append_state().segments.take_dead());
+        }
+        self.release(dead);
+    }
+
+    /// Debug builds: checks the counts of live blocks against the map.
+    fn audit(&self) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        let state = self.core.append_state();
+        state.segments.audit();
+        let mut live = std::collections::BTreeMap::new();
+        let mut count = |address: Address, blocks: u32| {
+            *live.entry(self.core.shape.segment_of(address)).or_insert(0u32) += blocks;
+        };
+        let blocks = self.core.blocks();
+        let mut at = 0;
+        while let Some(lba) = self.core.map.next_mapped(at..blocks) {
+            count(self.core.map.get(lba).address(), 1);
+            at = lba + 1;
+        }
+        self.leaves.values().for_each(|(address, _)| count(*address, LEAF_ON_DISK_BLOCKS));
+        count(self.root.address, self.root.blocks);
+        for (number, segment) in state.segments.iter() {
+            let counted = live.get(&number).copied().unwrap_or(0);
+            assert_eq!(segment.live, counted, "live blocks of segment {number}: {segment:?}");
+        }
+    }
+
+    /// Frees dead segments that need no checkpoint, after a sync that makes durable what replaced
+    /// their blocks.
+    pub fn release_freeable(&mut self) -> Outcome {
+        if self.sync_took > HELD_MOST {
+            self.end_copying();
+        }
+        let mut dead = self.core.append_state().segments.take_freeable();
+        let start = self.core.clock.now();
+        let synced = if mutant("log.free.skips-sync") { Ok(()) } else { self.sync() };
+        self.sync_took = self.core.clock.since(start);
+        if mutant("log.free.frees-what-died-during-the-sync") {
+            dead.extend(self.core.append_state().segments.take_freeable());
+        }
+        if let Err(errno) = synced {
+            self.core.append_state().segments.keep_dead(dead);
+            return Err(errno);
+        }
+        self.release(dead);
+        Ok(())
+    }
+
+    /// Frees segments that nothing on the medium refers to any more.
+    fn release(&mut self, dead: Vec<SegmentId>) {
+        let keep = self.recycled_kept_in_use();
+        let released = self.core.append_state().segments.release_dead(dead, keep);
+        self.punch(&released);
+        self.announce_room();
+    }
+}

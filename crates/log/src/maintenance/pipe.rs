@@ -1,0 +1,105 @@
+//! Cleaning I/O in flight: reads of victims, and writes of copies.
+
+use std::collections::VecDeque;
+
+use flowstone_block::{AlignedBuf, Errno, Outcome};
+use flowstone_log_format::{Entry, Placed, RecordBuilder, Shape};
+
+use super::read_ahead::ReadAhead;
+use super::stage::Move;
+use super::stream::AppendStream;
+use super::transfers::{Ticket, Transfers};
+use crate::copy_memory::Lent;
+use crate::core::Core;
+
+/// Minimum number of records in flight: one is assembled while the other is written.
+const RECORDS_LEAST: usize = 2;
+/// Maximum number of records in flight: those that fit into the queue beside the reads.
+const RECORDS_MOST: usize = 96;
+
+/// Reads of victims, and writes of copies in flight.
+pub struct Pipe {
+    pub transfers: Transfers,
+    pub ahead: ReadAhead,
+    /// In address order, in one segment.
+    pub writes: VecDeque<CopyRecord>,
+    spare: Vec<AlignedBuf>,
+    lent: Lent,
+    /// Entries of the header that was decoded last.
+    pub entries: Vec<Entry>,
+}
+
+/// A record of copies in flight.
+pub struct CopyRecord {
+    pub ticket: Ticket,
+    pub placed: Placed,
+    pub moves: Vec<Move>,
+    /// State of its stream before the record was placed.
+    pub before: AppendStream,
+}
+
+impl Pipe {
+    pub fn new(core: &Core) -> Result<Self, Errno> {
+        let transfers = Transfers::new(&*core.file)
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        let (ahead, writes, spare, entries) = Default::default();
+        let lent = core.copy_memory.get_or_init(Default::default).lend();
+        Ok(Self { transfers, ahead, writes, spare, lent, entries })
+    }
+
+    /// Returns the bytes of copies that are written in a row.
+    pub fn run_bytes(&self, shape: Shape) -> u64 {
+        self.lent.run_bytes(shape.segment_bytes())
+    }
+
+    /// Returns the number of records of copies in flight at once: those of a run.
+    pub fn records_most(&self, shape: Shape) -> usize {
+        let record = RecordBuilder::buffer_bytes(shape.record_payload_max());
+        (self.run_bytes(shape) as usize / record).clamp(RECORDS_LEAST, RECORDS_MOST)
+    }
+
+    /// Returns whether there is memory for another record. If the host has none, the run is
+    /// shorter.
+    pub fn has_memory(&mut self, shape: Shape) -> bool {
+        if self.spare.is_empty() {
+            let bytes = RecordBuilder::buffer_bytes(shape.record_payload_max());
+            self.spare.extend(AlignedBuf::try_zeroed(bytes));
+        }
+        !self.spare.is_empty()
+    }
+
+    /// Starts the write of a builder's record at this place.
+    pub fn write(&mut self, core: &Core, builder: &mut RecordBuilder, placed: &Placed) -> Ticket {
+        let bytes = builder.finish(core.codec, placed).len();
+        let new =
+            || AlignedBuf::zeroed(RecordBuilder::buffer_bytes(core.shape.record_payload_max()));
+        let buffer = builder.exchange_buffer(self.spare.pop().unwrap_or_else(new));
+        builder.clear();
+        self.transfers.write(placed.address.offset(), buffer, bytes)
+    }
+
+    /// Waits for the first record in flight; returns it with its outcome.
+    pub fn finish_first(&mut self) -> Option<(CopyRecordDone, Outcome)> {
+        let CopyRecord { ticket, placed, moves, before } = self.writes.pop_front()?;
+        let (buffer, outcome) = self.transfers.wait(ticket);
+        self.spare.push(buffer);
+        Some((CopyRecordDone { placed, moves, before }, outcome))
+    }
+
+    /// Makes a block of the victim available. `false` if it cannot be read: it stays at its
+    /// address, and nothing else must wait for it.
+    pub fn show(&mut self, shape: Shape, block: u32) -> bool {
+        self.ahead.show(&mut self.transfers, shape, block)
+    }
+
+    pub fn has_first_ended(&mut self) -> bool {
+        self.writes.front().is_some_and(|record| self.transfers.has_ended(&record.ticket))
+    }
+}
+
+/// A record of copies that is no longer in flight.
+pub struct CopyRecordDone {
+    pub placed: Placed,
+    pub moves: Vec<Move>,
+    pub before: AppendStream,
+}

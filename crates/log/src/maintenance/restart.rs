@@ -1,0 +1,136 @@
+//! Restarts the log after a failed record, and after a crash.
+
+use flowstone_block::{Errno, Outcome, mutant};
+use flowstone_log_format::HeadPlace;
+use tracing::{error, info, warn};
+
+use super::{CheckpointKind, Maintenance, Progress};
+use crate::append::{FULL_RETRY, Full, Head, Health, STREAMS_MAX};
+use crate::reserve::Opener;
+use crate::segments::State;
+
+impl Maintenance {
+    /// After a failed record: once the owners of all records have given them up, opens new heads
+    /// and writes a checkpoint that names them. A full host is tried again when a guest writes.
+    pub fn restart_when_given_up(&mut self) -> Progress {
+        let waits = self.restart_tried.is_some_and(|at| self.core.clock.since(at) < FULL_RETRY);
+        if waits || !self.core.append_state().all_given_up() {
+            return Progress::Idle;
+        }
+        let outcome = self.restart();
+        self.restarted(outcome)
+    }
+
+    /// Handles a failed restart at open after a crash: on a full host the image opens all the same,
+    /// and writes are refused until there is space.
+    pub fn restart_later(&mut self, errno: Errno) -> Outcome {
+        let is_full = is_lack_of_space(errno) && !self.core.sync.has_failed();
+        if !is_full || mutant("log.open.refuses-a-full-host") {
+            return Err(errno);
+        }
+        self.restarted(Err(errno));
+        Ok(())
+    }
+
+    /// Records the outcome of a restart. After a successful one, guests already write again: a
+    /// record of theirs may have failed by now, which the next restart handles.
+    pub fn restarted(&mut self, outcome: Outcome) -> Progress {
+        let (health, full) = match outcome {
+            Ok(()) => {
+                info!("{}: writing goes on in a new place", self.core.name);
+                let forgets = mutant("log.restart.forgets-what-fails-meanwhile");
+                (forgets.then_some(Health::Running), None)
+            }
+            Err(errno) if is_lack_of_space(errno) && !self.core.sync.has_failed() => {
+                if self.restart_tried.is_none() {
+                    warn!("{}: the host has no space to go on in: {errno}", self.core.name);
+                }
+                (None, Some(errno))
+            }
+            Err(errno) => {
+                error!("{}: cannot start anew ({errno}); no writes until reopened", self.core.name);
+                (Some(Health::Stopped), None)
+            }
+        };
+        self.restart_tried = full.map(|_| self.core.clock.now());
+        {
+            let mut state = self.core.append_state();
+            state.health = health.unwrap_or(state.health);
+            state.restart_full = full.map(|errno| Full { errno, at: self.core.clock.now() });
+            self.core.show(&state);
+        }
+        self.core.announce_room();
+        if full.is_some() { Progress::Idle } else { Progress::Made }
+    }
+
+    /// Starts every stream in a fresh segment and makes that durable.
+    pub fn restart(&mut self) -> Outcome {
+        self.end_heads();
+        self.release_freeable()?;
+        for stream in 0..self.core.shape.streams as u8 {
+            if self.is_fresh(stream) {
+                continue;
+            }
+            let for_trims = {
+                let state = self.core.append_state();
+                let reserve = state.reserve(&self.core.map, true);
+                let available = self.available(&state);
+                !reserve.may_open(Opener::Write, available, state.trim_heads())
+            };
+            let (segment, incarnation) = self.take_segment(stream)?;
+            let place = HeadPlace::start_of(segment, incarnation);
+            let head = Head { place, has_space: true, for_trims };
+            self.core.append_state().heads[usize::from(stream)] = head;
+        }
+        let map_segments = self.core.append_state().segments.used_for_maps();
+        if map_segments > self.core.append_state().reserve(&self.core.map, true).map_full {
+            // Each restart takes a segment for the map, and there may be many before the next
+            // cleaning.
+            self.outdate_sparse_map();
+        }
+        self.checkpoint(CheckpointKind::Running)?;
+        let mut state = self.core.append_state();
+        state.health = Health::Running;
+        self.core.show(&state);
+        Ok(())
+    }
+
+    /// Ends heads at which a record could not be written, and those of streams that the image is to
+    /// lose.
+    fn end_heads(&mut self) {
+        let fresh: Vec<bool> = (0..STREAMS_MAX as u8).map(|it| self.is_fresh(it)).collect();
+        let mut state = self.core.append_state();
+        state.forget();
+        let clock = state.clock;
+        for (stream, fresh) in fresh.into_iter().enumerate() {
+            let HeadPlace { segment, incarnation, .. } = state.heads[stream].place;
+            if fresh {
+                continue;
+            }
+            state.heads[stream].for_trims = false;
+            // After a crash they are sealed already; a new stream has no head yet.
+            let is_open = state.segments.get(segment).state == State::Open;
+            if !incarnation.is_none() && is_open && !mutant("log.streams.leaves-a-head-open") {
+                state.segments.seal(segment, clock);
+            }
+        }
+        state.heads[self.core.shape.streams as usize..].fill(Head::default());
+    }
+
+    /// Returns whether the head was left by a failed restart and nothing was written to it: a new
+    /// head for each attempt would use up the reserve.
+    fn is_fresh(&self, stream: u8) -> bool {
+        let state = self.core.append_state();
+        let place = state.heads[usize::from(stream)].place;
+        let segment = state.segments.get(place.segment);
+        self.restart_tried.is_some()
+            && place.block == 0
+            && segment.state == State::Open
+            && segment.incarnation == place.incarnation
+    }
+}
+
+/// Errors that may pass without an operator's help.
+fn is_lack_of_space(errno: Errno) -> bool {
+    matches!(errno, Errno::NOSPC | Errno::DQUOT) && !mutant("log.restart.full-host-is-the-end")
+}

@@ -1,0 +1,301 @@
+//! Host space of segments: allocation and deallocation.
+//!
+//! Writes to a segment that has been written before are cheaper: for space that was allocated and
+//! never written, the host file system changes its own metadata with every write or every
+//! fdatasync. So some freed segments keep their space while guests write, and lose it when guests
+//! pause.
+
+use std::time::{Duration, Instant};
+
+use flowstone_block::sync::atomic::Ordering;
+use flowstone_block::{Errno, Outcome, mutant};
+use flowstone_fileio::FileOp;
+use flowstone_log_format::{Incarnation, SegmentId};
+use tracing::warn;
+
+use super::{Maintenance, Progress};
+use crate::append::{AppendState, FULL_RETRY, Head};
+
+/// Ready segments kept beyond the reserve, even when nothing is written.
+const READY_KEPT: u32 = 2;
+/// Inverse of the maximum share of the image in freed segments that keep their space. They are also
+/// limited to the blocks appended between two checkpoints: that is what the next checkpoint frees.
+const POOL_SHARE: u32 = 8;
+
+/// Guests that use up all ready segments within this time write fast.
+const FAST: Duration = Duration::from_millis(100);
+/// Maximum bytes allocated at once for guests that write fast.
+const AHEAD_BYTES: u64 = 64 << 20;
+
+/// Number of segments to allocate at once: more while guests use them fast.
+#[derive(Debug)]
+pub struct SpaceAhead {
+    segments: u32,
+    /// When there were enough.
+    enough_at: Option<Instant>,
+}
+
+impl Default for SpaceAhead {
+    fn default() -> Self {
+        Self { segments: 1, enough_at: None }
+    }
+}
+
+impl SpaceAhead {
+    fn is_enough(&mut self, now: Instant) {
+        self.enough_at.get_or_insert(now);
+    }
+
+    /// Returns how many to allocate when segments are short.
+    fn is_short(&mut self, now: Instant, most: u32) -> u32 {
+        let Some(at) = self.enough_at.take() else { return self.segments };
+        let is_fast = now.duration_since(at) < FAST * self.segments;
+        self.segments = if is_fast { (self.segments * 2).min(most.max(1)) } else { 1 };
+        self.segments
+    }
+}
+
+impl Maintenance {
+    /// Allocates host space for a head or a reserve segment, if one is wanted.
+    pub fn provide(&mut self) -> Progress {
+        let waiting_head = {
+            let state = self.core.append_state();
+            let streams = self.core.shape.streams as usize;
+            let wanted = state.wants_room();
+            let wants = |head: &&Head| !head.has_space && wanted;
+            state.heads[..streams].iter().find(wants).map(|head| head.place.segment)
+        };
+        if let Some(segment) = waiting_head {
+            return self.provide_head(segment);
+        }
+        if self.host_full.is_some_and(|at| self.core.clock.since(at) < FULL_RETRY) {
+            return Progress::Idle;
+        }
+        let (wanted, ready, most, unused) = {
+            let state = self.core.append_state();
+            let unused =
+                state.next_sequence() == self.superblock.next_sequence && !state.wants_room();
+            let wanted = state.kept_from_writes(&self.core.map) + READY_KEPT;
+            let most = AHEAD_BYTES / self.core.shape.segment_bytes();
+            let most = (most as u32).min(state.segments.limit() / POOL_SHARE);
+            (wanted, state.segments.ready(), most, unused)
+        };
+        if unused {
+            return Progress::Idle;
+        }
+        if ready >= wanted {
+            self.space.is_enough(self.core.clock.now());
+            return Progress::Idle;
+        }
+        // The missing segments, and those allocated in advance; both counts include the first.
+        let ahead = self.space.is_short(self.core.clock.now(), most);
+        if self.obtain(wanted - ready - 1 + ahead - 1).is_err() {
+            return Progress::Idle;
+        }
+        self.announce_room();
+        Progress::Made
+    }
+
+    /// Makes `segments` segments ready. On a full host none is kept.
+    pub fn get_ahead(&mut self, segments: u32) -> Outcome {
+        while self.core.append_state().segments.ready() < segments {
+            if let Err(errno) = self.obtain(0) {
+                self.release_reserve();
+                return Err(errno);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a free segment ready, and up to `more` that follow it in the file: each call to the
+    /// host holds up writes to the file. If the host has no space for it, the segment may lie
+    /// behind the end of a device; then the lowest free one is tried.
+    fn obtain(&mut self, more: u32) -> Outcome {
+        let (first, more) = {
+            let mut state = self.core.append_state();
+            let first = state.segments.take_free().ok_or(Errno::NOSPC)?;
+            (first, state.segments.take_free_behind(first, more))
+        };
+        if more > 0 && self.obtain_run(first, more) {
+            return Ok(());
+        }
+        let Err(errno) = self.make_ready(first) else { return Ok(()) };
+        let other = self.core.append_state().segments.take_free_before(first);
+        other.map_or(Err(errno), |other| self.make_ready(other))
+    }
+
+    /// Makes a segment ready together with `more` that follow it, or deallocates those.
+    fn obtain_run(&mut self, first: SegmentId, more: u32) -> bool {
+        let offset = self.core.shape.address(first, 0).offset();
+        let bytes = u64::from(1 + more) * self.core.shape.segment_bytes();
+        let allocated = mutant("log.space.ready-without-space")
+            || self.file.run(FileOp::Allocate { offset, bytes }).is_ok();
+        let behind: Vec<_> = SegmentId::range(first.get() + 1..first.get() + 1 + more).collect();
+        if allocated {
+            let mut state = self.core.append_state();
+            state.segments.make_ready(first);
+            behind.into_iter().for_each(|segment| state.segments.make_ready(segment));
+        } else {
+            // The host may have allocated some of them.
+            self.punch(&behind);
+        }
+        allocated
+    }
+
+    fn make_ready(&mut self, segment: SegmentId) -> Outcome {
+        let outcome = self.allocate(segment);
+        let mut state = self.core.append_state();
+        match outcome {
+            Ok(()) => state.segments.make_ready(segment),
+            Err(_) => state.segments.put_back(segment),
+        }
+        outcome
+    }
+
+    fn provide_head(&mut self, segment: SegmentId) -> Progress {
+        if let Err(errno) = self.allocate(segment) {
+            self.give_up_waiting(errno);
+            return Progress::Idle;
+        }
+        for head in &mut self.core.append_state().heads {
+            head.has_space |= head.place.segment == segment;
+        }
+        self.announce_room();
+        Progress::Made
+    }
+
+    fn allocate(&mut self, segment: SegmentId) -> Outcome {
+        let offset = self.core.shape.address(segment, 0).offset();
+        let bytes = self.core.shape.segment_bytes();
+        let outcome = self.file.run(FileOp::Allocate { offset, bytes });
+        self.host_full = match outcome {
+            Ok(()) => None,
+            Err(errno) => {
+                if self.host_full.is_none() {
+                    warn!("{}: the host gives no more space: {errno}", self.core.name);
+                }
+                Some(self.core.clock.now())
+            }
+        };
+        outcome
+    }
+
+    /// After a crash it is unknown which free segments are allocated: all are deallocated, and so
+    /// is the file behind those that the image has ever used. Space had been allocated there for
+    /// writes that never came.
+    pub fn punch_free(&mut self) {
+        let (free, never_used, limit) = {
+            let mut state = self.core.append_state();
+            let segments = &mut state.segments;
+            (segments.take_all_free(), segments.never_used(), segments.limit())
+        };
+        let never_used = match mutant("log.space.punches-the-last-that-was-used") {
+            true => SegmentId::new(never_used.get() - 1),
+            false => never_used,
+        };
+        self.punch(&free);
+        let offset = self.core.shape.address(never_used, 0).offset();
+        let end = u64::from(limit) * self.core.shape.segment_bytes();
+        let end = end.min(self.core.file.size().unwrap_or(0));
+        let bytes = end.saturating_sub(offset.get());
+        if bytes > 0
+            && let Err(errno) = self.file.run(FileOp::Discard { offset, bytes })
+        {
+            warn!("{}: cannot punch segments from {never_used} on: {errno}", self.core.name);
+        }
+    }
+
+    /// Deallocates the host space of free segments: neighbours together, in file order.
+    pub fn punch(&mut self, segments: &[SegmentId]) {
+        let mut sorted = segments.to_vec();
+        sorted.sort_unstable();
+        let runs: Vec<_> = sorted.chunk_by(|one, next| next.get() == one.get() + 1).collect();
+        self.core.discards.count_runs(runs.len());
+        for run in runs {
+            let offset = self.core.shape.address(run[0], 0).offset();
+            let bytes = run.len() as u64 * self.core.shape.segment_bytes();
+            if let Err(errno) = self.file.run(FileOp::Discard { offset, bytes }) {
+                // They stay free; only their host space is not deallocated.
+                let (name, count) = (&self.core.name, run.len());
+                warn!("{name}: cannot punch {count} segments from {} on: {errno}", run[0]);
+            }
+        }
+        self.core.append_state().segments.add_free(segments);
+    }
+
+    /// Returns the number of segments that may be used: ready ones, and those that the host has not
+    /// refused.
+    pub fn available(&self, state: &AppendState) -> u32 {
+        let hidden = if self.host_full.is_some() { 0 } else { state.segments.obtainable() };
+        state.segments.ready() + hidden
+    }
+
+    /// Opens a segment to append to. The caller has checked that it may be opened.
+    pub fn take_segment(&mut self, lifetime: u8) -> Result<(SegmentId, Incarnation), Errno> {
+        loop {
+            let opened = self.core.append_state().segments.open(lifetime);
+            if let Some(opened) = opened {
+                return Ok(opened);
+            }
+            self.obtain(0)?;
+        }
+    }
+
+    /// Returns how many freed segments keep their space while guests write. Never-written ones do
+    /// not count: they must not displace the others. None if the drive is told of freed segments:
+    /// it copies less.
+    pub fn recycled_kept_in_use(&self) -> u32 {
+        if self.core.telling.load(Ordering::Relaxed) {
+            return 0;
+        }
+        let state = self.core.append_state();
+        let pool = self.interval() as u32 / self.core.shape.segment_blocks;
+        let pool = pool.min(state.segments.limit() / POOL_SHARE).max(READY_KEPT);
+        state.kept_from_writes(&self.core.map) + pool
+    }
+
+    /// Returns whether there are more ready segments than are kept when nothing is written.
+    pub fn has_surplus(&self, state: &AppendState) -> bool {
+        state.segments.ready() > state.kept_from_writes(&self.core.map) + READY_KEPT
+    }
+
+    /// Deallocates the host space of all ready segments.
+    pub fn release_reserve(&mut self) {
+        let ready = self.core.append_state().segments.release_ready(0);
+        self.punch(&ready);
+    }
+
+    /// Deallocates the host space of ready segments that only a busy guest needs.
+    pub fn trim_reserve(&mut self) {
+        let surplus = {
+            let mut state = self.core.append_state();
+            let keep = state.kept_from_writes(&self.core.map) + READY_KEPT;
+            state.segments.release_ready(keep)
+        };
+        self.punch(&surplus);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Simulates guests that use all ready segments beyond the wanted ones after `time`.
+    fn taken_every(space: &mut SpaceAhead, now: &mut Instant, time: Duration) -> u32 {
+        space.is_enough(*now);
+        space.is_enough(*now + time / 2);
+        *now += time;
+        space.is_short(*now, 8)
+    }
+
+    #[test]
+    fn more_is_got_at_once_while_guests_write_fast() {
+        let (mut space, mut now) = (SpaceAhead::default(), Instant::now());
+        assert_eq!(space.is_short(now, 8), 1);
+        let fast = [2, 4, 8, 8].map(|_| taken_every(&mut space, &mut now, FAST / 2));
+        assert_eq!(fast, [2, 4, 8, 8]);
+        assert_eq!(taken_every(&mut space, &mut now, 7 * FAST), 8, "8 lasted for so long");
+        assert_eq!(taken_every(&mut space, &mut now, 9 * FAST), 1);
+        assert_eq!(taken_every(&mut space, &mut now, FAST * 2), 1);
+    }
+}

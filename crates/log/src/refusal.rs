@@ -1,0 +1,56 @@
+//! Why an image cannot be opened.
+
+use std::io;
+
+use flowstone_block::{Errno, Error};
+use flowstone_image::Flaw;
+use flowstone_log_format::Address;
+
+/// Why an image could not be loaded.
+#[derive(Debug)]
+pub enum LoadError {
+    /// It is not a log image.
+    Foreign,
+    /// It uses a later version or unknown features.
+    Unsupported(String),
+    /// It is a log image, and a part of it is damaged.
+    Damaged(Flaw),
+    /// The host could not read it.
+    Host(Errno),
+}
+
+impl From<Errno> for LoadError {
+    fn from(errno: Errno) -> Self {
+        Self::Host(errno)
+    }
+}
+
+impl LoadError {
+    /// The host file could not be used at all.
+    pub fn of_host(error: io::Error) -> Self {
+        Self::Host(Errno::from_io_error(&error).unwrap_or(Errno::IO))
+    }
+
+    /// Converts it to an error about the image `name`.
+    pub fn explain(self, name: &str) -> Error {
+        match self {
+            Self::Foreign => {
+                Error::invalid(name, "it is not a log image", "give the right file or --format")
+            }
+            Self::Unsupported(why) => Error::unsupported(name, why, "use a newer version"),
+            Self::Damaged(flaw) => {
+                let advice = "restore it from a backup, or see `flowstone check --repair`";
+                Error::damaged(flaw.in_image(name), advice)
+            }
+            Self::Host(errno) => Error::host(name, errno, "check the host's file system"),
+        }
+    }
+}
+
+pub fn damaged(what: impl Into<String>) -> LoadError {
+    LoadError::Damaged(Flaw::new(what))
+}
+
+pub fn damaged_at(place: Address, what: impl Into<String>) -> LoadError {
+    LoadError::Damaged(Flaw::new(what).at(place.offset()))
+}
