@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, value_parser};
 use flowstone_block::{Error, Result};
+use flowstone_control::Address;
 use flowstone_runner::{CpuList, CpuShare, Pipeline, PollMode, PollersConfig};
 use toml::{Table, Value};
 
@@ -34,7 +35,6 @@ pub use self::groups::{Groups, limit_of_group};
 use self::label::check_label;
 pub use self::table::{Keys, key_of, keys_of, table_of, typed_disk};
 pub use self::vm::VmSpec;
-use crate::control::Address;
 use crate::stack::{SharedArgs, StackArgs};
 use crate::{SocketAccess, SocketGroup, SocketMode};
 

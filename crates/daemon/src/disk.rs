@@ -7,12 +7,12 @@ use std::time::Instant;
 use flowstone_block::{
     BlockingDisk, Errno, Error, Op, Result, Sector, SectorCount, SizeChange, mutant,
 };
+use flowstone_control::{Event, Events};
 use flowstone_runner::{DiskQueues, DiskRun, Pollers, QueueTable};
 use tracing::info;
 
 use crate::SocketAccess;
 use crate::config::{DiskConfig, VmSpec};
-use crate::events::{Event, Events};
 use crate::front_end::{Device, FrontEnd, FrontEndOptions, GuestChange};
 use crate::image_probe::ImageProbe;
 use crate::memory_charge;

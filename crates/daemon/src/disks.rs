@@ -14,14 +14,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use flowstone_block::{Error, Result, mutant};
+use flowstone_control::{Event, Events, Origin};
 use flowstone_image::Progress;
 use serde::Serialize;
 use serde_json::json;
 
 use crate::config::{DiskConfig, Keys};
 use crate::disk::Disk;
-use crate::events::{Event, Events};
-use crate::origin::Origin;
 
 use self::refusal::Refusal;
 pub use self::removal::Removal;

@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use flowstone_block::{Error, Result};
+use flowstone_control::Origin;
 use flowstone_qos::{Group, GroupArgs, GroupReport, Limit};
 use serde::Serialize;
-
-use crate::origin::Origin;
 
 /// All groups by name.
 #[derive(Default)]

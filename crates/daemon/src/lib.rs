@@ -6,11 +6,11 @@
 
 mod cache_report;
 mod config;
-mod control;
 mod disk;
 mod disks;
-mod events;
 mod front_end;
+#[cfg(feature = "testing")]
+pub mod fuzzing;
 mod groups;
 mod guest_agent;
 mod held_data;
@@ -20,7 +20,6 @@ mod memory_charge;
 mod metrics;
 mod numa_report;
 mod open_files;
-mod origin;
 mod qos_control;
 mod real_path;
 mod recording;
@@ -43,9 +42,6 @@ pub use config::{
     Config, DaemonConfig, DiskConfig, DiskTable, MetricsBuckets, VmSpec, key_of, keys_of,
     typed_disk,
 };
-#[cfg(any(test, feature = "testing"))]
-pub use control::fuzzing;
-pub use control::{Address, Client, Command, DiskChange, DiskWord, Received};
 pub use flowstone_host::{SocketAccess, SocketGroup, SocketMode};
 pub use serve::serve;
 pub use stack::{Pdc, PdcArgs};

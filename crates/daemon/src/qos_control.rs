@@ -1,10 +1,10 @@
 //! Changes of limits and weights while disks run.
 
 use flowstone_block::{Error, Result};
+use flowstone_control::DiskChange;
 use flowstone_qos::{Limit, QosReport, Weight};
 use serde_json::{Value, json};
 
-use crate::control::DiskChange;
 use crate::disk::Disk;
 
 /// New limit and weight of a disk; `None` leaves a setting unchanged.

@@ -17,11 +17,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flowstone_block::{Class, Error, OpKind, Result};
+use flowstone_control::{Answer, Enough, Sink};
 use flowstone_layers::{Recorded, Recording};
 use flowstone_trace::{self as trace, Event, Frames, Kind, Writer};
 use tracing::info;
 
-use crate::control::{Answer, Enough, Sink};
 use crate::disk::Disk;
 use crate::held_data::HeldData;
 

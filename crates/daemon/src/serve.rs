@@ -17,6 +17,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use flowstone_block::{Errno, Error, Result};
+use flowstone_control::{ControlServer, Origin};
 use flowstone_fileio::FileOpener;
 use flowstone_runner::Pollers;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
@@ -25,13 +26,11 @@ use tracing::{error, info, warn};
 
 use self::plan::Plan;
 use crate::config::{Config, DaemonConfig, DiskConfig};
-use crate::control::ControlServer;
 use crate::disk::Disk;
 use crate::disks::{Begun, Disks, died};
 use crate::guest_agent::GuestAgents;
 use crate::memory_charge;
 use crate::open_files;
-use crate::origin::Origin;
 use crate::recording::Places;
 use crate::resource_monitor::{Caches, ResourceMonitor};
 use crate::stack::{Shared, Stack};

@@ -15,7 +15,7 @@ use super::source::Source;
 
 /// Allowed dependencies of the packages of the product, in `crates/` and `guest/`. An optional
 /// dependency is for tests.
-const MAY_KNOW: [(&str, &[&str]); 28] = [
+const MAY_KNOW: [(&str, &[&str]); 29] = [
     ("reactor", &[]),
     ("memory", &[]),
     ("ssd", &["block", "fileio"]),
@@ -37,20 +37,21 @@ const MAY_KNOW: [(&str, &[&str]); 28] = [
     ("qos", &["block", "fileio"]),
     ("host", &["block"]),
     ("frontend", &["block", "host"]),
+    ("control", &["block", "host"]),
     // No stage, and no front end.
     ("runner", &["block", "reactor"]),
     (
         "daemon",
         &[
             "block", "fileio", "image", "log", "formats", "layers", "classify", "cache", "qos",
-            "host", "frontend", "runner", "memory", "trace",
+            "host", "frontend", "control", "runner", "memory", "trace",
         ],
     ),
     (
         "cli",
         &[
-            "block", "fileio", "image", "qcow2", "log", "formats", "cache", "qos", "daemon",
-            "replay", "advise", "trace",
+            "block", "fileio", "image", "qcow2", "log", "formats", "cache", "qos", "control",
+            "daemon", "replay", "advise", "trace",
         ],
     ),
     ("testkit", &[]),

@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use flowstone_block::{Error, ErrorKind, Printable, Result, format_size};
-use flowstone_daemon::{Client, Command, DiskChange};
+use flowstone_control::{Client, Command, DiskChange};
 use serde_json::Value;
 
 use super::{disk_meant_by, limit_text, only_print_from_now_on, print_json};

@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
 use flowstone_block::{Error, Result};
-use flowstone_daemon::{Client, Received};
+use flowstone_control::{Client, Received};
 
 use super::only_print_from_now_on;
 use crate::args::Events;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use flowstone_block::{Error, Printable, Result};
-use flowstone_daemon::{Client, Command};
+use flowstone_control::{Client, Command};
 use serde_json::Value;
 use toml::Table;
 

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use flowstone_block::{Error, Result, SECTOR_BYTES, SectorCount};
-use flowstone_daemon::DiskWord;
+use flowstone_control::DiskWord;
 use flowstone_fileio::{Access, FileOpener, LockPatience, OpenOptions};
 use flowstone_formats::ImageOptions;
 use flowstone_image::{Format, Image};

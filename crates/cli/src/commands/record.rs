@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use flowstone_block::{Error, Result};
-use flowstone_daemon::{Client, Command, Received};
+use flowstone_control::{Client, Command, Received};
 use flowstone_trace::Totals;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};

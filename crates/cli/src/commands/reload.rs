@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use flowstone_block::{Printable, Result};
-use flowstone_daemon::{Client, Command};
+use flowstone_control::{Client, Command};
 
 use super::{only_print_from_now_on, print_json};
 use crate::args::Reload;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use flowstone_block::{Error, ErrorKind, Result, SizeChange, format_size};
-use flowstone_daemon::{Client, Command, DiskChange};
+use flowstone_control::{Client, Command, DiskChange};
 use flowstone_fileio::Access;
 
 use super::{disk_meant_by, open_image, sector_count};

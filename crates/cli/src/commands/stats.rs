@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use flowstone_block::{Printable, Result, format_size};
-use flowstone_daemon::{Client, Command};
+use flowstone_control::{Client, Command};
 use serde_json::Value;
 
 use super::{disk_meant_by, limit_text, only_print_from_now_on, print_json};

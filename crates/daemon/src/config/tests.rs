@@ -1,13 +1,13 @@
 use std::collections::BTreeSet;
 
 use flowstone_cache::{CacheSize, FreqThreshold, PolicyKind};
+use flowstone_control::OPENAPI;
 use flowstone_fileio::EngineChoice;
 use flowstone_image::Format;
 use flowstone_layers::DetectZeroes;
 use flowstone_log::{ResortLimit, Streams};
 
 use super::*;
-use crate::control::OPENAPI;
 use crate::stack::{Backend, Pdc, Source};
 use flowstone_runner::PollerChoice;
 

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use flowstone_block::Error;
+use flowstone_control::{DiskWord, Refused};
 
 use super::Disks;
-use crate::control::{DiskWord, Refused};
 use crate::disk::Disk;
 use crate::real_path::real_path;
 

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use flowstone_control::Origin;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::refusal::Refusal;
 use super::{Disks, Entry, Failed, State};
 use crate::config::Keys;
-use crate::origin::Origin;
 
 /// One row of `disk list`.
 #[derive(Debug, Serialize)]

@@ -1,9 +1,9 @@
 //! Disks requested before the daemon started that cannot exist.
 
 use flowstone_block::Error;
+use flowstone_control::Origin;
 
 use super::{Disks, Failed, Table};
-use crate::origin::Origin;
 use crate::state::Subject;
 
 /// A requested disk that cannot exist.

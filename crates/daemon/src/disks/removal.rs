@@ -5,11 +5,10 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use flowstone_block::{Error, mutant};
+use flowstone_control::{Event, Refused};
 
 use super::{Disks, State, Table};
-use crate::control::Refused;
 use crate::disk::Disk;
-use crate::events::Event;
 
 /// Time between two checks whether others still use a disk: initially, and at most.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);

@@ -1,6 +1,7 @@
 //! Adding, changing and removing groups while disks are served.
 
 use flowstone_block::Error;
+use flowstone_control::{Answer, Origin, Refused};
 use flowstone_qos::{Group, Limit};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -11,9 +12,7 @@ use super::Daemon;
 use super::plan::Plan;
 use super::reload::{ADDED, Reloaded};
 use crate::config::{Config, limit_of_group};
-use crate::control::{Answer, Refused};
 use crate::groups::ListedGroup;
-use crate::origin::Origin;
 use crate::stack::Shared;
 use crate::state::{Record, State, Subject};
 

@@ -1,10 +1,10 @@
 //! The disks that a daemon starts with: those of its configuration, and those added earlier.
 
 use flowstone_block::Error;
+use flowstone_control::Origin;
 use tracing::warn;
 
 use crate::config::{Config, DiskConfig};
-use crate::origin::Origin;
 use crate::stack::Shared;
 use crate::state::{State, Subject};
 

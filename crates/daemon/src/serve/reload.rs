@@ -4,15 +4,14 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, TryLockError};
 
 use flowstone_block::{Error, Result};
+use flowstone_control::{DiskChange, DiskWord, Origin};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tracing::{error, info};
 
 use super::Daemon;
 use crate::config::{Config, DiskConfig, Keys};
-use crate::control::{DiskChange, DiskWord};
 use crate::disks::Begun;
-use crate::origin::Origin;
 use crate::state::Subject;
 
 /// Keys that can change while a guest runs.

@@ -6,7 +6,7 @@ use flowstone_testkit::{HANG, wait_until};
 use serde_json::Value;
 
 use super::*;
-use crate::control::Client;
+use crate::Client;
 
 /// A server with a given patience, and the folder of its socket.
 struct Place {

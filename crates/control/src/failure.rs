@@ -88,7 +88,7 @@ mod tests {
     /// The page has a row for each kind, with its status.
     #[test]
     fn the_statuses_are_those_of_the_page() {
-        let page = include_str!("../../../../docs/operating.md");
+        let page = include_str!("../../../docs/operating.md");
         for kind in ["busy", "invalid", "unsupported", "damaged", "no_space", "host"] {
             let status = status_of(ErrorKind::from_name(kind).unwrap()).as_u16();
             let row = format!("| `{kind}` | {status} |");

@@ -1,4 +1,5 @@
-//! The control socket: HTTP/1.1 on a unix socket that only its owner may use by default.
+//! The control socket: HTTP/1.1 on a unix socket that only its owner may use by default. Requests
+//! are parsed into [`Command`]s, which the daemon carries out; [`Client`] is the other end.
 //!
 //! One thread, `control`, owns all connections and sleeps while no client sends. Requests may wait
 //! for a host, so they run on a few more threads, which end when idle. Not on the data path: a slow
@@ -6,10 +7,12 @@
 
 mod answer;
 mod client;
+mod events;
 mod failure;
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
 mod listener;
+mod origin;
 mod paths;
 mod patient;
 mod server;
@@ -20,12 +23,14 @@ use std::time::Duration;
 
 use flowstone_block::SizeChange;
 
-pub use self::answer::{Answer, Handler};
-pub use self::client::{Client, Received};
-pub use self::failure::Refused;
-pub use self::listener::Address;
-pub use self::server::ControlServer;
-pub use self::stream::{Enough, Sink};
+pub use answer::{Answer, Handler};
+pub use client::{Client, Received};
+pub use events::{Event, Events};
+pub use failure::Refused;
+pub use listener::Address;
+pub use origin::Origin;
+pub use server::ControlServer;
+pub use stream::{Enough, Sink};
 
 /// Longest head and longest body of a request; more is not sent by our clients.
 const REQUEST_BYTES_MAX: usize = 64 << 10;

@@ -22,28 +22,51 @@ const LINES_MAX: usize = 1024;
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum Event<'a> {
     /// Its name and socket are reserved.
-    Added { origin: Origin },
+    Added {
+        /// Its origin.
+        origin: Origin,
+    },
     /// Its image is being opened.
     Opening,
     /// A guest can connect.
-    Serving { socket: &'a str },
-    /// It cannot be served; `error` has the form of an error answer.
-    Failed { error: Value },
+    Serving {
+        /// Path of its socket.
+        socket: &'a str,
+    },
+    /// It cannot be served.
+    Failed {
+        /// The reason, in the form of an error answer.
+        error: Value,
+    },
     /// Nothing of it remains.
     Removed,
-    /// A monitor has connected: its process, if known.
-    Connected { process: Option<u32> },
+    /// A monitor has connected.
+    Connected {
+        /// Its process, if known.
+        process: Option<u32>,
+    },
     /// The monitor has disconnected.
-    Disconnected { reason: &'a str },
+    Disconnected {
+        /// The reason.
+        reason: &'a str,
+    },
     /// It has grown.
-    Resized { capacity_bytes: u64 },
+    Resized {
+        /// New size.
+        capacity_bytes: u64,
+    },
     /// A request has failed for lack of space on the host.
-    Full { request: &'a str },
+    Full {
+        /// The request.
+        request: &'a str,
+    },
     /// Damage was found.
     Damaged {
+        /// Damaged part, and its defect.
         what: &'a str,
-        /// The first sector of the disk that is lost, and the offset in the file, if known.
+        /// The first sector of the disk that is lost, if known.
         lba: Option<u64>,
+        /// The offset in the file, if known.
         offset: Option<u64>,
     },
 }
