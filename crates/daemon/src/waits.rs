@@ -5,7 +5,7 @@
 //! Nothing waits in the cache: a block that another request fills or writes is read below.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use flowstone_testkit::table::{assert_rows, assert_tests};
 
@@ -180,7 +180,7 @@ fn the_document_names_each_state_its_owner_and_its_test() {
 #[test]
 fn each_state_names_tests_that_there_are() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let folders = [here.join("src"), here.join("../runner/src"), here.join("../qos/src")];
+    let folders = ["src", "../control/src", "../runner/src", "../qos/src"].map(|it| here.join(it));
     let tests = Wait::ALL.iter().flat_map(|wait| wait.shown_by());
-    assert_tests(&[&folders[0], &folders[1], &folders[2]], tests);
+    assert_tests(&folders.each_ref().map(PathBuf::as_path), tests);
 }

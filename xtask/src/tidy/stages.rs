@@ -101,13 +101,15 @@ pub fn check_dependencies(workspace: &Path) -> Result<Vec<String>> {
 }
 
 fn judge(metadata: &Value) -> Vec<String> {
+    let root = Path::new(text(&metadata["workspace_root"]));
     let packages = metadata["packages"].as_array().into_iter().flatten();
-    packages.flat_map(complaints).collect()
+    packages.flat_map(|package| complaints(root, package)).collect()
 }
 
 /// Returns the forbidden dependencies of a package that is released, or that others depend on.
-fn complaints(package: &Value) -> Vec<String> {
-    let Some(name) = package["manifest_path"].as_str().and_then(folder_in_crates) else {
+fn complaints(root: &Path, package: &Value) -> Vec<String> {
+    let manifest = Path::new(text(&package["manifest_path"]));
+    let Some(name) = manifest.strip_prefix(root).ok().and_then(folder_in_crates) else {
         return Vec::new();
     };
     let Some((_, known)) = MAY_KNOW.iter().find(|(it, _)| *it == name) else {
@@ -139,9 +141,9 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// Returns the package of `/…/crates/NAME/Cargo.toml`, or below `guest`.
-fn folder_in_crates(manifest: &str) -> Option<&str> {
-    let folder = Path::new(manifest).parent()?;
+/// Returns the package of `crates/NAME/Cargo.toml`, or below `guest`.
+fn folder_in_crates(manifest: &Path) -> Option<&str> {
+    let folder = manifest.parent()?;
     let above = folder.parent()?.file_name()?;
     match (above.to_str()?, folder.file_name()?.to_str()?) {
         // The command of the guest; `crates` has one of that name.
@@ -261,10 +263,11 @@ mod tests {
     use super::*;
 
     fn package(name: &str, dependency: &Value, features: &Value) -> Vec<String> {
-        let manifest = format!("/x/crates/{name}/Cargo.toml");
+        // The folder around the tree may have any name.
+        let manifest = format!("/crates/x/crates/{name}/Cargo.toml");
         let package =
             json!({"manifest_path": manifest, "dependencies": [dependency], "features": features});
-        judge(&json!({ "packages": [package] }))
+        judge(&json!({ "workspace_root": "/crates/x", "packages": [package] }))
     }
 
     #[test]
@@ -312,11 +315,14 @@ mod tests {
 
     #[test]
     fn the_guest_knows_nothing_of_disks() {
-        let manifest = "/x/guest/cli/Cargo.toml";
+        let manifest = "/crates/x/guest/cli/Cargo.toml";
         let block =
             json!({"name": "flowstone-block", "kind": null, "optional": false, "features": []});
         let package = json!({"manifest_path": manifest, "dependencies": [block], "features": {}});
-        assert_eq!(judge(&json!({ "packages": [package] })), ["crates/guest depends on block"]);
+        assert_eq!(
+            judge(&json!({ "workspace_root": "/crates/x", "packages": [package] })),
+            ["crates/guest depends on block"]
+        );
     }
 
     #[test]

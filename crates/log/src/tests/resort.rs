@@ -30,6 +30,16 @@ fn resort(fixture: &mut Fixture) -> Outcome {
     fixture.maintenance(Maintenance::resort)
 }
 
+/// Does all other work that a pause is for. How much there is depends on the time that allocations
+/// took.
+fn settle(fixture: &mut Fixture) {
+    fixture.quiet();
+    fixture.maintenance(Maintenance::clean_sparse);
+    fixture.checkpoint().unwrap();
+    fixture.maintenance.trim_reserve();
+    fixture.maintenance.release_memory();
+}
+
 /// Returns the contiguous pieces of the file that a read of the whole disk touches.
 fn runs(fixture: &Fixture) -> usize {
     let map = &fixture.core.map;
@@ -87,10 +97,7 @@ fn a_pass_without_a_budget_goes_on_when_its_day_is_over() {
     while fixture.maintenance.wants_resort() {
         resort(&mut fixture).unwrap();
     }
-    fixture.quiet();
-    fixture.checkpoint().unwrap();
-    fixture.maintenance.trim_reserve();
-    fixture.maintenance.release_memory();
+    settle(&mut fixture);
     let hours = |fixture: &mut Fixture| {
         let next = fixture.maintenance.next_pause()?;
         Some(next.duration_since(Instant::now()).as_secs().div_ceil(3600))
@@ -99,11 +106,7 @@ fn a_pass_without_a_budget_goes_on_when_its_day_is_over() {
     // An image in order, or not to be changed, does not wake the worker.
     fixture.core.resorting.set_limit(UNLIMITED);
     resort(&mut fixture).unwrap();
-    fixture.quiet();
-    fixture.maintenance(Maintenance::clean_sparse);
-    fixture.maintenance.release_memory();
-    fixture.checkpoint().unwrap();
-    fixture.maintenance.trim_reserve();
+    settle(&mut fixture);
     assert_eq!(hours(&mut fixture), None);
 }
 
