@@ -2,7 +2,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -32,23 +32,27 @@ impl Deadly {
 
     /// The next request of the thread with this name panics.
     pub fn kill(&self, thread: &'static str) {
-        *self.victim.lock().unwrap() = Some((thread, false));
+        *self.victim() = Some((thread, false));
     }
 
     /// The next sync of the thread with this name panics.
     pub fn kill_at_sync(&self, thread: &'static str) {
-        *self.victim.lock().unwrap() = Some((thread, true));
+        *self.victim() = Some((thread, true));
     }
 
     /// Waits for the panic.
     pub fn wait(&self) {
-        wait_until("the thread has died", || self.victim.lock().unwrap().is_none());
+        wait_until("the thread has died", || self.victim().is_none());
+    }
+
+    fn victim(&self) -> MutexGuard<'_, Option<(&'static str, bool)>> {
+        self.victim.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn strike(&self, op: FileOp) {
         let name = thread::current().name().map(str::to_owned);
         // The lock is released before the panic: others take it.
-        let struck = self.victim.lock().unwrap().take_if(|(it, at_sync)| {
+        let struck = self.victim().take_if(|(it, at_sync)| {
             Some(*it) == name.as_deref() && (!*at_sync || op == FileOp::Datasync)
         });
         assert!(struck.is_none(), "a test's own panic");
