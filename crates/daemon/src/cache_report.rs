@@ -4,9 +4,9 @@ use flowstone_block::Class;
 use flowstone_cache::{Cache, CacheCount, CachedDisk};
 use serde::Serialize;
 
-use crate::resource_monitor::pool::in_words;
 use crate::resource_monitor::{Decision, ResourceMonitor};
 use flowstone_memory::sizer::{Change, Limits};
+use flowstone_resources::in_words;
 
 /// Points of the miss-ratio curve up to the largest size.
 const CURVE_POINTS: u64 = 8;

@@ -12,7 +12,6 @@ mod front_end;
 #[cfg(feature = "testing")]
 pub mod fuzzing;
 mod groups;
-mod guest_agent;
 mod held_data;
 mod image_probe;
 mod image_report;

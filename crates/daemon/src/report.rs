@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::OpKind;
 use flowstone_image::LogState;
+use flowstone_resources::Heard;
 use flowstone_runner::{FailureReport, Histogram, PollerReport, QueueCounters, Snapshot};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -12,7 +13,6 @@ use serde_json::{Map, Value};
 use crate::cache_report::CacheReport;
 use crate::disk::Disk;
 use crate::disks::{Disks, Failed};
-use crate::guest_agent::Heard;
 use crate::image_probe::{ImageProbe, PATIENCE};
 use crate::image_report::{DamageReport, DiscardReport, SpaceReport};
 use crate::memory_charge::MemoryReport;

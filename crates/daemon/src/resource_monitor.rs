@@ -6,10 +6,6 @@
 //! is logged and kept for `stats`. It also tells the cache and the devices which VMs exist,
 //! whenever that changes; without caches to size, that is all it does.
 
-#[cfg(test)]
-mod beside_a_scan;
-pub mod grants;
-pub mod pool;
 mod sharing;
 
 use std::collections::VecDeque;
@@ -23,16 +19,12 @@ use flowstone_block::{format_size, mutant};
 use flowstone_cache::Cache;
 use flowstone_memory::reading::Reader;
 use flowstone_memory::sizer::{Change, Limits};
+use flowstone_resources::{GuestAgents, PERIOD, Pool};
 use tracing::info;
 
-use self::pool::Pool;
 use self::sharing::Sharing;
 use crate::disks::Disks;
-use crate::guest_agent::GuestAgents;
 
-/// Interval between readings. Two of them, and freeing memory, fit into the two seconds within
-/// which memory must be given back.
-const PERIOD: Duration = Duration::from_millis(500);
 /// Decisions kept for `stats`.
 const DECISIONS_MAX: usize = 16;
 

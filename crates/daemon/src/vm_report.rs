@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use flowstone_cache::DiskCacheReport;
+use flowstone_resources::Heard;
 use serde::Serialize;
 
 use crate::disk::Disk;
-use crate::guest_agent::Heard;
 use crate::stack::VM_WEIGHT;
 use crate::vms::{self, Vm};
 

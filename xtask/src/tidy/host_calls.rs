@@ -10,9 +10,10 @@ use super::source::Source;
 
 /// Code run by those threads: all of the daemon and the runner, and the path of a request down to
 /// the engines.
-const SHARED: [&str; 12] = [
+const SHARED: [&str; 13] = [
     "crates/daemon/src/",
     "crates/control/src/",
+    "crates/resources/src/",
     "crates/runner/src/",
     "crates/frontend/src/vhost_user/queue",
     "crates/classify/src/layer.rs",

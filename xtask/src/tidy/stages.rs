@@ -15,7 +15,7 @@ use super::source::Source;
 
 /// Allowed dependencies of the packages of the product, in `crates/` and `guest/`. An optional
 /// dependency is for tests.
-const MAY_KNOW: [(&str, &[&str]); 29] = [
+const MAY_KNOW: [(&str, &[&str]); 30] = [
     ("reactor", &[]),
     ("memory", &[]),
     ("ssd", &["block", "fileio"]),
@@ -38,13 +38,28 @@ const MAY_KNOW: [(&str, &[&str]); 29] = [
     ("host", &["block"]),
     ("frontend", &["block", "host"]),
     ("control", &["block", "host"]),
+    ("resources", &["block", "host", "memory", "cache"]),
     // No stage, and no front end.
     ("runner", &["block", "reactor"]),
     (
         "daemon",
         &[
-            "block", "fileio", "image", "log", "formats", "layers", "classify", "cache", "qos",
-            "host", "frontend", "control", "runner", "memory", "trace",
+            "block",
+            "fileio",
+            "image",
+            "log",
+            "formats",
+            "layers",
+            "classify",
+            "cache",
+            "qos",
+            "host",
+            "frontend",
+            "control",
+            "runner",
+            "memory",
+            "resources",
+            "trace",
         ],
     ),
     (

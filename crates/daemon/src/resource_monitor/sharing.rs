@@ -5,11 +5,10 @@ use std::sync::Arc;
 use flowstone_block::{LogBudget, mutant};
 use flowstone_cache::Vms;
 use flowstone_memory::message::LEASE;
+use flowstone_resources::{GuestCache, Heard};
 use tracing::info;
 
-use super::pool::GuestCache;
 use crate::disk::Disk;
-use crate::guest_agent::Heard;
 use crate::vms::{self, Attached, Vm};
 
 /// Looks after which vCPUs are counted again, even if no disk has changed.

@@ -1,5 +1,5 @@
 //! All caches that share the host's memory: the sector cache and guests' file caches. One [`Sizer`]
-//! decides their total size, [`grants`](super::grants) the part of each.
+//! decides their total size, `grants` the part of each.
 
 use std::time::Duration;
 
@@ -8,8 +8,11 @@ use flowstone_cache::Cache;
 use flowstone_memory::sizer::{Change, Limits, Reading, Reason, Sizer};
 
 use super::grants::{Curve, Member, share_out};
-use crate::guest_agent::Heard;
+use crate::Heard;
 
+/// Interval between decisions. Two of them, and freeing memory, fit into the two seconds within
+/// which memory must be given back.
+pub const PERIOD: Duration = Duration::from_millis(500);
 /// Divisor of a guest cache's wanted size that gives its minimum, however short memory is.
 const MIN_OF: u64 = 16;
 /// Interval at which parts are recomputed, since curves change.

@@ -169,7 +169,7 @@ impl Guests {
         let Some(peer) = guests.iter().find(|it| is_it(it)).map(|it| it.peer) else { return };
         let is_other = |guest: &Guest| guest.peer == peer && !is_it(guest);
         let is_taken = guests.iter().any(|guest| is_other(guest) && guest.has_place());
-        if is_taken && !mutant("daemon.agent.last-one-has-the-place") {
+        if is_taken && !mutant("resources.agent.last-one-has-the-place") {
             let refused = guests.iter_mut().find(|it| is_it(it)).is_some_and(Guest::refuse);
             drop(guests);
             if refused {
@@ -241,7 +241,7 @@ impl LineBudget {
     /// Charges `lines` lines. Returns for how long nothing more may be read from the guest.
     fn spend(&mut self, lines: u32, now: Instant) -> Duration {
         self.paid = self.paid.max(now) + LINE_EVERY * lines;
-        if mutant("daemon.agent.hears-any-number-of-lines") {
+        if mutant("resources.agent.hears-any-number-of-lines") {
             return Duration::ZERO;
         }
         self.paid.saturating_duration_since(now).saturating_sub(BURST)

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use flowstone_cache::{BlockId, FREQ_THRESHOLD, Outcome, Policy, PolicyKind, VmSize, Vms};
 
-use super::PERIOD;
+use crate::PERIOD;
 use flowstone_memory::sizer::{Limits, Reading, Sizer};
 
 const MIB: u64 = 1 << 20;
