@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 /// The work behind an open image: checkpoints, cleaning, discards. A daemon has a thread for it; a
-/// caller of [`open_stepped`](crate::open_stepped) runs it on one thread with the image's queues,
+/// caller of `open_stepped` runs it on one thread with the image's queues,
 /// so that everything happens in the same order each time.
 pub trait Upkeep {
     /// Returns whether work is due now.

@@ -3,7 +3,7 @@
 //! A discard costs the host per call, not per byte, and file systems stop all direct I/O of the
 //! file for it. So queues hand discards over to one thread. It carries them out in sweeps over the
 //! disk in LBA order; discards that wait meanwhile are merged across requests and queues. While
-//! guests read or write, it rests after each call ([`Pace`]), for at most [`PATIENCE`] per sweep.
+//! guests read or write, it rests after each call ([`Pace`]), for at most `PATIENCE` per sweep.
 //! An image has no such thread before its first discard, and a sleeping one when idle afterwards.
 //!
 //! A discard completes when it is done, never earlier, so ordering does not change: requests in
