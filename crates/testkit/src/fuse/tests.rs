@@ -64,6 +64,19 @@ fn while_it_is_stopped_calls_wait_and_then_they_succeed() {
     });
 }
 
+/// A test counted the close of a descriptor by the child of another test, which had inherited it.
+#[test]
+fn calls_of_other_processes_are_not_ours() {
+    let Some(Place { host, at, dir: _dir }) = place() else { return };
+    host.stop();
+    let mut child = std::process::Command::new("stat").arg(at.join("a.raw")).spawn().unwrap();
+    wait_until("a call waits", || !host.held().is_empty());
+    let ours: usize = host.held().into_iter().map(|call| host.holds(call)).sum();
+    host.release();
+    child.wait().unwrap();
+    assert_eq!(ours, 0);
+}
+
 /// A failing test must not leave processes behind that cannot be ended.
 #[test]
 fn what_waits_when_it_goes_fails() {

@@ -96,6 +96,8 @@ pub struct Message {
     pub uid: u32,
     /// The group of the caller.
     pub gid: u32,
+    /// The calling thread.
+    pub thread: u32,
     body: Vec<u8>,
 }
 
@@ -111,6 +113,7 @@ impl Message {
             node: word(16),
             uid: word(24) as u32,
             gid: (word(24) >> 32) as u32,
+            thread: word(32) as u32,
             body: bytes[HEAD_BYTES..].to_vec(),
         }
     }
