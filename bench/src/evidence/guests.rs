@@ -67,6 +67,7 @@ pub fn tables() -> Vec<Table> {
             "Total WAF of four guests that count words on one drive, by erase block",
         ),
         files(),
+        mail(),
         streams(),
     ]
 }
@@ -213,6 +214,30 @@ fn deletes() -> Table {
         columns: of_guests(),
         base: vec![FILL.into(), "--timing=trace".into()],
         ..of_guest("deletes", "trees", "TRIMs to the drive for discards of the guest", Shown::Trims)
+    }
+}
+
+/// A cache for a tenth of what is read, with journals kept out of it (PDC, S4) and not.
+fn mail() -> Table {
+    let of = |name: &str, trace: &str, pdc: &str| {
+        let trace = format!("--trace={}", trace_path(trace).display());
+        column(name, &[&trace, &format!("--serve-arg=--pdc={pdc}")])
+    };
+    Table {
+        columns: vec![
+            of("PDC", "mail", "on"),
+            of("off", "mail", "off"),
+            of("no journal, PDC", "mail-nojournal", "on"),
+            of("no journal, off", "mail-nojournal", "off"),
+        ],
+        base: ["--format=raw", FILL, "--cache=40M", S3_DRIVE].map(str::to_owned).to_vec(),
+        ..phases(
+            "mail",
+            "mail",
+            "Seconds that an X25-M works for 20,000 reads, by reads for each commit",
+            OfPhase::Seconds,
+            &[],
+        )
     }
 }
 

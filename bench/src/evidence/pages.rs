@@ -12,7 +12,7 @@ use crate::document;
 use crate::plot::{Axes, Lines, draw};
 
 /// The tables of each page.
-const PAGES: [(&str, &[&str]); 4] = [
+const PAGES: [(&str, &[&str]); 5] = [
     (
         "wear.md",
         &[
@@ -28,8 +28,9 @@ const PAGES: [(&str, &[&str]); 4] = [
             "collector",
         ],
     ),
-    ("decisions.md", &["segment", "reserve", "copies", "records", "streams"]),
+    ("decisions.md", &["segment", "reserve", "age", "copies", "records", "streams"]),
     ("S1.md", &["sata", "files"]),
+    ("S4.md", &["mail"]),
     (
         "S3.md",
         &[

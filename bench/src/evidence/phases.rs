@@ -67,7 +67,10 @@ fn shown(phase: &Value, what: OfPhase) -> Result<String> {
     let number = |name: &str| phase[name].as_f64().with_context(|| format!("no {name}"));
     Ok(match what {
         OfPhase::Waf => format!("{:.2}", number("device_blocks")? / number("guest_blocks")?),
-        OfPhase::Seconds => format!("{:.1}", number("device_seconds")?),
+        OfPhase::Seconds => {
+            let seconds = number("device_seconds")?;
+            if seconds < 10.0 { format!("{seconds:.2}") } else { format!("{seconds:.1}") }
+        }
     })
 }
 

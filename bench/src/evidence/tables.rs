@@ -64,6 +64,7 @@ pub fn tables(is_quick: bool) -> Vec<Table> {
     tables.push(reserves(&sizes));
     tables.push(copies(&sizes));
     tables.push(records(&sizes));
+    tables.push(ages(&sizes));
     tables.push(sata(&sizes));
     // Recorded guests have disks of a fixed size.
     if !is_quick {
@@ -209,6 +210,19 @@ fn records(sizes: &Sizes) -> Table {
     let title = "Total WAF of log images by requests in flight and erase block, zipf .99";
     let columns = named(&["1", "8", "32", "128"], |depth| format!("--iodepth={depth}"));
     Table { name: "records", title, columns, ..copies(sizes) }
+}
+
+/// 0 is greedy, 1 the age as in LFS.
+fn ages(sizes: &Sizes) -> Table {
+    let title = "Total WAF of log images by the exponent of a segment's age and load";
+    let loads = ["uniform", "zipf:0.99", "hotcold:95/5"];
+    Table {
+        name: "age",
+        title,
+        columns: named(&["0", "0.35", "0.5", "1"], |power| format!("--age-power={power}")),
+        lines: named(&loads, |load| format!("--generate={load}")),
+        ..copies(sizes)
+    }
 }
 
 fn sata(sizes: &Sizes) -> Table {

@@ -212,9 +212,7 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
             let (discard, streams) = (options.discard, options.streams);
             let progress = Some(&options.progress);
             let image = LogImage::open(path, file, discard, access, streams, progress)?;
-            image.set_copy_memory(options.copy_memory);
-            image.set_tell(options.tell);
-            image.set_resort(options.resort);
+            image.set_upkeep(options.upkeep());
             Ok(Box::new(image))
         }
         Format::Qcow2 => {
@@ -270,9 +268,7 @@ pub fn open_stepped(
         Format::Log => {
             let (image, upkeep) =
                 LogImage::open_stepped(name.into(), file, discard, options.streams)?;
-            image.set_copy_memory(options.copy_memory.clone());
-            image.set_tell(options.tell);
-            image.set_resort(options.resort);
+            image.set_upkeep(options.upkeep());
             Ok((Box::new(image), Box::new(upkeep)))
         }
         Format::Qcow2 => {

@@ -10,7 +10,7 @@ use flowstone_block::{Error, Result, parse_size};
 use flowstone_fileio::{FileOpener, FileWrapper, OpenOptions, open_host_file};
 
 use flowstone_image::{DiscardMode, Format, Progress, Tell};
-use flowstone_log::{CopyMemory, ResortLimit, Streams};
+use flowstone_log::{CopyMemory, ResortLimit, Streams, UpkeepOptions};
 
 /// Options of opening an image.
 #[derive(Clone, Debug, Default, Args)]
@@ -103,6 +103,9 @@ pub struct ImageOptions {
     pub resort: ResortLimit,
     /// Memory in which the cleaner of a log image gathers copies.
     pub copy_memory: CopyMemory,
+    /// Exponent of the age of segments in the choice of the next one that a log image cleans;
+    /// `None` for its own.
+    pub age_power: Option<f64>,
     /// Progress of the open.
     pub progress: Progress,
     /// Number of images based on this one, for opening backing files.
@@ -126,9 +129,16 @@ impl ImageOptions {
             backing_dirs,
             resort,
             copy_memory,
+            age_power: None,
             progress,
             chain_depth: 0,
         }
+    }
+
+    /// Returns how a log image keeps itself up.
+    pub(crate) fn upkeep(&self) -> UpkeepOptions {
+        let Self { resort, tell, age_power, .. } = *self;
+        UpkeepOptions { resort, tell, copy_memory: self.copy_memory.clone(), age_power }
     }
 
     /// Refuses options that the format does not support.
@@ -144,6 +154,10 @@ impl ImageOptions {
         if format != Format::Log && self.streams.is_some() {
             let why = "only a log image has streams";
             return Err(Error::unsupported(name, why, "leave out --streams"));
+        }
+        if format != Format::Log && self.age_power.is_some() {
+            let why = "only a log image chooses segments to clean";
+            return Err(Error::unsupported(name, why, "leave out --age-power"));
         }
         let why = match (format, self.discard) {
             // A log image writes elsewhere anyway: space kept for a discarded block would be

@@ -39,6 +39,8 @@ pub struct Core {
     pub resorting: Resorting,
     /// Memory in which the cleaner gathers copies, once the image's owner has set it.
     pub copy_memory: OnceLock<CopyMemory>,
+    /// See [`AGE_POWER`](super::policy::AGE_POWER), the default.
+    pub age_power: OnceLock<f64>,
     /// Whether dead segments are deallocated at once.
     pub telling: AtomicBool,
     /// Bytes of copies that are written in a row now; 0 while none are made.
@@ -78,6 +80,7 @@ impl Core {
             damages: DamageList::default(),
             resorting: Resorting::default(),
             copy_memory: OnceLock::new(),
+            age_power: OnceLock::new(),
             telling: AtomicBool::new(false),
             run_bytes: AtomicU64::new(0),
             capacity: AtomicU64::new(capacity.get()),

@@ -24,15 +24,14 @@ use tracing::{error, info};
 use super::append::{AppendState, Head, Health};
 use super::channel::LogChannel;
 use super::command::Command;
-use super::copy_memory::CopyMemory;
 use super::core::Core;
 use super::inspect::log_state;
 use super::load::{Loaded, load};
 use super::maintenance::{Knowledge, Maintenance};
 use super::map::LEAF_BLOCKS;
 use super::refusal::LoadError;
-use super::resort::ResortLimit;
 use super::streams::Streams;
+use super::upkeep_options::UpkeepOptions;
 
 /// An open log image.
 pub struct LogImage {
@@ -62,21 +61,15 @@ impl LogImage {
         Ok(image)
     }
 
-    /// Sets the write budget of the re-sorting pass, which puts blocks in LBA order.
-    pub fn set_resort(&self, limit: ResortLimit) {
-        self.core.resorting.set_limit(limit.bytes(self.core.capacity().bytes()));
+    /// Sets how it keeps itself up; once, before the first cleaning.
+    pub fn set_upkeep(&self, options: UpkeepOptions) {
+        let UpkeepOptions { resort, tell, copy_memory, age_power } = options;
+        self.core.resorting.set_limit(resort.bytes(self.core.capacity().bytes()));
         self.core.inbox.schedule_pass();
-    }
-
-    /// Sets when dead segments are deallocated.
-    pub fn set_tell(&self, tell: Tell) {
         let telling = tell == Tell::Always || self.core.file.tells_drive();
         self.core.telling.store(telling, Ordering::Relaxed);
-    }
-
-    /// Sets the cleaner's copy memory; once, before the first cleaning. Default: memory of its own.
-    pub fn set_copy_memory(&self, memory: CopyMemory) {
-        let _ = self.core.copy_memory.set(memory);
+        let _ = self.core.copy_memory.set(copy_memory);
+        let _ = age_power.map(|power| self.core.age_power.set(power));
     }
 
     /// Returns whether the block in which a disk of this size ends holds data behind that end,

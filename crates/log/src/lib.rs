@@ -32,6 +32,7 @@ mod resort;
 mod segments;
 mod slots;
 mod streams;
+mod upkeep_options;
 mod window;
 
 pub use check::{check, repair};
@@ -42,6 +43,7 @@ pub use inspect::{LogInfo, inspect};
 pub use map::BlockMap;
 pub use resort::ResortLimit;
 pub use streams::Streams;
+pub use upkeep_options::UpkeepOptions;
 
 #[cfg(test)]
 mod tests;

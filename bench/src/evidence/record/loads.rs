@@ -20,6 +20,9 @@ const POSTMARK_FILES: u32 = 5000;
 const SERVED_FILES: u32 = 20_000;
 const SERVED_TURNS: u32 = 10_000;
 const SERVED_RUNS: u32 = 5;
+/// Blocks of the mail server's file, 400 MiB, and the reads of a phase.
+const MAIL_BLOCKS: u32 = 102_400;
+const MAIL_READS: u32 = 20_000;
 /// Number of source trees: 70 MiB each in 10,000 files and folders.
 const TREES: u32 = 8;
 const TREE_ROUNDS: u32 = 6;
@@ -84,6 +87,8 @@ pub fn recordings() -> Vec<Recording> {
             is_for_four: false,
             tools: |_| Ok(Vec::new()),
         },
+        mail("mail", "reads and commits on ext4, 2 to 128 reads for each fsync", ""),
+        mail("mail-nojournal", "the same on ext4 without a journal", "-O ^has_journal"),
         Recording {
             name: "trees",
             title: "source trees: untar, patch, objects, clean, delete; six rounds",
@@ -163,6 +168,19 @@ fn files() -> Vec<Phase> {
     };
     let begin = [make("discard"), phase("fill", fill)];
     begin.into_iter().chain((1..=SERVED_RUNS).map(turns)).collect()
+}
+
+/// A phase for each number of reads between two commits.
+fn mail(name: &'static str, title: &'static str, options: &str) -> Recording {
+    let fill = format!("/tools/file-load mail-fill /mnt {MAIL_BLOCKS}");
+    let turns = |reads| {
+        let turns = MAIL_READS / reads;
+        let script = format!("/tools/file-load mail /mnt {MAIL_BLOCKS} {reads} {turns}");
+        phase(format!("{reads} reads"), script)
+    };
+    let begin = [make_with(options, "nodiscard"), phase("fill", fill)];
+    let phases = begin.into_iter().chain([2, 8, 32, 128].map(turns)).collect();
+    Recording { name, title, disk: DISK, phases, is_for_four: false, tools: |_| Ok(Vec::new()) }
 }
 
 /// Returns the phases of source trees: all trees exist at first, and each round deletes, patches

@@ -95,9 +95,18 @@ pub struct Replay {
     /// several
     #[arg(long = "serve-arg", value_name = "ARG", allow_hyphen_values = true)]
     pub serve_args: Vec<String>,
+    /// Log images: exponent of the age of segments in the choice of the next one to clean, 0 to 1;
+    /// with 0 the emptiest is cleaned [default: 0.5, as `serve`]
+    #[arg(long, value_name = "N", value_parser = age_power)]
+    pub age_power: Option<f64>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+fn age_power(text: &str) -> std::result::Result<f64, String> {
+    let power = text.parse().ok().filter(|power| (0.0..=1.0).contains(power));
+    power.ok_or_else(|| "give a number from 0 to 1".to_owned())
 }
 
 /// Options that `--create-arg` accepts.

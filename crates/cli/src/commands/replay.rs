@@ -62,7 +62,7 @@ fn options(args: &Replay, opener: FileOpener) -> Result<ReplayOptions> {
         fill: args.fill,
         format: args.format,
         create: args.create_options()?,
-        image: image_options(&storage, opener),
+        image: ImageOptions { age_power: args.age_power, ..image_options(&storage, opener) },
         cache: cache_options(&storage)?,
         onto: args.onto.clone().map(|path| Onto { path, overwrite: args.overwrite }),
         ssd: SsdOptions {

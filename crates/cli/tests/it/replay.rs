@@ -53,6 +53,25 @@ fn a_trace_is_replayed_as_it_is_and_its_mistakes_are_named() {
 }
 
 #[test]
+fn the_age_of_segments_may_count_less_or_not_at_all() {
+    let place = Place::new();
+    let copies = |power: &str| {
+        let load = ["replay", "--generate", "hotcold:95/5", "--size", "64M", "--fill", "0.6"];
+        let image = ["--format", "log", "--json", "--age-power", power];
+        let report: Value =
+            serde_json::from_str(&place.succeed(&[&load[..], &image].concat())).unwrap();
+        report["host_blocks"].as_f64().unwrap()
+    };
+    assert!(copies("0") > 1.2 * copies("0.5"), "greedy is no worse under skew");
+    let raw =
+        [&SMALL[..], &["--generate", "uniform", "--format", "raw", "--age-power", "0"]].concat();
+    let refusal = place.refused(&raw);
+    assert!(refusal.contains("leave out --age-power"), "{refusal}");
+    let usage = place.run(&["replay", "--format", "log", "--age-power", "2"]);
+    assert!(String::from_utf8_lossy(&usage.stderr).contains("give a number from 0 to 1"));
+}
+
+#[test]
 fn how_an_image_is_made_and_opened_can_be_said_as_create_and_serve_have_it() {
     let place = Place::new();
     let load = ["--generate", "uniform", "--ops", "1000"];

@@ -61,6 +61,7 @@ impl Maintenance {
     pub fn choose_victim_but(&self, except: Option<SegmentId>) -> Option<(SegmentId, Segment)> {
         let blocks = self.core.shape.data_blocks_most();
         let clock = self.core.append_state().clock;
+        let age_power = *self.core.age_power.get().unwrap_or(&AGE_POWER);
         let mut best: Option<(f64, (SegmentId, Segment))> = None;
         let mut best_filling: Option<(f64, (SegmentId, Segment))> = None;
         self.look_through(|number, segment| {
@@ -68,7 +69,7 @@ impl Maintenance {
                 return;
             }
             let age = clock.saturating_sub(segment.sealed);
-            let score = Candidate { live: segment.live, blocks, age }.score(AGE_POWER);
+            let score = Candidate { live: segment.live, blocks, age }.score(age_power);
             let found = Some((score, (number, segment)));
             if best.is_none_or(|(top, _)| score > top) {
                 best = found;

@@ -10,6 +10,12 @@
 //! creates and writes a file, appends to one, reads one, deletes one and looks one up. Requests of
 //! 4 KiB, files of 4 to 28 KiB, 16 on average, twenty to a folder.
 //!
+//! file-load mail-fill FOLDER BLOCKS: makes a file of so many blocks of 4 KiB, and a smaller one.
+//!
+//! file-load mail FOLDER BLOCKS READS TURNS: each turn reads READS blocks of the large file with
+//! direct I/O, and writes one of the small file with an fsync. A tenth of the blocks has 46 % of
+//! the reads.
+//!
 //! file-load patch FOLDER: rewrites one file of five as a new file that replaces it, as `patch`
 //! does. file-load compile FOLDER: makes an object file of the same size for each source file.
 //! file-load clean FOLDER: deletes these.
@@ -32,6 +38,8 @@ const REQUEST_BYTES: usize = 4096;
 const SIZES: [u64; 2] = [1, 7];
 const THREADS: u64 = 8;
 const FILES_OF_FOLDER: u64 = 20;
+/// The large file of a mail server has so many times the blocks of the small one.
+const WRITTEN_OF: u64 = 25;
 const OBJECT: &str = "o";
 
 fn main() -> ExitCode {
@@ -42,6 +50,10 @@ fn main() -> ExitCode {
         ["fill", folder, files] => Server::new(folder, files).and_then(|it| it.fill()),
         ["serve", folder, files, turns] => {
             Server::new(folder, files).and_then(|it| it.serve(turns.parse()?))
+        }
+        ["mail-fill", folder, blocks] => Mail::new(folder, blocks).and_then(|it| it.fill()),
+        ["mail", folder, blocks, reads, turns] => {
+            Mail::new(folder, blocks).and_then(|it| it.turns(reads.parse()?, turns.parse()?))
         }
         ["patch", folder] => each_file(Path::new(folder), &mut patch),
         ["compile", folder] => each_file(Path::new(folder), &mut compile),
@@ -58,12 +70,61 @@ fn main() -> ExitCode {
 }
 
 fn mark(device: &Path) -> Result<()> {
-    let mut memory = [0; 2 * SECTOR_BYTES];
-    let start = memory.as_ptr().align_offset(SECTOR_BYTES);
-    let sector = memory.get_mut(start..start + SECTOR_BYTES).context("a whole sector")?;
+    read_direct(&open_direct(device)?, SECTOR_BYTES, MARK_SECTOR * SECTOR_BYTES as u64)
+}
+
+fn open_direct(path: &Path) -> Result<File> {
     let direct = OFlags::DIRECT.bits().cast_signed();
-    let file = OpenOptions::new().read(true).custom_flags(direct).open(device)?;
-    Ok(file.read_exact_at(sector, MARK_SECTOR * SECTOR_BYTES as u64)?)
+    Ok(OpenOptions::new().read(true).custom_flags(direct).open(path)?)
+}
+
+/// Reads `bytes` bytes, at most a request.
+fn read_direct(file: &File, bytes: usize, at: u64) -> Result<()> {
+    let mut memory = [0; 2 * REQUEST_BYTES];
+    let start = memory.as_ptr().align_offset(REQUEST_BYTES);
+    let aligned = memory.get_mut(start..start + bytes).context("aligned memory")?;
+    Ok(file.read_exact_at(aligned, at)?)
+}
+
+/// A server whose requests are reads and commits.
+struct Mail {
+    folder: PathBuf,
+    blocks: u64,
+}
+
+impl Mail {
+    fn new(folder: &str, blocks: &str) -> Result<Self> {
+        Ok(Self { folder: folder.into(), blocks: blocks.parse().context("how many blocks?")? })
+    }
+
+    fn fill(&self) -> Result<()> {
+        write(File::create(self.folder.join("read"))?, self.blocks)?;
+        write(File::create(self.folder.join("written"))?, self.blocks / WRITTEN_OF)
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "it runs in a guest, and the file is no image")]
+    fn turns(&self, reads: u64, turns: u64) -> Result<()> {
+        let read = open_direct(&self.folder.join("read"))?;
+        let written = OpenOptions::new().write(true).open(self.folder.join("written"))?;
+        let mut random = Random(reads * 7919 + turns);
+        for _ in 0..turns {
+            for _ in 0..reads {
+                read_direct(&read, REQUEST_BYTES, self.skewed(&mut random) * REQUEST_BYTES as u64)?;
+            }
+            let block = random.below(self.blocks / WRITTEN_OF);
+            written.write_all_at(&[0x5a; REQUEST_BYTES], block * REQUEST_BYTES as u64)?;
+            written.sync_all()?;
+        }
+        Ok(())
+    }
+
+    /// Draws a block: the third power of a uniform number, scattered over the file.
+    fn skewed(&self, random: &mut Random) -> u64 {
+        let uniform = random.below(1 << 20) as f64 / f64::from(1 << 20);
+        let rank = (uniform.powi(3) * self.blocks as f64) as u64;
+        // A prime that no number of blocks used here is a multiple of.
+        rank * 99_991 % self.blocks
+    }
 }
 
 /// A folder of numbered files, some of which exist.
