@@ -19,9 +19,12 @@ use crate::events::Listener;
 const PARTS_MAX: usize = 2;
 
 /// Writer of an answer's text. It fails if the client has not read the previous part within the
-/// server's patience.
+/// server's patience. Its drop waits until the last part has been sent: the daemon may end then.
 pub struct Sink {
-    parts: mpsc::Sender<Bytes>,
+    /// `None` after a failure, and in the drop.
+    parts: Option<mpsc::Sender<Bytes>>,
+    /// Disconnected when all has been sent, or the client is gone.
+    sent: blocking::Receiver<Infallible>,
     runtime: Handle,
     patience: Duration,
 }
@@ -34,6 +37,8 @@ pub struct Stream {
     source: Source,
     /// For a request without a body: dropped with the connection, which ends the recording.
     _enough: Option<blocking::Sender<Infallible>>,
+    /// Tells the sink that all has been sent.
+    sent: Option<blocking::Sender<Infallible>>,
 }
 
 /// Source of a stream's text.
@@ -56,8 +61,10 @@ pub fn answer(request: Incoming, patience: Duration) -> (Sink, Enough, Stream) {
         runtime.spawn(drain(request, until));
         None
     };
-    let sink = Sink { parts: sender, runtime, patience };
-    (sink, Enough(enough), Stream { source: Source::Parts(parts), _enough: until })
+    let (is_sent, sent) = blocking::channel();
+    let sink = Sink { parts: Some(sender), sent, runtime, patience };
+    let stream = Stream { source: Source::Parts(parts), _enough: until, sent: Some(is_sent) };
+    (sink, Enough(enough), stream)
 }
 
 /// Reads a body to its end, then drops `until`.
@@ -77,13 +84,16 @@ impl Enough {
 
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let Some(parts) = &self.parts else { return Err(io::ErrorKind::BrokenPipe.into()) };
         let part = Bytes::copy_from_slice(bytes);
-        let sent = async { timeout(self.patience, self.parts.send(part)).await };
-        match self.runtime.block_on(sent) {
-            Ok(Ok(())) => Ok(bytes.len()),
-            Ok(Err(_)) => Err(io::ErrorKind::BrokenPipe.into()),
-            Err(_) => Err(io::ErrorKind::TimedOut.into()),
-        }
+        let sent = async { timeout(self.patience, parts.send(part)).await };
+        let error = match self.runtime.block_on(sent) {
+            Ok(Ok(())) => return Ok(bytes.len()),
+            Ok(Err(_)) => io::ErrorKind::BrokenPipe,
+            Err(_) => io::ErrorKind::TimedOut,
+        };
+        self.parts = None;
+        Err(error.into())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -91,17 +101,35 @@ impl Write for Sink {
     }
 }
 
+impl Drop for Sink {
+    fn drop(&mut self) {
+        if self.parts.take().is_some() {
+            let _ = self.sent.recv_timeout(self.patience);
+        }
+    }
+}
+
+impl Drop for Stream {
+    /// The connection drops its body in the turn in which it sends the end of it, so the sink is
+    /// told in a later turn of its thread.
+    fn drop(&mut self) {
+        if let (Some(sent), Ok(runtime)) = (self.sent.take(), Handle::try_current()) {
+            runtime.spawn(async move { drop(sent) });
+        }
+    }
+}
+
 impl Stream {
     /// Makes a body on which nothing is sent. It ends when the sender is dropped.
     pub fn silent() -> (mpsc::Sender<Bytes>, Self) {
         let (sender, parts) = mpsc::channel(1);
-        (sender, Self { source: Source::Parts(parts), _enough: None })
+        (sender, Self { source: Source::Parts(parts), _enough: None, sent: None })
     }
 }
 
 impl From<Listener> for Stream {
     fn from(listener: Listener) -> Self {
-        Self { source: Source::Events(listener), _enough: None }
+        Self { source: Source::Events(listener), _enough: None, sent: None }
     }
 }
 

@@ -95,6 +95,36 @@ fn a_request_that_does_not_end_is_answered_at_64_kib() {
     }
 }
 
+/// The daemon ended when the last part had been handed over, so that a recorder missed its end.
+#[test]
+fn a_streamed_answer_ends_when_its_last_part_has_been_sent() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("control.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let (written, is_written) = std::sync::mpsc::channel();
+    let (ended, is_ended) = std::sync::mpsc::channel();
+    let handler = move |_| {
+        let (written, ended) = (written.clone(), ended.clone());
+        Ok(Answer::Trace(Box::new(move |mut sink, _| {
+            sink.write_all(&[b'x'; 1 << 20]).unwrap();
+            written.send(()).unwrap();
+            drop(sink);
+            ended.send(()).unwrap();
+        })))
+    };
+    serve("control", || Listener::unix(listener), Arc::new(handler), HANG).unwrap();
+    let mut client = UnixStream::connect(&path).unwrap();
+    let head = "POST /v1/disks/d/record HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n";
+    client.write_all(format!("{head}connection: close\r\n\r\n").as_bytes()).unwrap();
+    is_written.recv_timeout(HANG).unwrap();
+    // More than a socket holds has not been read.
+    assert!(is_ended.recv_timeout(Duration::from_millis(100)).is_err(), "nothing has been read");
+    let mut answer = Vec::new();
+    client.read_to_end(&mut answer).unwrap();
+    assert!(answer.len() > 1 << 20 && answer.ends_with(b"0\r\n\r\n"));
+    is_ended.recv_timeout(HANG).unwrap();
+}
+
 /// More panics than places for clients.
 #[test]
 fn a_command_that_panics_ends_its_client_alone() {
