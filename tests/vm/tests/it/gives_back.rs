@@ -94,8 +94,8 @@ fn gives_space_back(system: &FileSystem) -> Result<()> {
          cp /tmp/random /$d/goes; sync"
     ))?;
     // An unmount makes sure that XFS has freed the blocks of a deleted file.
-    let trim = format!("rm /$d/goes; umount /$d; {mount}; fstrim /$d; umount /$d");
-    bench.returns("fstrim", 24 * MIB, &trim)?;
+    bench.on_each("rm /$d/goes; umount /$d")?;
+    bench.fstrim_returns(24 * MIB, &format!("{mount}; fstrim /$d; umount /$d"))?;
     bench.on_each(&format!("{mount} -o {discarding}; cp /tmp/random /$d/goes; sync"))?;
     // ext4 discards in the background, and drops what is left when it is unmounted.
     bench.returns("-o discard", 24 * MIB, "rm /$d/goes; sync; sleep 1; sync; umount /$d")?;
@@ -164,11 +164,32 @@ impl Bench {
 
     /// Runs a script that frees `bytes` bytes of each disk; the host must have them soon.
     fn returns(&mut self, what: &str, bytes: u64, script: &str) -> Result<()> {
-        // Earlier writes must be complete, and nothing else in flight.
-        self.guest.run("sync")?;
-        let before: Vec<OnHost> =
-            self.disks.iter().map(|disk| OnHost::of(&disk.image)).collect::<Result<_>>()?;
+        let before = self.on_host()?;
         self.on_each(script).with_context(|| what.to_owned())?;
+        self.have_returned(what, bytes, &before)
+    }
+
+    /// The same with a script that trims a mounted file system. Once mounted, btrfs removes block
+    /// groups that have become empty; an `fstrim` beside that passes over them, and the next one
+    /// does not.
+    fn fstrim_returns(&mut self, bytes: u64, script: &str) -> Result<()> {
+        let before = self.on_host()?;
+        self.on_each(script).context("fstrim")?;
+        self.have_returned("fstrim", bytes, &before).or_else(|error| {
+            println!("the guest trims again: {error:#}");
+            self.on_each(script).context("second fstrim")?;
+            self.have_returned("second fstrim", bytes, &before)
+        })
+    }
+
+    /// Returns the space of each image. Earlier writes are complete, and nothing is in flight.
+    fn on_host(&mut self) -> Result<Vec<OnHost>> {
+        self.guest.run("sync")?;
+        self.disks.iter().map(|disk| OnHost::of(&disk.image)).collect()
+    }
+
+    /// Waits until each image takes `bytes` bytes less than before.
+    fn have_returned(&self, what: &str, bytes: u64, before: &[OnHost]) -> Result<()> {
         for (disk, before) in self.disks.iter().zip(before) {
             let wanted = disk.wanted(bytes);
             disk.wait_for(what, before.blocks.saturating_sub(wanted))?;
