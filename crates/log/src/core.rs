@@ -148,7 +148,7 @@ impl Core {
     }
 
     /// Makes all requests that wait for a place try again.
-    pub fn announce_room(&self) {
+    pub fn wake_waiting(&self) {
         self.room_made.fetch_add(1, Ordering::Release);
         self.wakers.wake_all();
     }
@@ -218,7 +218,7 @@ impl Core {
             self.show(&state);
         }
         self.inbox.close();
-        self.announce_room();
+        self.wake_waiting();
     }
 
     /// Publishes copies of locked fields, for readers without the lock.

@@ -206,16 +206,16 @@ fn begin(
     };
     if is_changed && !mutant("log.streams.begins-without-room") {
         // Before the image is marked as in use.
-        maintenance.get_ahead(segments_to_change(core.shape)).map_err(failed)?;
+        maintenance.writer.space.get_ahead(segments_to_change(core.shape)).map_err(failed)?;
     }
     maintenance.begin_session().map_err(failed)?;
     if !starts_anew {
         return Ok(());
     }
     match restart(maintenance) {
-        Ok(()) => maintenance.punch_free(),
+        Ok(()) => maintenance.writer.space.punch_free(),
         Err(errno) if is_changed => return Err(failed(errno)),
-        Err(errno) => maintenance.restart_later(errno).map_err(failed)?,
+        Err(errno) => maintenance.restart.put_off(errno).map_err(failed)?,
     }
     Ok(())
 }
@@ -239,12 +239,12 @@ fn no_other_streams(name: &str, shape: Shape, errno: Errno) -> Error {
 /// all are deallocated, and the host is tried again. Replay has read none of them, and would not
 /// after another power cut.
 fn restart(maintenance: &mut Maintenance) -> Outcome {
-    maintenance.restart().or_else(|errno| {
+    maintenance.restart.run(&mut maintenance.writer).or_else(|errno| {
         if errno != Errno::NOSPC || mutant("log.open.gives-up-on-a-full-host") {
             return Err(errno);
         }
-        maintenance.punch_free();
-        maintenance.restart()
+        maintenance.writer.space.punch_free();
+        maintenance.restart.run(&mut maintenance.writer)
     })
 }
 

@@ -33,6 +33,7 @@ mod segments;
 mod slots;
 mod streams;
 mod upkeep_options;
+mod waiting;
 mod window;
 
 pub use check::{check, repair};

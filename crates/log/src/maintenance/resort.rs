@@ -3,14 +3,16 @@
 //! make no or few requests ([`GuestLoad`]), and stops at the next request. It has a budget in bytes
 //! per day.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_log_format::{BLOCK_BYTES, SegmentId, Sequence};
 
-use super::compact::moves_most;
-use super::stage::Move;
-use super::{CheckpointKind, Maintenance};
+use super::candidates::{is_worth_cleaning, look_through};
+use super::cleaner::Cleaner;
+use super::writer::{CheckpointKind, Move, Writer, moves_most, next_moves};
+use crate::core::Core;
 use crate::policy::{LIFETIME_MAP, LIFETIME_SORTED};
 use crate::reserve::SLACK_SEGMENTS;
 use crate::resort::{Budget, GuestLoad};
@@ -34,8 +36,8 @@ const BATCH_BLOCKS_MAX: u32 = 2048;
 const COPIES_SEGMENTS: u32 = 2;
 
 /// See the module.
-#[derive(Default)]
 pub struct Resort {
+    core: Arc<Core>,
     budget: Budget,
     /// First block that this pass has not reached.
     next: u64,
@@ -57,19 +59,31 @@ enum Room {
     Made,
 }
 
-impl Maintenance {
+impl Resort {
+    pub fn new(core: Arc<Core>) -> Self {
+        Self {
+            core,
+            budget: Budget::default(),
+            next: 0,
+            used_most: None,
+            done_at: None,
+            load: None,
+            committed: Sequence::default(),
+        }
+    }
+
     /// Returns whether the pass may have work and the budget for it.
-    pub fn wants_resort(&self) -> bool {
+    pub fn is_due(&self) -> bool {
         let now = self.core.clock.now();
-        self.next_resort(now).is_some_and(|at| at <= now)
+        self.due_at(now).is_some_and(|at| at <= now)
     }
 
     /// Returns when the pass may work: now, or when the budget is renewed; `None` if it has no
     /// work.
-    pub fn next_resort(&self, now: Instant) -> Option<Instant> {
-        let next = self.resort.budget.next(self.core.resorting.limit(), now)?;
+    pub fn due_at(&self, now: Instant) -> Option<Instant> {
+        let next = self.budget.next(self.core.resorting.limit(), now)?;
         let clock = self.core.append_state().clock;
-        let wanted = self.resort.done_at.is_none_or(|done| clock >= done + WRITTEN_MIN_BLOCKS);
+        let wanted = self.done_at.is_none_or(|done| clock >= done + WRITTEN_MIN_BLOCKS);
         wanted.then_some(next)
     }
 
@@ -77,19 +91,19 @@ impl Maintenance {
     /// and from when on the pass may work if there are no more.
     pub fn look_at_guests(&mut self) -> (u64, Instant) {
         let (now, committed) = (self.core.clock.now(), self.core.commits());
-        let load = self.resort.load.get_or_insert(GuestLoad::unknown(now));
-        let records = committed.since(std::mem::replace(&mut self.resort.committed, committed));
+        let load = self.load.get_or_insert(GuestLoad::unknown(now));
+        let records = committed.since(std::mem::replace(&mut self.committed, committed));
         let requests = u64::from(self.core.resorting.take_reads()) + records;
         load.look(requests, now);
         (requests, load.is_light_at())
     }
 
     /// Continues the pass if the load is light.
-    pub fn resort_if_light(&mut self) {
-        if !self.wants_resort() || self.look_at_guests().1 > self.core.clock.now() {
+    pub fn run_if_light(&mut self, cleaner: &mut Cleaner, writer: &mut Writer) {
+        if !self.is_due() || self.look_at_guests().1 > self.core.clock.now() {
             return;
         }
-        if let Err(errno) = self.resort() {
+        if let Err(errno) = self.run(cleaner, writer) {
             // Retried when guests have written more.
             tracing::debug!("{}: the re-sorting pass ended: {errno}", self.core.name);
             self.end_pass();
@@ -97,7 +111,7 @@ impl Maintenance {
     }
 
     /// Continues the pass until it ends, the budget is spent, or a guest makes a request.
-    pub fn resort(&mut self) -> Outcome {
+    pub fn run(&mut self, cleaner: &mut Cleaner, writer: &mut Writer) -> Outcome {
         let used_most = self.used_most();
         let mut buffer = AlignedBuf::zeroed(moves_most(self.sorted_together()) * BLOCK_BYTES);
         let mut sorted = Ok(());
@@ -109,13 +123,13 @@ impl Maintenance {
             };
             let first = moves[0].lba;
             let before = self.own_blocks();
-            sorted = self.sort_from(first, moves, used_most, &mut buffer);
+            sorted = self.sort_from(cleaner, writer, (first, moves), used_most, &mut buffer);
             if sorted.is_err() {
-                self.resort.next = first;
+                self.next = first;
             }
             self.charge((self.own_blocks() - before) * BLOCK_BYTES as u64);
         }
-        self.seal_stream(LIFETIME_SORTED);
+        writer.streams.seal(LIFETIME_SORTED);
         sorted
     }
 
@@ -127,28 +141,29 @@ impl Maintenance {
             (state.segments.used(), state.clock)
         };
         let most = (used + used / GROWTH_PART + SLACK_SEGMENTS, clock);
-        let known = self.resort.used_most.filter(|(_, at)| clock < at + WRITTEN_MIN_BLOCKS);
-        self.resort.used_most.insert(known.unwrap_or(most)).0
+        let known = self.used_most.filter(|(_, at)| clock < at + WRITTEN_MIN_BLOCKS);
+        self.used_most.insert(known.unwrap_or(most)).0
     }
 
     fn sort_from(
         &mut self,
-        first: u64,
-        mut moves: Vec<Move>,
+        cleaner: &mut Cleaner,
+        writer: &mut Writer,
+        (first, mut moves): (u64, Vec<Move>),
         used_most: u32,
         buffer: &mut AlignedBuf,
     ) -> Outcome {
-        if self.make_room_to_sort(used_most)? == Room::Made {
+        if make_room_to_sort(cleaner, writer, used_most)? == Room::Made {
             // Cleaning may have moved some of them.
-            self.resort.next = first;
+            self.next = first;
             moves = self.next_scattered().unwrap_or_default();
         }
-        if let Err(errno) = self.read_blocks(&moves, buffer) {
+        if let Err(errno) = writer.read_blocks(&moves, buffer) {
             // They stay at their addresses, and the pass goes on behind them.
             tracing::debug!("{}: cannot read blocks to put them in order: {errno}", self.core.name);
             return Ok(());
         }
-        self.append_in_order(&moves, buffer)
+        writer.append_in_order(&moves, buffer)
     }
 
     /// Returns the blocks written by maintenance, copies and maps, without those of guests
@@ -159,14 +174,14 @@ impl Maintenance {
     }
 
     fn charge(&mut self, bytes: u64) {
-        self.resort.budget.spend(bytes, self.core.clock.now());
+        self.budget.spend(bytes, self.core.clock.now());
         self.core.resorting.add(bytes);
     }
 
     fn end_pass(&mut self) {
-        self.resort.next = 0;
-        self.resort.used_most = None;
-        self.resort.done_at = Some(self.core.append_state().clock);
+        self.next = 0;
+        self.used_most = None;
+        self.done_at = Some(self.core.append_state().clock);
     }
 
     /// Returns whether no guest has made a request since the last look, no other work is due, and
@@ -174,7 +189,7 @@ impl Maintenance {
     fn may_go_on(&mut self) -> bool {
         let limit = self.core.resorting.limit();
         let is_idle = self.look_at_guests().0 == 0 || mutant("log.resort.ignores-guests");
-        let is_paid = self.resort.budget.left(limit, self.core.clock.now()) > 0;
+        let is_paid = self.budget.left(limit, self.core.clock.now()) > 0;
         is_idle
             && (is_paid || mutant("log.resort.ignores-its-budget"))
             && !self.core.inbox.is_called()
@@ -184,14 +199,14 @@ impl Maintenance {
     /// together.
     fn next_scattered(&mut self) -> Option<Vec<Move>> {
         let together = self.sorted_together();
-        let mut next = self.resort.next;
+        let mut next = self.next;
         let found = loop {
-            let moves = self.next_moves(&mut next, together);
+            let moves = next_moves(&self.core, &mut next, together);
             if moves.as_deref().is_none_or(is_scattered) {
                 break moves;
             }
         };
-        self.resort.next = next;
+        self.next = next;
         found
     }
 
@@ -200,61 +215,65 @@ impl Maintenance {
     fn sorted_together(&self) -> usize {
         (self.core.shape.segment_blocks / 2).min(BATCH_BLOCKS_MAX) as usize
     }
+}
 
-    /// Makes room for the copies, such that neither guests nor the host run short, by freeing dead
-    /// segments, and by cleaning the emptiest.
-    fn make_room_to_sort(&mut self, used_most: u32) -> Result<Room, Errno> {
-        let has_room = |maintenance: &Self| {
-            let used = maintenance.core.append_state().segments.used();
-            let left = maintenance.view().left_for_writes();
-            left > SLACK_SEGMENTS + COPIES_SEGMENTS && used <= used_most
-        };
-        if has_room(self) {
-            return Ok(Room::Found);
-        }
-        self.free_sources()?;
-        for _ in 0..VICTIMS_TOGETHER {
-            if has_room(self) {
-                return Ok(Room::Made);
-            }
-            let Some((victim, segment)) = self.emptiest() else { break };
-            self.clean(victim, segment)?;
-            if self.view().dead >= DEAD_TOGETHER {
-                self.free_sources()?;
-            }
-        }
-        self.free_sources()?;
-        // If that was not enough, the next blocks bring the next victims.
-        let left = self.view().left_for_writes();
-        if left > COPIES_SEGMENTS { Ok(Room::Made) } else { Err(Errno::NOSPC) }
+/// Makes room for the copies, such that neither guests nor the host run short, by freeing dead
+/// segments, and by cleaning the emptiest.
+fn make_room_to_sort(
+    cleaner: &mut Cleaner,
+    writer: &mut Writer,
+    used_most: u32,
+) -> Result<Room, Errno> {
+    let has_room = |writer: &Writer| {
+        let used = writer.core.append_state().segments.used();
+        let left = writer.space.view().left_for_writes();
+        left > SLACK_SEGMENTS + COPIES_SEGMENTS && used <= used_most
+    };
+    if has_room(writer) {
+        return Ok(Room::Found);
     }
+    free_sources(writer)?;
+    for _ in 0..VICTIMS_TOGETHER {
+        if has_room(writer) {
+            return Ok(Room::Made);
+        }
+        let Some((victim, segment)) = emptiest(&writer.core) else { break };
+        cleaner.clean(writer, victim, segment)?;
+        if writer.space.view().dead >= DEAD_TOGETHER {
+            free_sources(writer)?;
+        }
+    }
+    free_sources(writer)?;
+    // If that was not enough, the next blocks bring the next victims.
+    let left = writer.space.view().left_for_writes();
+    if left > COPIES_SEGMENTS { Ok(Room::Made) } else { Err(Errno::NOSPC) }
+}
 
-    /// Frees segments that died by copying: replay does not find those copies, so a checkpoint is
-    /// needed.
-    fn free_sources(&mut self) -> Outcome {
-        if mutant("log.resort.frees-without-checkpoint") {
-            let closed = self.core.append_state().segments.pinned_and_closed();
-            self.core.append_state().segments.unpin(&closed);
-            return self.release_freeable();
-        }
-        self.checkpoint(CheckpointKind::Running)
+/// Frees segments that died by copying: replay does not find those copies, so a checkpoint is
+/// needed.
+fn free_sources(writer: &mut Writer) -> Outcome {
+    if mutant("log.resort.frees-without-checkpoint") {
+        let closed = writer.core.append_state().segments.pinned_and_closed();
+        writer.core.append_state().segments.unpin(&closed);
+        return writer.release_freeable();
     }
+    writer.checkpoint(CheckpointKind::Running)
+}
 
-    /// Returns the segment with the fewest live blocks, except sorted ones.
-    fn emptiest(&self) -> Option<(SegmentId, Segment)> {
-        let fits = |segment: &Segment| {
-            segment.state == State::Sealed
-                && !matches!(segment.lifetime, LIFETIME_MAP | LIFETIME_SORTED)
-                && self.is_worth_cleaning(segment)
-        };
-        let mut best = None;
-        self.look_through(|number, segment| {
-            if fits(&segment) && best.is_none_or(|(_, it): (_, Segment)| segment.live < it.live) {
-                best = Some((number, segment));
-            }
-        });
-        best
-    }
+/// Returns the segment with the fewest live blocks, except sorted ones.
+fn emptiest(core: &Core) -> Option<(SegmentId, Segment)> {
+    let fits = |segment: &Segment| {
+        segment.state == State::Sealed
+            && !matches!(segment.lifetime, LIFETIME_MAP | LIFETIME_SORTED)
+            && is_worth_cleaning(core.shape, segment)
+    };
+    let mut best = None;
+    look_through(core, |number, segment| {
+        if fits(&segment) && best.is_none_or(|(_, it): (_, Segment)| segment.live < it.live) {
+            best = Some((number, segment));
+        }
+    });
+    best
 }
 
 /// Returns whether the runs of these blocks in the file are short.

@@ -1,40 +1,56 @@
 //! Restarts the log after a failed record, and after a crash.
 
+use std::sync::Arc;
+use std::time::Instant;
+
 use flowstone_block::{Errno, Outcome, mutant};
 use flowstone_log_format::HeadPlace;
 use tracing::{error, info, warn};
 
-use super::{CheckpointKind, Maintenance, Progress};
+use super::Progress;
+use super::writer::{CheckpointKind, Writer};
 use crate::append::{FULL_RETRY, Full, Head, Health, STREAMS_MAX};
+use crate::core::Core;
 use crate::reserve::Opener;
 use crate::segments::State;
 
-impl Maintenance {
+/// See the module.
+pub struct Restart {
+    core: Arc<Core>,
+    /// When the host last had no space for new heads.
+    tried: Option<Instant>,
+}
+
+impl Restart {
+    pub const fn new(core: Arc<Core>) -> Self {
+        Self { core, tried: None }
+    }
+
     /// After a failed record: once the owners of all records have given them up, opens new heads
     /// and writes a checkpoint that names them. A full host is tried again when a guest writes.
-    pub fn restart_when_given_up(&mut self) -> Progress {
-        let waits = self.restart_tried.is_some_and(|at| self.core.clock.since(at) < FULL_RETRY);
+    pub fn run_when_given_up(&mut self, writer: &mut Writer) -> Progress {
+        let waits = self.tried.is_some_and(|at| self.core.clock.since(at) < FULL_RETRY);
         if waits || !self.core.append_state().all_given_up() {
             return Progress::Idle;
         }
-        let outcome = self.restart();
-        self.restarted(outcome)
+        let outcome = self.run(writer);
+        self.ended(outcome)
     }
 
     /// Handles a failed restart at open after a crash: on a full host the image opens all the same,
     /// and writes are refused until there is space.
-    pub fn restart_later(&mut self, errno: Errno) -> Outcome {
+    pub fn put_off(&mut self, errno: Errno) -> Outcome {
         let is_full = is_lack_of_space(errno) && !self.core.sync.has_failed();
         if !is_full || mutant("log.open.refuses-a-full-host") {
             return Err(errno);
         }
-        self.restarted(Err(errno));
+        self.ended(Err(errno));
         Ok(())
     }
 
     /// Records the outcome of a restart. After a successful one, guests already write again: a
     /// record of theirs may have failed by now, which the next restart handles.
-    pub fn restarted(&mut self, outcome: Outcome) -> Progress {
+    pub fn ended(&mut self, outcome: Outcome) -> Progress {
         let (health, full) = match outcome {
             Ok(()) => {
                 info!("{}: writing goes on in a new place", self.core.name);
@@ -42,7 +58,7 @@ impl Maintenance {
                 (forgets.then_some(Health::Running), None)
             }
             Err(errno) if is_lack_of_space(errno) && !self.core.sync.has_failed() => {
-                if self.restart_tried.is_none() {
+                if self.tried.is_none() {
                     warn!("{}: the host has no space to go on in: {errno}", self.core.name);
                 }
                 (None, Some(errno))
@@ -52,21 +68,21 @@ impl Maintenance {
                 (Some(Health::Stopped), None)
             }
         };
-        self.restart_tried = full.map(|_| self.core.clock.now());
+        self.tried = full.map(|_| self.core.clock.now());
         {
             let mut state = self.core.append_state();
             state.health = health.unwrap_or(state.health);
             state.restart_full = full.map(|errno| Full { errno, at: self.core.clock.now() });
             self.core.show(&state);
         }
-        self.core.announce_room();
+        self.core.wake_waiting();
         if full.is_some() { Progress::Idle } else { Progress::Made }
     }
 
     /// Starts every stream in a fresh segment and makes that durable.
-    pub fn restart(&mut self) -> Outcome {
+    pub fn run(&mut self, writer: &mut Writer) -> Outcome {
         self.end_heads();
-        self.release_freeable()?;
+        writer.release_freeable()?;
         for stream in 0..self.core.shape.streams as u8 {
             if self.is_fresh(stream) {
                 continue;
@@ -74,10 +90,10 @@ impl Maintenance {
             let for_trims = {
                 let state = self.core.append_state();
                 let reserve = state.reserve(&self.core.map, true);
-                let available = self.available(&state);
+                let available = writer.space.available(&state);
                 !reserve.may_open(Opener::Write, available, state.trim_heads())
             };
-            let (segment, incarnation) = self.take_segment(stream)?;
+            let (segment, incarnation) = writer.space.take_segment(stream)?;
             let place = HeadPlace::start_of(segment, incarnation);
             let head = Head { place, has_space: true, for_trims };
             self.core.append_state().heads[usize::from(stream)] = head;
@@ -86,9 +102,9 @@ impl Maintenance {
         if map_segments > self.core.append_state().reserve(&self.core.map, true).map_full {
             // Each restart takes a segment for the map, and there may be many before the next
             // cleaning.
-            self.outdate_sparse_map();
+            writer.outdate_sparse_map();
         }
-        self.checkpoint(CheckpointKind::Running)?;
+        writer.checkpoint(CheckpointKind::Running)?;
         let mut state = self.core.append_state();
         state.health = Health::Running;
         self.core.show(&state);
@@ -123,7 +139,7 @@ impl Maintenance {
         let state = self.core.append_state();
         let place = state.heads[usize::from(stream)].place;
         let segment = state.segments.get(place.segment);
-        self.restart_tried.is_some()
+        self.tried.is_some()
             && place.block == 0
             && segment.state == State::Open
             && segment.incarnation == place.incarnation

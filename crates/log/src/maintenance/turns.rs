@@ -2,11 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use flowstone_block::sync::atomic::Ordering;
 use flowstone_image::Upkeep;
 use flowstone_image::runtime::inbox::PendingWork;
 
-use super::stage::Stage;
 use super::{Maintenance, Progress};
 use crate::append::Health;
 
@@ -23,7 +21,7 @@ impl Maintenance {
         while self.is_awake || !self.called_for.stop {
             self.work();
         }
-        self.end_copying();
+        self.core.end_copying();
         self.close();
     }
 
@@ -41,7 +39,7 @@ impl Maintenance {
         if self.called_for == PendingWork::default() {
             match self.quiet_at.is_some_and(|at| at <= self.core.clock.now()) {
                 true => self.pause(),
-                false => self.resort_if_light(),
+                false => self.resort.run_if_light(&mut self.cleaner, &mut self.writer),
             }
         }
         self.deadline = self.next_pause();
@@ -51,8 +49,8 @@ impl Maintenance {
     /// on.
     pub fn next_pause(&mut self) -> Option<Instant> {
         let (now, gives_back) = (self.core.clock.now(), self.gives_back());
-        let resort = self.next_resort(now).map(|paid| match paid <= now {
-            true => self.look_at_guests().1,
+        let resort = self.resort.due_at(now).map(|paid| match paid <= now {
+            true => self.resort.look_at_guests().1,
             false => paid,
         });
         let state = self.core.append_state();
@@ -60,7 +58,7 @@ impl Maintenance {
             return None;
         }
         let has_written = std::mem::replace(&mut self.seen, state.committed()) != self.seen;
-        let has_memory = self.pipe.is_some();
+        let has_memory = self.cleaner.has_memory();
         let wait = match (gives_back, has_memory) {
             (true, _) => RELEASE_TIME,
             (false, true) => MEMORY_TIME,
@@ -75,35 +73,28 @@ impl Maintenance {
 
     /// Returns whether a pause would give space back to the host.
     fn gives_back(&self) -> bool {
-        let is_sparse = self.sparsest().is_some();
+        let is_sparse = self.cleaner.sparsest().is_some();
         let state = self.core.append_state();
-        is_sparse || state.segments.dead_count() > 0 || self.has_surplus(&state)
-    }
-
-    /// Releases the memory for copies.
-    pub fn release_memory(&mut self) {
-        self.stage = Stage::default();
-        (self.pipe, self.next) = (None, None);
-        self.core.run_bytes.store(0, Ordering::Relaxed);
+        is_sparse || state.segments.dead_count() > 0 || self.writer.space.has_surplus(&state)
     }
 
     /// Does deferred work: no request came for a while.
     pub fn pause(&mut self) {
-        if self.pipe.is_some() && !self.gives_back() {
+        if self.cleaner.has_memory() && !self.gives_back() {
             // The rest is due later.
-            return self.release_memory();
+            return self.cleaner.release_memory();
         }
-        self.clean_sparse();
-        self.resort_if_light();
-        self.release_memory();
+        self.cleaner.clean_sparse(&mut self.writer, self.seen);
+        self.resort.run_if_light(&mut self.cleaner, &mut self.writer);
+        self.cleaner.release_memory();
         let (committed, wanted, dead) = {
             let state = self.core.append_state();
             (state.committed(), state.changed, state.segments.dead_count())
         };
         if (wanted && committed == self.seen) || dead > 0 {
-            self.try_checkpoint();
+            self.writer.try_checkpoint();
         }
-        self.trim_reserve();
+        self.writer.space.trim_reserve();
     }
 }
 

@@ -58,7 +58,7 @@ fn the_leaves_of_a_checkpoint_share_records() {
     change_leaves(&mut fixture, LEAVES);
     let written = |fixture: &Fixture| fixture.core.append_state().totals.map_blocks;
     let before = written(&fixture);
-    fixture.maintenance.checkpoint(CheckpointKind::Running).unwrap();
+    fixture.maintenance.writer.checkpoint(CheckpointKind::Running).unwrap();
     let leaf = u64::from(LEAF_ON_DISK_BLOCKS);
     let in_one = u64::from(fixture.core.shape.record_payload_max()) / leaf;
     let root = 2;
@@ -80,7 +80,7 @@ fn a_checkpoint_that_failed_forgets_nothing_of_what_it_was_due_for() {
     let (appended, maps) = counts(&fixture);
     assert_eq!(appended, 6);
     fixture.disk.inject(Fault::fail(Errno::IO).on(Call::Write).within(0..SEGMENT_BYTES).always());
-    assert_eq!(fixture.maintenance.checkpoint(CheckpointKind::Running), Err(Errno::IO));
+    assert_eq!(fixture.maintenance.writer.checkpoint(CheckpointKind::Running), Err(Errno::IO));
     let (now, maps_now) = counts(&fixture);
     assert_eq!(now, appended + maps_now - maps);
     assert!(fixture.core.append_state().changed);
@@ -93,7 +93,7 @@ fn a_superblock_reaches_as_far_as_the_limit_and_as_the_last_segment_in_use() {
     fixture.write_blocks(0..300).unwrap();
     let mut made = |limit: u32| {
         fixture.core.append_state().segments.set_limit(limit);
-        fixture.maintenance.checkpoint(CheckpointKind::Running).unwrap();
+        fixture.maintenance.writer.checkpoint(CheckpointKind::Running).unwrap();
         let highest = fixture.core.append_state().segments.highest_used().get();
         assert!(highest > 2);
         (load(&fixture.disk, None).unwrap().superblock.segments, highest + 1)
@@ -109,7 +109,7 @@ fn a_superblock_says_where_each_stream_goes_on_and_how_much_was_written() {
         let setup = Setup { split, ..Setup::default() };
         let mut fixture = setup.fixture(1);
         fixture.run(30);
-        fixture.maintenance.checkpoint(CheckpointKind::Running).unwrap();
+        fixture.maintenance.writer.checkpoint(CheckpointKind::Running).unwrap();
         let found = load(&fixture.disk, None).unwrap().superblock;
         let state = fixture.core.append_state();
         assert_eq!(found.heads[..STREAMS_MAX], state.committed_heads());

@@ -8,7 +8,6 @@ use flowstone_sim::{Call, Fate, Fault, Landed, Schedule};
 use super::crash::{Tell, go_on, recover, some_moments};
 use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup, without_history};
 use super::history_model::{End, HistoryModel};
-use crate::maintenance::Maintenance;
 
 /// Blocks that guests use, in tenths of the disk.
 const USED_TENTHS: u64 = 9;
@@ -61,8 +60,8 @@ pub fn run(seed: u64, moments: usize) {
         fixture.run(60);
         if round % 3 == 1 {
             fixture.guests().quota = 40;
-            fixture.maintenance(Maintenance::look_at_guests);
-            let _ = fixture.maintenance(Maintenance::resort);
+            fixture.maintenance(|it| it.resort.look_at_guests());
+            let _ = fixture.maintenance(|it| it.resort.run(&mut it.cleaner, &mut it.writer));
             fixture.run(1);
         }
         fixture.disk.clear_faults();

@@ -61,18 +61,18 @@ fn troubled(seed: u64) -> (Fixture, Moment) {
     for round in 0..10u64 {
         trouble(seed, round, &fixture);
         fixture.guests().quota = 25;
-        let found = fixture.maintenance.choose_victim();
+        let found = fixture.maintenance.cleaner.choose_victim();
         if let Some((victim, segment)) = found {
-            let _ = fixture.maintenance(|it| it.clean(victim, segment));
+            let _ = fixture.maintenance(|it| it.cleaner.clean(&mut it.writer, victim, segment));
         }
-        let _ = fixture.maintenance(Maintenance::release_freeable);
+        let _ = fixture.maintenance(|it| it.writer.release_freeable());
         if (seed + round).is_multiple_of(4) {
             let _ = fixture.checkpoint();
         }
         if (seed + round) % 9 == 3 {
             fixture.core.resorting.set_limit(1 << 40);
-            fixture.maintenance(Maintenance::look_at_guests);
-            let _ = fixture.maintenance(Maintenance::resort);
+            fixture.maintenance(|it| it.resort.look_at_guests());
+            let _ = fixture.maintenance(|it| it.resort.run(&mut it.cleaner, &mut it.writer));
         }
         if (seed + round) % 13 == 5 {
             let _ = fixture.maintenance(Maintenance::compact);
@@ -165,21 +165,29 @@ fn copies_behind_a_record_that_failed_are_not_in_the_map() {
             state.segments.iter().filter(|(_, it)| it.lifetime == 0 && is_sparse(it)).collect()
         };
         let (first, segment) = sparse[0];
-        fixture.maintenance.clean_into(LIFETIME_CLEANED, first, segment).unwrap();
-        fixture.maintenance.end_copying();
+        fixture
+            .maintenance
+            .cleaner
+            .clean_into(&mut fixture.maintenance.writer, LIFETIME_CLEANED, first, segment)
+            .unwrap();
+        fixture.core.end_copying();
         fixture.checkpoint().unwrap();
         let victim = sparse[1].0;
         let segment = fixture.core.append_state().segments.get(victim);
         assert!(!segment.pinned, "{segment:?}");
         let failure = Fault::fail(Errno::IO).landed(Landed::nth(seed));
         fixture.disk.inject(failure.on(Call::Write).within(SEGMENTS).after(seed / 2 % 2));
-        fixture.maintenance.clean_into(LIFETIME_CLEANED, victim, segment).unwrap_err();
-        fixture.maintenance.end_copying();
+        fixture
+            .maintenance
+            .cleaner
+            .clean_into(&mut fixture.maintenance.writer, LIFETIME_CLEANED, victim, segment)
+            .unwrap_err();
+        fixture.core.end_copying();
         for lba in blocks_in(&fixture, |number, _| number == victim) {
             fixture.write_blocks(lba..lba + 1).unwrap();
         }
         fixture.flush().unwrap();
-        fixture.maintenance.release_freeable().unwrap();
+        fixture.maintenance.writer.release_freeable().unwrap();
         // A free segment may be overwritten at once.
         let freed = fixture.core.append_state().segments.get(victim);
         if matches!(freed.state, State::Free | State::Ready) {
@@ -217,8 +225,13 @@ fn zero_all_but(count: usize, victim: SegmentId, fixture: &Fixture) {
 /// Cleans without requests meanwhile.
 fn clean_alone(victim: SegmentId, fixture: &mut Fixture) -> Outcome {
     let segment = fixture.core.append_state().segments.get(victim);
-    let outcome = fixture.maintenance.clean_into(LIFETIME_CLEANED, victim, segment);
-    fixture.maintenance.end_copying();
+    let outcome = fixture.maintenance.cleaner.clean_into(
+        &mut fixture.maintenance.writer,
+        LIFETIME_CLEANED,
+        victim,
+        segment,
+    );
+    fixture.core.end_copying();
     outcome
 }
 
@@ -244,11 +257,11 @@ fn a_segment_ends_when_all_copies_on_their_way_to_it_are_in_the_map() {
             // Three of them leave room for one full record.
             zero_all_but(16, *victim, &fixture);
             clean_alone(*victim, &mut fixture).unwrap();
-            if !fixture.maintenance.stays_in_segment(LIFETIME_CLEANED, 9) {
+            if !fixture.maintenance.writer.streams.stays_in_segment(LIFETIME_CLEANED, 9) {
                 break;
             }
         }
-        assert!(fixture.maintenance.stays_in_segment(LIFETIME_CLEANED, 8));
+        assert!(fixture.maintenance.writer.streams.stays_in_segment(LIFETIME_CLEANED, 8));
         for lba in blocks_in(&fixture, |_, it| it.lifetime == LIFETIME_CLEANED) {
             zero_alone(&fixture, lba);
         }
@@ -260,7 +273,7 @@ fn a_segment_ends_when_all_copies_on_their_way_to_it_are_in_the_map() {
         assert_eq!(clean_alone(*last, &mut fixture), if fails { Err(Errno::IO) } else { Ok(()) });
         fixture.check();
         fixture.flush().unwrap();
-        fixture.maintenance.release_freeable().unwrap();
+        fixture.maintenance.writer.release_freeable().unwrap();
         fixture.check();
         let (disk, model) = fixture.abandon();
         let now = disk.now();
@@ -295,7 +308,7 @@ fn what_was_seen_of_a_victim_is_forgotten_when_its_segment_is_used_again() {
         let mut fixture = fixture.reopen().unwrap();
         fixture.guests().mix = Mix { blocks_max: 3, flush_percent: 0, ..Mix::writes(0..480) };
         let begun = |fixture: &Fixture| {
-            fixture.maintenance.begun_victim().filter(|it| it.1.lifetime != LIFETIME_MAP)
+            fixture.maintenance.cleaner.begun_victim().filter(|it| it.1.lifetime != LIFETIME_MAP)
         };
         let mut turns = 0;
         let (victim, before) = loop {
@@ -311,7 +324,7 @@ fn what_was_seen_of_a_victim_is_forgotten_when_its_segment_is_used_again() {
         // There is room from now on: no other victim is cleaned first.
         (64..480).for_each(|lba| zero_alone(&fixture, lba));
         zero_all_but(0, victim, &fixture);
-        fixture.maintenance.checkpoint(CheckpointKind::Running).unwrap();
+        fixture.maintenance.writer.checkpoint(CheckpointKind::Running).unwrap();
         let state = fixture.core.append_state().segments.get(victim).state;
         assert!(matches!(state, State::Free | State::Ready), "{state:?}");
         let segment = used_again(&mut fixture, victim);

@@ -105,10 +105,10 @@ fn a_record_that_fails_as_the_log_goes_on_has_failed() {
     let first = place(&fixture, &owner);
     fixture.core.written(first, false, &owner);
     assert!(!fixture.core.give_up(first));
-    let outcome = fixture.maintenance.restart();
+    let outcome = fixture.maintenance.restart.run(&mut fixture.maintenance.writer);
     let failed = place(&fixture, &owner);
     fixture.core.written(failed, false, &owner);
-    fixture.maintenance.restarted(outcome);
+    fixture.maintenance.restart.ended(outcome);
     assert!(fixture.core.is_broken(), "the failure is forgotten");
     assert!(!fixture.core.has_committed(failed) && !fixture.core.give_up(failed));
     fixture.quiet();
@@ -126,7 +126,7 @@ pub fn failed_checkpoints(seed: u64, moments: usize) {
         let fault = Fault::fail(Errno::IO).landed(Landed::nth(seed + round / 2));
         fixture.disk.inject(fault.on(Call::Write).within(range).after(seed / 2 % 2));
         // Guests pause meanwhile: the fault is not meant for them.
-        let made = fixture.maintenance.checkpoint(CheckpointKind::Running);
+        let made = fixture.maintenance.writer.checkpoint(CheckpointKind::Running);
         fixture.disk.clear_faults();
         fixture.run(15);
         assert_eq!(fixture.guests().failures, [], "{made:?}");

@@ -544,7 +544,7 @@ impl Fixture {
     }
 
     pub fn checkpoint(&mut self) -> Outcome {
-        self.maintenance(|maintenance| maintenance.checkpoint(CheckpointKind::Running))
+        self.maintenance(|maintenance| maintenance.writer.checkpoint(CheckpointKind::Running))
     }
 
     /// Runs one request alone.

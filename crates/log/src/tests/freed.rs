@@ -22,7 +22,7 @@ fn the_segment_that_an_image_goes_on_in_is_not_used_again_before_a_checkpoint() 
     }
     fixture.flush().unwrap();
     let generation = fixture.core.append_state().generation;
-    fixture.maintenance.release_freeable().unwrap();
+    fixture.maintenance.writer.release_freeable().unwrap();
     for round in 0..9 {
         let first = 10 + round % 8 * 9;
         fixture.write_blocks(first..first + 9).unwrap();
@@ -63,7 +63,7 @@ fn a_segment_that_dies_during_the_sync_that_frees_others_is_not_freed_by_it() {
             }
         }
     };
-    with_hook(overwrite, || fixture.maintenance.release_freeable().unwrap());
+    with_hook(overwrite, || fixture.maintenance.writer.release_freeable().unwrap());
     assert_eq!(fixture.guests().in_flight(), 0);
     for at in (100..200).step_by(9) {
         fixture.write_blocks(at..at + 9).unwrap();

@@ -211,7 +211,7 @@ fn held_beside_cleaning(owed: u32) -> (u64, bool) {
     for lba in (0..200).filter(|lba| lba % 3 == 0) {
         fixture.write_blocks(lba..lba + 1).unwrap();
     }
-    let (victim, segment) = fixture.maintenance.choose_victim().unwrap();
+    let (victim, segment) = fixture.maintenance.cleaner.choose_victim().unwrap();
     {
         let mut state = fixture.core.append_state();
         state.rate.set_room(0, 1 << 20);
@@ -222,9 +222,13 @@ fn held_beside_cleaning(owed: u32) -> (u64, bool) {
     fixture.guests().kick(0);
     assert!(fixture.core.append_state().rate.is_holding());
     let before = fixture.core.room_made();
-    fixture.maintenance.clean_into(LIFETIME_CLEANED, victim, segment).unwrap();
+    fixture
+        .maintenance
+        .cleaner
+        .clean_into(&mut fixture.maintenance.writer, LIFETIME_CLEANED, victim, segment)
+        .unwrap();
     let told = fixture.core.room_made() - before;
-    fixture.maintenance.end_copying();
+    fixture.core.end_copying();
     // The queue does not retry on its own.
     let _ = (0..4).filter(|_| fixture.guests().reap(0)).count();
     let is_done = fixture.guests().in_flight() == 0;
@@ -262,7 +266,7 @@ fn guests_that_are_held_go_on_when_nothing_is_due_and_during_checkpoints() {
     let idle = |maintenance: &mut Maintenance| while maintenance.step() == Progress::Made {};
     assert!(goes_on_after(idle), "the maintenance worker sleeps, and the guest is held");
     let checkpoint = |maintenance: &mut Maintenance| {
-        maintenance.checkpoint(CheckpointKind::Running).unwrap();
+        maintenance.writer.checkpoint(CheckpointKind::Running).unwrap();
     };
     assert!(goes_on_after(checkpoint), "the guest is held beyond a checkpoint");
 }
@@ -286,7 +290,7 @@ fn a_write_that_is_held_takes_along_what_comes_meanwhile() {
         assert!(fixture.core.append_state().rate.is_holding());
     }
     assert_eq!(headers(&fixture), before);
-    fixture.maintenance.end_copying();
+    fixture.core.end_copying();
     let _ = (0..4).filter(|_| fixture.guests().reap(0)).count();
     assert_eq!(fixture.guests().in_flight(), 0);
     assert_eq!(headers(&fixture), before + 1);

@@ -41,9 +41,9 @@ fn make_ready(fixture: &Fixture, count: u32) {
 #[test]
 fn space_is_asked_for_ahead_of_writes_and_not_before_the_first() {
     let mut fixture = Setup { blocks: 4096, ..Setup::default() }.fixture(1);
-    assert_eq!((fixture.maintenance.provide(), ready(&fixture)), (Progress::Idle, 0));
+    assert_eq!((fixture.maintenance.writer.provide(), ready(&fixture)), (Progress::Idle, 0));
     fixture.write_blocks(0..1).unwrap();
-    while fixture.maintenance.provide() == Progress::Made {}
+    while fixture.maintenance.writer.provide() == Progress::Made {}
     let kept = kept_from_writes(&fixture);
     assert_ne!(kept, KEPT);
     assert_eq!(ready(&fixture), kept + KEPT);
@@ -54,8 +54,9 @@ fn space_that_only_a_busy_guest_needs_is_a_surplus_and_given_back() {
     let mut fixture = Setup { blocks: 4096, ..Setup::default() }.fixture(1);
     fixture.write_blocks(0..1).unwrap();
     let enough = kept_from_writes(&fixture) + KEPT;
-    let has_surplus =
-        |fixture: &Fixture| fixture.maintenance.has_surplus(&fixture.core.append_state());
+    let has_surplus = |fixture: &Fixture| {
+        fixture.maintenance.writer.space.has_surplus(&fixture.core.append_state())
+    };
     make_ready(&fixture, enough);
     assert_eq!(ready(&fixture), enough);
     assert!(!has_surplus(&fixture));
@@ -63,9 +64,9 @@ fn space_that_only_a_busy_guest_needs_is_a_surplus_and_given_back() {
     assert!(has_surplus(&fixture));
     make_ready(&fixture, enough + 9);
     assert!(has_surplus(&fixture));
-    fixture.maintenance.trim_reserve();
+    fixture.maintenance.writer.space.trim_reserve();
     assert_eq!(ready(&fixture), enough);
-    fixture.maintenance.release_reserve();
+    fixture.maintenance.writer.space.release_reserve();
     assert!(ready(&fixture) == 0 && !has_surplus(&fixture));
 }
 
@@ -79,7 +80,7 @@ fn a_full_host_whose_space_is_in_other_free_segments_keeps_no_image_from_being_o
         fixture.write_blocks(0..48).unwrap();
     }
     fixture.checkpoint().unwrap();
-    fixture.maintenance.release_reserve();
+    fixture.maintenance.writer.space.release_reserve();
     let (last, shape) = {
         let state = fixture.core.append_state();
         (SegmentId::new(state.segments.limit() - 8), fixture.core.shape)
@@ -157,8 +158,8 @@ fn memory_for_copies_is_taken_when_there_are_some_and_given_back_when_there_are_
         fixture.write_blocks(round % 8 * 64..round % 8 * 64 + 33).unwrap();
     }
     assert_eq!(run_bytes(&fixture), 0);
-    let (victim, segment) = fixture.maintenance.choose_victim().expect("old versions");
-    fixture.maintenance(|maintenance| maintenance.clean(victim, segment)).unwrap();
+    let (victim, segment) = fixture.maintenance.cleaner.choose_victim().expect("old versions");
+    fixture.maintenance(|it| it.cleaner.clean(&mut it.writer, victim, segment)).unwrap();
     assert!(run_bytes(&fixture) > 0);
     assert_eq!(memory.lend().bytes(), 0, "all of it is lent");
     fixture.quiet();
@@ -180,7 +181,15 @@ fn a_busy_guest_keeps_an_eighth_of_the_image_or_what_a_checkpoint_frees() {
         fixture.core.append_state().segments.set_limit(segments);
         let kept = kept_from_writes(&fixture);
         assert!(kept > 1);
-        assert_eq!(fixture.maintenance.recycled_kept_in_use(), kept + pool, "{segments} segments");
+        assert_eq!(
+            fixture
+                .maintenance
+                .writer
+                .space
+                .recycled_kept_in_use(fixture.maintenance.writer.interval()),
+            kept + pool,
+            "{segments} segments"
+        );
     }
 }
 
@@ -189,26 +198,28 @@ fn a_busy_guest_keeps_an_eighth_of_the_image_or_what_a_checkpoint_frees() {
 fn a_host_that_was_full_just_now_is_not_asked_again() {
     let mut fixture = Setup { blocks: 4096, ..Setup::default() }.fixture(1);
     fixture.write_blocks(0..1).unwrap();
-    fixture.maintenance.release_reserve();
+    fixture.maintenance.writer.space.release_reserve();
     make_ready(&fixture, 1);
-    let available = |fixture: &Fixture| fixture.maintenance.available(&fixture.core.append_state());
+    let available = |fixture: &Fixture| {
+        fixture.maintenance.writer.space.available(&fixture.core.append_state())
+    };
     assert!(available(&fixture) > 1);
     // On a busy machine the period may have passed before the second request.
     flowstone_testkit::wait_until("it is asked soon", || {
         let began = Instant::now();
         fixture.disk.inject(Fault::fail(Errno::NOSPC).on(Call::Allocate).always());
         std::thread::sleep(FULL_RETRY);
-        assert_eq!(fixture.maintenance.provide(), Progress::Idle);
+        assert_eq!(fixture.maintenance.writer.provide(), Progress::Idle);
         assert_eq!(available(&fixture), 1, "only what is ready");
         fixture.disk.clear_faults();
         let full = Instant::now();
-        let second = fixture.maintenance.provide();
+        let second = fixture.maintenance.writer.provide();
         let was_soon = began.elapsed() < 2 * FULL_RETRY && full.elapsed() < FULL_RETRY / 2;
         assert!(!was_soon || second == Progress::Idle);
         was_soon
     });
     std::thread::sleep(FULL_RETRY);
-    assert_eq!(fixture.maintenance.provide(), Progress::Made);
+    assert_eq!(fixture.maintenance.writer.provide(), Progress::Made);
 }
 
 /// One call for all wanted segments; if the host has less, one segment at a time, and the partial
@@ -217,12 +228,12 @@ fn a_host_that_was_full_just_now_is_not_asked_again() {
 fn a_host_without_space_for_all_gives_what_it_has() {
     let mut fixture = Setup { blocks: 4096, ..Setup::default() }.fixture(1);
     fixture.write_blocks(0..1).unwrap();
-    fixture.maintenance.release_reserve();
+    fixture.maintenance.writer.space.release_reserve();
     let before = fixture.core.append_state().segments.ready_or_obtainable();
     let wanted = kept_from_writes(&fixture) + KEPT;
     fixture.disk.inject(Fault::fail(Errno::NOSPC).on(Call::Allocate));
-    assert_eq!((fixture.maintenance.provide(), ready(&fixture)), (Progress::Made, 1));
-    assert_eq!((fixture.maintenance.provide(), ready(&fixture)), (Progress::Made, wanted));
+    assert_eq!((fixture.maintenance.writer.provide(), ready(&fixture)), (Progress::Made, 1));
+    assert_eq!((fixture.maintenance.writer.provide(), ready(&fixture)), (Progress::Made, wanted));
     assert_eq!(fixture.core.append_state().segments.ready_or_obtainable(), before);
     fixture.write_blocks(0..200).unwrap();
     fixture.check();

@@ -26,8 +26,8 @@ fn scattered(seed: u64) -> (Setup, Fixture) {
 }
 
 fn resort(fixture: &mut Fixture) -> Outcome {
-    fixture.maintenance(Maintenance::look_at_guests);
-    fixture.maintenance(Maintenance::resort)
+    fixture.maintenance(|it| it.resort.look_at_guests());
+    fixture.maintenance(|it| it.resort.run(&mut it.cleaner, &mut it.writer))
 }
 
 /// Returns the hours until the worker wakes up by itself, rounded up, when it has no more work for
@@ -70,13 +70,13 @@ fn scattered_blocks_come_in_order() {
     assert_eq!(fixture.core.resorting.passes(), 2);
     assert_eq!(fixture.core.resorting.written(), written);
     // The image stays in use, and scattered blocks are not searched for before there are many.
-    assert!(!fixture.maintenance.wants_resort());
+    assert!(!fixture.maintenance.resort.is_due());
     fixture.guests().mix = Mix::writes(0..1000);
     fixture.run(2000);
     fixture.check();
     assert_eq!(fixture.guests().failures, []);
     fixture.run(4000);
-    assert!(fixture.maintenance.wants_resort());
+    assert!(fixture.maintenance.resort.is_due());
 }
 
 #[test]
@@ -89,9 +89,9 @@ fn its_budget_is_kept() {
     // One leaf is begun while some budget is left, with the cleaning for it.
     assert!((limit..limit + (40 << 20)).contains(&written), "{written} bytes");
     assert_eq!(fixture.core.resorting.passes(), 0);
-    assert!(!fixture.maintenance.wants_resort());
+    assert!(!fixture.maintenance.resort.is_due());
     fixture.core.resorting.set_limit(0);
-    assert!(!fixture.maintenance.wants_resort());
+    assert!(!fixture.maintenance.resort.is_due());
 }
 
 /// An image that stays idle continues with a new budget: nothing else would wake its worker.
@@ -99,7 +99,7 @@ fn its_budget_is_kept() {
 fn a_pass_without_a_budget_goes_on_when_its_day_is_over() {
     let (_, mut fixture) = scattered(2);
     fixture.core.resorting.set_limit(9 << 20);
-    while fixture.maintenance.wants_resort() {
+    while fixture.maintenance.resort.is_due() {
         resort(&mut fixture).unwrap();
     }
     assert_eq!(hours_of_sleep(&mut fixture), Some(24));
@@ -113,16 +113,16 @@ fn a_pass_without_a_budget_goes_on_when_its_day_is_over() {
 fn guests_that_do_anything_stop_it() {
     for reads in [true, false] {
         let (_, mut fixture) = scattered(3);
-        fixture.maintenance(Maintenance::look_at_guests);
+        fixture.maintenance(|it| it.resort.look_at_guests());
         if reads {
             fixture.read(0..8).unwrap();
         } else {
             fixture.write_blocks(0..1).unwrap();
         }
-        fixture.maintenance(Maintenance::resort).unwrap();
+        fixture.maintenance(|it| it.resort.run(&mut it.cleaner, &mut it.writer)).unwrap();
         assert_eq!(fixture.core.resorting.written(), 0);
         // From then on they are idle.
-        fixture.maintenance(Maintenance::resort).unwrap();
+        fixture.maintenance(|it| it.resort.run(&mut it.cleaner, &mut it.writer)).unwrap();
         assert!(fixture.core.resorting.written() > 0);
     }
 }
@@ -297,9 +297,16 @@ fn a_pass_with_breaks_takes_no_more_segments_than_one_without() {
     let (first, mut most) = (used(&fixture), 0);
     for _ in 0..400 {
         fixture.quiet();
-        fixture.maintenance(Maintenance::look_at_guests);
+        fixture.maintenance(|it| it.resort.look_at_guests());
         let core = std::sync::Arc::clone(&fixture.core);
-        with_hook(move || core.resorting.note_read(), || fixture.maintenance.resort()).unwrap();
+        with_hook(
+            move || core.resorting.note_read(),
+            || {
+                let it = &mut fixture.maintenance;
+                it.resort.run(&mut it.cleaner, &mut it.writer)
+            },
+        )
+        .unwrap();
         most = most.max(used(&fixture));
         if fixture.core.resorting.passes() > 0 {
             break;
@@ -315,10 +322,10 @@ fn guests_writes_are_not_charged_to_the_budget() {
     let (_, mut fixture) = scattered(6);
     fixture.quiet();
     let before = fixture.core.append_state().totals;
-    fixture.maintenance(Maintenance::look_at_guests);
+    fixture.maintenance(|it| it.resort.look_at_guests());
     fixture.guests().mix = Mix { blocks_max: 32, depth: 16, ..Mix::writes(0..3000) };
     fixture.guests().quota = 2000;
-    fixture.maintenance(Maintenance::resort).unwrap();
+    fixture.maintenance(|it| it.resort.run(&mut it.cleaner, &mut it.writer)).unwrap();
     let after = fixture.core.append_state().totals;
     let own =
         after.relocated_blocks - before.relocated_blocks + after.map_blocks - before.map_blocks;
@@ -340,7 +347,7 @@ fn a_disk_that_shrinks_between_two_parts_of_a_pass_ends_it() {
     fixture.core.resorting.set_limit(UNLIMITED);
     resort(&mut fixture).unwrap();
     assert_eq!(fixture.core.resorting.passes(), 1);
-    assert!(!fixture.maintenance.wants_resort());
+    assert!(!fixture.maintenance.resort.is_due());
     // And on a disk without any data.
     fixture.zero(0..100 * 8).unwrap();
     fixture.quiet();
@@ -364,19 +371,20 @@ fn an_idle_image_comes_to_rest() {
         for _ in 0..60 {
             fixture.quiet();
             fixture.maintenance(|maintenance| maintenance.next_pause());
-            fixture.maintenance(Maintenance::clean_sparse);
-            if fixture.maintenance.wants_resort() {
+            let seen = fixture.core.commits();
+            fixture.maintenance(|it| it.cleaner.clean_sparse(&mut it.writer, seen));
+            if fixture.maintenance.resort.is_due() {
                 let _ = resort(&mut fixture);
             }
-            fixture.maintenance(Maintenance::trim_reserve);
+            fixture.maintenance(|it| it.writer.space.trim_reserve());
             if fixture.core.append_state().segments.dead().0 > 0 {
                 fixture.checkpoint().unwrap();
             }
             written.push(fixture.core.append_state().totals.appended_blocks);
         }
         assert_eq!(written[50], written[59], "{written:?}");
-        assert!(!fixture.maintenance.wants_resort());
-        assert!(fixture.maintenance.sparsest().is_none());
+        assert!(!fixture.maintenance.resort.is_due());
+        assert!(fixture.maintenance.cleaner.sparsest().is_none());
         fixture.check();
     }
 }

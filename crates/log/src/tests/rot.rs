@@ -66,8 +66,8 @@ fn what_has_rotted_is_not_moved_by_the_idle_time_pass() {
     }
     let (bad, good) = (fixture.core.map.get(3), fixture.core.map.get(5));
     fixture.core.resorting.set_limit(1 << 40);
-    fixture.maintenance(Maintenance::look_at_guests);
-    fixture.maintenance(Maintenance::resort).unwrap();
+    fixture.maintenance(|it| it.resort.look_at_guests());
+    fixture.maintenance(|it| it.resort.run(&mut it.cleaner, &mut it.writer)).unwrap();
     assert_ne!(fixture.core.map.get(5), good, "nothing was put in order");
     assert_eq!(fixture.core.map.get(3), bad);
     assert_eq!(try_read(&fixture, 24..32), Err(Errno::IO));

@@ -303,7 +303,8 @@ fn dies_in_checkpoint(mut waits: u32) -> bool {
             guests.reap(0);
         }
     };
-    with_hook(overwrite, || fixture.maintenance.checkpoint(CheckpointKind::Running)).unwrap();
+    with_hook(overwrite, || fixture.maintenance.writer.checkpoint(CheckpointKind::Running))
+        .unwrap();
     if fixture.core.append_state().segments.get(victim).live > 0 {
         return false;
     }
@@ -350,7 +351,7 @@ fn a_segment_that_the_host_never_has_does_not_hide_free_ones() {
         fixture.checkpoint().unwrap();
         fixture.quiet();
         // As in a pause: unneeded space is freed.
-        fixture.maintenance(|maintenance| maintenance.trim_reserve());
+        fixture.maintenance(|maintenance| maintenance.writer.space.trim_reserve());
         sleep(ASK_AGAIN);
         for first in (0..setup.blocks).step_by(4) {
             let wrote = fixture.write_blocks(first..first + 4);

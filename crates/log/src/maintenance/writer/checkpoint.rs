@@ -1,19 +1,20 @@
 //! Checkpoints. The order of steps, and why it loses nothing: docs/format.md section 7.
 
-use std::time::Duration;
-
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_log_format::{
     Address, BLOCK_BYTES, Entry, HEADS, HeadPlace, Kind, LEAF_ON_DISK_BLOCKS, LeafPlace,
     RecordBuilder, Root, RootPlace, SegmentId, SegmentNote, Superblock, blocks_of_sectors,
     root_blocks,
 };
+use tracing::error;
 
-use super::Maintenance;
+use super::Writer;
 use crate::append::Health;
+use crate::maintenance::Progress;
 use crate::map::LEAF_BLOCKS;
 use crate::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP};
-use crate::segments::State;
+use crate::reserve::View;
+use crate::segments::{Segment, State};
 
 /// The kind of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,10 +24,6 @@ pub enum CheckpointKind {
     /// At close: nothing is appended after it.
     Last,
 }
-
-/// Maximum duration of a sync between two victims during which writes stay held by cleaning; for
-/// longer syncs they are released.
-const HELD_MOST: Duration = Duration::from_millis(1);
 
 /// Segments that a checkpoint frees once it is durable.
 struct Frozen {
@@ -38,11 +35,11 @@ struct Frozen {
     appended: u64,
 }
 
-impl Maintenance {
+impl Writer {
     /// Writes all committed changes to the map on disk, and frees dead segments.
     pub fn checkpoint(&mut self, kind: CheckpointKind) -> Outcome {
         if !mutant("log.rate.holds-during-checkpoints") {
-            self.end_copying();
+            self.core.end_copying();
         }
         let (next, frozen) = self.freeze();
         let changed = self.core.map.take_changed(self.core.blocks());
@@ -58,6 +55,18 @@ impl Maintenance {
             }
         }
         made
+    }
+
+    /// The same. A failure is logged, and ends the wait of requests for room.
+    pub fn try_checkpoint(&mut self) -> Progress {
+        match self.checkpoint(CheckpointKind::Running) {
+            Ok(()) => Progress::Made,
+            Err(errno) => {
+                error!("{}: a checkpoint failed: {errno}", self.core.name);
+                self.core.give_up_waiting(errno);
+                Progress::Idle
+            }
+        }
     }
 
     /// Steps 2 to 4.
@@ -80,7 +89,7 @@ impl Maintenance {
         let mut heads = [HeadPlace::default(); HEADS];
         heads[..streams].copy_from_slice(&state.committed_heads()[..streams]);
         for lifetime in LIFETIME_CLEANED..=LIFETIME_COLD {
-            if let Some(stream) = self.streams[usize::from(lifetime)] {
+            if let Some(stream) = self.streams.of(lifetime) {
                 heads[usize::from(lifetime)] = stream.place;
             }
         }
@@ -158,7 +167,7 @@ impl Maintenance {
         // The root must name its own segment: make sure of its room first.
         let most = self.core.append_state().segments.used() + 1;
         let blocks_most = root_blocks(leaves.len() as u64, u64::from(most)) as u32;
-        self.reserve_stream(LIFETIME_MAP, 1 + blocks_most)?;
+        self.streams.reserve(&mut self.space, LIFETIME_MAP, 1 + blocks_most)?;
         let segments = self.segment_notes(dead);
         let bytes = Root { leaves, segments }.encode();
         let blocks = (bytes.len() / BLOCK_BYTES) as u32;
@@ -201,7 +210,7 @@ impl Maintenance {
             CheckpointKind::Last => mutant("log.close.clean-before-sync"),
         };
         if !skips {
-            self.sync()?;
+            self.space.sync()?;
         }
         let mut superblock = next;
         {
@@ -223,42 +232,9 @@ impl Maintenance {
         self.write_superblock(superblock)
     }
 
-    /// Writes this superblock as the newest one.
-    pub fn write_superblock(&mut self, mut superblock: Superblock) -> Outcome {
-        superblock.generation += 1;
-        superblock.written_at = self.core.clock.calendar().as_secs();
-        let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
-        block.copy_from_slice(&superblock.encode());
-        // If this fails, the next attempt has the same generation, and so goes to the same slot:
-        // the other one holds the valid superblock.
-        self.file.write(superblock.slot().offset(), &mut block)?;
-        if !mutant("log.checkpoint.frees-before-superblock-sync") {
-            self.sync()?;
-        }
-        self.superblock = superblock;
-        Ok(())
-    }
-
-    pub fn sync(&mut self) -> Outcome {
-        let committed = self.core.append_state().committed();
-        let outcome = self.core.sync.run(&mut self.file, &self.waker);
-        match outcome {
-            Ok(()) => {
-                let mut state = self.core.append_state();
-                let committed = match mutant("log.sync.promises-what-came-later") {
-                    true => state.committed(),
-                    false => committed,
-                };
-                state.durable = state.durable.max(committed);
-            }
-            Err(_) => self.core.wakers.wake_all(),
-        }
-        outcome
-    }
-
     /// Step 5.
     fn finish_checkpoint(&mut self, frozen: Frozen) {
-        self.streams.iter_mut().flatten().for_each(|stream| stream.replayable = true);
+        self.streams.become_replayable();
         let outdated = std::mem::take(&mut self.outdated);
         {
             let mut state = self.core.append_state();
@@ -302,32 +278,11 @@ impl Maintenance {
         }
     }
 
-    /// Frees dead segments that need no checkpoint, after a sync that makes durable what replaced
-    /// their blocks.
-    pub fn release_freeable(&mut self) -> Outcome {
-        if self.sync_took > HELD_MOST {
-            self.end_copying();
-        }
-        let mut dead = self.core.append_state().segments.take_freeable();
-        let start = self.core.clock.now();
-        let synced = if mutant("log.free.skips-sync") { Ok(()) } else { self.sync() };
-        self.sync_took = self.core.clock.since(start);
-        if mutant("log.free.frees-what-died-during-the-sync") {
-            dead.extend(self.core.append_state().segments.take_freeable());
-        }
-        if let Err(errno) = synced {
-            self.core.append_state().segments.keep_dead(dead);
-            return Err(errno);
-        }
-        self.release(dead);
-        Ok(())
-    }
-
-    /// Frees segments that nothing on the medium refers to any more.
-    fn release(&mut self, dead: Vec<SegmentId>) {
-        let keep = self.recycled_kept_in_use();
-        let released = self.core.append_state().segments.release_dead(dead, keep);
-        self.punch(&released);
-        self.announce_room();
+    /// Returns whether a checkpoint frees the dead segments at a lower cost than cleaning this
+    /// victim.
+    pub fn is_checkpoint_cheaper(&self, view: &View, victim: Option<&Segment>) -> bool {
+        let leaves = u64::from(self.core.map.changed_count());
+        let blocks = leaves * u64::from(1 + LEAF_ON_DISK_BLOCKS) + u64::from(self.root.blocks);
+        view.checkpoint_is_cheaper(blocks, victim.map(|it| it.live))
     }
 }

@@ -1,15 +1,10 @@
 //! Live blocks of a victim that have been read and not copied yet, sorted by LBA, so that cleaning
 //! keeps sequential data sequential.
 
+use flowstone_log_format::BLOCK_BYTES;
 use flowstone_log_format::ENTRIES_MAX;
-use flowstone_log_format::{BLOCK_BYTES, MapEntry};
 
-/// A copied block that is not in the map yet.
-#[derive(Clone, Copy, Debug)]
-pub struct Move {
-    pub lba: u64,
-    pub old: MapEntry,
-}
+use crate::maintenance::writer::Move;
 
 /// See the module.
 #[derive(Default)]
@@ -63,7 +58,7 @@ impl Stage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flowstone_log_format::Address;
+    use flowstone_log_format::{Address, MapEntry};
 
     #[test]
     fn blocks_come_out_by_their_lba_with_their_content() {

@@ -1,11 +1,16 @@
 //! Records that the maintenance worker writes: copies of live blocks, and maps. They are outside
 //! the order of guest writes; of these, replay applies only copies in replayable streams.
 
-use flowstone_block::Errno;
-use flowstone_log_format::{Address, HeadPlace, Kind, Placed, RecordBuilder, Sequence, Stamp};
+use std::sync::Arc;
 
-use super::Maintenance;
-use crate::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP};
+use flowstone_block::{Errno, mutant};
+use flowstone_log_format::{
+    Address, HeadPlace, Kind, MapEntry, Placed, RecordBuilder, Sequence, Stamp,
+};
+
+use super::space::Space;
+use crate::core::Core;
+use crate::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP, LIFETIMES};
 use crate::reserve::Opener;
 
 /// Minimum room for copies at the end of a segment; less is not used.
@@ -23,19 +28,44 @@ pub struct AppendStream {
     pub replayable: bool,
 }
 
-impl Maintenance {
+/// A copied block that is not in the map yet.
+#[derive(Clone, Copy, Debug)]
+pub struct Move {
+    pub lba: u64,
+    pub old: MapEntry,
+}
+
+/// The streams of the maintenance worker.
+pub struct Streams {
+    core: Arc<Core>,
+    open: [Option<AppendStream>; LIFETIMES],
+    /// Number of records written; the sequence number of the next one.
+    records: u64,
+}
+
+impl Streams {
+    pub fn new(core: Arc<Core>) -> Self {
+        Self { core, open: Default::default(), records: 0 }
+    }
+
+    /// Returns the stream of a lifetime, if one is open.
+    pub fn of(&self, lifetime: u8) -> Option<AppendStream> {
+        self.open[usize::from(lifetime)]
+    }
+
     /// Appends a record to the stream of a lifetime; returns the address of its header.
     pub fn append(
         &mut self,
+        space: &mut Space,
         lifetime: u8,
         kind: Kind,
         link: u64,
         builder: &mut RecordBuilder,
     ) -> Result<Address, Errno> {
-        let (placed, before) = self.place_record(lifetime, kind, link, builder.payload())?;
+        let (placed, before) = self.place(space, lifetime, kind, link, builder.payload())?;
         let record = builder.finish(self.core.codec, &placed);
-        if let Err(errno) = self.file.write(placed.address.offset(), record) {
-            self.abandon_stream(lifetime, before);
+        if let Err(errno) = space.file.write(placed.address.offset(), record) {
+            self.abandon(lifetime, before);
             return Err(errno);
         }
         self.appended(&placed);
@@ -43,18 +73,19 @@ impl Maintenance {
     }
 
     /// Places the next record of a stream and advances the stream. Also returns the previous state
-    /// of the stream, for [`abandon_stream`](Self::abandon_stream) if the record cannot be written.
-    pub fn place_record(
+    /// of the stream, for [`abandon`](Self::abandon) if the record cannot be written.
+    pub fn place(
         &mut self,
+        space: &mut Space,
         lifetime: u8,
         kind: Kind,
         link: u64,
         payload: u32,
     ) -> Result<(Placed, AppendStream), Errno> {
-        let mut stream = self.stream_with_room(lifetime, 1 + payload)?;
+        let mut stream = self.with_room(space, lifetime, 1 + payload)?;
         let (before, shape, stamp) = (stream, self.core.shape, self.stamp());
         let placed = stream.place.append(shape, stamp, kind, payload, link);
-        self.streams[usize::from(lifetime)] = Some(stream);
+        self.open[usize::from(lifetime)] = Some(stream);
         Ok((placed, before))
     }
 
@@ -74,44 +105,50 @@ impl Maintenance {
     /// Returns the stamp of the next record of the maintenance worker, which has its own numbering.
     fn stamp(&mut self) -> Stamp {
         self.records += 1;
+        let state = self.core.append_state();
         Stamp {
             sequence: Sequence::new(self.records),
             // For copies: the committed sequence number when they were made.
-            durable: self.core.append_state().committed(),
-            generation: self.superblock.generation,
+            durable: state.committed(),
+            generation: state.generation,
         }
     }
 
     /// Makes sure that the next record of `blocks` blocks fits into the open segment of the stream.
-    pub fn reserve_stream(&mut self, lifetime: u8, blocks: u32) -> Result<(), Errno> {
-        let stream = self.stream_with_room(lifetime, blocks)?;
-        self.streams[usize::from(lifetime)] = Some(stream);
+    pub fn reserve(&mut self, space: &mut Space, lifetime: u8, blocks: u32) -> Result<(), Errno> {
+        let stream = self.with_room(space, lifetime, blocks)?;
+        self.open[usize::from(lifetime)] = Some(stream);
         Ok(())
     }
 
     /// Returns the stream of a lifetime, in a new segment if the old one has too little room.
-    fn stream_with_room(&mut self, lifetime: u8, blocks: u32) -> Result<AppendStream, Errno> {
-        let old = self.streams[usize::from(lifetime)];
+    fn with_room(
+        &mut self,
+        space: &mut Space,
+        lifetime: u8,
+        blocks: u32,
+    ) -> Result<AppendStream, Errno> {
+        let old = self.open[usize::from(lifetime)];
         if let Some(stream) = old.filter(|it| it.place.room(self.core.shape) >= blocks) {
             return Ok(stream);
         }
-        if !self.may_open(lifetime, old.is_some()) {
+        if !self.may_open(space, lifetime, old.is_some()) {
             return Err(Errno::NOSPC);
         }
-        let (segment, incarnation) = self.take_segment(lifetime)?;
+        let (segment, incarnation) = space.take_segment(lifetime)?;
         let place = HeadPlace::start_of(segment, incarnation);
         let replayable = match old {
             None => false,
             Some(old) => {
-                if let Err(errno) = self.write_seal(old.place, place) {
+                if let Err(errno) = self.write_seal(space, old.place, place) {
                     let mut state = self.core.append_state();
                     let clock = state.clock;
                     state.segments.seal(segment, clock);
                     drop(state);
-                    self.seal_stream(lifetime);
+                    self.seal(lifetime);
                     return Err(errno);
                 }
-                self.seal_stream(lifetime);
+                self.seal(lifetime);
                 old.replayable
             }
         };
@@ -120,23 +157,28 @@ impl Maintenance {
 
     /// Returns whether a segment of this lifetime may be opened, in place of a full one or in
     /// addition.
-    fn may_open(&self, lifetime: u8, replaces: bool) -> bool {
+    fn may_open(&self, space: &Space, lifetime: u8, replaces: bool) -> bool {
         let state = self.core.append_state();
         let reserve = state.reserve(&self.core.map, replaces);
         let (opener, available) = match lifetime {
             // The last resort tries a full host once more.
             LIFETIME_MAP => (Opener::Map, state.segments.ready_or_obtainable()),
-            _ => (Opener::Copy, self.available(&state)),
+            _ => (Opener::Copy, space.available(&state)),
         };
         reserve.may_open(opener, available, state.trim_heads())
     }
 
     /// Writes the seal that leads replay to the next segment of the stream.
-    fn write_seal(&mut self, mut place: HeadPlace, next: HeadPlace) -> Result<(), Errno> {
+    fn write_seal(
+        &mut self,
+        space: &mut Space,
+        mut place: HeadPlace,
+        next: HeadPlace,
+    ) -> Result<(), Errno> {
         let seal = place.go_on_at(next, self.core.shape, self.stamp());
         let mut builder = RecordBuilder::new(0);
         builder.push(next.entry_of_seal());
-        self.file.write(seal.address.offset(), builder.finish(self.core.codec, &seal))?;
+        space.file.write(seal.address.offset(), builder.finish(self.core.codec, &seal))?;
         let mut state = self.core.append_state();
         state.costs.seal_blocks += 1;
         state.totals.appended_blocks += 1;
@@ -146,20 +188,25 @@ impl Maintenance {
     /// Abandons the place of a failed write. The next attempt uses another segment, since the place
     /// may be bad. A segment to which nothing was written is returned, so that repeated failures
     /// use up no segments. No write to the stream is in flight any more.
-    pub fn abandon_stream(&mut self, lifetime: u8, before: AppendStream) {
+    pub fn abandon(&mut self, lifetime: u8, before: AppendStream) {
         if before.place.block == 0 && !before.replayable {
             self.core.append_state().segments.give_back(before.place.segment);
-            self.streams[usize::from(lifetime)] = None;
+            self.open[usize::from(lifetime)] = None;
         } else {
-            let now = self.streams[usize::from(lifetime)].unwrap_or(before);
-            self.streams[usize::from(lifetime)] = Some(AppendStream { place: before.place, ..now });
-            self.seal_stream(lifetime);
+            let now = self.open[usize::from(lifetime)].unwrap_or(before);
+            self.open[usize::from(lifetime)] = Some(AppendStream { place: before.place, ..now });
+            self.seal(lifetime);
         }
     }
 
+    /// Notes that replay finds all of them: a superblock names their heads.
+    pub fn become_replayable(&mut self) {
+        self.open.iter_mut().flatten().for_each(|stream| stream.replayable = true);
+    }
+
     /// Ends the stream of a lifetime. All its copies have been applied to the map.
-    pub fn seal_stream(&mut self, lifetime: u8) {
-        let Some(stream) = self.streams[usize::from(lifetime)].take() else { return };
+    pub fn seal(&mut self, lifetime: u8) {
+        let Some(stream) = self.open[usize::from(lifetime)].take() else { return };
         let mut state = self.core.append_state();
         let clock = state.clock;
         let birth = match stream.copies {
@@ -172,15 +219,15 @@ impl Maintenance {
     /// Selects the stream that takes copies when segments are short, instead of this lifetime's:
     /// the one with most room. The other streams are sealed, so that cleaning can regain their
     /// unused room.
-    pub fn merge_streams(&mut self, lifetime: u8) -> u8 {
+    pub fn merge(&mut self, lifetime: u8) -> u8 {
         let room = |lifetime: &u8| {
-            let stream = self.streams[usize::from(*lifetime)]?;
+            let stream = self.open[usize::from(*lifetime)]?;
             Some(stream.place.room(self.core.shape))
         };
         let open = (LIFETIME_CLEANED..=LIFETIME_COLD).filter(|lifetime| room(lifetime).is_some());
         let Some(roomiest) = open.max_by_key(room) else { return lifetime };
         let others = (LIFETIME_CLEANED..=LIFETIME_COLD).filter(|other| *other != roomiest);
-        others.for_each(|other| self.seal_stream(other));
+        others.for_each(|other| self.seal(other));
         roomiest
     }
 
@@ -195,7 +242,7 @@ impl Maintenance {
     }
 
     /// Returns whether the next copies open another segment.
-    pub fn is_stream_full(&self, lifetime: u8) -> bool {
+    pub fn is_full(&self, lifetime: u8) -> bool {
         self.room_for_copies(lifetime) < COPIES_LEAST
     }
 
@@ -206,6 +253,35 @@ impl Maintenance {
 
     fn room_for_copies(&self, lifetime: u8) -> u32 {
         let room = |stream: AppendStream| stream.place.room(self.core.shape).saturating_sub(1);
-        self.streams[usize::from(lifetime)].map_or(0, room)
+        self.open[usize::from(lifetime)].map_or(0, room)
+    }
+
+    /// Applies the copies of a record to map entries that have not changed meanwhile.
+    pub fn apply_moves(&mut self, lifetime: u8, header: Address, moves: &[Move], birth: u64) {
+        let target = self.core.shape.segment_of(header);
+        let copies = moves.len() as u32;
+        let mut state = self.core.append_state();
+        state.changed = true;
+        state.segments.gain(target, copies);
+        let mut address = header;
+        for moved in moves {
+            address = address.forward(1);
+            let new = MapEntry::new(address, moved.old.checksum());
+            let stale = mutant("log.clean.overwrites-newer-data") && {
+                let map_entry = self.core.map.get(moved.lba);
+                map_entry.is_mapped() && self.core.map.replace_if(moved.lba, map_entry, new)
+            };
+            let dies = if stale || self.core.map.replace_if(moved.lba, moved.old, new) {
+                moved.old.address()
+            } else {
+                // The guest has written the block meanwhile: the copy is dead.
+                address
+            };
+            state.segments.lose(dies);
+        }
+        if let Some(stream) = &mut self.open[usize::from(lifetime)] {
+            stream.births += u128::from(birth) * u128::from(copies);
+            stream.copies += u64::from(copies);
+        }
     }
 }

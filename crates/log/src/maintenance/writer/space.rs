@@ -5,16 +5,21 @@
 //! fdatasync. So some freed segments keep their space while guests write, and lose it when guests
 //! pause.
 
+use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flowstone_block::sync::atomic::Ordering;
 use flowstone_block::{Errno, Outcome, mutant};
-use flowstone_fileio::FileOp;
-use flowstone_log_format::{Incarnation, SegmentId};
+use flowstone_fileio::{BlockingFile, FileOp};
+use flowstone_image::runtime::wakers::QueueWaker;
+use flowstone_log_format::{Incarnation, SegmentId, Sequence};
 use tracing::warn;
 
-use super::{Maintenance, Progress};
 use crate::append::{AppendState, FULL_RETRY, Head};
+use crate::core::Core;
+use crate::maintenance::Progress;
+use crate::reserve::{SLACK_SEGMENTS, View, told_from};
 
 /// Ready segments kept beyond the reserve, even when nothing is written.
 const READY_KEPT: u32 = 2;
@@ -55,9 +60,45 @@ impl SpaceAhead {
     }
 }
 
-impl Maintenance {
-    /// Allocates host space for a head or a reserve segment, if one is wanted.
-    pub fn provide(&mut self) -> Progress {
+/// The image's file, as the maintenance worker uses it.
+pub struct Space {
+    core: Arc<Core>,
+    pub file: BlockingFile,
+    /// Ends its wait for a queue's sync.
+    waker: Arc<QueueWaker>,
+    ahead: SpaceAhead,
+    /// When the host last reported that it has no space.
+    host_full: Option<Instant>,
+}
+
+impl Space {
+    pub fn new(core: Arc<Core>) -> io::Result<Self> {
+        let file = BlockingFile::new(&*core.file)?;
+        let waker = QueueWaker::new(file.reactor());
+        Ok(Self { core, file, waker, ahead: SpaceAhead::default(), host_full: None })
+    }
+
+    /// Makes everything durable that has been written to the file.
+    pub fn sync(&mut self) -> Outcome {
+        let committed = self.core.append_state().committed();
+        let outcome = self.core.sync.run(&mut self.file, &self.waker);
+        match outcome {
+            Ok(()) => {
+                let mut state = self.core.append_state();
+                let committed = match mutant("log.sync.promises-what-came-later") {
+                    true => state.committed(),
+                    false => committed,
+                };
+                state.durable = state.durable.max(committed);
+            }
+            Err(_) => self.core.wakers.wake_all(),
+        }
+        outcome
+    }
+
+    /// Allocates host space for a head or a reserve segment, if one is wanted: for a reserve
+    /// segment only if the log has gone on beyond `checkpointed`, the end of the newest checkpoint.
+    pub fn provide(&mut self, checkpointed: Sequence) -> Progress {
         let waiting_head = {
             let state = self.core.append_state();
             let streams = self.core.shape.streams as usize;
@@ -73,8 +114,7 @@ impl Maintenance {
         }
         let (wanted, ready, most, unused) = {
             let state = self.core.append_state();
-            let unused =
-                state.next_sequence() == self.superblock.next_sequence && !state.wants_room();
+            let unused = state.next_sequence() == checkpointed && !state.wants_room();
             let wanted = state.kept_from_writes(&self.core.map) + READY_KEPT;
             let most = AHEAD_BYTES / self.core.shape.segment_bytes();
             let most = (most as u32).min(state.segments.limit() / POOL_SHARE);
@@ -84,15 +124,15 @@ impl Maintenance {
             return Progress::Idle;
         }
         if ready >= wanted {
-            self.space.is_enough(self.core.clock.now());
+            self.ahead.is_enough(self.core.clock.now());
             return Progress::Idle;
         }
         // The missing segments, and those allocated in advance; both counts include the first.
-        let ahead = self.space.is_short(self.core.clock.now(), most);
+        let ahead = self.ahead.is_short(self.core.clock.now(), most);
         if self.obtain(wanted - ready - 1 + ahead - 1).is_err() {
             return Progress::Idle;
         }
-        self.announce_room();
+        self.core.announce_room();
         Progress::Made
     }
 
@@ -154,13 +194,13 @@ impl Maintenance {
 
     fn provide_head(&mut self, segment: SegmentId) -> Progress {
         if let Err(errno) = self.allocate(segment) {
-            self.give_up_waiting(errno);
+            self.core.give_up_waiting(errno);
             return Progress::Idle;
         }
         for head in &mut self.core.append_state().heads {
             head.has_space |= head.place.segment == segment;
         }
-        self.announce_room();
+        self.core.announce_room();
         Progress::Made
     }
 
@@ -243,15 +283,36 @@ impl Maintenance {
 
     /// Returns how many freed segments keep their space while guests write. Never-written ones do
     /// not count: they must not displace the others. None if the drive is told of freed segments:
-    /// it copies less.
-    pub fn recycled_kept_in_use(&self) -> u32 {
+    /// it copies less. `interval` is that of checkpoints, in blocks.
+    pub fn recycled_kept_in_use(&self, interval: u64) -> u32 {
         if self.core.telling.load(Ordering::Relaxed) {
             return 0;
         }
         let state = self.core.append_state();
-        let pool = self.interval() as u32 / self.core.shape.segment_blocks;
+        let pool = interval as u32 / self.core.shape.segment_blocks;
         let pool = pool.min(state.segments.limit() / POOL_SHARE).max(READY_KEPT);
         state.kept_from_writes(&self.core.map) + pool
+    }
+
+    /// Returns what decides whether room must be made.
+    pub fn view(&self) -> View {
+        let mut state = self.core.append_state();
+        let (dead, freeable) = state.segments.dead();
+        let segment_blocks = self.core.shape.segment_blocks;
+        let view = View {
+            reserve: state.reserve(&self.core.map, true),
+            available: self.available(&state),
+            trim_heads: state.trim_heads(),
+            dead,
+            freeable,
+            map_segments: state.segments.used_for_maps(),
+            segment_blocks,
+            told_from: told_from(state.segments.limit(), self.core.telling.load(Ordering::Relaxed)),
+        };
+        let blocks = |segments: u32| u64::from(segments) * u64::from(segment_blocks);
+        // Segments that a sync frees count as free.
+        state.rate.set_room(blocks(view.left_for_writes() + freeable), blocks(SLACK_SEGMENTS));
+        view
     }
 
     /// Returns whether there are more ready segments than are kept when nothing is written.

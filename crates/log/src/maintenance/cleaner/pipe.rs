@@ -6,11 +6,10 @@ use flowstone_block::{AlignedBuf, Errno, Outcome};
 use flowstone_log_format::{Entry, Placed, RecordBuilder, Shape};
 
 use super::read_ahead::ReadAhead;
-use super::stage::Move;
-use super::stream::AppendStream;
 use super::transfers::{Ticket, Transfers};
 use crate::copy_memory::Lent;
 use crate::core::Core;
+use crate::maintenance::writer::{AppendStream, Move};
 
 /// Minimum number of records in flight: one is assembled while the other is written.
 const RECORDS_LEAST: usize = 2;

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use flowstone_block::sync::atomic::Ordering;
 use flowstone_block::{Outcome, mutant};
-use flowstone_log_format::{Address, Entry, Kind, MapEntry, RecordBuilder, SegmentId};
+use flowstone_log_format::{Entry, Kind, RecordBuilder, SegmentId};
 use tracing::warn;
 
-use super::Maintenance;
+use super::Cleaner;
 use super::pipe::{CopyRecord, Pipe};
-use super::stage::Move;
 use super::survey::{Survey, earn};
+use crate::maintenance::candidates::is_worth_cleaning;
+use crate::maintenance::writer::{Move, Space, Streams, Writer};
 use crate::policy::LIFETIME_MAP;
 use crate::reserve::Step;
 use crate::segments::Segment;
@@ -34,14 +35,20 @@ struct Copies {
     has_chosen: bool,
 }
 
-impl Maintenance {
+impl Cleaner {
     /// Copies the live blocks of `victim` into the stream of a lifetime, while guest writes are
     /// throttled in proportion.
-    pub fn clean_into(&mut self, lifetime: u8, victim: SegmentId, segment: Segment) -> Outcome {
+    pub fn clean_into(
+        &mut self,
+        writer: &mut Writer,
+        lifetime: u8,
+        victim: SegmentId,
+        segment: Segment,
+    ) -> Outcome {
         let start = self.core.clock.now();
         self.waited = Duration::ZERO;
         self.core.append_state().rate.begin();
-        let outcome = self.copy(lifetime, victim, segment);
+        let outcome = self.copy(writer, lifetime, victim, segment);
         let mut state = self.core.append_state();
         state.costs.cleaned_segments += u64::from(outcome.is_ok());
         let took = self.core.clock.since(start).saturating_sub(self.waited);
@@ -50,15 +57,13 @@ impl Maintenance {
         outcome
     }
 
-    /// Ends copying for now: no write waits for the space it frees.
-    pub fn end_copying(&mut self) {
-        let held = self.core.append_state().rate.end();
-        if held && !mutant("log.rate.leaves-writes-behind") {
-            self.core.announce_room();
-        }
-    }
-
-    fn copy(&mut self, lifetime: u8, victim: SegmentId, segment: Segment) -> Outcome {
+    fn copy(
+        &mut self,
+        writer: &mut Writer,
+        lifetime: u8,
+        victim: SegmentId,
+        segment: Segment,
+    ) -> Outcome {
         self.filling = Some(lifetime);
         let builder = RecordBuilder::new(self.core.shape.record_payload_max());
         let mut pipe = self.pipe.take().map_or_else(|| Pipe::new(&self.core), Ok)?;
@@ -69,9 +74,9 @@ impl Maintenance {
         let (moves, next) = (Vec::new(), None);
         let mut copies =
             Copies { pipe, survey, lifetime, builder, most: 0, moves, next, has_chosen: false };
-        let copied = self.copy_live(&mut copies);
+        let copied = self.copy_live(writer, &mut copies);
         // Even after a failure: no write to a stream may stay in flight.
-        let outcome = copied.and(self.finish_writes(&mut copies));
+        let outcome = copied.and(self.finish_writes(writer, &mut copies));
         if outcome.is_ok() {
             self.leave_the_rest(&copies.survey);
         }
@@ -82,24 +87,24 @@ impl Maintenance {
         outcome
     }
 
-    fn copy_live(&mut self, copies: &mut Copies) -> Outcome {
+    fn copy_live(&mut self, writer: &mut Writer, copies: &mut Copies) -> Outcome {
         loop {
             while self.survey_record(&mut copies.pipe, &mut copies.survey) {}
-            self.copy_staged(copies)?;
+            self.copy_staged(writer, copies)?;
             if copies.survey.is_done {
-                return self.append_moves(copies);
+                return self.append_moves(writer, copies);
             }
         }
     }
 
     /// Surveys a record of the next victim, if there will be one, while copies are in flight. The
     /// victim is only read; the state of its blocks is checked again before they are copied.
-    fn survey_next(&mut self, copies: &mut Copies) -> bool {
+    fn survey_next(&mut self, space: &Space, copies: &mut Copies) -> bool {
         if !copies.survey.is_done {
             return false;
         }
         if !std::mem::replace(&mut copies.has_chosen, true) {
-            let next = match self.view().next_step() {
+            let next = match space.view().next_step() {
                 Step::Clean => self.choose_victim_but(Some(copies.survey.victim)),
                 _ => None,
             };
@@ -114,27 +119,28 @@ impl Maintenance {
     pub fn begun_victim(&self) -> Option<(SegmentId, Segment)> {
         let next = self.next.as_ref()?;
         let segment = self.core.append_state().segments.get(next.victim);
-        let is_one = next.is_of(next.victim, &segment) && self.is_worth_cleaning(&segment);
+        let is_one =
+            next.is_of(next.victim, &segment) && is_worth_cleaning(self.core.shape, &segment);
         is_one.then_some((next.victim, segment))
     }
 
     /// Assembles records of the staged blocks that are still live. The last one is written when it
     /// is full, or with the last block of the victim.
-    fn copy_staged(&mut self, copies: &mut Copies) -> Outcome {
+    fn copy_staged(&mut self, writer: &mut Writer, copies: &mut Copies) -> Outcome {
         let mut stage = std::mem::take(&mut copies.survey.stage);
         for (moved, content) in stage.in_order() {
             if self.core.map.get(moved.lba) != moved.old {
                 continue;
             }
             if copies.builder.payload() == 0 {
-                copies.most = self.copies_that_fit(copies.lifetime);
+                copies.most = writer.streams.copies_that_fit(copies.lifetime);
             }
             let from = moved.old.address();
             let entry = Entry::Moved { lba: moved.lba, from, checksum: moved.old.checksum() };
             copies.builder.push(entry).copy_from_slice(content);
             copies.moves.push(moved);
             if copies.builder.payload() >= copies.most {
-                self.append_moves(copies)?;
+                self.append_moves(writer, copies)?;
             }
         }
         stage.clear();
@@ -175,20 +181,19 @@ impl Maintenance {
     }
 
     /// Starts the write of the assembled copies.
-    fn append_moves(&mut self, copies: &mut Copies) -> Outcome {
+    fn append_moves(&mut self, writer: &mut Writer, copies: &mut Copies) -> Outcome {
         if copies.moves.is_empty() {
             return Ok(());
         }
         let (lifetime, payload) = (copies.lifetime, copies.builder.payload());
-        let replayable =
-            self.streams[usize::from(lifetime)].is_some_and(|stream| stream.replayable);
+        let replayable = writer.streams.of(lifetime).is_some_and(|stream| stream.replayable);
         let link = if replayable { copies.survey.segment.incarnation.bits() } else { 0 };
         // Only between two runs: a run is written without a break.
         if copies.pipe.writes.is_empty() {
             self.let_guests_go_first();
         }
         // All records of a segment are written and applied to the map before it is sealed.
-        let stays = self.stays_in_segment(lifetime, payload)
+        let stays = writer.streams.stays_in_segment(lifetime, payload)
             || mutant("log.clean.seals-before-copies-are-in");
         let shape = self.core.shape;
         let most = if stays { copies.pipe.records_most(shape) - 1 } else { 0 };
@@ -197,34 +202,35 @@ impl Maintenance {
             writes > most || writes > 0 && !pipe.has_memory(shape)
         };
         while must_wait(&mut copies.pipe) {
-            if copies.pipe.has_first_ended() || !self.survey_next(copies) {
-                self.finish_first(copies)?;
+            if copies.pipe.has_first_ended() || !self.survey_next(&writer.space, copies) {
+                self.finish_first(&mut writer.streams, copies)?;
             }
         }
-        let (placed, before) = self.place_record(lifetime, Kind::Relocated, link, payload)?;
+        let Writer { streams, space, .. } = &mut *writer;
+        let (placed, before) = streams.place(space, lifetime, Kind::Relocated, link, payload)?;
         let Copies { pipe, builder, moves, .. } = copies;
         let ticket = pipe.write(&self.core, builder, &placed);
         let mut moves = std::mem::take(moves);
         if mutant("log.clean.maps-copies-on-their-way") {
             let birth = copies.survey.segment.birth;
-            self.apply_moves(lifetime, placed.address, &std::mem::take(&mut moves), birth);
+            streams.apply_moves(lifetime, placed.address, &std::mem::take(&mut moves), birth);
         }
         pipe.writes.push_back(CopyRecord { ticket, placed, moves, before });
         pipe.ahead.go_on(&mut pipe.transfers, self.core.shape);
-        if self.is_stream_full(lifetime) {
+        if streams.is_full(lifetime) {
             self.filling = None;
         }
         while copies.pipe.has_first_ended() {
-            self.finish_first(copies)?;
+            self.finish_first(&mut writer.streams, copies)?;
         }
         Ok(())
     }
 
-    fn finish_writes(&mut self, copies: &mut Copies) -> Outcome {
+    fn finish_writes(&mut self, writer: &mut Writer, copies: &mut Copies) -> Outcome {
         let mut outcome = Ok(());
         while !copies.pipe.writes.is_empty() {
-            if copies.pipe.has_first_ended() || !self.survey_next(copies) {
-                outcome = outcome.and(self.finish_first(copies));
+            if copies.pipe.has_first_ended() || !self.survey_next(&writer.space, copies) {
+                outcome = outcome.and(self.finish_first(&mut writer.streams, copies));
             }
         }
         outcome
@@ -233,22 +239,27 @@ impl Maintenance {
     /// Waits for the first record in flight, and applies its copies to map entries that have not
     /// changed meanwhile. So copies enter the map in address order: replay of the stream ends at
     /// the first missing one.
-    fn finish_first(&mut self, copies: &mut Copies) -> Outcome {
+    fn finish_first(&mut self, streams: &mut Streams, copies: &mut Copies) -> Outcome {
         let Some((record, outcome)) = copies.pipe.finish_first() else { return Ok(()) };
         let (lifetime, segment) = (copies.lifetime, copies.survey.segment);
         if let Err(errno) = outcome {
             // The records behind it are lost with it, and their blocks stay in the victim.
             while let Some((behind, outcome)) = copies.pipe.finish_first() {
                 if outcome.is_ok() && mutant("log.clean.maps-copies-behind-a-failed-record") {
-                    self.apply_moves(lifetime, behind.placed.address, &behind.moves, segment.birth);
+                    streams.apply_moves(
+                        lifetime,
+                        behind.placed.address,
+                        &behind.moves,
+                        segment.birth,
+                    );
                 }
             }
-            self.abandon_stream(lifetime, record.before);
+            streams.abandon(lifetime, record.before);
             return Err(errno);
         }
-        self.appended(&record.placed);
+        streams.appended(&record.placed);
         let copied = record.placed.header.payload_blocks;
-        self.apply_moves(lifetime, record.placed.address, &record.moves, segment.birth);
+        streams.apply_moves(lifetime, record.placed.address, &record.moves, segment.birth);
         self.core.append_state().costs.copied_blocks += u64::from(copied);
         earn(&self.core, &segment, copied);
         if record.placed.header.link == 0 && !mutant("log.clean.does-not-pin-victims") {
@@ -256,34 +267,5 @@ impl Maintenance {
             self.core.append_state().segments.pin(copies.survey.victim);
         }
         Ok(())
-    }
-
-    /// Applies the copies of a record to map entries that have not changed meanwhile.
-    pub fn apply_moves(&mut self, lifetime: u8, header: Address, moves: &[Move], birth: u64) {
-        let target = self.core.shape.segment_of(header);
-        let copies = moves.len() as u32;
-        let mut state = self.core.append_state();
-        state.changed = true;
-        state.segments.gain(target, copies);
-        let mut address = header;
-        for moved in moves {
-            address = address.forward(1);
-            let new = MapEntry::new(address, moved.old.checksum());
-            let stale = mutant("log.clean.overwrites-newer-data") && {
-                let map_entry = self.core.map.get(moved.lba);
-                map_entry.is_mapped() && self.core.map.replace_if(moved.lba, map_entry, new)
-            };
-            let dies = if stale || self.core.map.replace_if(moved.lba, moved.old, new) {
-                moved.old.address()
-            } else {
-                // The guest has written the block meanwhile: the copy is dead.
-                address
-            };
-            state.segments.lose(dies);
-        }
-        if let Some(stream) = &mut self.streams[usize::from(lifetime)] {
-            stream.births += u128::from(birth) * u128::from(copies);
-            stream.copies += u64::from(copies);
-        }
     }
 }

@@ -2,14 +2,15 @@
 
 use flowstone_log_format::SegmentId;
 
-use super::Maintenance;
+use super::Cleaner;
+use crate::maintenance::candidates::{is_worth_cleaning, look_through};
 use crate::policy::{AGE_POWER, Candidate, LIFETIME_MAP};
-use crate::segments::{LOOK_MOST, Segment, State};
+use crate::segments::{Segment, State};
 
 /// Inverse of the maximum share of live blocks in segments that are cleaned while guests are quiet.
 const SPARSE_PART: u32 = 3;
 
-impl Maintenance {
+impl Cleaner {
     /// Returns the segment with the fewest live blocks, if few enough, unless cleaning it has
     /// failed.
     pub fn sparsest(&self) -> Option<(SegmentId, Segment)> {
@@ -24,7 +25,7 @@ impl Maintenance {
                 && (1..=most).contains(&segment.live)
         };
         let mut best = None;
-        self.look_through(|number, segment| {
+        look_through(&self.core, |number, segment| {
             if is_sparse(&segment)
                 && best.is_none_or(|(_, it): (_, Segment)| segment.live < it.live)
             {
@@ -32,22 +33,6 @@ impl Maintenance {
             }
         });
         best
-    }
-
-    /// Calls `look` for each segment that has been used, a few per hold of the log's lock: an image
-    /// of 1 TiB has 32,768. Earlier ones may have changed by the end, but only this thread frees
-    /// them.
-    pub fn look_through(&self, mut look: impl FnMut(SegmentId, Segment)) {
-        let mut next = 1;
-        loop {
-            let state = self.core.append_state();
-            let few = state.segments.few_from(SegmentId::new(next));
-            let seen = few.map(|(number, segment)| look(number, segment)).count();
-            if seen < LOOK_MOST {
-                return;
-            }
-            next += seen as u32;
-        }
     }
 
     /// Returns the victim with the best score. While a stream is being filled, prefers victims
@@ -64,8 +49,8 @@ impl Maintenance {
         let age_power = *self.core.age_power.get().unwrap_or(&AGE_POWER);
         let mut best: Option<(f64, (SegmentId, Segment))> = None;
         let mut best_filling: Option<(f64, (SegmentId, Segment))> = None;
-        self.look_through(|number, segment| {
-            if Some(number) == except || !self.is_worth_cleaning(&segment) {
+        look_through(&self.core, |number, segment| {
+            if Some(number) == except || !is_worth_cleaning(self.core.shape, &segment) {
                 return;
             }
             let age = clock.saturating_sub(segment.sealed);
@@ -87,52 +72,6 @@ impl Maintenance {
         match best_filling {
             Some((score, along)) if score * 2.0 >= top => Some(along),
             _ => Some(found),
-        }
-    }
-
-    /// Returns whether cleaning frees enough; the space of headers does not count, since copies
-    /// have headers too.
-    pub fn is_worth_cleaning(&self, segment: &Segment) -> bool {
-        let shape = self.core.shape;
-        let full = match segment.lifetime {
-            LIFETIME_MAP => shape.data_blocks_packed(),
-            _ => shape.data_blocks_most(),
-        };
-        segment.state == State::Sealed
-            && !segment.damaged
-            && segment.live + shape.cleaning_gain_min() < full
-    }
-
-    /// Marks the live leaves of sparse map segments, so that the next checkpoint writes them
-    /// elsewhere; all at once, since each checkpoint also writes a root, which in a segment of its
-    /// own would gain nothing. Returns the segments.
-    pub fn outdate_sparse_map(&mut self) -> Vec<SegmentId> {
-        let most = self.core.append_state().reserve(&self.core.map, true).leaves;
-        let mut sparse = Vec::new();
-        self.look_through(|number, segment| {
-            if segment.lifetime == LIFETIME_MAP && self.is_worth_cleaning(&segment) {
-                sparse.push((segment.live, number));
-            }
-        });
-        sparse.sort_unstable();
-        let mut chosen = Vec::new();
-        for (_, victim) in sparse {
-            self.outdate_map_segment(victim);
-            chosen.push(victim);
-            if u64::from(self.core.map.changed_count()) >= most {
-                break;
-            }
-        }
-        chosen
-    }
-
-    /// Marks the leaves in a map segment as changed, so that the next checkpoint writes them
-    /// elsewhere; the root moves with every checkpoint.
-    pub fn outdate_map_segment(&mut self, victim: SegmentId) {
-        for (leaf, (address, _)) in &self.leaves {
-            if self.core.shape.segment_of(*address) == victim {
-                self.core.map.touch(*leaf);
-            }
         }
     }
 }

@@ -3,10 +3,11 @@
 use flowstone_block::mutant;
 use flowstone_log_format::{Entry, Header, SegmentId};
 
-use super::Maintenance;
+use super::Cleaner;
 use super::pipe::Pipe;
-use super::stage::{Move, Stage};
+use super::stage::Stage;
 use crate::core::Core;
+use crate::maintenance::writer::Move;
 use crate::segments::Segment;
 
 /// Blocks read between two credits for guests.
@@ -41,11 +42,11 @@ pub fn earn(core: &Core, victim: &Segment, blocks: u32) {
     let won = u64::from(blocks) * u64::from(gain);
     let go_on = core.append_state().rate.won(won, 2 * u64::from(victim.live));
     if go_on && !mutant("log.rate.tells-nobody") {
-        core.announce_room();
+        core.wake_waiting();
     }
 }
 
-impl Maintenance {
+impl Cleaner {
     /// Starts the survey of a victim.
     pub fn survey(&mut self, pipe: &mut Pipe, victim: SegmentId, segment: Segment) -> Survey {
         pipe.ahead.begin(&mut pipe.transfers, self.core.shape, (victim, segment.incarnation));

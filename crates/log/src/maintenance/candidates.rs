@@ -1,0 +1,35 @@
+//! Segments that may be cleaned.
+
+use flowstone_log_format::{SegmentId, Shape};
+
+use crate::core::Core;
+use crate::policy::LIFETIME_MAP;
+use crate::segments::{LOOK_MOST, Segment, State};
+
+/// Calls `look` for each segment that has been used, a few per hold of the log's lock: an image
+/// of 1 TiB has 32,768. Earlier ones may have changed by the end, but only this thread frees
+/// them.
+pub fn look_through(core: &Core, mut look: impl FnMut(SegmentId, Segment)) {
+    let mut next = 1;
+    loop {
+        let state = core.append_state();
+        let few = state.segments.few_from(SegmentId::new(next));
+        let seen = few.map(|(number, segment)| look(number, segment)).count();
+        if seen < LOOK_MOST {
+            return;
+        }
+        next += seen as u32;
+    }
+}
+
+/// Returns whether cleaning frees enough; the space of headers does not count, since copies
+/// have headers too.
+pub fn is_worth_cleaning(shape: Shape, segment: &Segment) -> bool {
+    let full = match segment.lifetime {
+        LIFETIME_MAP => shape.data_blocks_packed(),
+        _ => shape.data_blocks_most(),
+    };
+    segment.state == State::Sealed
+        && !segment.damaged
+        && segment.live + shape.cleaning_gain_min() < full
+}

@@ -1,0 +1,80 @@
+//! Segments of maps: sparse ones are freed by writing their leaves elsewhere.
+
+use flowstone_block::{Errno, Outcome};
+use flowstone_log_format::SegmentId;
+
+use super::{CheckpointKind, Writer};
+use crate::maintenance::candidates::{is_worth_cleaning, look_through};
+use crate::policy::LIFETIME_MAP;
+
+/// Maximum number of checkpoints to make the map take a segment less.
+const MAP_ATTEMPTS: u32 = 3;
+
+impl Writer {
+    /// Makes the map smaller. `NOSPC` if that is not possible.
+    pub fn shrink_map(&mut self) -> Outcome {
+        let used = |writer: &Self| writer.core.append_state().segments.used_for_maps();
+        let before = used(self);
+        // The first attempt may end the open segment and leave it sparse, which the next one makes
+        // up for. Where a root takes most of a segment, no attempt frees anything.
+        for _ in 0..MAP_ATTEMPTS {
+            let victims = self.outdate_sparse_map();
+            if victims.is_empty() {
+                break;
+            }
+            self.checkpoint_without(&victims)?;
+            self.release_freeable()?;
+            if used(self) < before {
+                return Ok(());
+            }
+        }
+        Err(Errno::NOSPC)
+    }
+
+    /// Writes a checkpoint after which these segments should be dead: their leaves are marked as
+    /// changed, so it writes them elsewhere.
+    pub fn checkpoint_without(&mut self, victims: &[SegmentId]) -> Outcome {
+        self.checkpoint(CheckpointKind::Running)?;
+        let mut state = self.core.append_state();
+        for victim in victims {
+            if state.segments.get(*victim).live > 0 {
+                // The image was tampered with: the victim must not be retried for ever.
+                state.segments.mark_damaged(*victim);
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks the live leaves of sparse map segments, so that the next checkpoint writes them
+    /// elsewhere; all at once, since each checkpoint also writes a root, which in a segment of its
+    /// own would gain nothing. Returns the segments.
+    pub fn outdate_sparse_map(&mut self) -> Vec<SegmentId> {
+        let most = self.core.append_state().reserve(&self.core.map, true).leaves;
+        let mut sparse = Vec::new();
+        look_through(&self.core, |number, segment| {
+            if segment.lifetime == LIFETIME_MAP && is_worth_cleaning(self.core.shape, &segment) {
+                sparse.push((segment.live, number));
+            }
+        });
+        sparse.sort_unstable();
+        let mut chosen = Vec::new();
+        for (_, victim) in sparse {
+            self.outdate_map_segment(victim);
+            chosen.push(victim);
+            if u64::from(self.core.map.changed_count()) >= most {
+                break;
+            }
+        }
+        chosen
+    }
+
+    /// Marks the leaves in a map segment as changed, so that the next checkpoint writes them
+    /// elsewhere; the root moves with every checkpoint.
+    pub fn outdate_map_segment(&mut self, victim: SegmentId) {
+        for (leaf, (address, _)) in &self.leaves {
+            if self.core.shape.segment_of(*address) == victim {
+                self.core.map.touch(*leaf);
+            }
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Writes the maintenance worker's part of the log, copies and maps, and the superblocks that name
+//! it; frees segments.
+
+mod checkpoint;
+mod map_segments;
+mod sorted;
+mod space;
+mod stream;
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
+use flowstone_log_format::{
+    Address, BLOCK_BYTES, Kind, RecordBuilder, RootPlace, SegmentId, Superblock,
+};
+
+use super::Progress;
+use crate::core::Core;
+use crate::load::LeafPlaces;
+
+pub use self::checkpoint::CheckpointKind;
+pub use self::sorted::{moves_most, next_moves};
+pub use self::space::Space;
+pub use self::stream::{AppendStream, Move, Streams};
+
+/// Interval of checkpoints, in multiples of the size of the map, since a checkpoint may write the
+/// whole map; and its bounds in blocks of log: a start after a crash replays the log, half a
+/// gigabyte in a second.
+const INTERVAL_MAPS: u64 = 40;
+const INTERVAL_MIN_BLOCKS: u64 = (512 << 20) / 4096;
+const INTERVAL_MAX_BLOCKS: u64 = (4 << 30) / 4096;
+
+/// Maximum duration of a sync between two victims during which writes stay held by cleaning; for
+/// longer syncs they are released.
+const HELD_MOST: Duration = Duration::from_millis(1);
+
+/// See the module.
+pub struct Writer {
+    pub core: Arc<Core>,
+    pub space: Space,
+    pub streams: Streams,
+    pub superblock: Superblock,
+    pub leaves: LeafPlaces,
+    root: RootPlace,
+    /// Addresses and lengths of leaves and roots that the newest superblock still names and the
+    /// next will not.
+    outdated: Vec<(Address, u32)>,
+    /// Duration of the last sync that freed segments.
+    sync_took: Duration,
+}
+
+impl Writer {
+    pub fn new(core: Arc<Core>, superblock: Superblock, leaves: LeafPlaces) -> io::Result<Self> {
+        Ok(Self {
+            space: Space::new(Arc::clone(&core))?,
+            streams: Streams::new(Arc::clone(&core)),
+            core,
+            root: superblock.root,
+            superblock,
+            leaves,
+            outdated: Vec::new(),
+            sync_took: Duration::MAX,
+        })
+    }
+
+    /// Allocates host space for a head or a reserve segment, if one is wanted.
+    pub fn provide(&mut self) -> Progress {
+        self.space.provide(self.superblock.next_sequence)
+    }
+
+    /// Appends a record to the stream of a lifetime; returns the address of its header.
+    pub fn append(
+        &mut self,
+        lifetime: u8,
+        kind: Kind,
+        link: u64,
+        builder: &mut RecordBuilder,
+    ) -> Result<Address, Errno> {
+        self.streams.append(&mut self.space, lifetime, kind, link, builder)
+    }
+
+    /// Returns the interval of checkpoints in blocks of log.
+    pub fn interval(&self) -> u64 {
+        let map = self.leaves.len() as u64 * 4 + u64::from(self.root.blocks);
+        (INTERVAL_MAPS * map).clamp(INTERVAL_MIN_BLOCKS, INTERVAL_MAX_BLOCKS)
+    }
+
+    /// Writes this superblock as the newest one.
+    pub fn write_superblock(&mut self, mut superblock: Superblock) -> Outcome {
+        superblock.generation += 1;
+        superblock.written_at = self.core.clock.calendar().as_secs();
+        let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
+        block.copy_from_slice(&superblock.encode());
+        // If this fails, the next attempt has the same generation, and so goes to the same slot:
+        // the other one holds the valid superblock.
+        self.space.file.write(superblock.slot().offset(), &mut block)?;
+        if !mutant("log.checkpoint.frees-before-superblock-sync") {
+            self.space.sync()?;
+        }
+        self.superblock = superblock;
+        Ok(())
+    }
+
+    /// Frees dead segments that need no checkpoint, after a sync that makes durable what replaced
+    /// their blocks.
+    pub fn release_freeable(&mut self) -> Outcome {
+        if self.sync_took > HELD_MOST {
+            self.core.end_copying();
+        }
+        let mut dead = self.core.append_state().segments.take_freeable();
+        let start = self.core.clock.now();
+        let synced = if mutant("log.free.skips-sync") { Ok(()) } else { self.space.sync() };
+        self.sync_took = self.core.clock.since(start);
+        if mutant("log.free.frees-what-died-during-the-sync") {
+            dead.extend(self.core.append_state().segments.take_freeable());
+        }
+        if let Err(errno) = synced {
+            self.core.append_state().segments.keep_dead(dead);
+            return Err(errno);
+        }
+        self.release(dead);
+        Ok(())
+    }
+
+    /// Frees segments that nothing on the medium refers to any more.
+    fn release(&mut self, dead: Vec<SegmentId>) {
+        let keep = self.space.recycled_kept_in_use(self.interval());
+        let released = self.core.append_state().segments.release_dead(dead, keep);
+        self.space.punch(&released);
+        self.core.announce_room();
+    }
+}
