@@ -18,10 +18,11 @@ use flowstone_log_format::{
 
 use self::commit_order::{CommitOrder, InFlightRecord};
 pub use self::room::{FULL_RETRY, Full, Want};
-use super::map::BlockMap;
 use super::rate::CleaningRate;
 use super::reserve::Opener;
 use super::segments::SegmentTable;
+use super::volume::Volume;
+use super::volume::map::BlockMap;
 
 /// Maximum number of streams of guest data.
 pub const STREAMS_MAX: usize = 2;
@@ -117,8 +118,6 @@ pub struct AppendState {
     pub restart_full: Option<Full>,
     /// Whether anything has changed since the last checkpoint.
     pub changed: bool,
-    /// Leaves of the map when every block of the disk is mapped.
-    pub disk_leaves: u64,
     order: CommitOrder,
     /// Queues that wait for a block that is in flight.
     watchers: Vec<Arc<QueueWaker>>,
@@ -152,7 +151,6 @@ impl AppendState {
             rate: CleaningRate::default(),
             restart_full: None,
             changed: false,
-            disk_leaves: 0,
             order: CommitOrder::new(next_sequence),
             watchers: Vec::new(),
         }
@@ -178,13 +176,12 @@ impl AppendState {
         Stamp { sequence, durable, generation: self.generation }
     }
 
-    /// Gives a draft the next place and sequence number. The entries are kept until the commit. The
-    /// disk has `blocks` blocks: entries beyond them must not get into the log.
+    /// Gives a draft the next place and sequence number. The entries are kept until the commit.
+    /// Those beyond the end of the disk must not get into the log.
     pub fn place(
         &mut self,
         draft: &Draft<'_>,
-        map: &BlockMap,
-        blocks: u64,
+        volume: &Volume,
         owner: &Arc<QueueWaker>,
         effects: &mut Effects,
     ) -> Result<Place, PlaceError> {
@@ -198,6 +195,7 @@ impl AppendState {
             }
             Health::Stopped => return Err(PlaceError::Full(Errno::IO)),
         }
+        let blocks = volume.blocks();
         if let Some(entry) = draft.entries.iter().find(|entry| entry.blocks().end > blocks) {
             return Err(PlaceError::Stale { lba: entry.blocks().start, in_flight: None });
         }
@@ -206,11 +204,11 @@ impl AppendState {
                 self.watchers.push(Arc::clone(owner));
                 return Err(PlaceError::Stale { lba, in_flight: Some(self.committed()) });
             }
-            if map.get(lba) != map_entry && !mutant("log.place.rest-of-block-unchecked") {
+            if volume.map.get(lba) != map_entry && !mutant("log.place.rest-of-block-unchecked") {
                 return Err(PlaceError::Stale { lba, in_flight: None });
             }
         }
-        let seal = self.make_room(draft, map, owner, effects)?;
+        let seal = self.make_room(draft, volume, owner, effects)?;
         let room = self.heads[draft.stream].place.room(self.shape);
         self.rate.wrote(draft.payload_blocks, room);
         let stamp = self.stamp();

@@ -24,18 +24,18 @@ use tracing::{error, info};
 use super::append::{AppendState, Head, Health};
 use super::channel::LogChannel;
 use super::command::Command;
-use super::core::Core;
 use super::inspect::log_state;
 use super::load::{Loaded, load};
+use super::log::Log;
 use super::maintenance::{Knowledge, Maintenance};
-use super::map::LEAF_BLOCKS;
 use super::refusal::LoadError;
 use super::streams::Streams;
 use super::upkeep_options::UpkeepOptions;
+use super::volume::Volume;
 
 /// An open log image.
 pub struct LogImage {
-    core: Arc<Core>,
+    log: Arc<Log>,
     discard: DiscardMode,
     readonly: bool,
     maintenance: Option<JoinHandle<()>>,
@@ -54,9 +54,9 @@ impl LogImage {
     ) -> Result<Self> {
         let name = path.display().to_string();
         let readonly = access != Access::Write;
-        let (core, knowledge) = prepare(name.clone(), file, readonly, streams, progress)?;
-        let mut image = Self { core, discard, readonly, maintenance: None };
-        let started = knowledge.map(|it| start_maintenance(&image.core, it)).transpose();
+        let (log, knowledge) = prepare(name.clone(), file, readonly, streams, progress)?;
+        let mut image = Self { log, discard, readonly, maintenance: None };
+        let started = knowledge.map(|it| start_maintenance(&image.log, it)).transpose();
         image.maintenance = started.map_err(|error| Error::host(name, error, "free resources"))?;
         Ok(image)
     }
@@ -64,19 +64,19 @@ impl LogImage {
     /// Sets how it keeps itself up; once, before the first cleaning.
     pub fn set_upkeep(&self, options: UpkeepOptions) {
         let UpkeepOptions { resort, tell, copy_memory, age_power } = options;
-        self.core.resorting.set_limit(resort.bytes(self.core.capacity().bytes()));
-        self.core.inbox.schedule_pass();
-        let telling = tell == Tell::Always || self.core.file.tells_drive();
-        self.core.telling.store(telling, Ordering::Relaxed);
-        let _ = self.core.copy_memory.set(copy_memory);
-        let _ = age_power.map(|power| self.core.age_power.set(power));
+        self.log.volume.resorting.set_limit(resort.bytes(self.log.volume.capacity().bytes()));
+        self.log.inbox.schedule_pass();
+        let telling = tell == Tell::Always || self.log.file.tells_drive();
+        self.log.telling.store(telling, Ordering::Relaxed);
+        let _ = self.log.copy_memory.set(copy_memory);
+        let _ = age_power.map(|power| self.log.age_power.set(power));
     }
 
     /// Returns whether the block in which a disk of this size ends holds data behind that end,
     /// which would reappear when the disk grows again.
     fn has_data_in_block_behind(&self, capacity: SectorCount) -> Result<bool> {
-        let host = |error: io::Error| Error::host(&*self.core.name, error, "check the image");
-        let (first, before) = (capacity.get(), self.core.capacity().get());
+        let host = |error: io::Error| Error::host(&*self.log.name, error, "check the image");
+        let (first, before) = (capacity.get(), self.log.volume.capacity().get());
         let last = first.next_multiple_of(BLOCK_SECTORS).min(before);
         if first >= last {
             return Ok(false);
@@ -88,13 +88,13 @@ impl LogImage {
     }
 
     pub(crate) fn queue(&self, context: &QueueContext) -> io::Result<LogChannel> {
-        LogChannel::new(Arc::clone(&self.core), context, self.readonly)
+        LogChannel::new(Arc::clone(&self.log), context, self.readonly)
     }
 
     /// Sends the maintenance worker a command, and waits for its reply.
     #[cfg(test)]
     pub(crate) fn ask(&self, command: Command) -> Outcome {
-        self.core.inbox.ask(command).wait()
+        self.log.inbox.ask(command).wait()
     }
 
     /// Opens for writing without the maintenance worker's thread: the caller steps the worker.
@@ -104,18 +104,18 @@ impl LogImage {
         discard: DiscardMode,
         streams: Option<Streams>,
     ) -> Result<(Self, Maintenance)> {
-        let (core, knowledge) = prepare(name.clone(), file, false, streams, None)?;
+        let (log, knowledge) = prepare(name.clone(), file, false, streams, None)?;
         let knowledge = knowledge.expect("an image that is open for writing is known");
-        let maintenance = Maintenance::new(Arc::clone(&core), knowledge)
+        let maintenance = Maintenance::new(Arc::clone(&log), knowledge)
             .map_err(|error| Error::host(name, error, "free resources"))?;
-        Ok((Self { core, discard, readonly: false, maintenance: None }, maintenance))
+        Ok((Self { log, discard, readonly: false, maintenance: None }, maintenance))
     }
 }
 
-fn start_maintenance(core: &Arc<Core>, knowledge: Knowledge) -> io::Result<JoinHandle<()>> {
-    let (theirs, core) = (Arc::clone(core), Arc::clone(core));
+fn start_maintenance(log: &Arc<Log>, knowledge: Knowledge) -> io::Result<JoinHandle<()>> {
+    let (theirs, log) = (Arc::clone(log), Arc::clone(log));
     let make = move || Maintenance::new(theirs, knowledge);
-    worker::start(make, Maintenance::run, move |_| core.retire())
+    worker::start(make, Maintenance::run, move |_| log.retire())
 }
 
 /// Loads an image and, for writing, prepares it: a new session, and after a crash, or for a change
@@ -126,7 +126,7 @@ pub fn prepare(
     readonly: bool,
     streams: Option<Streams>,
     progress: Option<&Progress>,
-) -> Result<(Arc<Core>, Option<Knowledge>)> {
+) -> Result<(Arc<Log>, Option<Knowledge>)> {
     let mut loaded = load(&*file, progress).map_err(|error| error.explain(&name))?;
     if let Some(flaw) = loaded.replay.damage.take() {
         return Err(LoadError::Damaged(flaw).explain(&name));
@@ -145,7 +145,7 @@ pub fn prepare_loaded(
     file: Box<dyn FileIo>,
     loaded: Loaded,
     readonly: bool,
-) -> Result<(Arc<Core>, Option<Knowledge>)> {
+) -> Result<(Arc<Log>, Option<Knowledge>)> {
     let features = loaded.superblock.readonly_features();
     if features != 0 && !readonly {
         let why = format!("it uses features {features:#x} that this version can only read");
@@ -173,40 +173,40 @@ pub fn prepare_loaded(
         info!("{name}: {} records replayed after the last checkpoint", replay.records);
     }
     let capacity = SectorCount::new(superblock.capacity_sectors);
-    state.disk_leaves = blocks_of(capacity.bytes()).div_ceil(LEAF_BLOCKS);
+    let volume = Volume::new(capacity, map);
     // The superblock of this session records the limit before one of the added segments is used.
-    let most = shape.segments_most(blocks_of(capacity.bytes()));
-    let own = shape.segments_for(blocks_of(capacity.bytes())).unwrap_or(0);
+    let most = shape.segments_most(volume.blocks());
+    let own = shape.segments_for(volume.blocks()).unwrap_or(0);
     state.segments.set_limit(state.segments.limit().max(own.min(most)));
-    let wanted = state.kept_from_writes(&map);
+    let wanted = state.kept_from_writes(&volume);
     state.segments.raise_limit_for(wanted, most);
-    state.find_trim_heads(&map);
+    state.find_trim_heads(&volume);
     superblock.segments = superblock.segments.max(state.segments.limit());
-    let core = Arc::new(Core::new(name.clone(), file, codec, capacity, map, state));
+    let log = Arc::new(Log::new(name.clone(), file, codec, volume, state));
     if readonly {
-        return Ok((core, None));
+        return Ok((log, None));
     }
     let host = |error: io::Error| Error::host(name.clone(), error, "check the host's file system");
     let mut maintenance =
-        Maintenance::new(Arc::clone(&core), Knowledge { superblock, leaves }).map_err(host)?;
-    begin(&mut maintenance, &core, is_changed, starts_anew)?;
-    Ok((core, Some(maintenance.into_knowledge())))
+        Maintenance::new(Arc::clone(&log), Knowledge { superblock, leaves }).map_err(host)?;
+    begin(&mut maintenance, &log, is_changed, starts_anew)?;
+    Ok((log, Some(maintenance.into_knowledge())))
 }
 
 /// Begins the session. New heads are started after a crash, and for a change of streams.
 fn begin(
     maintenance: &mut Maintenance,
-    core: &Core,
+    log: &Log,
     is_changed: bool,
     starts_anew: bool,
 ) -> Result<()> {
     let failed = |errno: Errno| match is_changed {
-        true => no_other_streams(&core.name, core.shape, errno),
-        false => Error::host(&*core.name, io::Error::from(errno), "check the host's file system"),
+        true => no_other_streams(&log.name, log.shape, errno),
+        false => Error::host(&*log.name, io::Error::from(errno), "check the host's file system"),
     };
     if is_changed && !mutant("log.streams.begins-without-room") {
         // Before the image is marked as in use.
-        maintenance.writer.space.get_ahead(segments_to_change(core.shape)).map_err(failed)?;
+        maintenance.writer.space.get_ahead(segments_to_change(log.shape)).map_err(failed)?;
     }
     maintenance.begin_session().map_err(failed)?;
     if !starts_anew {
@@ -250,13 +250,13 @@ fn restart(maintenance: &mut Maintenance) -> Outcome {
 
 impl Drop for LogImage {
     fn drop(&mut self) {
-        self.core.inbox.stop();
+        self.log.inbox.stop();
         if let Some(maintenance) = self.maintenance.take()
             && maintenance.join().is_err()
         {
             error!(
                 "{}: the maintenance worker has panicked; the next start recovers",
-                self.core.name
+                self.log.name
             );
         }
     }
@@ -267,7 +267,7 @@ impl Layer for LogImage {
         Geometry {
             discards: self.discard == DiscardMode::Deallocate && !self.readonly,
             readonly: self.readonly,
-            ..Geometry::with_capacity(self.core.capacity())
+            ..Geometry::with_capacity(self.log.volume.capacity())
         }
     }
 
@@ -282,35 +282,35 @@ impl Image for LogImage {
     }
 
     fn space(&self) -> io::Result<Space> {
-        let garbage = self.core.append_state().segments.garbage_blocks();
+        let garbage = self.log.append_state().segments.garbage_blocks();
         Ok(Space {
-            virtual_bytes: self.core.capacity().bytes(),
-            live_bytes: Some(self.core.live_bytes()),
-            allocated_bytes: self.core.file.allocated_bytes()?,
+            virtual_bytes: self.log.volume.capacity().bytes(),
+            live_bytes: Some(self.log.volume.live_bytes()),
+            allocated_bytes: self.log.file.allocated_bytes()?,
             dead_bytes: Some(garbage * BLOCK_BYTES as u64),
         })
     }
 
     fn next_data(&self, from: Sector) -> io::Result<Option<Extent>> {
-        let blocks = self.core.blocks();
+        let blocks = self.log.volume.blocks();
         let first = from.get() / BLOCK_SECTORS;
-        let Some(start) = self.core.map.next_mapped(first..blocks) else { return Ok(None) };
-        let end = self.core.map.next_unmapped(start..blocks).unwrap_or(blocks);
+        let Some(start) = self.log.volume.map.next_mapped(first..blocks) else { return Ok(None) };
+        let end = self.log.volume.map.next_unmapped(start..blocks).unwrap_or(blocks);
         let first = (start * BLOCK_SECTORS).max(from.get());
-        let last = (end * BLOCK_SECTORS).min(self.core.capacity().get());
+        let last = (end * BLOCK_SECTORS).min(self.log.volume.capacity().get());
         Ok(Extent::new(Sector::new(first), SectorCount::new(last - first)))
     }
 
     fn damages(&self) -> Damages {
-        self.core.damages.get()
+        self.log.volume.damages.get()
     }
 
     fn watch_damages(&self, watcher: DamageWatcher) {
-        self.core.damages.watch(watcher);
+        self.log.volume.damages.watch(watcher);
     }
 
     fn resize(&self, capacity: SectorCount) -> Result<()> {
-        let name = format!("resize {}", self.core.name);
+        let name = format!("resize {}", self.log.name);
         if self.readonly {
             let why = "it is open for reading only";
             return Err(Error::invalid(name, why, "open it for writing"));
@@ -319,7 +319,7 @@ impl Image for LogImage {
             .map_err(|why| Error::invalid(name.clone(), why, "give a size such as 8G"))?;
         let blocks = blocks_of(capacity.bytes());
         let segments =
-            self.core.shape.segments_for(blocks).filter(|_| self.core.shape.root_fits(blocks));
+            self.log.shape.segments_for(blocks).filter(|_| self.log.shape.root_fits(blocks));
         let Some(segments) = segments else {
             let why = "a log image with segments of this size cannot be so large";
             return Err(Error::invalid(
@@ -328,28 +328,30 @@ impl Image for LogImage {
                 "convert it to an image with a larger --segment",
             ));
         };
-        let beyond = blocks..self.core.blocks().max(blocks);
-        if self.core.map.next_mapped(beyond).is_some() || self.has_data_in_block_behind(capacity)? {
+        let beyond = blocks..self.log.volume.blocks().max(blocks);
+        if self.log.volume.map.next_mapped(beyond).is_some()
+            || self.has_data_in_block_behind(capacity)?
+        {
             return Err(Error::invalid(
                 name,
                 "there is data beyond the new end",
                 "shrink the file system inside first and discard what it leaves (fstrim)",
             ));
         }
-        let used = self.core.append_state().segments.highest_used().get() + 1;
+        let used = self.log.append_state().segments.highest_used().get() + 1;
         let segments = segments.max(used);
         let command = Command::Resize { capacity: capacity.get(), segments };
-        let resized = self.core.resize_while(capacity, || self.core.inbox.ask(command).wait());
+        let resized = self.log.volume.resize_while(capacity, || self.log.inbox.ask(command).wait());
         resized.map_err(|errno| Error::host(name, errno, "check the host's file system"))
     }
 
     fn layout(&self) -> io::Result<Layout> {
-        let mut layout = Layout::of(&*self.core.file)?;
-        let blocks = self.core.blocks();
+        let mut layout = Layout::of(&*self.log.file)?;
+        let blocks = self.log.volume.blocks();
         let mut at = 0;
         let mut before: Option<Address> = None;
-        while let Some(lba) = self.core.map.next_mapped(at..blocks) {
-            let address = self.core.map.get(lba).address();
+        while let Some(lba) = self.log.volume.map.next_mapped(at..blocks) {
+            let address = self.log.volume.map.get(lba).address();
             layout.data_runs += u64::from(!before.is_some_and(|it| it.is_followed_by(address)));
             before = Some(address);
             at = lba + 1;
@@ -358,36 +360,36 @@ impl Image for LogImage {
     }
 
     fn compact(&self, progress: CompactProgress<'_>) -> Result<()> {
-        let name = format!("compact {}", self.core.name);
+        let name = format!("compact {}", self.log.name);
         if self.readonly {
             let why = "it is open for reading only";
             return Err(Error::invalid(name, why, "open it for writing"));
         }
-        let inbox = &self.core.inbox;
+        let inbox = &self.log.inbox;
         let compacted = inbox.ask(Command::Compact).wait_telling(inbox, progress);
         compacted
             .map_err(|errno| Error::host(name, errno, "free space on the host, or try again later"))
     }
 
     fn discards(&self) -> Discards {
-        self.core.discards.read(self.core.file.punched())
+        self.log.volume.discards.read(self.log.file.punched())
     }
 
     fn log_state(&self) -> Option<LogState> {
-        Some(log_state(&self.core))
+        Some(log_state(&self.log))
     }
 
     fn file(&self) -> &dyn FileIo {
-        &*self.core.file
+        &*self.log.file
     }
 
     fn serving(&self) -> String {
-        let shape = self.core.shape;
+        let shape = self.log.shape;
         format!(
             "log, segments of {} KiB, streams {}, {}",
             shape.segment_bytes() / 1024,
             Streams::of(shape.streams).name(),
-            self.core.file.describe()
+            self.log.file.describe()
         )
     }
 }

@@ -8,7 +8,7 @@ use flowstone_fileio::FileIo;
 use flowstone_image::LogState;
 use flowstone_log_format::{BLOCK_BYTES, EraseUnit};
 
-use super::core::Core;
+use super::log::Log;
 use super::slots::{newest, read_slots, shape_of};
 use super::streams::Streams;
 
@@ -69,11 +69,11 @@ fn share(part: u64, whole: u64) -> Option<f64> {
 }
 
 /// Returns the state of an open image; takes the log's lock briefly.
-pub fn log_state(core: &Core) -> LogState {
-    let map_memory_bytes = core.map.memory_bytes(core.blocks());
-    let state = core.append_state();
+pub fn log_state(log: &Log) -> LogState {
+    let map_memory_bytes = log.volume.map.memory_bytes(log.volume.blocks());
+    let state = log.append_state();
     LogState {
-        live_bytes: core.live_bytes(),
+        live_bytes: log.volume.live_bytes(),
         map_memory_bytes,
         segments_limit: state.segments.limit(),
         segments_used: state.segments.used() + 1,
@@ -87,11 +87,11 @@ pub fn log_state(core: &Core) -> LogState {
         costs: state.costs,
         checkpoint: state.generation,
         since_checkpoint_blocks: state.since_checkpoint,
-        untold_dead_bytes: u64::from(state.segments.untold()) * core.shape.segment_bytes(),
-        telling: core.telling.load(Ordering::Relaxed),
-        run_bytes: core.run_bytes.load(Ordering::Relaxed),
-        resorted_bytes: core.resorting.written(),
-        resort_passes: core.resorting.passes(),
+        untold_dead_bytes: u64::from(state.segments.untold()) * log.shape.segment_bytes(),
+        telling: log.telling.load(Ordering::Relaxed),
+        run_bytes: log.run_bytes.load(Ordering::Relaxed),
+        resorted_bytes: log.volume.resorting.written(),
+        resort_passes: log.volume.resorting.passes(),
         full: state.writes.full.is_some() || state.restart_full.is_some(),
     }
 }

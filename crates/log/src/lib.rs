@@ -2,7 +2,7 @@
 //! docs/format.md.
 //!
 //! From the bottom up, on `flowstone-log-format`: in-memory state (`map`, `segments`, `append`,
-//! `core`), loading (`load`, `replay`, `lost_tail`), a queue (`channel`), the thread behind it
+//! `log`), loading (`load`, `replay`, `lost_tail`), a queue (`channel`), the thread behind it
 //! (`maintenance`), the image as a whole (`disk`, `inspect`), check and repair (`check`), and
 //! deliberate corruption for tests (`corrupter`, `fuzzing`).
 
@@ -11,7 +11,6 @@ mod channel;
 mod check;
 mod command;
 mod copy_memory;
-mod core;
 #[cfg(any(test, feature = "testing"))]
 mod corrupter;
 mod create;
@@ -20,9 +19,9 @@ mod disk;
 pub mod fuzzing;
 mod inspect;
 mod load;
+mod log;
 mod lost_tail;
 mod maintenance;
-mod map;
 pub mod policy;
 mod rate;
 mod refusal;
@@ -33,6 +32,7 @@ mod segments;
 mod slots;
 mod streams;
 mod upkeep_options;
+mod volume;
 mod waiting;
 mod window;
 
@@ -41,10 +41,10 @@ pub use copy_memory::CopyMemory;
 pub use create::{LogOptions, create};
 pub use disk::LogImage;
 pub use inspect::{LogInfo, inspect};
-pub use map::BlockMap;
 pub use resort::ResortLimit;
 pub use streams::Streams;
 pub use upkeep_options::UpkeepOptions;
+pub use volume::map::BlockMap;
 
 #[cfg(test)]
 mod tests;

@@ -14,11 +14,11 @@ use flowstone_log_format::{
 };
 
 use super::lost_tail::{LostTailScan, segments_of};
-use super::map::{BlockMap, LEAF_BLOCKS};
 use super::refusal::{LoadError, damaged, damaged_at};
 use super::replay::{Medium, Replay, replay};
 use super::segments::{Segment, SegmentTable, State};
 use super::slots::{read_superblock, shape_of};
+use super::volume::map::{BlockMap, LEAF_BLOCKS};
 
 /// Addresses and checksums of the leaves of the newest checkpoint.
 pub type LeafPlaces = BTreeMap<u32, (Address, u32)>;

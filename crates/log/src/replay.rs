@@ -19,10 +19,10 @@ use flowstone_log_format::{
 };
 
 use super::append::{STREAMS_MAX, apply_entries};
-use super::map::BlockMap;
 use super::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_GUEST_MAX};
 use super::refusal::LoadError;
 use super::segments::{Segment, SegmentTable, State};
+use super::volume::map::BlockMap;
 use super::window::Window;
 
 /// Result of a replay.

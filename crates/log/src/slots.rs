@@ -10,8 +10,8 @@ use flowstone_log_format::{
 };
 
 use super::append::STREAMS_MAX;
-use super::map::LEAF_BLOCKS;
 use super::refusal::{LoadError, damaged, damaged_at};
+use super::volume::map::LEAF_BLOCKS;
 
 /// Content of the two superblock slots.
 pub type Slots = [Result<Superblock, SuperblockError>; 2];

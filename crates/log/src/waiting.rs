@@ -4,9 +4,9 @@ use flowstone_block::{Errno, mutant};
 use tracing::{info, warn};
 
 use super::append::Full;
-use super::core::Core;
+use super::log::Log;
 
-impl Core {
+impl Log {
     /// Reports that there is room again, and makes the requests that wait for it try again.
     pub fn announce_room(&self) {
         {

@@ -6,14 +6,14 @@ use flowstone_log_format::{BLOCK_SECTORS, Codec};
 use flowstone_sim::SimDisk;
 
 use super::*;
-use crate::core::Core;
-use crate::map::BlockMap;
+use crate::log::Log;
+use crate::volume::map::BlockMap;
 
 const SHAPE: Shape = Shape { segment_blocks: 64, reserve_percent: 20, streams: 1 };
 const BLOCKS: u64 = 4;
 
 /// An image with one head and some segments.
-fn core() -> Arc<Core> {
+fn log() -> Arc<Log> {
     let mut table = SegmentTable::new(SHAPE, 60, 1);
     while let Some(free) = table.take_free() {
         table.make_ready(free);
@@ -24,14 +24,20 @@ fn core() -> Arc<Core> {
     state.heads[0] = Head { place, has_space: true, for_trims: false };
     let capacity = SectorCount::new(BLOCKS * BLOCK_SECTORS);
     let (file, codec) = (Box::new(SimDisk::new(1 << 20)), Codec::new(&[0; 16]));
-    Arc::new(Core::new("model".into(), file, codec, capacity, BlockMap::default(), state))
+    Arc::new(Log::new(
+        "model".into(),
+        file,
+        codec,
+        Volume::new(capacity, BlockMap::default()),
+        state,
+    ))
 }
 
-fn place(core: &Core, lba: u64, owner: &Arc<QueueWaker>) -> Place {
+fn place(log: &Log, lba: u64, owner: &Arc<QueueWaker>) -> Place {
     let entries = [Entry::Data { lba, checksum: 1 }];
     let draft =
         Draft { stream: 0, entries: &entries, payload_blocks: 1, expected: &[], only_trims: false };
-    core.place(&draft, owner).unwrap()
+    log.place(&draft, owner).unwrap()
 }
 
 /// The second queue's record is written first, and waits for that of the other queue. A thread that
@@ -39,19 +45,19 @@ fn place(core: &Core, lba: u64, owner: &Arc<QueueWaker>) -> Place {
 #[test]
 fn a_record_that_has_committed_is_in_the_map() {
     check("log, commit", 5, || {
-        let core = core();
+        let log = log();
         let reactor = Reactor::new().unwrap();
         let mine = QueueWaker::new(&reactor);
         let others = QueueWaker::new(&Reactor::new().unwrap());
-        let first = place(&core, 0, &others).record.header.sequence;
-        let second = place(&core, 1, &mine).record.header.sequence;
-        let other = Arc::clone(&core);
+        let first = place(&log, 0, &others).record.header.sequence;
+        let second = place(&log, 1, &mine).record.header.sequence;
+        let other = Arc::clone(&log);
         let other = spawn(move || other.written(first, true, &others));
-        core.written(second, true, &mine);
-        while !core.has_committed(second) {
-            reactor.sleep(|| NextLook::now_if(core.has_committed(second)));
+        log.written(second, true, &mine);
+        while !log.has_committed(second) {
+            reactor.sleep(|| NextLook::now_if(log.has_committed(second)));
         }
-        assert!(core.map.get(0).is_mapped() && core.map.get(1).is_mapped());
+        assert!(log.volume.map.get(0).is_mapped() && log.volume.map.get(1).is_mapped());
         other.join().unwrap();
     });
 }

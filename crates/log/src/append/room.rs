@@ -9,8 +9,8 @@ use flowstone_image::runtime::wakers::QueueWaker;
 use flowstone_log_format::{HeadPlace, Placed};
 
 use super::{AppendState, Draft, Effects, Head, PlaceError};
-use crate::map::BlockMap;
 use crate::reserve::{Demand, Opener, Reserve};
+use crate::volume::Volume;
 
 /// Whether requests wait for room, or have been refused it. Writes and trims have one each, since
 /// trims have room when writes have none.
@@ -43,13 +43,13 @@ pub const FULL_RETRY: Duration = Duration::from_millis(100);
 impl AppendState {
     /// Returns the present reserves. `replaces` says whether a segment that is about to be opened
     /// for data takes the place of one that is full.
-    pub fn reserve(&self, map: &BlockMap, replaces: bool) -> Reserve {
+    pub fn reserve(&self, volume: &Volume, replaces: bool) -> Reserve {
         let in_flight: usize = self.order.in_flight().map(|it| it.entries.len()).sum();
         Reserve::of(&Demand {
             shape: self.shape,
-            changed_leaves: map.changed_count().into(),
-            leaves: map.leaf_count().into(),
-            disk_leaves: self.disk_leaves,
+            changed_leaves: volume.map.changed_count().into(),
+            leaves: volume.map.leaf_count().into(),
+            disk_leaves: volume.leaves(),
             open_for_data: self.segments.open_for_data() + u32::from(!replaces),
             in_flight: in_flight as u64,
             used: self.segments.used(),
@@ -63,8 +63,8 @@ impl AppendState {
     }
 
     /// At open: a head without live blocks counts as one opened for trims, if segments are short.
-    pub fn find_trim_heads(&mut self, map: &BlockMap) {
-        let reserve = self.reserve(map, true);
+    pub fn find_trim_heads(&mut self, volume: &Volume) {
+        let reserve = self.reserve(volume, true);
         for stream in 0..self.shape.streams as usize {
             let available = self.segments.ready_or_obtainable();
             let short = !reserve.may_open(Opener::Write, available, self.trim_heads());
@@ -75,14 +75,14 @@ impl AppendState {
     }
 
     /// Returns the number of segments that guest writes must leave.
-    pub fn kept_from_writes(&self, map: &BlockMap) -> u32 {
-        let reserve = self.reserve(map, true).left_by(Opener::Write);
+    pub fn kept_from_writes(&self, volume: &Volume) -> u32 {
+        let reserve = self.reserve(volume, true).left_by(Opener::Write);
         reserve.saturating_sub(self.trim_heads())
     }
 
     /// Returns whether a head may be opened for `opener`, in place of another one.
-    pub fn may_open_head(&self, opener: Opener, map: &BlockMap) -> bool {
-        self.reserve(map, true).may_open(opener, self.segments.ready(), self.trim_heads())
+    pub fn may_open_head(&self, opener: Opener, volume: &Volume) -> bool {
+        self.reserve(volume, true).may_open(opener, self.segments.ready(), self.trim_heads())
     }
 
     /// Returns whether a request waits for room, or has been refused it.
@@ -95,7 +95,7 @@ impl AppendState {
     pub(super) fn make_room(
         &mut self,
         draft: &Draft<'_>,
-        map: &BlockMap,
+        volume: &Volume,
         owner: &Arc<QueueWaker>,
         effects: &mut Effects,
     ) -> Result<Option<Placed>, PlaceError> {
@@ -113,17 +113,17 @@ impl AppendState {
             let waits = !mutant("log.reserve.writes-fill-heads-of-trims");
             if head.for_trims && opener == Opener::Write && waits {
                 // Taking over a head of trims counts as opening one.
-                if !self.may_open_head(opener, map) {
+                if !self.may_open_head(opener, volume) {
                     return Err(self.refuse(opener, effects));
                 }
                 self.heads[draft.stream].for_trims = false;
             }
             return Ok(None);
         }
-        if !self.may_open_head(opener, map) {
+        if !self.may_open_head(opener, volume) {
             return Err(self.refuse(opener, effects));
         }
-        let for_trims = !self.may_open_head(Opener::Write, map);
+        let for_trims = !self.may_open_head(Opener::Write, volume);
         let Some((segment, incarnation)) = self.segments.open(draft.stream as u8) else {
             return Err(self.refuse(opener, effects));
         };

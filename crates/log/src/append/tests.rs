@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use flowstone_block::Reactor;
-use flowstone_log_format::Header;
+use flowstone_block::{Reactor, SectorCount};
+use flowstone_log_format::{BLOCK_SECTORS, Header};
 
 use super::*;
-use crate::map::LEAF_BLOCKS;
 use crate::reserve::{Demand, Reserve};
 use crate::segments::{Segment, State};
+use crate::volume::map::LEAF_BLOCKS;
 
 /// The host was full just now.
 fn just_now(errno: Errno) -> Full {
@@ -21,9 +21,13 @@ const BLOCKS: u64 = 4000;
 /// An append state with one head, and an owner of records.
 struct Log {
     state: AppendState,
-    map: BlockMap,
+    volume: Volume,
     owner: Arc<QueueWaker>,
     effects: Effects,
+}
+
+fn volume_of(blocks: u64) -> Volume {
+    Volume::new(SectorCount::new(blocks * BLOCK_SECTORS), BlockMap::default())
 }
 
 impl Log {
@@ -34,12 +38,11 @@ impl Log {
             table.make_ready(free);
         }
         let mut state = AppendState::new(SHAPE, table, Sequence::FIRST);
-        state.disk_leaves = BLOCKS.div_ceil(LEAF_BLOCKS);
         let (segment, incarnation) = state.segments.open(0).unwrap();
         let place = HeadPlace { incarnation, segment, block: 0 };
         state.heads[0] = Head { place, has_space: true, for_trims: false };
         let owner = QueueWaker::new(&Reactor::new().unwrap());
-        Self { state, map: BlockMap::default(), owner, effects: Effects::default() }
+        Self { state, volume: volume_of(BLOCKS), owner, effects: Effects::default() }
     }
 
     fn new() -> Self {
@@ -50,8 +53,8 @@ impl Log {
         let payload_blocks = entries.iter().map(|entry| entry.payload_blocks()).sum();
         let only_trims = payload_blocks == 0;
         let draft = Draft { stream: 0, entries, payload_blocks, expected: &[], only_trims };
-        let Self { state, map, owner, effects } = self;
-        state.place(&draft, map, BLOCKS, owner, effects)
+        let Self { state, volume, owner, effects } = self;
+        state.place(&draft, volume, owner, effects)
     }
 
     fn place(&mut self, entries: &[Entry]) -> Place {
@@ -59,11 +62,11 @@ impl Log {
     }
 
     fn written(&mut self, placed: &Place, succeeded: bool) {
-        let Self { state, map, effects, .. } = self;
+        let Self { state, volume, effects, .. } = self;
         if let Some((seal, _)) = &placed.seal {
-            state.written(seal.header.sequence, succeeded, map, effects);
+            state.written(seal.header.sequence, succeeded, &volume.map, effects);
         }
-        state.written(placed.record.header.sequence, succeeded, map, effects);
+        state.written(placed.record.header.sequence, succeeded, &volume.map, effects);
     }
 
     /// Appends and commits.
@@ -77,9 +80,9 @@ impl Log {
         let segments = &self.state.segments;
         Reserve::of(&Demand {
             shape: SHAPE,
-            changed_leaves: self.map.changed_count().into(),
-            leaves: self.map.leaf_count().into(),
-            disk_leaves: self.state.disk_leaves,
+            changed_leaves: self.volume.map.changed_count().into(),
+            leaves: self.volume.map.leaf_count().into(),
+            disk_leaves: self.volume.leaves(),
             open_for_data: segments.open_for_data() + u32::from(!replaces),
             in_flight,
             used: segments.used(),
@@ -100,18 +103,19 @@ fn trim(lba: u64, count: u32) -> [Entry; 1] {
 fn reserves_count_what_is_in_flight_and_the_segment_to_be_opened() {
     let mut log = Log::new();
     // A disk so large that each entry may change another leaf.
-    log.state.disk_leaves = 1 << 20;
+    log.volume = volume_of(LEAF_BLOCKS << 20);
     log.place(&data(0..3));
     log.place(&data(10..14));
     for replaces in [true, false] {
-        assert_eq!(log.state.reserve(&log.map, replaces), log.demand(7, replaces));
+        assert_eq!(log.state.reserve(&log.volume, replaces), log.demand(7, replaces));
     }
-    let [one_head, two_heads] = [true, false].map(|replaces| log.state.reserve(&log.map, replaces));
+    let [one_head, two_heads] =
+        [true, false].map(|replaces| log.state.reserve(&log.volume, replaces));
     assert_eq!(two_heads.leaves - one_head.leaves, u64::from(SHAPE.segment_blocks));
-    assert_eq!(log.state.kept_from_writes(&log.map), one_head.left_by(Opener::Write));
+    assert_eq!(log.state.kept_from_writes(&log.volume), one_head.left_by(Opener::Write));
     log.state.heads[0].for_trims = true;
     assert_eq!(log.state.trim_heads(), 1);
-    assert_eq!(log.state.kept_from_writes(&log.map), one_head.left_by(Opener::Write) - 1);
+    assert_eq!(log.state.kept_from_writes(&log.volume), one_head.left_by(Opener::Write) - 1);
 }
 
 #[test]
@@ -178,13 +182,13 @@ fn records_commit_in_order_and_wake_their_owners() {
     let [first, second, third] = [0, 1, 2].map(|lba| log.place(&data(lba..lba + 1)));
     log.written(&second, true);
     assert_eq!(log.state.committed(), first.record.header.sequence);
-    assert!(log.effects.wake.is_empty() && log.map.mapped() == 0);
+    assert!(log.effects.wake.is_empty() && log.volume.map.mapped() == 0);
     log.written(&first, true);
     assert_eq!(log.state.committed(), third.record.header.sequence);
-    assert_eq!((log.effects.wake.len(), log.map.mapped(), log.state.clock), (2, 2, 2));
+    assert_eq!((log.effects.wake.len(), log.volume.map.mapped(), log.state.clock), (2, 2, 2));
     assert_eq!(log.state.segments.get(log.state.heads[0].place.segment).live, 2);
     log.written(&third, true);
-    assert_eq!((log.effects.wake.len(), log.map.mapped(), log.state.clock), (3, 3, 3));
+    assert_eq!((log.effects.wake.len(), log.volume.map.mapped(), log.state.clock), (3, 3, 3));
 }
 
 /// The maintenance worker sleeps longer while nothing is dead.
@@ -240,7 +244,7 @@ fn a_write_to_a_part_of_a_block_waits_for_the_record_that_changes_it() {
     };
     let other = QueueWaker::new(&Reactor::new().unwrap());
     let place = |log: &mut Log, draft: &Draft<'_>| {
-        log.state.place(draft, &log.map, BLOCKS, &other, &mut log.effects).map(|_| ())
+        log.state.place(draft, &log.volume, &other, &mut log.effects).map(|_| ())
     };
     let committed = Some(log.state.committed());
     assert_eq!(place(&mut log, &draft), Err(PlaceError::Stale { lba: 5, in_flight: committed }));
@@ -248,7 +252,7 @@ fn a_write_to_a_part_of_a_block_waits_for_the_record_that_changes_it() {
     assert_eq!(log.effects.wake.len(), 2, "the owner of the record, and who waited for it");
     assert!(Arc::ptr_eq(&log.effects.wake[1], &other));
     assert_eq!(place(&mut log, &draft), Err(PlaceError::Stale { lba: 5, in_flight: None }));
-    let now = [(5, log.map.get(5))];
+    let now = [(5, log.volume.map.get(5))];
     assert_eq!(place(&mut log, &Draft { expected: &now, ..draft }), Ok(()));
 }
 
@@ -280,12 +284,12 @@ fn trims_do_not_pay_for_cleaning() {
 #[test]
 fn a_head_that_trims_opened_is_for_trims_until_there_is_room() {
     let mut log = Log::new();
-    let kept = log.state.reserve(&log.map, true).left_by(Opener::Write);
+    let kept = log.state.reserve(&log.volume, true).left_by(Opener::Write);
     while log.state.segments.ready() > kept {
         log.state.segments.open(1);
     }
-    assert!(!log.state.may_open_head(Opener::Write, &log.map));
-    assert!(log.state.may_open_head(Opener::Trim, &log.map));
+    assert!(!log.state.may_open_head(Opener::Write, &log.volume));
+    assert!(log.state.may_open_head(Opener::Trim, &log.volume));
     log.state.heads[0].place.block = SHAPE.segment_blocks - 1;
     assert_eq!(log.try_place(&data(0..1)).map(|_| ()), Err(PlaceError::Wait));
     assert!(log.state.writes.starved && !log.state.trims.starved && log.state.wants_room());
@@ -295,16 +299,16 @@ fn a_head_that_trims_opened_is_for_trims_until_there_is_room() {
     assert!(log.append(&trim(0, 1)).seal.is_none(), "trims go on in it");
     // As after a restart.
     log.state.heads[0].for_trims = false;
-    log.state.find_trim_heads(&log.map);
+    log.state.find_trim_heads(&log.volume);
     assert!(log.state.heads[0].for_trims);
     let head = log.state.heads[0].place.segment;
     log.state.segments.gain(head, 1);
-    log.state.find_trim_heads(&log.map);
+    log.state.find_trim_heads(&log.volume);
     assert!(!log.state.heads[0].for_trims, "something lives in it");
     // There is room again.
     let live = Segment { live: 0, ..log.state.segments.get(head) };
     log.state.segments.set(head, live);
-    log.state.find_trim_heads(&log.map);
+    log.state.find_trim_heads(&log.volume);
     log.state.segments.set_limit(200);
     while let Some(free) = log.state.segments.take_free() {
         log.state.segments.make_ready(free);
@@ -347,7 +351,7 @@ fn after_a_failed_record_nothing_is_placed_and_nothing_commits_before_all_know()
     assert!(log.effects.wake_maintenance);
     assert_eq!(log.effects.wake.len(), 2, "those behind it must stop waiting");
     log.written(&behind, true);
-    assert_eq!((log.state.committed(), log.map.mapped()), (bad.record.header.sequence, 1));
+    assert_eq!((log.state.committed(), log.volume.map.mapped()), (bad.record.header.sequence, 1));
     log.effects = Effects::default();
     assert_eq!(log.try_place(&data(5..6)).map(|_| ()), Err(PlaceError::Wait));
     assert!(!log.effects.wake_maintenance);
@@ -404,8 +408,8 @@ fn what_a_record_replaces_dies_where_it_was() {
     assert_eq!(log.state.segments.get(old).live, 1);
     let new = log.state.heads[0].place.segment;
     assert_eq!(log.state.segments.get(new).live, 2);
-    assert_eq!(log.map.get(2).address(), SHAPE.address(new, 2));
-    assert!(!log.map.get(3).is_mapped());
+    assert_eq!(log.volume.map.get(2).address(), SHAPE.address(new, 2));
+    assert!(!log.volume.map.get(3).is_mapped());
     log.effects = Effects::default();
     log.append(&trim(0, 1));
     assert_eq!((log.state.segments.get(old).state, log.state.segments.dead().0), (State::Dead, 1));

@@ -5,7 +5,7 @@ use flowstone_block::{Completion, Errno, Outcome, mutant};
 use flowstone_image::runtime::group_sync::{self, sync_request};
 use flowstone_log_format::Sequence;
 
-use super::super::core::Core;
+use super::super::log::Log;
 use super::{Purpose, Queue};
 
 #[derive(Default)]
@@ -19,7 +19,7 @@ pub struct Flushes {
 impl Flushes {
     /// Completes the request once everything that has completed by now is durable.
     pub fn submit(&mut self, queue: &mut Queue, completion: Completion) {
-        if queue.core.sync.has_failed() {
+        if queue.log.sync.has_failed() {
             queue.completed.push(Completion { outcome: Err(Errno::IO), ..completion });
             return;
         }
@@ -27,44 +27,44 @@ impl Flushes {
             queue.completed.push(completion);
             return;
         }
-        if self.group.submit(&queue.core.sync, completion, &queue.waker) {
+        if self.group.submit(&queue.log.sync, completion, &queue.waker) {
             self.start(queue);
         }
     }
 
     fn start(&mut self, queue: &mut Queue) {
-        self.covered = Some(queue.core.append_state().committed());
+        self.covered = Some(queue.log.append_state().committed());
         queue.file.submit(sync_request(Purpose::Sync.tag(0)));
     }
 
     pub fn finish_sync(&mut self, queue: &mut Queue, outcome: Outcome) {
         // After a failed sync, the success of a later one does not cover the data lost by the
         // first.
-        let promises = outcome.is_ok() && !queue.core.sync.has_failed();
+        let promises = outcome.is_ok() && !queue.log.sync.has_failed();
         if let Some(durable) = self.covered.take().filter(|_| promises) {
-            let mut state = queue.core.append_state();
+            let mut state = queue.log.append_state();
             let durable = match mutant("log.flush.promises-what-came-later") {
                 true => state.committed(),
                 false => durable,
             };
             state.durable = state.durable.max(durable);
         }
-        if self.group.finish(&queue.core.sync, outcome) {
+        if self.group.finish(&queue.log.sync, outcome) {
             self.start(queue);
         }
     }
 
     /// Completes the flushes that have been served.
     pub fn collect(&mut self, queue: &mut Queue) {
-        if self.group.take_over(&queue.core.sync) {
+        if self.group.take_over(&queue.log.sync) {
             self.start(queue);
         }
-        let sync = &queue.core.sync;
+        let sync = &queue.log.sync;
         self.group.collect(sync, || sync.has_failed(), &mut queue.completed);
     }
 
-    pub fn can_advance(&self, core: &Core) -> bool {
-        self.group.can_advance(&core.sync)
+    pub fn can_advance(&self, log: &Log) -> bool {
+        self.group.can_advance(&log.sync)
     }
 
     /// Marks the queue as leaving.

@@ -32,7 +32,7 @@ use flowstone_image::runtime::wakers::QueueWaker;
 use self::flushes::Flushes;
 use self::reads::Reads;
 use self::write_queue::WriteQueue;
-use super::core::Core;
+use super::log::Log;
 
 /// Purpose of a file request, in the upper half of its tag; the lower half is an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl Purpose {
 
 /// State that every part of a queue uses.
 struct Queue {
-    core: Arc<Core>,
+    log: Arc<Log>,
     waker: Arc<QueueWaker>,
     file: Box<dyn FileChannel>,
     /// Requests ready to be returned.
@@ -83,12 +83,12 @@ pub struct LogChannel {
 }
 
 impl LogChannel {
-    pub fn new(core: Arc<Core>, context: &QueueContext, readonly: bool) -> io::Result<Self> {
-        let file = core.file.channel(context)?;
-        let waker = core.wakers.add(&context.reactor);
-        let writes = WriteQueue::new(core.shape, core.file.heeds_dont_cache());
+    pub fn new(log: Arc<Log>, context: &QueueContext, readonly: bool) -> io::Result<Self> {
+        let file = log.file.channel(context)?;
+        let waker = log.wakers.add(&context.reactor);
+        let writes = WriteQueue::new(log.shape, log.file.heeds_dont_cache());
         Ok(Self {
-            queue: Queue { core, waker, file, completed: Vec::new() },
+            queue: Queue { log, waker, file, completed: Vec::new() },
             reads: Reads::default(),
             writes,
             flushes: Flushes::default(),
@@ -120,7 +120,7 @@ impl LogChannel {
         if !flushes.is_idle() {
             waits.insert(Wait::Sync);
         }
-        writes.waits(&queue.core, &mut waits);
+        writes.waits(&queue.log, &mut waits);
         waits
     }
 
@@ -134,8 +134,8 @@ impl LogChannel {
 }
 
 /// Returns whether another thread has made progress that a request waits for.
-fn can_advance(core: &Core, writes: &WriteQueue, flushes: &Flushes) -> bool {
-    writes.can_advance(core) || flushes.can_advance(core)
+fn can_advance(log: &Log, writes: &WriteQueue, flushes: &Flushes) -> bool {
+    writes.can_advance(log) || flushes.can_advance(log)
 }
 
 impl Channel for LogChannel {
@@ -167,7 +167,7 @@ impl Channel for LogChannel {
         let found = !finished.is_empty();
         finished.drain(..).for_each(|completion| self.finish(completion));
         self.done = finished;
-        if found || can_advance(&self.queue.core, &self.writes, &self.flushes) {
+        if found || can_advance(&self.queue.log, &self.writes, &self.flushes) {
             self.advance();
             self.queue.file.kick();
         }
@@ -177,8 +177,7 @@ impl Channel for LogChannel {
     fn next_look(&mut self) -> NextLook {
         let Self { queue, writes, flushes, .. } = self;
         writes.stage(queue, flushes);
-        let has_something =
-            !queue.completed.is_empty() || can_advance(&queue.core, writes, flushes);
+        let has_something = !queue.completed.is_empty() || can_advance(&queue.log, writes, flushes);
         NextLook::now_if(has_something).min(queue.file.next_look())
     }
 
@@ -204,6 +203,6 @@ impl Drop for LogChannel {
             self.queue.file.reap(&mut finished);
             finished.into_iter().for_each(|completion| self.finish(completion));
         }
-        self.writes.abandon(&self.queue.core);
+        self.writes.abandon(&self.queue.log);
     }
 }

@@ -3,7 +3,7 @@
 use flowstone_block::{Class, Errno, IoVec, mutant};
 use flowstone_log_format::{Address, MapEntry, RecordBuilder, Sequence, Shape};
 
-use super::super::core::Core;
+use super::super::log::Log;
 use super::device::Start;
 
 /// A part of a guest write that a record carries.
@@ -87,8 +87,8 @@ impl PendingRecord {
     }
 
     /// Returns whether it has committed, or never will.
-    pub fn has_ended(&self, core: &Core) -> bool {
-        self.written && (core.has_committed(self.sequence) || core.is_broken())
+    pub fn has_ended(&self, log: &Log) -> bool {
+        self.written && (log.has_committed(self.sequence) || log.is_broken())
     }
 }
 

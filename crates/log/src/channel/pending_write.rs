@@ -169,8 +169,8 @@ impl PendingWrite {
     /// Adds the next mapped part of the range, if any; returns whether the record had room.
     fn put_trim(&mut self, record: &mut PendingRecord, queue: &Queue) -> bool {
         let end = self.partials[1].as_ref().map_or(self.end, |partial| partial.lba);
-        let lba = match queue.core.unmapped_is_zero() {
-            true => queue.core.map.next_mapped(self.cursor..end),
+        let lba = match queue.log.unmapped_is_zero() {
+            true => queue.log.volume.map.next_mapped(self.cursor..end),
             false => (self.cursor < end).then_some(self.cursor),
         };
         let Some(lba) = lba else {

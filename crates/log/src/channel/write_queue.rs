@@ -20,7 +20,7 @@ use flowstone_log_format::{MapEntry, Placed, Sequence, Shape};
 use slab::Slab;
 
 use super::super::append::{Draft, Place, PlaceError};
-use super::super::core::Core;
+use super::super::log::Log;
 use super::device::Device;
 use super::flushes::Flushes;
 use super::partial::PartialCache;
@@ -52,7 +52,7 @@ pub struct WriteQueue {
     device: Device,
     spare: Vec<Box<PendingRecord>>,
     recent: PartialCache,
-    /// [`Core::room_made`] when the draft was refused a place.
+    /// [`Log::room_made`] when the draft was refused a place.
     refused_at: u64,
     /// Committed sequence number when conflicts were last looked at.
     conflicts_at: Sequence,
@@ -87,8 +87,8 @@ impl WriteQueue {
     }
 
     pub fn submit(&mut self, queue: &mut Queue, request: Box<Request>, extent: Extent) {
-        let core = &queue.core;
-        if !extent.fits(core.capacity()) {
+        let log = &queue.log;
+        if !extent.fits(log.volume.capacity()) {
             queue.completed.push(Completion { request, outcome: Err(Errno::INVAL) });
             return;
         }
@@ -98,21 +98,22 @@ impl WriteQueue {
 
     /// Submits a discard or zeroing: whole blocks are unmapped, parts of blocks become zeroes.
     pub fn submit_zeroes(&mut self, queue: &mut Queue, request: Box<Request>, extent: Extent) {
-        let core = &queue.core;
-        if !extent.fits(core.capacity()) {
+        let log = &queue.log;
+        if !extent.fits(log.volume.capacity()) {
             queue.completed.push(Completion { request, outcome: Err(Errno::INVAL) });
             return;
         }
-        let waiting = core.discards.come_in(request.op);
+        let waiting = log.volume.discards.come_in(request.op);
         let mut pending = PendingWrite { waiting, ..PendingWrite::new(request, extent, true) };
         // An unmapped block reads as zeroes already. It is left out: by the time the rest is put
         // into a record, another request may have written its other part.
-        let known = core.unmapped_is_zero();
+        let known = log.unmapped_is_zero();
         let [first, last] = &mut pending.partials;
-        if first.take_if(|partial| known && !core.map.get(partial.lba).is_mapped()).is_some() {
+        if first.take_if(|partial| known && !log.volume.map.get(partial.lba).is_mapped()).is_some()
+        {
             pending.cursor += 1;
         }
-        if last.take_if(|partial| known && !core.map.get(partial.lba).is_mapped()).is_some() {
+        if last.take_if(|partial| known && !log.volume.map.get(partial.lba).is_mapped()).is_some() {
             pending.end -= 1;
         }
         self.begin(queue, pending);
@@ -166,7 +167,7 @@ impl WriteQueue {
                 at += 1;
                 continue;
             }
-            if !pending.extent.fits(queue.core.capacity()) {
+            if !pending.extent.fits(queue.log.volume.capacity()) {
                 // The disk has shrunk meanwhile.
                 pending.outcome = Err(Errno::INVAL);
                 pending.cursor = pending.end;
@@ -212,8 +213,8 @@ impl WriteQueue {
             expected: &record.expected,
             only_trims: record.only_trims(),
         };
-        self.refused_at = queue.core.room_made();
-        match queue.core.place(&draft, &queue.waker) {
+        self.refused_at = queue.log.room_made();
+        match queue.log.place(&draft, &queue.waker) {
             Ok(Place { record: placed, seal }) => {
                 if let Some((seal, entry)) = seal {
                     let mut record = self.empty_record();
@@ -254,7 +255,7 @@ impl WriteQueue {
     fn write(&mut self, queue: &mut Queue, mut record: Box<PendingRecord>, placed: &Placed) {
         record.sequence = placed.header.sequence;
         record.address = placed.address;
-        let content = record.content.finish(queue.core.codec, placed);
+        let content = record.content.finish(queue.log.codec, placed);
         let bytes = content.len();
         // SAFETY: the buffer lives in the record, in the slab, until the write completes.
         record.memory = [unsafe { IoVec::of(content) }];
@@ -262,7 +263,7 @@ impl WriteQueue {
         let memory = unsafe { MemoryList::new(&record.memory) };
         let offset = record.address.offset();
         let only_journal = record.only_journal;
-        record.start = Some(self.device.begin(bytes as u64, queue.core.clock.now()));
+        record.start = Some(self.device.begin(bytes as u64, queue.log.clock.now()));
         let tag = Purpose::Record.tag(self.records.insert(record));
         self.being_written += 1;
         let op = FileOp::Write { offset, bytes: bytes as u64, durable: false };
@@ -277,9 +278,9 @@ impl WriteQueue {
         record.failure = outcome.err();
         self.being_written -= 1;
         if let Some(start) = record.start.take() {
-            self.device.end(start, queue.core.clock.now());
+            self.device.end(start, queue.log.clock.now());
         }
-        queue.core.written(record.sequence, outcome.is_ok(), &queue.waker);
+        queue.log.written(record.sequence, outcome.is_ok(), &queue.waker);
     }
 
     /// Completes records that have committed, or never will.
@@ -287,13 +288,13 @@ impl WriteQueue {
         let ended: Vec<usize> = self
             .records
             .iter()
-            .filter(|(_, record)| record.has_ended(&queue.core))
+            .filter(|(_, record)| record.has_ended(&queue.log))
             .map(|(index, _)| index)
             .collect();
         for index in ended {
             let record = self.records.remove(index);
             let committed =
-                queue.core.has_committed(record.sequence) || queue.core.give_up(record.sequence);
+                queue.log.has_committed(record.sequence) || queue.log.give_up(record.sequence);
             let outcome = if committed { Ok(()) } else { Err(record.failure.unwrap_or(Errno::IO)) };
             if committed {
                 self.remember_partials(&record);
@@ -309,8 +310,8 @@ impl WriteQueue {
             }
             self.spare.push(record);
         }
-        if self.has_settled_conflicts(&queue.core) {
-            self.conflicts_at = queue.core.commits();
+        if self.has_settled_conflicts(&queue.log) {
+            self.conflicts_at = queue.log.commits();
             for index in std::mem::take(&mut self.conflicted) {
                 self.fetch_partials(queue, index);
             }
@@ -351,18 +352,18 @@ impl WriteQueue {
     }
 
     /// Returns whether another thread has made progress that a request waits for.
-    pub fn can_advance(&self, core: &Core) -> bool {
-        self.records.iter().any(|(_, record)| record.has_ended(core))
-            || self.draft.is_some() && core.room_made() != self.refused_at
-            || self.has_settled_conflicts(core)
+    pub fn can_advance(&self, log: &Log) -> bool {
+        self.records.iter().any(|(_, record)| record.has_ended(log))
+            || self.draft.is_some() && log.room_made() != self.refused_at
+            || self.has_settled_conflicts(log)
     }
 
     /// Returns whether a record that conflicting requests wait for may have committed, or no record
     /// ever will: then they are refused a place, with the actual error.
-    fn has_settled_conflicts(&self, core: &Core) -> bool {
+    fn has_settled_conflicts(&self, log: &Log) -> bool {
         let waits_on = mutant("log.conflict.waits-for-a-commit-only");
         !self.conflicted.is_empty()
-            && (core.commits() != self.conflicts_at || core.has_stopped() && !waits_on)
+            && (log.commits() != self.conflicts_at || log.has_stopped() && !waits_on)
     }
 
     /// Returns whether a record of this queue is being written.
@@ -371,10 +372,10 @@ impl WriteQueue {
     }
 
     /// Gives up the records of a queue that is being dropped: no request waits for them any more.
-    pub fn abandon(&mut self, core: &Core) {
+    pub fn abandon(&mut self, log: &Log) {
         for record in self.records.drain() {
-            if !core.has_committed(record.sequence) {
-                core.give_up(record.sequence);
+            if !log.has_committed(record.sequence) {
+                log.give_up(record.sequence);
             }
         }
     }

@@ -16,9 +16,9 @@ use flowstone_image::{CheckProgress, CheckReport};
 use flowstone_log_format::{SegmentId, Shape};
 
 use super::Examination;
-use crate::core::Core;
 use crate::disk::prepare_loaded;
 use crate::load::Loaded;
+use crate::log::Log;
 use crate::maintenance::Maintenance;
 use crate::segments::{SegmentTable, State};
 
@@ -49,12 +49,12 @@ pub fn repair(
         if let Some(slot) = found.lost_slot {
             done.push(format!("superblock {slot} written anew; nothing is lost"));
         }
-        let core = write_anew(name, file, loaded)?;
+        let log = write_anew(name, file, loaded)?;
         if tells_space {
-            let shape = core.shape;
-            give_back(name, &*core.file, shape, &core.append_state().segments)?;
+            let shape = log.shape;
+            give_back(name, &*log.file, shape, &log.append_state().segments)?;
         }
-        Kept::Core(core)
+        Kept::Log(log)
     } else {
         give_back(name, &*file, loaded.shape, &loaded.segments)?;
         Kept::File(file)
@@ -76,14 +76,14 @@ const NOTHING: &str = "what is listed cannot be repaired: guests get an I/O erro
 /// The owner of the file.
 enum Kept {
     File(Box<dyn FileIo>),
-    Core(Arc<Core>),
+    Log(Arc<Log>),
 }
 
 impl Kept {
     fn file(&self) -> &dyn FileIo {
         match self {
             Self::File(file) => &**file,
-            Self::Core(core) => &*core.file,
+            Self::Log(log) => &*log.file,
         }
     }
 }
@@ -140,13 +140,13 @@ impl Examination {
 }
 
 /// Writes the loaded state as a new checkpoint with new heads.
-fn write_anew(name: &str, file: Box<dyn FileIo>, loaded: Loaded) -> Result<Arc<Core>> {
+fn write_anew(name: &str, file: Box<dyn FileIo>, loaded: Loaded) -> Result<Arc<Log>> {
     let host = |error: std::io::Error| Error::host(name, error, "check the host's file system");
-    let (core, knowledge) = prepare_loaded(name.into(), file, loaded, false)?;
+    let (log, knowledge) = prepare_loaded(name.into(), file, loaded, false)?;
     if let Some(knowledge) = knowledge {
-        Maintenance::new(Arc::clone(&core), knowledge).map_err(host)?.close();
+        Maintenance::new(Arc::clone(&log), knowledge).map_err(host)?.close();
     }
-    Ok(core)
+    Ok(log)
 }
 
 /// Deallocates the host space of all segments not in use.

@@ -2,17 +2,17 @@
 
 use flowstone_log_format::{SegmentId, Shape};
 
-use crate::core::Core;
+use crate::log::Log;
 use crate::policy::LIFETIME_MAP;
 use crate::segments::{LOOK_MOST, Segment, State};
 
 /// Calls `look` for each segment that has been used, a few per hold of the log's lock: an image
 /// of 1 TiB has 32,768. Earlier ones may have changed by the end, but only this thread frees
 /// them.
-pub fn look_through(core: &Core, mut look: impl FnMut(SegmentId, Segment)) {
+pub fn look_through(log: &Log, mut look: impl FnMut(SegmentId, Segment)) {
     let mut next = 1;
     loop {
-        let state = core.append_state();
+        let state = log.append_state();
         let few = state.segments.few_from(SegmentId::new(next));
         let seen = few.map(|(number, segment)| look(number, segment)).count();
         if seen < LOOK_MOST {

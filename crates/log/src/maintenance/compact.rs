@@ -18,9 +18,9 @@ const BATCH_BLOCKS: usize = 1024;
 impl Maintenance {
     /// Puts the whole image in LBA order.
     pub fn compact(&mut self) -> Outcome {
-        let limit = self.core.append_state().segments.limit();
+        let limit = self.log.append_state().segments.limit();
         let most = limit.saturating_add(self.sorted_segments());
-        self.core.append_state().segments.set_limit(most);
+        self.log.append_state().segments.set_limit(most);
         // The superblock must cover a borrowed segment before it is used: guests may get one, and
         // replay does not follow a seal beyond the end of the image.
         let sorted = self.writer.checkpoint(CheckpointKind::Running).and_then(|()| self.sort());
@@ -29,11 +29,11 @@ impl Maintenance {
         // enough segments for the usual limit, or for nearly that, if all of them are in use.
         let durable = self.writer.checkpoint(CheckpointKind::Running);
         {
-            let mut state = self.core.append_state();
+            let mut state = self.log.append_state();
             state.segments.set_limit(limit);
             // If the checkpoint failed, no superblock need cover more segments.
             if durable.is_ok() {
-                let wanted = state.kept_from_writes(&self.core.map) + SLACK_SEGMENTS;
+                let wanted = state.kept_from_writes(&self.log.volume) + SLACK_SEGMENTS;
                 state.segments.raise_limit_for(wanted, most);
             }
         }
@@ -50,26 +50,27 @@ impl Maintenance {
     /// Returns the segments that all live blocks take in LBA order, plus the reserves; at most as
     /// many as an image can have.
     fn sorted_segments(&self) -> u32 {
-        let shape = self.core.shape;
-        let wanted = self.core.map.mapped().div_ceil(u64::from(shape.data_blocks_packed())) + 1;
-        let most = u64::from(shape.segments_most(self.core.blocks()));
-        let state = self.core.append_state();
-        let kept = u64::from(state.kept_from_writes(&self.core.map));
+        let shape = self.log.shape;
+        let wanted =
+            self.log.volume.map.mapped().div_ceil(u64::from(shape.data_blocks_packed())) + 1;
+        let most = u64::from(shape.segments_most(self.log.volume.blocks()));
+        let state = self.log.append_state();
+        let kept = u64::from(state.kept_from_writes(&self.log.volume));
         let limit = u64::from(state.segments.limit());
         (wanted + 2 * kept).min(most.saturating_sub(limit)) as u32
     }
 
     /// Rewrites the blocks that are not in order yet.
     fn sort(&mut self) -> Outcome {
-        let blocks = self.core.blocks();
+        let blocks = self.log.volume.blocks();
         let mut buffer = AlignedBuf::zeroed(moves_most(BATCH_BLOCKS) * BLOCK_BYTES);
         let mut next = 0;
-        while let Some(moves) = next_moves(&self.core, &mut next, BATCH_BLOCKS) {
+        while let Some(moves) = next_moves(&self.log, &mut next, BATCH_BLOCKS) {
             if !is_in_order(&moves) {
                 self.rewrite(&moves, &mut buffer)?;
             }
-            self.core.inbox.set_progress(next, blocks);
-            if self.core.inbox.is_stopping() {
+            self.log.inbox.set_progress(next, blocks);
+            if self.log.inbox.is_stopping() {
                 return Ok(());
             }
         }
@@ -84,18 +85,18 @@ impl Maintenance {
 
     /// Cleans every segment that is not packed, when there is no space to sort.
     fn pack(&mut self) -> Outcome {
-        let most = self.core.append_state().segments.used();
+        let most = self.log.append_state().segments.used();
         for _ in 0..most {
             let Some((victim, segment)) = self.cleaner.choose_victim() else { break };
             let Err(errno) = self.cleaner.clean(&mut self.writer, victim, segment) else {
                 continue;
             };
-            let before = self.core.append_state().segments.ready_or_obtainable();
+            let before = self.log.append_state().segments.ready_or_obtainable();
             self.writer.checkpoint(CheckpointKind::Running)?;
             if errno != Errno::NOSPC {
                 return Err(errno);
             }
-            if self.core.append_state().segments.ready_or_obtainable() <= before {
+            if self.log.append_state().segments.ready_or_obtainable() <= before {
                 // No space to continue with, and nothing lost: the rest stays as it was.
                 break;
             }

@@ -25,8 +25,8 @@ use self::restart::Restart;
 use self::writer::Writer;
 use super::append::Health;
 use super::command::Command;
-use super::core::Core;
 use super::load::LeafPlaces;
+use super::log::Log;
 use super::policy::LIFETIMES;
 
 #[cfg(test)]
@@ -43,7 +43,7 @@ pub struct Knowledge {
 
 /// See the module.
 pub struct Maintenance {
-    core: Arc<Core>,
+    log: Arc<Log>,
     pub writer: Writer,
     pub cleaner: Cleaner,
     pub resort: Resort,
@@ -68,14 +68,14 @@ pub enum Progress {
 }
 
 impl Maintenance {
-    pub fn new(core: Arc<Core>, knowledge: Knowledge) -> io::Result<Self> {
+    pub fn new(log: Arc<Log>, knowledge: Knowledge) -> io::Result<Self> {
         let Knowledge { superblock, leaves } = knowledge;
         Ok(Self {
-            writer: Writer::new(Arc::clone(&core), superblock, leaves)?,
-            cleaner: Cleaner::new(Arc::clone(&core)),
-            resort: Resort::new(Arc::clone(&core)),
-            restart: Restart::new(Arc::clone(&core)),
-            core,
+            writer: Writer::new(Arc::clone(&log), superblock, leaves)?,
+            cleaner: Cleaner::new(Arc::clone(&log)),
+            resort: Resort::new(Arc::clone(&log)),
+            restart: Restart::new(Arc::clone(&log)),
+            log,
             seen: Sequence::default(),
             deadline: None,
             quiet_at: None,
@@ -102,18 +102,18 @@ impl Maintenance {
         superblock.session += u64::from(!mutant("log.session.reuses-incarnations"));
         superblock.clean = false;
         if mutant("log.streams.named-before-they-have-heads") {
-            superblock.streams = self.core.shape.streams;
+            superblock.streams = self.log.shape.streams;
         }
         self.writer.write_superblock(superblock)?;
-        self.core.append_state().generation = self.writer.superblock.generation;
+        self.log.append_state().generation = self.writer.superblock.generation;
         Ok(())
     }
 
     /// Writes a last checkpoint, so that the next open reads only the map.
     pub fn close(&mut self) {
         let (changed, healthy) = {
-            let state = self.core.append_state();
-            (state.changed, state.health == Health::Running && !self.core.sync.has_failed())
+            let state = self.log.append_state();
+            (state.changed, state.health == Health::Running && !self.log.sync.has_failed())
         };
         if !healthy || !changed && self.writer.superblock.clean {
             return;
@@ -126,7 +126,7 @@ impl Maintenance {
             // Recovery needs no reserve any more: its space is freed, too.
             Ok(()) => self.writer.space.release_reserve(),
             Err(errno) => {
-                let name = &self.core.name;
+                let name = &self.log.name;
                 warn!("{name}: no checkpoint at the end ({errno}); the next start takes longer");
             }
         }
@@ -135,20 +135,20 @@ impl Maintenance {
     /// There may be no room for a map, but the newest superblock is still complete.
     fn close_as_it_was(&mut self) -> Outcome {
         {
-            let mut state = self.core.append_state();
+            let mut state = self.log.append_state();
             if state.next_sequence() != self.writer.superblock.next_sequence {
                 return Err(Errno::BUSY);
             }
             state.health = Health::Stopped;
-            self.core.show(&state);
+            self.log.show(&state);
         }
         self.writer.space.sync()?;
         self.writer.write_superblock(Superblock { clean: true, ..self.writer.superblock.clone() })
     }
 
     pub fn run_commands(&mut self) {
-        for (command, reply) in self.core.inbox.take_commands() {
-            self.core.end_copying();
+        for (command, reply) in self.log.inbox.take_commands() {
+            self.log.end_copying();
             let outcome = match command {
                 Command::Resize { capacity, segments } => self.resize(capacity, segments),
                 Command::Compact => self.compact(),
@@ -159,19 +159,21 @@ impl Maintenance {
 
     fn resize(&mut self, capacity: u64, segments: u32) -> Outcome {
         let before = self.writer.superblock.clone();
-        let limit = self.core.append_state().segments.limit();
+        let limit = self.log.append_state().segments.limit();
         let segments = {
-            let mut state = self.core.append_state();
+            let mut state = self.log.append_state();
             let ends = blocks_of_sectors(capacity)..blocks_of_sectors(before.capacity_sectors);
-            if state.is_any_in_flight(ends.clone()) || self.core.map.next_mapped(ends).is_some() {
+            if state.is_any_in_flight(ends.clone())
+                || self.log.volume.map.next_mapped(ends).is_some()
+            {
                 // Written since the caller checked; no write can get a place there from now on.
                 return Err(Errno::BUSY);
             }
             // Segments may have been opened since the caller checked.
             let segments = segments.max(state.segments.highest_used().get() + 1);
             state.segments.set_limit(segments);
-            let most = self.core.shape.segments_most(blocks_of_sectors(capacity));
-            let wanted = state.kept_from_writes(&self.core.map);
+            let most = self.log.shape.segments_most(blocks_of_sectors(capacity));
+            let wanted = state.kept_from_writes(&self.log.volume);
             state.segments.raise_limit_for(wanted, most);
             state.segments.limit()
         };
@@ -183,7 +185,7 @@ impl Maintenance {
             self.writer.superblock.capacity_sectors = before.capacity_sectors;
             self.writer.superblock.segments = before.segments;
             // Segments that no superblock knows of must not be used.
-            self.core.append_state().segments.set_limit(limit);
+            self.log.append_state().segments.set_limit(limit);
         }
         resized
     }
@@ -193,27 +195,27 @@ impl Maintenance {
         self.cleaner.goes_on = false;
         let progress = self.do_step();
         if !self.cleaner.goes_on && !mutant("log.rate.holds-while-nothing-is-due") {
-            self.core.end_copying();
+            self.log.end_copying();
         }
         progress
     }
 
     fn do_step(&mut self) -> Progress {
-        let health = self.core.append_state().health;
+        let health = self.log.append_state().health;
         match health {
             Health::Stopped => return Progress::Idle,
             Health::Restarting => return self.restart.run_when_given_up(&mut self.writer),
             Health::Running => {}
         }
-        if self.core.sync.has_failed() {
+        if self.log.sync.has_failed() {
             // Nothing can become durable, so nothing can be freed.
-            self.core.give_up_waiting(Errno::IO);
+            self.log.give_up_waiting(Errno::IO);
             return Progress::Idle;
         }
         if self.writer.provide() == Progress::Made {
             return Progress::Made;
         }
-        let due = self.core.append_state().since_checkpoint >= self.writer.interval();
+        let due = self.log.append_state().since_checkpoint >= self.writer.interval();
         if due {
             return self.writer.try_checkpoint();
         }

@@ -12,7 +12,7 @@ use flowstone_log_format::{BLOCK_BYTES, SegmentId, Sequence};
 use super::candidates::{is_worth_cleaning, look_through};
 use super::cleaner::Cleaner;
 use super::writer::{CheckpointKind, Move, Writer, moves_most, next_moves};
-use crate::core::Core;
+use crate::log::Log;
 use crate::policy::{LIFETIME_MAP, LIFETIME_SORTED};
 use crate::reserve::SLACK_SEGMENTS;
 use crate::resort::{Budget, GuestLoad};
@@ -37,7 +37,7 @@ const COPIES_SEGMENTS: u32 = 2;
 
 /// See the module.
 pub struct Resort {
-    core: Arc<Core>,
+    log: Arc<Log>,
     budget: Budget,
     /// First block that this pass has not reached.
     next: u64,
@@ -60,9 +60,9 @@ enum Room {
 }
 
 impl Resort {
-    pub fn new(core: Arc<Core>) -> Self {
+    pub fn new(log: Arc<Log>) -> Self {
         Self {
-            core,
+            log,
             budget: Budget::default(),
             next: 0,
             used_most: None,
@@ -74,15 +74,15 @@ impl Resort {
 
     /// Returns whether the pass may have work and the budget for it.
     pub fn is_due(&self) -> bool {
-        let now = self.core.clock.now();
+        let now = self.log.clock.now();
         self.due_at(now).is_some_and(|at| at <= now)
     }
 
     /// Returns when the pass may work: now, or when the budget is renewed; `None` if it has no
     /// work.
     pub fn due_at(&self, now: Instant) -> Option<Instant> {
-        let next = self.budget.next(self.core.resorting.limit(), now)?;
-        let clock = self.core.append_state().clock;
+        let next = self.budget.next(self.log.volume.resorting.limit(), now)?;
+        let clock = self.log.append_state().clock;
         let wanted = self.done_at.is_none_or(|done| clock >= done + WRITTEN_MIN_BLOCKS);
         wanted.then_some(next)
     }
@@ -90,22 +90,22 @@ impl Resort {
     /// Adds the reads and commits of guests since the last look to the load. Returns their number,
     /// and from when on the pass may work if there are no more.
     pub fn look_at_guests(&mut self) -> (u64, Instant) {
-        let (now, committed) = (self.core.clock.now(), self.core.commits());
+        let (now, committed) = (self.log.clock.now(), self.log.commits());
         let load = self.load.get_or_insert(GuestLoad::unknown(now));
         let records = committed.since(std::mem::replace(&mut self.committed, committed));
-        let requests = u64::from(self.core.resorting.take_reads()) + records;
+        let requests = u64::from(self.log.volume.resorting.take_reads()) + records;
         load.look(requests, now);
         (requests, load.is_light_at())
     }
 
     /// Continues the pass if the load is light.
     pub fn run_if_light(&mut self, cleaner: &mut Cleaner, writer: &mut Writer) {
-        if !self.is_due() || self.look_at_guests().1 > self.core.clock.now() {
+        if !self.is_due() || self.look_at_guests().1 > self.log.clock.now() {
             return;
         }
         if let Err(errno) = self.run(cleaner, writer) {
             // Retried when guests have written more.
-            tracing::debug!("{}: the re-sorting pass ended: {errno}", self.core.name);
+            tracing::debug!("{}: the re-sorting pass ended: {errno}", self.log.name);
             self.end_pass();
         }
     }
@@ -118,7 +118,7 @@ impl Resort {
         while sorted.is_ok() && self.may_go_on() {
             let Some(moves) = self.next_scattered() else {
                 self.end_pass();
-                self.core.resorting.end_pass();
+                self.log.volume.resorting.end_pass();
                 break;
             };
             let first = moves[0].lba;
@@ -137,7 +137,7 @@ impl Resort {
     /// often guests interrupt it, unless they have written much.
     fn used_most(&mut self) -> u32 {
         let (used, clock) = {
-            let state = self.core.append_state();
+            let state = self.log.append_state();
             (state.segments.used(), state.clock)
         };
         let most = (used + used / GROWTH_PART + SLACK_SEGMENTS, clock);
@@ -160,7 +160,7 @@ impl Resort {
         }
         if let Err(errno) = writer.read_blocks(&moves, buffer) {
             // They stay at their addresses, and the pass goes on behind them.
-            tracing::debug!("{}: cannot read blocks to put them in order: {errno}", self.core.name);
+            tracing::debug!("{}: cannot read blocks to put them in order: {errno}", self.log.name);
             return Ok(());
         }
         writer.append_in_order(&moves, buffer)
@@ -169,30 +169,30 @@ impl Resort {
     /// Returns the blocks written by maintenance, copies and maps, without those of guests
     /// meanwhile.
     fn own_blocks(&self) -> u64 {
-        let totals = self.core.append_state().totals;
+        let totals = self.log.append_state().totals;
         totals.relocated_blocks + totals.map_blocks
     }
 
     fn charge(&mut self, bytes: u64) {
-        self.budget.spend(bytes, self.core.clock.now());
-        self.core.resorting.add(bytes);
+        self.budget.spend(bytes, self.log.clock.now());
+        self.log.volume.resorting.add(bytes);
     }
 
     fn end_pass(&mut self) {
         self.next = 0;
         self.used_most = None;
-        self.done_at = Some(self.core.append_state().clock);
+        self.done_at = Some(self.log.append_state().clock);
     }
 
     /// Returns whether no guest has made a request since the last look, no other work is due, and
     /// the budget is not spent.
     fn may_go_on(&mut self) -> bool {
-        let limit = self.core.resorting.limit();
+        let limit = self.log.volume.resorting.limit();
         let is_idle = self.look_at_guests().0 == 0 || mutant("log.resort.ignores-guests");
-        let is_paid = self.budget.left(limit, self.core.clock.now()) > 0;
+        let is_paid = self.budget.left(limit, self.log.clock.now()) > 0;
         is_idle
             && (is_paid || mutant("log.resort.ignores-its-budget"))
-            && !self.core.inbox.is_called()
+            && !self.log.inbox.is_called()
     }
 
     /// Returns the next live blocks of the disk that are not in order, as many as are sorted
@@ -201,7 +201,7 @@ impl Resort {
         let together = self.sorted_together();
         let mut next = self.next;
         let found = loop {
-            let moves = next_moves(&self.core, &mut next, together);
+            let moves = next_moves(&self.log, &mut next, together);
             if moves.as_deref().is_none_or(is_scattered) {
                 break moves;
             }
@@ -213,7 +213,7 @@ impl Resort {
     /// Half a segment, so that little room is needed, up to 8 MiB: a guest that becomes active
     /// waits for the device until these have been copied.
     fn sorted_together(&self) -> usize {
-        (self.core.shape.segment_blocks / 2).min(BATCH_BLOCKS_MAX) as usize
+        (self.log.shape.segment_blocks / 2).min(BATCH_BLOCKS_MAX) as usize
     }
 }
 
@@ -225,7 +225,7 @@ fn make_room_to_sort(
     used_most: u32,
 ) -> Result<Room, Errno> {
     let has_room = |writer: &Writer| {
-        let used = writer.core.append_state().segments.used();
+        let used = writer.log.append_state().segments.used();
         let left = writer.space.view().left_for_writes();
         left > SLACK_SEGMENTS + COPIES_SEGMENTS && used <= used_most
     };
@@ -237,7 +237,7 @@ fn make_room_to_sort(
         if has_room(writer) {
             return Ok(Room::Made);
         }
-        let Some((victim, segment)) = emptiest(&writer.core) else { break };
+        let Some((victim, segment)) = emptiest(&writer.log) else { break };
         cleaner.clean(writer, victim, segment)?;
         if writer.space.view().dead >= DEAD_TOGETHER {
             free_sources(writer)?;
@@ -253,22 +253,22 @@ fn make_room_to_sort(
 /// needed.
 fn free_sources(writer: &mut Writer) -> Outcome {
     if mutant("log.resort.frees-without-checkpoint") {
-        let closed = writer.core.append_state().segments.pinned_and_closed();
-        writer.core.append_state().segments.unpin(&closed);
+        let closed = writer.log.append_state().segments.pinned_and_closed();
+        writer.log.append_state().segments.unpin(&closed);
         return writer.release_freeable();
     }
     writer.checkpoint(CheckpointKind::Running)
 }
 
 /// Returns the segment with the fewest live blocks, except sorted ones.
-fn emptiest(core: &Core) -> Option<(SegmentId, Segment)> {
+fn emptiest(log: &Log) -> Option<(SegmentId, Segment)> {
     let fits = |segment: &Segment| {
         segment.state == State::Sealed
             && !matches!(segment.lifetime, LIFETIME_MAP | LIFETIME_SORTED)
-            && is_worth_cleaning(core.shape, segment)
+            && is_worth_cleaning(log.shape, segment)
     };
     let mut best = None;
-    look_through(core, |number, segment| {
+    look_through(log, |number, segment| {
         if fits(&segment) && best.is_none_or(|(_, it): (_, Segment)| segment.live < it.live) {
             best = Some((number, segment));
         }

@@ -10,27 +10,27 @@ use tracing::{error, info, warn};
 use super::Progress;
 use super::writer::{CheckpointKind, Writer};
 use crate::append::{FULL_RETRY, Full, Head, Health, STREAMS_MAX};
-use crate::core::Core;
+use crate::log::Log;
 use crate::reserve::Opener;
 use crate::segments::State;
 
 /// See the module.
 pub struct Restart {
-    core: Arc<Core>,
+    log: Arc<Log>,
     /// When the host last had no space for new heads.
     tried: Option<Instant>,
 }
 
 impl Restart {
-    pub const fn new(core: Arc<Core>) -> Self {
-        Self { core, tried: None }
+    pub const fn new(log: Arc<Log>) -> Self {
+        Self { log, tried: None }
     }
 
     /// After a failed record: once the owners of all records have given them up, opens new heads
     /// and writes a checkpoint that names them. A full host is tried again when a guest writes.
     pub fn run_when_given_up(&mut self, writer: &mut Writer) -> Progress {
-        let waits = self.tried.is_some_and(|at| self.core.clock.since(at) < FULL_RETRY);
-        if waits || !self.core.append_state().all_given_up() {
+        let waits = self.tried.is_some_and(|at| self.log.clock.since(at) < FULL_RETRY);
+        if waits || !self.log.append_state().all_given_up() {
             return Progress::Idle;
         }
         let outcome = self.run(writer);
@@ -40,7 +40,7 @@ impl Restart {
     /// Handles a failed restart at open after a crash: on a full host the image opens all the same,
     /// and writes are refused until there is space.
     pub fn put_off(&mut self, errno: Errno) -> Outcome {
-        let is_full = is_lack_of_space(errno) && !self.core.sync.has_failed();
+        let is_full = is_lack_of_space(errno) && !self.log.sync.has_failed();
         if !is_full || mutant("log.open.refuses-a-full-host") {
             return Err(errno);
         }
@@ -53,29 +53,29 @@ impl Restart {
     pub fn ended(&mut self, outcome: Outcome) -> Progress {
         let (health, full) = match outcome {
             Ok(()) => {
-                info!("{}: writing goes on in a new place", self.core.name);
+                info!("{}: writing goes on in a new place", self.log.name);
                 let forgets = mutant("log.restart.forgets-what-fails-meanwhile");
                 (forgets.then_some(Health::Running), None)
             }
-            Err(errno) if is_lack_of_space(errno) && !self.core.sync.has_failed() => {
+            Err(errno) if is_lack_of_space(errno) && !self.log.sync.has_failed() => {
                 if self.tried.is_none() {
-                    warn!("{}: the host has no space to go on in: {errno}", self.core.name);
+                    warn!("{}: the host has no space to go on in: {errno}", self.log.name);
                 }
                 (None, Some(errno))
             }
             Err(errno) => {
-                error!("{}: cannot start anew ({errno}); no writes until reopened", self.core.name);
+                error!("{}: cannot start anew ({errno}); no writes until reopened", self.log.name);
                 (Some(Health::Stopped), None)
             }
         };
-        self.tried = full.map(|_| self.core.clock.now());
+        self.tried = full.map(|_| self.log.clock.now());
         {
-            let mut state = self.core.append_state();
+            let mut state = self.log.append_state();
             state.health = health.unwrap_or(state.health);
-            state.restart_full = full.map(|errno| Full { errno, at: self.core.clock.now() });
-            self.core.show(&state);
+            state.restart_full = full.map(|errno| Full { errno, at: self.log.clock.now() });
+            self.log.show(&state);
         }
-        self.core.wake_waiting();
+        self.log.wake_waiting();
         if full.is_some() { Progress::Idle } else { Progress::Made }
     }
 
@@ -83,31 +83,31 @@ impl Restart {
     pub fn run(&mut self, writer: &mut Writer) -> Outcome {
         self.end_heads();
         writer.release_freeable()?;
-        for stream in 0..self.core.shape.streams as u8 {
+        for stream in 0..self.log.shape.streams as u8 {
             if self.is_fresh(stream) {
                 continue;
             }
             let for_trims = {
-                let state = self.core.append_state();
-                let reserve = state.reserve(&self.core.map, true);
+                let state = self.log.append_state();
+                let reserve = state.reserve(&self.log.volume, true);
                 let available = writer.space.available(&state);
                 !reserve.may_open(Opener::Write, available, state.trim_heads())
             };
             let (segment, incarnation) = writer.space.take_segment(stream)?;
             let place = HeadPlace::start_of(segment, incarnation);
             let head = Head { place, has_space: true, for_trims };
-            self.core.append_state().heads[usize::from(stream)] = head;
+            self.log.append_state().heads[usize::from(stream)] = head;
         }
-        let map_segments = self.core.append_state().segments.used_for_maps();
-        if map_segments > self.core.append_state().reserve(&self.core.map, true).map_full {
+        let map_segments = self.log.append_state().segments.used_for_maps();
+        if map_segments > self.log.append_state().reserve(&self.log.volume, true).map_full {
             // Each restart takes a segment for the map, and there may be many before the next
             // cleaning.
             writer.outdate_sparse_map();
         }
         writer.checkpoint(CheckpointKind::Running)?;
-        let mut state = self.core.append_state();
+        let mut state = self.log.append_state();
         state.health = Health::Running;
-        self.core.show(&state);
+        self.log.show(&state);
         Ok(())
     }
 
@@ -115,7 +115,7 @@ impl Restart {
     /// lose.
     fn end_heads(&mut self) {
         let fresh: Vec<bool> = (0..STREAMS_MAX as u8).map(|it| self.is_fresh(it)).collect();
-        let mut state = self.core.append_state();
+        let mut state = self.log.append_state();
         state.forget();
         let clock = state.clock;
         for (stream, fresh) in fresh.into_iter().enumerate() {
@@ -130,13 +130,13 @@ impl Restart {
                 state.segments.seal(segment, clock);
             }
         }
-        state.heads[self.core.shape.streams as usize..].fill(Head::default());
+        state.heads[self.log.shape.streams as usize..].fill(Head::default());
     }
 
     /// Returns whether the head was left by a failed restart and nothing was written to it: a new
     /// head for each attempt would use up the reserve.
     fn is_fresh(&self, stream: u8) -> bool {
-        let state = self.core.append_state();
+        let state = self.log.append_state();
         let place = state.heads[usize::from(stream)].place;
         let segment = state.segments.get(place.segment);
         self.tried.is_some()

@@ -21,7 +21,7 @@ impl Maintenance {
         while self.is_awake || !self.called_for.stop {
             self.work();
         }
-        self.core.end_copying();
+        self.log.end_copying();
         self.close();
     }
 
@@ -29,15 +29,15 @@ impl Maintenance {
     /// work is due.
     fn work(&mut self) {
         if !self.is_awake {
-            self.called_for = self.core.inbox.wait(self.deadline);
+            self.called_for = self.log.inbox.wait(self.deadline);
         }
         self.run_commands();
-        self.is_awake = self.step() == Progress::Made && !self.core.inbox.is_stopping();
+        self.is_awake = self.step() == Progress::Made && !self.log.inbox.is_stopping();
         if self.is_awake || self.called_for.stop {
             return;
         }
         if self.called_for == PendingWork::default() {
-            match self.quiet_at.is_some_and(|at| at <= self.core.clock.now()) {
+            match self.quiet_at.is_some_and(|at| at <= self.log.clock.now()) {
                 true => self.pause(),
                 false => self.resort.run_if_light(&mut self.cleaner, &mut self.writer),
             }
@@ -48,13 +48,13 @@ impl Maintenance {
     /// Returns when to check for a pause of the guests; earlier, when the re-sorting pass may go
     /// on.
     pub fn next_pause(&mut self) -> Option<Instant> {
-        let (now, gives_back) = (self.core.clock.now(), self.gives_back());
+        let (now, gives_back) = (self.log.clock.now(), self.gives_back());
         let resort = self.resort.due_at(now).map(|paid| match paid <= now {
             true => self.resort.look_at_guests().1,
             false => paid,
         });
-        let state = self.core.append_state();
-        if state.health != Health::Running || self.core.sync.has_failed() {
+        let state = self.log.append_state();
+        if state.health != Health::Running || self.log.sync.has_failed() {
             return None;
         }
         let has_written = std::mem::replace(&mut self.seen, state.committed()) != self.seen;
@@ -74,7 +74,7 @@ impl Maintenance {
     /// Returns whether a pause would give space back to the host.
     fn gives_back(&self) -> bool {
         let is_sparse = self.cleaner.sparsest().is_some();
-        let state = self.core.append_state();
+        let state = self.log.append_state();
         is_sparse || state.segments.dead_count() > 0 || self.writer.space.has_surplus(&state)
     }
 
@@ -88,7 +88,7 @@ impl Maintenance {
         self.resort.run_if_light(&mut self.cleaner, &mut self.writer);
         self.cleaner.release_memory();
         let (committed, wanted, dead) = {
-            let state = self.core.append_state();
+            let state = self.log.append_state();
             (state.committed(), state.changed, state.segments.dead_count())
         };
         if (wanted && committed == self.seen) || dead > 0 {
@@ -100,8 +100,8 @@ impl Maintenance {
 
 impl Upkeep for Maintenance {
     fn is_due(&self) -> bool {
-        let is_time = self.deadline.is_some_and(|at| at <= self.core.clock.now());
-        self.is_awake || is_time || self.core.inbox.is_called()
+        let is_time = self.deadline.is_some_and(|at| at <= self.log.clock.now());
+        self.is_awake || is_time || self.log.inbox.is_called()
     }
 
     fn next(&self) -> Option<Instant> {

@@ -8,17 +8,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fastrand::Rng;
-use flowstone_block::Reactor;
+use flowstone_block::{Reactor, SectorCount};
 use flowstone_image::runtime::wakers::QueueWaker;
 use flowstone_log_format::{
-    Address, Entry, HeadPlace, Incarnation, LEAF_ON_DISK_BLOCKS, MapEntry, SegmentId, Sequence,
+    Address, BLOCK_SECTORS, Entry, HeadPlace, Incarnation, LEAF_ON_DISK_BLOCKS, MapEntry,
+    SegmentId, Sequence,
 };
 
 use super::*;
 use crate::append::{AppendState, Draft, Effects, Head, PlaceError};
-use crate::map::{BlockMap, LEAF_BLOCKS};
 use crate::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP, LIFETIMES};
 use crate::segments::{Segment, SegmentTable, State};
+use crate::volume::Volume;
+use crate::volume::map::BlockMap;
 
 /// Steps of the maintenance worker for one record, after which it is considered to loop.
 const CIRCLE_STEPS: u32 = 2000;
@@ -31,7 +33,7 @@ struct CopyStream {
 
 struct Model {
     state: AppendState,
-    map: BlockMap,
+    volume: Volume,
     blocks: u64,
     waker: Arc<QueueWaker>,
     copy_streams: [Option<CopyStream>; LIFETIMES],
@@ -60,12 +62,10 @@ impl Model {
             _ => random.u64(200..4000),
         };
         let limit = shape.segments_for(blocks).unwrap();
-        let mut state =
-            AppendState::new(shape, SegmentTable::new(shape, limit, 1), Sequence::FIRST);
-        state.disk_leaves = blocks.div_ceil(LEAF_BLOCKS);
+        let state = AppendState::new(shape, SegmentTable::new(shape, limit, 1), Sequence::FIRST);
         let mut model = Self {
             state,
-            map: BlockMap::default(),
+            volume: Volume::new(SectorCount::new(blocks * BLOCK_SECTORS), BlockMap::default()),
             blocks,
             waker: QueueWaker::new(&Reactor::new().unwrap()),
             copy_streams: [None; LIFETIMES],
@@ -119,7 +119,8 @@ impl Model {
             };
             self.state.segments.set(SegmentId::new(number), segment);
             for (block, lba) in (1..).zip(taken) {
-                self.map
+                self.volume
+                    .map
                     .replace(lba, MapEntry::new(shape.address(SegmentId::new(number), block), 1));
             }
             number += 1;
@@ -128,7 +129,7 @@ impl Model {
     }
 
     fn kept(&self) -> u32 {
-        self.state.reserve(&self.map, false).left_by(Opener::Write)
+        self.state.reserve(&self.volume, false).left_by(Opener::Write)
     }
 
     /// Opens heads, and makes a checkpoint.
@@ -152,7 +153,7 @@ impl Model {
     }
 
     fn reserve(&self) -> Reserve {
-        self.state.reserve(&self.map, true)
+        self.state.reserve(&self.volume, true)
     }
 
     // Guests.
@@ -164,11 +165,11 @@ impl Model {
         for _ in 0..CIRCLE_STEPS {
             let mut effects = Effects::default();
             let owner = Arc::clone(&self.waker);
-            match self.state.place(&draft, &self.map, self.blocks, &owner, &mut effects) {
+            match self.state.place(&draft, &self.volume, &owner, &mut effects) {
                 Ok(placed) => {
                     let seal = placed.seal.map(|(seal, _)| seal.header.sequence);
                     for sequence in seal.into_iter().chain([placed.record.header.sequence]) {
-                        self.state.written(sequence, true, &self.map, &mut effects);
+                        self.state.written(sequence, true, &self.volume.map, &mut effects);
                     }
                     return Ok(());
                 }
@@ -295,7 +296,7 @@ impl Model {
         }
         let shape = self.state.shape;
         let in_victim = |lba: &u64| {
-            let map_entry = self.map.get(*lba);
+            let map_entry = self.volume.map.get(*lba);
             map_entry.is_mapped() && shape.segment_of(map_entry.address()) == victim
         };
         let live: Vec<u64> = (0..self.blocks).filter(in_victim).collect();
@@ -307,8 +308,8 @@ impl Model {
             let first = self.append(lifetime, record.len() as u32)?;
             self.state.segments.gain(shape.segment_of(first), record.len() as u32);
             for (block, lba) in (0..).zip(record) {
-                let old = self.map.get(*lba);
-                self.map.replace(*lba, MapEntry::new(first.forward(block), 1));
+                let old = self.volume.map.get(*lba);
+                self.volume.map.replace(*lba, MapEntry::new(first.forward(block), 1));
                 self.state.segments.lose(old.address());
             }
             if self.random.bool() {
@@ -337,7 +338,7 @@ impl Model {
             Some(copy_stream) => copy_stream,
             None => {
                 let opener = if lifetime == LIFETIME_MAP { Opener::Map } else { Opener::Copy };
-                let reserve = self.state.reserve(&self.map, old.is_some());
+                let reserve = self.state.reserve(&self.volume, old.is_some());
                 if !reserve.may_open(opener, self.available(), self.state.trim_heads()) {
                     return Err(NoRoom);
                 }
@@ -355,7 +356,7 @@ impl Model {
     fn touch_leaves_in(&mut self, segment: SegmentId) {
         let shape = self.state.shape;
         let inside = self.leaves.iter().filter(|(_, at)| shape.segment_of(**at) == segment);
-        inside.for_each(|(leaf, _)| self.map.touch(*leaf));
+        inside.for_each(|(leaf, _)| self.volume.map.touch(*leaf));
     }
 
     fn clean_map(&mut self) -> Result<(), NoRoom> {
@@ -386,7 +387,7 @@ impl Model {
         for (_, victim) in sparse {
             self.touch_leaves_in(victim);
             any = true;
-            if u64::from(self.map.changed_count()) >= most {
+            if u64::from(self.volume.map.changed_count()) >= most {
                 break;
             }
         }
@@ -397,7 +398,7 @@ impl Model {
         self.count("checkpoints");
         let closed = self.state.segments.pinned_and_closed();
         let dead = self.state.segments.take_dead();
-        let changed = self.map.take_changed(self.blocks);
+        let changed = self.volume.map.take_changed(self.blocks);
         let mut outdated = Vec::new();
         let per_record =
             (self.state.shape.record_payload_max() / LEAF_ON_DISK_BLOCKS).max(1) as usize;
@@ -470,7 +471,7 @@ impl Model {
         }
         self.checkpoint()?;
         (0..LIFETIMES as u8).for_each(|lifetime| self.seal_copy_stream(lifetime));
-        self.state.find_trim_heads(&self.map);
+        self.state.find_trim_heads(&self.volume);
         Ok(())
     }
 
@@ -483,7 +484,7 @@ impl Model {
         panic!(
             "{why}: {:?}, {} of {} blocks live, {} available, {} trim heads, {:?}, {:?}, {segments:?}",
             self.state.shape,
-            self.map.mapped(),
+            self.volume.map.mapped(),
             self.blocks,
             self.available(),
             self.state.trim_heads(),

@@ -11,9 +11,9 @@ use super::fixture::{Fixture, SEGMENT_BYTES, Setup};
 use crate::append::STREAMS_MAX;
 use crate::load::load;
 use crate::maintenance::CheckpointKind;
-use crate::map::LEAF_BLOCKS;
 use crate::policy::LIFETIME_MAP;
 use crate::segments::State;
+use crate::volume::map::LEAF_BLOCKS;
 
 const LEAVES: u64 = 8;
 
@@ -43,7 +43,7 @@ fn a_map_root_names_the_segment_that_it_is_in_wherever_that_ends() {
         change_leaves(&mut fixture, leaves);
         fixture.checkpoint().unwrap();
         let found = load(&fixture.disk, None).unwrap();
-        let segment = fixture.core.shape.segment_of(found.superblock.root.address);
+        let segment = fixture.log.shape.segment_of(found.superblock.root.address);
         let noted = found.segments.get(segment);
         assert_eq!((noted.lifetime, noted.live > 0), (LIFETIME_MAP, true), "round {round}");
         assert!(matches!(noted.state, State::Open | State::Sealed), "round {round}: {noted:?}");
@@ -56,11 +56,11 @@ fn a_map_root_names_the_segment_that_it_is_in_wherever_that_ends() {
 fn the_leaves_of_a_checkpoint_share_records() {
     let mut fixture = wide();
     change_leaves(&mut fixture, LEAVES);
-    let written = |fixture: &Fixture| fixture.core.append_state().totals.map_blocks;
+    let written = |fixture: &Fixture| fixture.log.append_state().totals.map_blocks;
     let before = written(&fixture);
     fixture.maintenance.writer.checkpoint(CheckpointKind::Running).unwrap();
     let leaf = u64::from(LEAF_ON_DISK_BLOCKS);
-    let in_one = u64::from(fixture.core.shape.record_payload_max()) / leaf;
+    let in_one = u64::from(fixture.log.shape.record_payload_max()) / leaf;
     let root = 2;
     let expected = LEAVES * leaf + LEAVES.div_ceil(in_one) + root;
     assert!(in_one > 1);
@@ -74,7 +74,7 @@ fn a_checkpoint_that_failed_forgets_nothing_of_what_it_was_due_for() {
     let mut fixture = wide();
     change_leaves(&mut fixture, 3);
     let counts = |fixture: &Fixture| {
-        let state = fixture.core.append_state();
+        let state = fixture.log.append_state();
         (state.since_checkpoint, state.totals.map_blocks)
     };
     let (appended, maps) = counts(&fixture);
@@ -83,7 +83,7 @@ fn a_checkpoint_that_failed_forgets_nothing_of_what_it_was_due_for() {
     assert_eq!(fixture.maintenance.writer.checkpoint(CheckpointKind::Running), Err(Errno::IO));
     let (now, maps_now) = counts(&fixture);
     assert_eq!(now, appended + maps_now - maps);
-    assert!(fixture.core.append_state().changed);
+    assert!(fixture.log.append_state().changed);
 }
 
 /// `compact` and a shrinking disk may temporarily leave data beyond the limit.
@@ -92,9 +92,9 @@ fn a_superblock_reaches_as_far_as_the_limit_and_as_the_last_segment_in_use() {
     let mut fixture = wide();
     fixture.write_blocks(0..300).unwrap();
     let mut made = |limit: u32| {
-        fixture.core.append_state().segments.set_limit(limit);
+        fixture.log.append_state().segments.set_limit(limit);
         fixture.maintenance.writer.checkpoint(CheckpointKind::Running).unwrap();
-        let highest = fixture.core.append_state().segments.highest_used().get();
+        let highest = fixture.log.append_state().segments.highest_used().get();
         assert!(highest > 2);
         (load(&fixture.disk, None).unwrap().superblock.segments, highest + 1)
     };
@@ -111,7 +111,7 @@ fn a_superblock_says_where_each_stream_goes_on_and_how_much_was_written() {
         fixture.run(30);
         fixture.maintenance.writer.checkpoint(CheckpointKind::Running).unwrap();
         let found = load(&fixture.disk, None).unwrap().superblock;
-        let state = fixture.core.append_state();
+        let state = fixture.log.append_state();
         assert_eq!(found.heads[..STREAMS_MAX], state.committed_heads());
         assert_eq!((found.next_sequence, found.clock), (state.committed(), state.clock));
         assert!(found.clock > 0);

@@ -70,7 +70,7 @@ fn troubled(seed: u64) -> (Fixture, Moment) {
             let _ = fixture.checkpoint();
         }
         if (seed + round) % 9 == 3 {
-            fixture.core.resorting.set_limit(1 << 40);
+            fixture.log.volume.resorting.set_limit(1 << 40);
             fixture.maintenance(|it| it.resort.look_at_guests());
             let _ = fixture.maintenance(|it| it.resort.run(&mut it.cleaner, &mut it.writer));
         }
@@ -133,15 +133,15 @@ fn copies_on_their_way_survive_failures_and_cuts() {
 
 /// Returns the blocks that are mapped to segments of this kind.
 fn blocks_in(fixture: &Fixture, is_it: impl Fn(SegmentId, &Segment) -> bool) -> Vec<u64> {
-    let state = fixture.core.append_state();
+    let state = fixture.log.append_state();
     let is_there = |lba: &u64| {
-        let map_entry = fixture.core.map.get(*lba);
+        let map_entry = fixture.log.volume.map.get(*lba);
         map_entry.is_mapped() && {
-            let number = fixture.core.shape.segment_of(map_entry.address());
+            let number = fixture.log.shape.segment_of(map_entry.address());
             is_it(number, &state.segments.get(number))
         }
     };
-    (0..fixture.core.blocks()).filter(is_there).collect()
+    (0..fixture.log.volume.blocks()).filter(is_there).collect()
 }
 
 /// Copies of a second record were in the map although the first one, which replay must find before,
@@ -160,7 +160,7 @@ fn copies_behind_a_record_that_failed_are_not_in_the_map() {
             fixture.write_blocks(lba..lba + 1).unwrap();
         }
         let sparse: Vec<(SegmentId, Segment)> = {
-            let state = fixture.core.append_state();
+            let state = fixture.log.append_state();
             let is_sparse = |it: &Segment| it.state == State::Sealed && (17..24).contains(&it.live);
             state.segments.iter().filter(|(_, it)| it.lifetime == 0 && is_sparse(it)).collect()
         };
@@ -170,10 +170,10 @@ fn copies_behind_a_record_that_failed_are_not_in_the_map() {
             .cleaner
             .clean_into(&mut fixture.maintenance.writer, LIFETIME_CLEANED, first, segment)
             .unwrap();
-        fixture.core.end_copying();
+        fixture.log.end_copying();
         fixture.checkpoint().unwrap();
         let victim = sparse[1].0;
-        let segment = fixture.core.append_state().segments.get(victim);
+        let segment = fixture.log.append_state().segments.get(victim);
         assert!(!segment.pinned, "{segment:?}");
         let failure = Fault::fail(Errno::IO).landed(Landed::nth(seed));
         fixture.disk.inject(failure.on(Call::Write).within(SEGMENTS).after(seed / 2 % 2));
@@ -182,16 +182,16 @@ fn copies_behind_a_record_that_failed_are_not_in_the_map() {
             .cleaner
             .clean_into(&mut fixture.maintenance.writer, LIFETIME_CLEANED, victim, segment)
             .unwrap_err();
-        fixture.core.end_copying();
+        fixture.log.end_copying();
         for lba in blocks_in(&fixture, |number, _| number == victim) {
             fixture.write_blocks(lba..lba + 1).unwrap();
         }
         fixture.flush().unwrap();
         fixture.maintenance.writer.release_freeable().unwrap();
         // A free segment may be overwritten at once.
-        let freed = fixture.core.append_state().segments.get(victim);
+        let freed = fixture.log.append_state().segments.get(victim);
         if matches!(freed.state, State::Free | State::Ready) {
-            let start = fixture.core.shape.address(victim, 0).offset().get();
+            let start = fixture.log.shape.address(victim, 0).offset().get();
             fixture.disk.write_at(start, &vec![0x5a; SEGMENT_BYTES as usize]);
         }
         let (disk, model) = fixture.abandon();
@@ -224,14 +224,14 @@ fn zero_all_but(count: usize, victim: SegmentId, fixture: &Fixture) {
 
 /// Cleans without requests meanwhile.
 fn clean_alone(victim: SegmentId, fixture: &mut Fixture) -> Outcome {
-    let segment = fixture.core.append_state().segments.get(victim);
+    let segment = fixture.log.append_state().segments.get(victim);
     let outcome = fixture.maintenance.cleaner.clean_into(
         &mut fixture.maintenance.writer,
         LIFETIME_CLEANED,
         victim,
         segment,
     );
-    fixture.core.end_copying();
+    fixture.log.end_copying();
     outcome
 }
 
@@ -248,7 +248,7 @@ fn a_segment_ends_when_all_copies_on_their_way_to_it_are_in_the_map() {
         let mut fixture = fixture.reopen().unwrap();
         fixture.write_blocks(0..280).unwrap();
         let victims: Vec<SegmentId> = {
-            let state = fixture.core.append_state();
+            let state = fixture.log.append_state();
             let is_full = |it: &Segment| it.state == State::Sealed && it.lifetime == 0;
             state.segments.iter().filter(|(_, it)| is_full(it)).map(|(number, _)| number).collect()
         };
@@ -287,7 +287,7 @@ fn used_again(fixture: &mut Fixture, number: SegmentId) -> Segment {
     for round in 0..4000 {
         let lba = round % 64;
         fixture.write_blocks(lba..lba + 1).unwrap();
-        let segment = fixture.core.append_state().segments.get(number);
+        let segment = fixture.log.append_state().segments.get(number);
         if segment.state == State::Sealed && (1..20).contains(&segment.live) {
             return segment;
         }
@@ -325,12 +325,12 @@ fn what_was_seen_of_a_victim_is_forgotten_when_its_segment_is_used_again() {
         (64..480).for_each(|lba| zero_alone(&fixture, lba));
         zero_all_but(0, victim, &fixture);
         fixture.maintenance.writer.checkpoint(CheckpointKind::Running).unwrap();
-        let state = fixture.core.append_state().segments.get(victim).state;
+        let state = fixture.log.append_state().segments.get(victim).state;
         assert!(matches!(state, State::Free | State::Ready), "{state:?}");
         let segment = used_again(&mut fixture, victim);
         assert_ne!(segment.incarnation, before.incarnation);
         clean_alone(victim, &mut fixture).unwrap();
-        let now = fixture.core.append_state().segments.get(victim);
+        let now = fixture.log.append_state().segments.get(victim);
         assert_eq!((now.live, now.damaged), (0, false), "of {}", segment.live);
         fixture.check();
     }

@@ -27,12 +27,12 @@ fn look(disk: &SimDisk, setup: Setup, expected: &[Stamp]) -> Found {
     let reader = prepare("image".into(), Box::new(disk.clone()), true, None, None);
     let read_only = match &reader {
         Err(_) => Found::Refused,
-        Ok((core, _)) => lacking(&readable_contents(core), expected),
+        Ok((log, _)) => lacking(&readable_contents(log), expected),
     };
     let model = HistoryModel::new(expected.to_vec(), 1 << 32);
     let writable = match Fixture::open(disk, setup, model, 1) {
         Err(_) => Found::Refused,
-        Ok(fixture) => lacking(&readable_contents(&fixture.core), expected),
+        Ok(fixture) => lacking(&readable_contents(&fixture.log), expected),
     };
     assert_eq!(read_only, writable, "reader and writer");
     writable
@@ -116,9 +116,9 @@ fn damage_to_records_that_were_promised_is_no_end_of_the_log() {
     fixture.run(60);
     fixture.flush().unwrap();
     fixture.write_blocks(255..256).unwrap();
-    let last = fixture.core.map.get(255).address().get();
+    let last = fixture.log.volume.map.get(255).address().get();
     let heads: Vec<u32> =
-        fixture.core.append_state().heads.iter().map(|head| head.place.segment.get()).collect();
+        fixture.log.append_state().heads.iter().map(|head| head.place.segment.get()).collect();
     let (disk, model) = fixture.abandon();
     let bytes = disk.to_bytes();
     let expected = model.latest();

@@ -30,7 +30,7 @@ fn turns(fixture: &Fixture) {
 
 /// Retires the maintenance worker: all requests in flight complete.
 fn retire(fixture: &Fixture) {
-    fixture.core.retire();
+    fixture.log.retire();
     turns(fixture);
     assert_eq!(fixture.guests().in_flight(), 0, "a request hangs");
 }

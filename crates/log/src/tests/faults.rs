@@ -69,7 +69,7 @@ fn place(fixture: &Fixture, owner: &Arc<QueueWaker>) -> Sequence {
     let entries = [Entry::Data { lba: 5, checksum: 1 }];
     let draft =
         Draft { stream: 0, entries: &entries, payload_blocks: 1, expected: &[], only_trims: false };
-    fixture.core.place(&draft, owner).unwrap().record.header.sequence
+    fixture.log.place(&draft, owner).unwrap().record.header.sequence
 }
 
 /// The maintenance worker restarts the log when every owner knows that its record has failed. It
@@ -82,14 +82,14 @@ fn a_failed_record_has_not_committed_however_late_its_owner_looks() {
     let owner = QueueWaker::new(&Reactor::new().unwrap());
     let failed = place(&fixture, &owner);
     let behind = place(&fixture, &owner);
-    fixture.core.written(failed, false, &owner);
-    fixture.core.written(behind, true, &owner);
+    fixture.log.written(failed, false, &owner);
+    fixture.log.written(behind, true, &owner);
     fixture.quiet();
-    assert!(fixture.core.is_broken(), "the owner of the failed records has not looked yet");
-    assert!(!fixture.core.has_committed(failed) && !fixture.core.give_up(failed));
-    assert!(!fixture.core.has_committed(behind) && !fixture.core.give_up(behind));
+    assert!(fixture.log.is_broken(), "the owner of the failed records has not looked yet");
+    assert!(!fixture.log.has_committed(failed) && !fixture.log.give_up(failed));
+    assert!(!fixture.log.has_committed(behind) && !fixture.log.give_up(behind));
     fixture.quiet();
-    assert!(!fixture.core.is_broken());
+    assert!(!fixture.log.is_broken());
     fixture.write_blocks(0..4).unwrap();
     fixture.check();
 }
@@ -103,16 +103,16 @@ fn a_record_that_fails_as_the_log_goes_on_has_failed() {
     fixture.write_blocks(0..4).unwrap();
     let owner = QueueWaker::new(&Reactor::new().unwrap());
     let first = place(&fixture, &owner);
-    fixture.core.written(first, false, &owner);
-    assert!(!fixture.core.give_up(first));
+    fixture.log.written(first, false, &owner);
+    assert!(!fixture.log.give_up(first));
     let outcome = fixture.maintenance.restart.run(&mut fixture.maintenance.writer);
     let failed = place(&fixture, &owner);
-    fixture.core.written(failed, false, &owner);
+    fixture.log.written(failed, false, &owner);
     fixture.maintenance.restart.ended(outcome);
-    assert!(fixture.core.is_broken(), "the failure is forgotten");
-    assert!(!fixture.core.has_committed(failed) && !fixture.core.give_up(failed));
+    assert!(fixture.log.is_broken(), "the failure is forgotten");
+    assert!(!fixture.log.has_committed(failed) && !fixture.log.give_up(failed));
     fixture.quiet();
-    assert!(!fixture.core.is_broken());
+    assert!(!fixture.log.is_broken());
     fixture.write_blocks(0..4).unwrap();
     fixture.check();
 }
@@ -180,7 +180,7 @@ pub fn failed_sync(seed: u64, moments: usize) {
     let fault = Fault::fail(Errno::IO).landed(Landed::nth(seed / 4 * 3));
     fixture.disk.inject(fault.on(Call::Datasync).after(seed % 4));
     fixture.run(60);
-    while !fixture.core.sync.has_failed() {
+    while !fixture.log.sync.has_failed() {
         let _ = fixture.flush();
         let _ = fixture.checkpoint();
     }
@@ -214,13 +214,13 @@ fn a_checkpoint_hears_of_the_failed_sync_of_a_queue_that_has_not_looked_yet() {
     for seed in 0..20 {
         let mut fixture = used(Setup::default(), seed);
         fixture.write_blocks(0..9).unwrap();
-        let generation = fixture.core.append_state().generation;
+        let generation = fixture.log.append_state().generation;
         let fault = Fault::fail(Errno::IO).landed(Landed::nth(seed % 2 * 3));
         fixture.disk.inject(fault.on(Call::Datasync));
         fixture.guests().flush(0);
         fixture.guests().kick(0);
         assert_eq!(fixture.checkpoint(), Err(Errno::IO), "seed {seed}");
-        assert_eq!(fixture.core.append_state().generation, generation, "seed {seed}");
+        assert_eq!(fixture.log.append_state().generation, generation, "seed {seed}");
         fixture.drain();
         assert_eq!(fixture.guests().failures.len(), 1, "seed {seed}");
     }
@@ -236,7 +236,7 @@ fn maintenance_leaves_a_bad_block_in_its_way_behind() {
     // The rest of every segment in use is bad, those of the map and of copies among them.
     let holds = |state| matches!(state, State::Open | State::Sealed | State::Dead);
     let used: Vec<u32> = {
-        let state = fixture.core.append_state();
+        let state = fixture.log.append_state();
         state
             .segments
             .iter()

@@ -24,9 +24,9 @@ use flowstone_sim::{Moment, SimDisk};
 use super::history_model::{HistoryModel, SECTOR, Stamp, read_stamps, stamp};
 use super::scheduler::{Scheduled, with_hook};
 use crate::channel::LogChannel;
-use crate::core::Core;
 use crate::create::{LogOptions, create};
 use crate::disk::prepare;
+use crate::log::Log;
 use crate::maintenance::{CheckpointKind, Maintenance, Progress};
 use crate::policy::{LIFETIME_MAP, LIFETIMES};
 use crate::segments::{Segment, State};
@@ -393,7 +393,7 @@ pub fn extent(sectors: &Range<u64>) -> Extent {
 pub struct Fixture {
     pub guests: Rc<RefCell<Guests>>,
     pub maintenance: Maintenance,
-    pub core: Arc<Core>,
+    pub log: Arc<Log>,
     pub disk: SimDisk,
     pub setup: Setup,
     /// When it had been opened: its content at that moment was durable.
@@ -406,9 +406,9 @@ impl Fixture {
     /// Opens for writing the image that `model` describes.
     pub fn open(disk: &SimDisk, setup: Setup, model: HistoryModel, seed: u64) -> Result<Self> {
         let file = Box::new(Scheduled(disk.clone()));
-        let (core, knowledge) = prepare("image".into(), file, false, Some(setup.streams()), None)?;
-        let maintenance = Maintenance::new(Arc::clone(&core), knowledge.unwrap()).unwrap();
-        let queues = (0..setup.queues).map(|_| queue(&core, false)).collect();
+        let (log, knowledge) = prepare("image".into(), file, false, Some(setup.streams()), None)?;
+        let maintenance = Maintenance::new(Arc::clone(&log), knowledge.unwrap()).unwrap();
+        let queues = (0..setup.queues).map(|_| queue(&log, false)).collect();
         let guests = Guests {
             queues,
             pending: BTreeMap::new(),
@@ -424,7 +424,7 @@ impl Fixture {
         };
         let guests = Rc::new(RefCell::new(guests));
         let opened = disk.now();
-        Ok(Self { guests, maintenance, core, disk: disk.clone(), setup, opened, awake: false })
+        Ok(Self { guests, maintenance, log, disk: disk.clone(), setup, opened, awake: false })
     }
 
     /// Returns the guests, to control them.
@@ -447,7 +447,7 @@ impl Fixture {
     /// Runs one step of the maintenance worker, if it has been woken; returns whether it did
     /// anything.
     pub fn step(&mut self) -> bool {
-        let pending_work = self.core.inbox.wait(Some(Instant::now()));
+        let pending_work = self.log.inbox.wait(Some(Instant::now()));
         self.awake |= pending_work.pass;
         if self.awake {
             self.maintenance(Maintenance::run_commands);
@@ -458,13 +458,13 @@ impl Fixture {
 
     /// As [`step`](Self::step), with no other requests meanwhile.
     pub fn step_alone(&mut self) {
-        let pending_work = self.core.inbox.wait(Some(Instant::now()));
+        let pending_work = self.log.inbox.wait(Some(Instant::now()));
         self.awake = (self.awake || pending_work.pass) && self.maintenance.step() == Progress::Made;
     }
 
     /// Returns whether the address holds a block of another LBA.
     pub fn in_use_again(&self, place: Address) -> bool {
-        (10..self.core.blocks()).any(|lba| self.core.map.get(lba).address() == place)
+        (10..self.log.volume.blocks()).any(|lba| self.log.volume.map.get(lba).address() == place)
     }
 
     /// Lets guests make `requests` requests; returns when all have completed.
@@ -504,7 +504,7 @@ impl Fixture {
             let moved = self.guests().completions != before;
             idle = if moved || stepped { 0 } else { idle + 1 };
             steps = if stepped && !moved { steps + 1 } else { 0 };
-            let health = self.core.append_state().health;
+            let health = self.log.append_state().health;
             assert!(idle < STUCK_TURNS, "a request hangs and maintenance sleeps ({health:?})");
             assert!(
                 steps < CIRCLE_STEPS,
@@ -516,10 +516,10 @@ impl Fixture {
 
     /// Describes the state of space, for messages.
     pub fn describe(&self) -> String {
-        let state = self.core.append_state();
+        let state = self.log.append_state();
         let (ready, dead, obtainable) =
             (state.segments.ready(), state.segments.dead(), state.segments.obtainable());
-        let keep = state.kept_from_writes(&self.core.map);
+        let keep = state.kept_from_writes(&self.log.volume);
         let (writes, trims, heads) = (state.writes, state.trims, state.trim_heads());
         let used: Vec<String> = state
             .segments
@@ -580,7 +580,7 @@ impl Fixture {
     }
 
     pub fn contents(&self) -> Vec<Stamp> {
-        contents(&self.core)
+        contents(&self.log)
     }
 
     /// Checks that everything readable is as the guests have left it, and that the counts are
@@ -596,18 +596,18 @@ impl Fixture {
     /// Checks the counts of segments against the map.
     pub fn audit(&self) {
         assert_eq!(self.guests().in_flight(), 0);
-        let state = self.core.append_state();
-        let shape = self.core.shape;
+        let state = self.log.append_state();
+        let shape = self.log.shape;
         let mut live = BTreeMap::<SegmentId, u32>::new();
         let mut places = BTreeSet::new();
-        for lba in 0..self.core.blocks() {
-            let map_entry = self.core.map.get(lba);
+        for lba in 0..self.log.volume.blocks() {
+            let map_entry = self.log.volume.map.get(lba);
             if map_entry.is_mapped() {
                 assert!(places.insert(map_entry.address().get()), "block {lba} shares its place");
                 *live.entry(shape.segment_of(map_entry.address())).or_default() += 1;
             }
         }
-        assert_eq!(places.len() as u64, self.core.map.mapped());
+        assert_eq!(places.len() as u64, self.log.volume.map.mapped());
         let mut ready = 0;
         for (number, segment) in state.segments.iter() {
             let live = live.remove(&number).unwrap_or(0);
@@ -650,8 +650,8 @@ impl Fixture {
 
     /// Abandons the image like a process that dies; its writes are in the disk's history.
     pub fn abandon(self) -> (SimDisk, HistoryModel) {
-        let Self { guests, maintenance, core, disk, .. } = self;
-        drop((maintenance, core));
+        let Self { guests, maintenance, log, disk, .. } = self;
+        drop((maintenance, log));
         let guests = Rc::into_inner(guests).expect("the only owner").into_inner();
         let Guests { queues, model, .. } = guests;
         drop(queues);
@@ -659,20 +659,21 @@ impl Fixture {
     }
 }
 
-pub fn queue(core: &Arc<Core>, readonly: bool) -> LogChannel {
+pub fn queue(log: &Arc<Log>, readonly: bool) -> LogChannel {
     let context = QueueContext::alone(QueueDepth(64)).unwrap();
-    LogChannel::new(Arc::clone(core), &context, readonly).unwrap()
+    LogChannel::new(Arc::clone(log), &context, readonly).unwrap()
 }
 
 /// Returns the whole content of a disk, by sector. Unmapped blocks hold zeroes and are not read.
-pub fn contents(core: &Arc<Core>) -> Vec<Stamp> {
-    let mut seen = vec![0; core.capacity().get() as usize];
-    let mut channel = queue(core, true);
+pub fn contents(log: &Arc<Log>) -> Vec<Stamp> {
+    let mut seen = vec![0; log.volume.capacity().get() as usize];
+    let mut channel = queue(log, true);
     let mut at = 0;
-    while let Some(first) = core.map.next_mapped(at..core.blocks()) {
-        let end = core.map.next_unmapped(first..core.blocks()).unwrap_or(core.blocks());
+    while let Some(first) = log.volume.map.next_mapped(at..log.volume.blocks()) {
+        let end =
+            log.volume.map.next_unmapped(first..log.volume.blocks()).unwrap_or(log.volume.blocks());
         at = end.min(first + 32);
-        let sectors = first * BLOCK_SECTORS..(at * BLOCK_SECTORS).min(core.capacity().get());
+        let sectors = first * BLOCK_SECTORS..(at * BLOCK_SECTORS).min(log.volume.capacity().get());
         let bytes = read_now(&mut channel, &sectors).unwrap_or_else(|errno| {
             panic!("reading {sectors:?}: {errno}");
         });
@@ -705,22 +706,22 @@ pub fn read_now(
 ///
 /// # Panics
 /// If a block holds content that was never written to it.
-pub fn readable_contents(core: &Arc<Core>) -> Vec<Option<Vec<Stamp>>> {
-    let mut channel = queue(core, true);
+pub fn readable_contents(log: &Arc<Log>) -> Vec<Option<Vec<Stamp>>> {
+    let mut channel = queue(log, true);
     let read = |lba| {
         let sectors = lba * BLOCK_SECTORS..(lba + 1) * BLOCK_SECTORS;
         let bytes = read_now(&mut channel, &sectors).ok()?;
         Some(read_stamps(&bytes, sectors.start).unwrap())
     };
-    (0..core.blocks()).map(read).collect()
+    (0..log.volume.blocks()).map(read).collect()
 }
 
 /// Returns the content that a read-only open finds on a disk.
 pub fn contents_read_only(disk: &SimDisk) -> Result<Vec<Stamp>> {
     let before = disk.now();
-    let (core, knowledge) = prepare("image".into(), Box::new(disk.clone()), true, None, None)?;
+    let (log, knowledge) = prepare("image".into(), Box::new(disk.clone()), true, None, None)?;
     assert!(knowledge.is_none());
-    let seen = contents(&core);
+    let seen = contents(&log);
     assert_eq!(disk.now(), before, "a reader has changed the disk");
     Ok(seen)
 }

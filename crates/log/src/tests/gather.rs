@@ -27,7 +27,7 @@ fn write_in_turn_as(fixture: &Fixture, classes: [Class; 2], requests: &[std::ops
 }
 
 fn records(fixture: &Fixture) -> u64 {
-    let state = fixture.core.append_state();
+    let state = fixture.log.append_state();
     state.next_sequence().since(state.committed())
 }
 
@@ -188,7 +188,7 @@ fn amplification(split: bool, reserve: u32) -> f64 {
             drop(guests);
             fixture.drain();
         }
-        let state = fixture.core.append_state();
+        let state = fixture.log.append_state();
         after = (state.totals.appended_blocks, state.clock);
         drop(state);
         if pass == 3 {

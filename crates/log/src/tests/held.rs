@@ -20,8 +20,8 @@ use super::crash::Tell;
 use super::fixture::{BLOCK_SECTORS, Fixture, Setup, contents_read_only, extent};
 use super::history_model::{Stamp, stamp};
 use crate::channel::LogChannel;
-use crate::core::Core;
 use crate::disk::prepare;
+use crate::log::Log;
 use crate::maintenance::{CheckpointKind, Maintenance, Progress};
 use crate::policy::LIFETIME_CLEANED;
 
@@ -100,7 +100,7 @@ struct Change {
 /// A guest with one request in flight. Each owns every fourth block.
 struct Guest {
     me: u64,
-    core: Arc<Core>,
+    log: Arc<Log>,
     disk: SimDisk,
     random: Rng,
     changes: Vec<Change>,
@@ -108,20 +108,21 @@ struct Guest {
 }
 
 impl Guest {
-    fn new(me: u64, core: &Arc<Core>, disk: &SimDisk) -> Self {
-        let (core, disk) = (Arc::clone(core), disk.clone());
+    fn new(me: u64, log: &Arc<Log>, disk: &SimDisk) -> Self {
+        let (log, disk) = (Arc::clone(log), disk.clone());
         let (random, buffer) = (Rng::with_seed(me), vec![0; 4096]);
-        Self { me, core, disk, random, changes: Vec::new(), buffer }
+        Self { me, log, disk, random, changes: Vec::new(), buffer }
     }
 
     fn queue(&self) -> (LogChannel, Reactor) {
         let context = QueueContext::alone(QueueDepth(1)).unwrap();
-        (LogChannel::new(Arc::clone(&self.core), &context, false).unwrap(), context.reactor.clone())
+        (LogChannel::new(Arc::clone(&self.log), &context, false).unwrap(), context.reactor.clone())
     }
 
     /// Starts a write to any block of this guest.
     fn submit(&mut self, queue: &mut LogChannel) {
-        let lba = self.random.u64(..self.core.blocks() / (GUESTS + 1)) * (GUESTS + 1) + self.me;
+        let lba =
+            self.random.u64(..self.log.volume.blocks() / (GUESTS + 1)) * (GUESTS + 1) + self.me;
         let sectors = lba * BLOCK_SECTORS..(lba + 1) * BLOCK_SECTORS;
         let number = 1 + self.me * 1_000_000 + self.changes.len() as u64;
         stamp(&mut self.buffer, sectors.start, number);
@@ -164,7 +165,7 @@ impl Guest {
         while !stop.load(Ordering::Relaxed) {
             let (mut queue, _) = self.queue();
             self.submit(&mut queue);
-            if !self.reap(&mut queue) && self.core.append_state().rate.is_holding() {
+            if !self.reap(&mut queue) && self.log.append_state().rate.is_holding() {
                 left.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -213,22 +214,22 @@ fn held_beside_cleaning(owed: u32) -> (u64, bool) {
     }
     let (victim, segment) = fixture.maintenance.cleaner.choose_victim().unwrap();
     {
-        let mut state = fixture.core.append_state();
+        let mut state = fixture.log.append_state();
         state.rate.set_room(0, 1 << 20);
         state.rate.wrote(owed, 0);
         state.rate.begin();
     }
     fixture.guests().write(0, 0..BLOCK_SECTORS);
     fixture.guests().kick(0);
-    assert!(fixture.core.append_state().rate.is_holding());
-    let before = fixture.core.room_made();
+    assert!(fixture.log.append_state().rate.is_holding());
+    let before = fixture.log.room_made();
     fixture
         .maintenance
         .cleaner
         .clean_into(&mut fixture.maintenance.writer, LIFETIME_CLEANED, victim, segment)
         .unwrap();
-    let told = fixture.core.room_made() - before;
-    fixture.core.end_copying();
+    let told = fixture.log.room_made() - before;
+    fixture.log.end_copying();
     // The queue does not retry on its own.
     let _ = (0..4).filter(|_| fixture.guests().reap(0)).count();
     let is_done = fixture.guests().in_flight() == 0;
@@ -248,14 +249,14 @@ fn goes_on_after(work: impl FnOnce(&mut Maintenance)) -> bool {
     fixture.write_blocks(0..200).unwrap();
     fixture.quiet();
     {
-        let mut state = fixture.core.append_state();
+        let mut state = fixture.log.append_state();
         state.rate.set_room(0, 1 << 20);
         state.rate.wrote(1000, 0);
         state.rate.begin();
     }
     fixture.guests().write(0, 0..BLOCK_SECTORS);
     fixture.guests().kick(0);
-    assert!(fixture.core.append_state().rate.is_holding());
+    assert!(fixture.log.append_state().rate.is_holding());
     work(&mut fixture.maintenance);
     let _ = (0..4).filter(|_| fixture.guests().reap(0)).count();
     fixture.guests().in_flight() == 0
@@ -277,20 +278,20 @@ fn a_write_that_is_held_takes_along_what_comes_meanwhile() {
     let mut fixture = Setup { blocks: 256, queues: 1, ..Setup::default() }.fixture(1);
     fixture.write_blocks(0..200).unwrap();
     {
-        let mut state = fixture.core.append_state();
+        let mut state = fixture.log.append_state();
         state.rate.set_room(0, 1 << 20);
         state.rate.wrote(1000, 0);
         state.rate.begin();
     }
-    let headers = |fixture: &Fixture| fixture.core.append_state().costs.header_blocks;
+    let headers = |fixture: &Fixture| fixture.log.append_state().costs.header_blocks;
     let before = headers(&fixture);
     for lba in 0..5 {
         fixture.guests().write(0, lba * BLOCK_SECTORS..(lba + 1) * BLOCK_SECTORS);
         fixture.guests().kick(0);
-        assert!(fixture.core.append_state().rate.is_holding());
+        assert!(fixture.log.append_state().rate.is_holding());
     }
     assert_eq!(headers(&fixture), before);
-    fixture.core.end_copying();
+    fixture.log.end_copying();
     let _ = (0..4).filter(|_| fixture.guests().reap(0)).count();
     assert_eq!(fixture.guests().in_flight(), 0);
     assert_eq!(headers(&fixture), before + 1);
@@ -301,36 +302,36 @@ fn a_write_that_is_held_takes_along_what_comes_meanwhile() {
 fn guests_that_are_held_go_on_leave_are_stopped_and_killed_and_lose_nothing() {
     let setup = Setup { blocks: 1024, reserve: Some(5), ..Setup::default() };
     let disk = setup.image();
-    let (core, knowledge) =
+    let (log, knowledge) =
         prepare("image".into(), Box::new(Slow(disk.clone())), false, None, None).unwrap();
     let (done, all_done) = channel();
     let worker = spawn(&done, WORKER, {
-        let core = Arc::clone(&core);
-        move || Maintenance::new(core, knowledge.unwrap()).unwrap().run()
+        let log = Arc::clone(&log);
+        move || Maintenance::new(log, knowledge.unwrap()).unwrap().run()
     });
     let (stop, left) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
     let mut guests: Vec<_> = (0..GUESTS)
         .map(|me| {
-            let (guest, stop) = (Guest::new(me, &core, &disk), Arc::clone(&stop));
+            let (guest, stop) = (Guest::new(me, &log, &disk), Arc::clone(&stop));
             spawn(&done, "guest", move || guest.stay(&stop))
         })
         .collect();
     guests.push(spawn(&done, "leaver", {
         let (guest, stop, left) =
-            (Guest::new(LEAVER, &core, &disk), Arc::clone(&stop), left.clone());
+            (Guest::new(LEAVER, &log, &disk), Arc::clone(&stop), left.clone());
         move || guest.come_and_go(&stop, &left)
     }));
     // Moments at which a guest is held.
     let (start, mut held) = (Instant::now(), Vec::new());
     while held.len() < 40 || left.load(Ordering::Relaxed) < 20 {
         assert!(start.elapsed() < HANGS, "held {} times, left {left:?}", held.len());
-        if core.append_state().rate.is_holding() {
+        if log.append_state().rate.is_holding() {
             held.push(disk.now());
         }
         thread::sleep(SLOW);
     }
     // The end comes while they are held, too.
-    while !core.append_state().rate.is_holding() {
+    while !log.append_state().rate.is_holding() {
         assert!(start.elapsed() < HANGS, "no guest is held any more");
         thread::yield_now();
     }
@@ -338,7 +339,7 @@ fn guests_that_are_held_go_on_leave_are_stopped_and_killed_and_lose_nothing() {
     for _ in &guests {
         all_done.recv_timeout(HANGS).expect("no guest hangs or fails");
     }
-    core.inbox.stop();
+    log.inbox.stop();
     all_done.recv_timeout(HANGS).expect("the maintenance worker ends");
     worker.join().unwrap();
     let guests: Vec<Guest> = guests.into_iter().map(|guest| guest.join().unwrap()).collect();

@@ -22,16 +22,16 @@ use crate::segments::State;
 const KEPT: u32 = 2;
 
 fn kept_from_writes(fixture: &Fixture) -> u32 {
-    fixture.core.append_state().kept_from_writes(&fixture.core.map)
+    fixture.log.append_state().kept_from_writes(&fixture.log.volume)
 }
 
 fn ready(fixture: &Fixture) -> u32 {
-    fixture.core.append_state().segments.ready()
+    fixture.log.append_state().segments.ready()
 }
 
 /// Makes segments ready until there are `count`.
 fn make_ready(fixture: &Fixture, count: u32) {
-    let mut state = fixture.core.append_state();
+    let mut state = fixture.log.append_state();
     while state.segments.ready() < count {
         let free = state.segments.take_free().unwrap();
         state.segments.make_ready(free);
@@ -55,7 +55,7 @@ fn space_that_only_a_busy_guest_needs_is_a_surplus_and_given_back() {
     fixture.write_blocks(0..1).unwrap();
     let enough = kept_from_writes(&fixture) + KEPT;
     let has_surplus = |fixture: &Fixture| {
-        fixture.maintenance.writer.space.has_surplus(&fixture.core.append_state())
+        fixture.maintenance.writer.space.has_surplus(&fixture.log.append_state())
     };
     make_ready(&fixture, enough);
     assert_eq!(ready(&fixture), enough);
@@ -82,12 +82,12 @@ fn a_full_host_whose_space_is_in_other_free_segments_keeps_no_image_from_being_o
     fixture.checkpoint().unwrap();
     fixture.maintenance.writer.space.release_reserve();
     let (last, shape) = {
-        let state = fixture.core.append_state();
-        (SegmentId::new(state.segments.limit() - 8), fixture.core.shape)
+        let state = fixture.log.append_state();
+        (SegmentId::new(state.segments.limit() - 8), fixture.log.shape)
     };
     // Allocated for writes that never came.
     let (offset, bytes) = (shape.address(last, 0).offset(), 8 * SEGMENT_BYTES);
-    let mut file = BlockingFile::new(&*fixture.core.file).unwrap();
+    let mut file = BlockingFile::new(&*fixture.log.file).unwrap();
     file.run(FileOp::Allocate { offset, bytes }).unwrap();
     file.sync().unwrap();
     drop(file);
@@ -107,18 +107,18 @@ fn a_full_host_whose_space_is_in_other_free_segments_keeps_no_image_from_being_o
 fn dead_segments_are_given_back_at_once_where_the_drive_hears_of_it() {
     for telling in [false, true] {
         let mut fixture = Setup { blocks: 4096, ..Setup::default() }.fixture(1);
-        fixture.core.telling.store(telling, Ordering::Relaxed);
+        fixture.log.telling.store(telling, Ordering::Relaxed);
         for _ in 0..12 {
             fixture.write_blocks(0..48).unwrap();
         }
-        let dead = fixture.core.append_state().segments.dead_count();
+        let dead = fixture.log.append_state().segments.dead_count();
         assert!(dead > 4, "{dead}");
-        assert_eq!(log_state(&fixture.core).untold_dead_bytes, u64::from(dead) * SEGMENT_BYTES);
+        assert_eq!(log_state(&fixture.log).untold_dead_bytes, u64::from(dead) * SEGMENT_BYTES);
         fixture.checkpoint().unwrap();
-        let state = log_state(&fixture.core);
+        let state = log_state(&fixture.log);
         assert_eq!(state.telling, telling);
         assert_eq!(state.untold_dead_bytes == 0, telling, "{state:?}");
-        let punched = fixture.core.discards.read(fixture.core.file.punched()).merged;
+        let punched = fixture.log.volume.discards.read(fixture.log.file.punched()).merged;
         assert_eq!(punched > 0, telling);
     }
 }
@@ -133,14 +133,14 @@ fn a_busy_guest_with_room_tells_the_drive_of_dead_segments() {
             fixture.write_blocks(first..first + 48).unwrap();
         }
         fixture.checkpoint().unwrap();
-        fixture.core.telling.store(telling, Ordering::Relaxed);
+        fixture.log.telling.store(telling, Ordering::Relaxed);
         let mut most = 0;
         for first in (0..24).map(|part| part * 48) {
             fixture.write_blocks(first..first + 48).unwrap();
             while fixture.step() {}
-            most = most.max(fixture.core.append_state().segments.dead_count());
+            most = most.max(fixture.log.append_state().segments.dead_count());
         }
-        let state = fixture.core.append_state();
+        let state = fixture.log.append_state();
         assert!(state.segments.obtainable() > 20, "there is room");
         let enough = told_from(state.segments.limit(), true).unwrap().max(FREED_TOGETHER);
         assert_eq!(most <= enough, telling, "{most} of {}", state.segments.limit());
@@ -152,8 +152,8 @@ fn a_busy_guest_with_room_tells_the_drive_of_dead_segments() {
 fn memory_for_copies_is_taken_when_there_are_some_and_given_back_when_there_are_none() {
     let memory = CopyMemory::new(1 << 20);
     let mut fixture = Setup { blocks: 512, ..Setup::default() }.fixture(1);
-    fixture.core.copy_memory.set(memory.clone()).expect("nothing has been copied");
-    let run_bytes = |fixture: &Fixture| fixture.core.run_bytes.load(Ordering::Relaxed);
+    fixture.log.copy_memory.set(memory.clone()).expect("nothing has been copied");
+    let run_bytes = |fixture: &Fixture| fixture.log.run_bytes.load(Ordering::Relaxed);
     for round in 0..64 {
         fixture.write_blocks(round % 8 * 64..round % 8 * 64 + 33).unwrap();
     }
@@ -178,7 +178,7 @@ fn a_busy_guest_keeps_an_eighth_of_the_image_or_what_a_checkpoint_frees() {
         [(SEGMENT_BYTES, 80, 10), (SEGMENT_BYTES, 9, 2), (64 << 20, 200, 8)]
     {
         let fixture = Setup { blocks: 4096, segment_bytes, ..Setup::default() }.fixture(1);
-        fixture.core.append_state().segments.set_limit(segments);
+        fixture.log.append_state().segments.set_limit(segments);
         let kept = kept_from_writes(&fixture);
         assert!(kept > 1);
         assert_eq!(
@@ -200,9 +200,8 @@ fn a_host_that_was_full_just_now_is_not_asked_again() {
     fixture.write_blocks(0..1).unwrap();
     fixture.maintenance.writer.space.release_reserve();
     make_ready(&fixture, 1);
-    let available = |fixture: &Fixture| {
-        fixture.maintenance.writer.space.available(&fixture.core.append_state())
-    };
+    let available =
+        |fixture: &Fixture| fixture.maintenance.writer.space.available(&fixture.log.append_state());
     assert!(available(&fixture) > 1);
     // On a busy machine the period may have passed before the second request.
     flowstone_testkit::wait_until("it is asked soon", || {
@@ -229,12 +228,12 @@ fn a_host_without_space_for_all_gives_what_it_has() {
     let mut fixture = Setup { blocks: 4096, ..Setup::default() }.fixture(1);
     fixture.write_blocks(0..1).unwrap();
     fixture.maintenance.writer.space.release_reserve();
-    let before = fixture.core.append_state().segments.ready_or_obtainable();
+    let before = fixture.log.append_state().segments.ready_or_obtainable();
     let wanted = kept_from_writes(&fixture) + KEPT;
     fixture.disk.inject(Fault::fail(Errno::NOSPC).on(Call::Allocate));
     assert_eq!((fixture.maintenance.writer.provide(), ready(&fixture)), (Progress::Made, 1));
     assert_eq!((fixture.maintenance.writer.provide(), ready(&fixture)), (Progress::Made, wanted));
-    assert_eq!(fixture.core.append_state().segments.ready_or_obtainable(), before);
+    assert_eq!(fixture.log.append_state().segments.ready_or_obtainable(), before);
     fixture.write_blocks(0..200).unwrap();
     fixture.check();
 }
@@ -285,9 +284,9 @@ fn free_segments_have_no_space_of_the_host_after_a_crash() {
         bytes.get(start as usize..end).is_some_and(|it| it.iter().any(|byte| *byte != 0))
     };
     let before = killed.crash_at(killed.now(), &mut Fate::everything());
-    let (core, _) = prepare("image".into(), Box::new(killed.clone()), false, None, None).unwrap();
+    let (log, _) = prepare("image".into(), Box::new(killed.clone()), false, None, None).unwrap();
     let free: Vec<u32> = {
-        let state = core.append_state();
+        let state = log.append_state();
         let free = state.segments.iter().filter(|(_, segment)| segment.state == State::Free);
         free.map(|(number, _)| number.get()).collect()
     };

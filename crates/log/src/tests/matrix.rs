@@ -135,10 +135,10 @@ fn work(fixture: &mut Fixture, work: Work) {
 
 fn resize(fixture: &mut Fixture, blocks: u64) {
     let capacity = SectorCount::new(blocks * BLOCK_SECTORS);
-    let segments = fixture.core.shape.segments_for(blocks).unwrap();
-    let core = std::sync::Arc::clone(&fixture.core);
-    let _ = core.resize_while(capacity, || {
-        let answer = core.inbox.ask(Command::Resize { capacity: capacity.get(), segments });
+    let segments = fixture.log.shape.segments_for(blocks).unwrap();
+    let log = std::sync::Arc::clone(&fixture.log);
+    let _ = log.volume.resize_while(capacity, || {
+        let answer = log.inbox.ask(Command::Resize { capacity: capacity.get(), segments });
         fixture.maintenance(Maintenance::run_commands);
         answer.wait()
     });

@@ -72,9 +72,9 @@ pub fn parts_and_cleaning(seed: u64) {
         depth: 20,
         ..Mix::on(setup.blocks)
     };
-    let before = fixture.core.append_state().totals.relocated_blocks;
+    let before = fixture.log.append_state().totals.relocated_blocks;
     fixture.run(1500);
-    assert!(fixture.core.append_state().totals.relocated_blocks > before + 100);
+    assert!(fixture.log.append_state().totals.relocated_blocks > before + 100);
     assert_eq!(fixture.guests().failures, []);
     fixture.check();
     fixture.reopen().unwrap().check();
@@ -96,7 +96,7 @@ fn a_read_finds_its_block_though_its_place_is_used_again_meanwhile() {
     fixture.guests().mix = Mix::writes(10..blocks);
     for round in 0..6 {
         fixture.write_blocks(0..8).unwrap();
-        let place = fixture.core.map.get(3).address();
+        let place = fixture.log.volume.map.get(3).address();
         let (whole, part) = {
             let mut guests = fixture.guests();
             let whole = guests.read(1, 0..8 * BLOCK_SECTORS);
@@ -105,7 +105,7 @@ fn a_read_finds_its_block_though_its_place_is_used_again_meanwhile() {
             (whole, part)
         };
         let mut tries = 0;
-        while fixture.core.map.get(3).address() == place || !fixture.in_use_again(place) {
+        while fixture.log.volume.map.get(3).address() == place || !fixture.in_use_again(place) {
             let lba = 10 + fixture.guests().random.u64(..blocks - 18);
             fixture.guests().write(0, lba * BLOCK_SECTORS..(lba + 8) * BLOCK_SECTORS);
             while fixture.guests().in_flight() > 2 {
@@ -137,7 +137,7 @@ fn a_flush_that_another_queue_serves_ends_the_sleep_of_its_thread() {
     let fixture = Setup::default().fixture(1);
     let contexts = [(); 2].map(|()| QueueContext::alone(QueueDepth(8)).unwrap());
     let [mut leader, mut other] = [0, 1]
-        .map(|n: usize| LogChannel::new(Arc::clone(&fixture.core), &contexts[n], false).unwrap());
+        .map(|n: usize| LogChannel::new(Arc::clone(&fixture.log), &contexts[n], false).unwrap());
     for channel in [&mut leader, &mut other] {
         channel.submit(Request::new(Op::Flush, 0));
         channel.kick();

@@ -34,10 +34,10 @@ pub fn resize_alone(fixture: &mut Fixture, capacity: u64) -> Outcome {
 
 fn resize_while(fixture: &mut Fixture, capacity: u64, work: impl FnOnce(&mut Fixture)) -> Outcome {
     let blocks = capacity.div_ceil(BLOCK_SECTORS);
-    let segments = fixture.core.shape.segments_for(blocks).unwrap();
-    let core = Arc::clone(&fixture.core);
-    core.resize_while(SectorCount::new(capacity), || {
-        let answer = core.inbox.ask(Command::Resize { capacity, segments });
+    let segments = fixture.log.shape.segments_for(blocks).unwrap();
+    let log = Arc::clone(&fixture.log);
+    log.volume.resize_while(SectorCount::new(capacity), || {
+        let answer = log.inbox.ask(Command::Resize { capacity, segments });
         work(fixture);
         answer.wait()
     })
@@ -237,7 +237,7 @@ fn segments_beyond_a_smaller_disk_are_not_used() {
     resize(&mut fixture, 256).unwrap();
     fixture.guests().mix = Mix::writes(0..256);
     let told = fixture.describe();
-    let limit = fixture.core.append_state().segments.limit();
+    let limit = fixture.log.append_state().segments.limit();
     for _ in 0..100 {
         fixture.run(12);
         let now = fixture.disk.now();
@@ -267,7 +267,7 @@ fn segments_of_a_compact_that_failed_are_not_used() {
         fixture.maintenance(|maintenance| maintenance.compact()).unwrap_err();
         fixture.disk.clear_faults();
         let (limit, known) = (
-            fixture.core.append_state().segments.limit(),
+            fixture.log.append_state().segments.limit(),
             load(&fixture.disk, None).unwrap().superblock,
         );
         assert!(limit <= known.segments, "seed {seed}: {limit} segments, {} known", known.segments);

@@ -9,7 +9,7 @@ use super::crash::{Tell, some_moments};
 use super::fixture::{BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup, contents_read_only};
 use super::history_model::{End, HistoryModel};
 use crate::load::load;
-use crate::map::LEAF_BLOCKS;
+use crate::volume::map::LEAF_BLOCKS;
 
 /// Leaves of a full map of this disk.
 const LEAVES: u64 = 190;
@@ -38,7 +38,7 @@ fn scattered(segments: u64) -> Fixture {
     let mut fixture = wide().fixture(segments);
     fixture.disk.set_capacity(Some(segments * SEGMENT_BYTES + 17 * 4096));
     for round in 0..3000 {
-        let head = fixture.core.append_state().heads[0].place;
+        let head = fixture.log.append_state().heads[0].place;
         if (46..54).contains(&head.block) {
             let _ = fixture.checkpoint();
         }
@@ -61,7 +61,7 @@ fn leaves_changed_since_the_head_was_opened_have_room_in_the_next_checkpoint() {
         let latest = fixture.guests().model.latest();
         let next = fixture.guests().model.next_stamp();
         let described = fixture.describe();
-        let changed = fixture.core.map.changed_count();
+        let changed = fixture.log.volume.map.changed_count();
         let now = fixture.disk.now();
         let crashed = fixture.disk.crash_at(now, &mut Fate::everything());
         crashed.set_capacity(Some(segments * SEGMENT_BYTES + 17 * 4096));

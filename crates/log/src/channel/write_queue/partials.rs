@@ -21,7 +21,7 @@ impl WriteQueue {
             let Some(partial) = slot.as_mut().filter(|partial| partial.expected.is_none()) else {
                 continue;
             };
-            let map_entry = queue.core.map.get(partial.lba);
+            let map_entry = queue.log.volume.map.get(partial.lba);
             if !map_entry.is_mapped() {
                 partial.content.fill(0);
                 partial.expected = Some(map_entry);
@@ -43,10 +43,10 @@ impl WriteQueue {
         let pending = &mut self.requests[index];
         let Some(partial) = &mut pending.partials[number] else { return };
         let fits = crc32c::crc32c(&partial.content) == partial.reading.checksum();
-        let map_entry = queue.core.map.get(partial.lba);
+        let map_entry = queue.log.volume.map.get(partial.lba);
         let gone = map_entry == partial.reading && partial.tries >= TRIES_MAX;
         // The write covers all that the disk has of its last block: no old content is kept.
-        let covered = pending.extent.end().get() == queue.core.capacity().get()
+        let covered = pending.extent.end().get() == queue.log.volume.capacity().get()
             && pending.extent.start().get() <= partial.lba * BLOCK_SECTORS;
         if outcome.is_ok() && fits {
             partial.expected = Some(partial.reading);
@@ -54,7 +54,7 @@ impl WriteQueue {
             partial.content.fill(0);
             partial.expected = Some(map_entry);
         } else if gone {
-            queue.core.report_damage(
+            queue.log.report_damage(
                 partial.lba,
                 map_entry,
                 "a part of a block is written and the rest is unreadable",

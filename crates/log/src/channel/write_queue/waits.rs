@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use flowstone_image::Wait;
 
 use super::WriteQueue;
-use crate::core::Core;
+use crate::log::Log;
 
 impl WriteQueue {
-    pub fn waits(&self, core: &Core, waits: &mut BTreeSet<Wait>) {
+    pub fn waits(&self, log: &Log, waits: &mut BTreeSet<Wait>) {
         #[rustfmt::skip]
         let Self {
             requests, waiting, conflicted, draft, records, being_written,
@@ -23,9 +23,9 @@ impl WriteQueue {
             waits.insert(Wait::Conflict);
         }
         if draft.is_some() {
-            waits.insert(if core.is_broken() { Wait::Restart } else { Wait::Room });
+            waits.insert(if log.is_broken() { Wait::Restart } else { Wait::Room });
         }
-        if records.iter().any(|(_, record)| record.written && !record.has_ended(core)) {
+        if records.iter().any(|(_, record)| record.written && !record.has_ended(log)) {
             waits.insert(Wait::Commit);
         }
     }

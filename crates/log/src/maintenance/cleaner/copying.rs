@@ -45,13 +45,13 @@ impl Cleaner {
         victim: SegmentId,
         segment: Segment,
     ) -> Outcome {
-        let start = self.core.clock.now();
+        let start = self.log.clock.now();
         self.waited = Duration::ZERO;
-        self.core.append_state().rate.begin();
+        self.log.append_state().rate.begin();
         let outcome = self.copy(writer, lifetime, victim, segment);
-        let mut state = self.core.append_state();
+        let mut state = self.log.append_state();
         state.costs.cleaned_segments += u64::from(outcome.is_ok());
-        let took = self.core.clock.since(start).saturating_sub(self.waited);
+        let took = self.log.clock.since(start).saturating_sub(self.waited);
         state.costs.cleaning_seconds += took.as_secs_f64();
         drop(state);
         outcome
@@ -65,10 +65,10 @@ impl Cleaner {
         segment: Segment,
     ) -> Outcome {
         self.filling = Some(lifetime);
-        let builder = RecordBuilder::new(self.core.shape.record_payload_max());
-        let mut pipe = self.pipe.take().map_or_else(|| Pipe::new(&self.core), Ok)?;
-        let run_bytes = pipe.run_bytes(self.core.shape);
-        self.core.run_bytes.store(run_bytes, Ordering::Relaxed);
+        let builder = RecordBuilder::new(self.log.shape.record_payload_max());
+        let mut pipe = self.pipe.take().map_or_else(|| Pipe::new(&self.log), Ok)?;
+        let run_bytes = pipe.run_bytes(self.log.shape);
+        self.log.run_bytes.store(run_bytes, Ordering::Relaxed);
         let begun = self.next.take().filter(|it| it.is_of(victim, &segment));
         let survey = begun.unwrap_or_else(|| self.survey(&mut pipe, victim, segment));
         let (moves, next) = (Vec::new(), None);
@@ -118,9 +118,9 @@ impl Cleaner {
     /// Returns the victim that has been surveyed in part, if it still qualifies.
     pub fn begun_victim(&self) -> Option<(SegmentId, Segment)> {
         let next = self.next.as_ref()?;
-        let segment = self.core.append_state().segments.get(next.victim);
+        let segment = self.log.append_state().segments.get(next.victim);
         let is_one =
-            next.is_of(next.victim, &segment) && is_worth_cleaning(self.core.shape, &segment);
+            next.is_of(next.victim, &segment) && is_worth_cleaning(self.log.shape, &segment);
         is_one.then_some((next.victim, segment))
     }
 
@@ -129,7 +129,7 @@ impl Cleaner {
     fn copy_staged(&mut self, writer: &mut Writer, copies: &mut Copies) -> Outcome {
         let mut stage = std::mem::take(&mut copies.survey.stage);
         for (moved, content) in stage.in_order() {
-            if self.core.map.get(moved.lba) != moved.old {
+            if self.log.volume.map.get(moved.lba) != moved.old {
                 continue;
             }
             if copies.builder.payload() == 0 {
@@ -153,29 +153,29 @@ impl Cleaner {
     fn let_guests_go_first(&mut self) {
         for _ in 0..AHEAD_WAITS {
             let (is_ahead, clock) = {
-                let state = self.core.append_state();
+                let state = self.log.append_state();
                 (state.rate.is_ahead(), state.clock)
             };
             let writes = std::mem::replace(&mut self.guest_clock, clock) != clock;
-            if !is_ahead || !writes || self.core.inbox.is_stopping() {
+            if !is_ahead || !writes || self.log.inbox.is_stopping() {
                 return;
             }
-            let start = self.core.clock.now();
-            self.core.clock.sleep(AHEAD_WAIT);
-            self.waited += self.core.clock.since(start);
+            let start = self.log.clock.now();
+            self.log.clock.sleep(AHEAD_WAIT);
+            self.waited += self.log.clock.since(start);
         }
     }
 
     /// Marks a segment as damaged whose remaining blocks cannot be copied; they stay in it.
     fn leave_the_rest(&self, survey: &Survey) {
         let Survey { victim, unreadable, .. } = *survey;
-        let mut state = self.core.append_state();
+        let mut state = self.log.append_state();
         if state.segments.get(victim).live > 0 {
             state.segments.mark_damaged(victim);
             drop(state);
             warn!(
                 "{}: segment {victim} keeps blocks that cannot be copied ({unreadable} unreadable)",
-                self.core.name
+                self.log.name
             );
         }
     }
@@ -195,7 +195,7 @@ impl Cleaner {
         // All records of a segment are written and applied to the map before it is sealed.
         let stays = writer.streams.stays_in_segment(lifetime, payload)
             || mutant("log.clean.seals-before-copies-are-in");
-        let shape = self.core.shape;
+        let shape = self.log.shape;
         let most = if stays { copies.pipe.records_most(shape) - 1 } else { 0 };
         let must_wait = |pipe: &mut Pipe| {
             let writes = pipe.writes.len();
@@ -209,14 +209,14 @@ impl Cleaner {
         let Writer { streams, space, .. } = &mut *writer;
         let (placed, before) = streams.place(space, lifetime, Kind::Relocated, link, payload)?;
         let Copies { pipe, builder, moves, .. } = copies;
-        let ticket = pipe.write(&self.core, builder, &placed);
+        let ticket = pipe.write(&self.log, builder, &placed);
         let mut moves = std::mem::take(moves);
         if mutant("log.clean.maps-copies-on-their-way") {
             let birth = copies.survey.segment.birth;
             streams.apply_moves(lifetime, placed.address, &std::mem::take(&mut moves), birth);
         }
         pipe.writes.push_back(CopyRecord { ticket, placed, moves, before });
-        pipe.ahead.go_on(&mut pipe.transfers, self.core.shape);
+        pipe.ahead.go_on(&mut pipe.transfers, self.log.shape);
         if streams.is_full(lifetime) {
             self.filling = None;
         }
@@ -260,11 +260,11 @@ impl Cleaner {
         streams.appended(&record.placed);
         let copied = record.placed.header.payload_blocks;
         streams.apply_moves(lifetime, record.placed.address, &record.moves, segment.birth);
-        self.core.append_state().costs.copied_blocks += u64::from(copied);
-        earn(&self.core, &segment, copied);
+        self.log.append_state().costs.copied_blocks += u64::from(copied);
+        earn(&self.log, &segment, copied);
         if record.placed.header.link == 0 && !mutant("log.clean.does-not-pin-victims") {
             // Replay would not find the copies.
-            self.core.append_state().segments.pin(copies.survey.victim);
+            self.log.append_state().segments.pin(copies.survey.victim);
         }
         Ok(())
     }

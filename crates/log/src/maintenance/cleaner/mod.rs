@@ -22,7 +22,7 @@ use self::survey::Survey;
 use super::Progress;
 use super::writer::{CheckpointKind, Writer};
 use crate::append::Health;
-use crate::core::Core;
+use crate::log::Log;
 use crate::policy::{LIFETIME_CLEANED, LIFETIME_MAP, Lifetimes};
 use crate::reserve::Step;
 use crate::segments::Segment;
@@ -35,7 +35,7 @@ const QUIET_RECORDS: u64 = 32;
 
 /// See the module.
 pub struct Cleaner {
-    core: Arc<Core>,
+    log: Arc<Log>,
     lifetimes: Lifetimes,
     /// The lifetime whose stream is being filled.
     filling: Option<u8>,
@@ -56,9 +56,9 @@ pub struct Cleaner {
 }
 
 impl Cleaner {
-    pub fn new(core: Arc<Core>) -> Self {
+    pub fn new(log: Arc<Log>) -> Self {
         Self {
-            core,
+            log,
             lifetimes: Lifetimes::default(),
             filling: None,
             guest_clock: 0,
@@ -91,7 +91,7 @@ impl Cleaner {
             Err(_) if writer.space.view().dead > 0 => writer.try_checkpoint(),
             Err(errno) => {
                 if view.is_urgent() {
-                    self.core.give_up_waiting(errno);
+                    self.log.give_up_waiting(errno);
                 }
                 Progress::Idle
             }
@@ -131,13 +131,13 @@ impl Cleaner {
     /// checkpoint, and work that comes meanwhile must not wait for all of them.
     pub fn clean_sparse(&mut self, writer: &mut Writer, seen: Sequence) {
         for cleaned in 0..SPARSE_TOGETHER {
-            if !self.is_quiet(seen) || self.core.inbox.is_stopping() {
+            if !self.is_quiet(seen) || self.log.inbox.is_stopping() {
                 return;
             }
             let Some((victim, segment)) = self.sparsest() else { return };
             if self.clean(writer, victim, segment).is_err() {
                 if cleaned == 0 {
-                    self.sparse_tried = Some(self.core.append_state().committed());
+                    self.sparse_tried = Some(self.log.append_state().committed());
                 }
                 return;
             }
@@ -147,7 +147,7 @@ impl Cleaner {
     /// Returns whether guests write next to nothing, and no request waits for the maintenance
     /// worker.
     fn is_quiet(&self, seen: Sequence) -> bool {
-        let state = self.core.append_state();
+        let state = self.log.append_state();
         let waits = state.wants_room() || state.health != Health::Running;
         !waits && state.committed().since(seen) <= QUIET_RECORDS
     }
@@ -161,13 +161,13 @@ impl Cleaner {
     pub fn release_memory(&mut self) {
         self.stage = Stage::default();
         (self.pipe, self.next) = (None, None);
-        self.core.run_bytes.store(0, Ordering::Relaxed);
+        self.log.run_bytes.store(0, Ordering::Relaxed);
     }
 
     /// Copies the live blocks of `victim` into the stream of their lifetime.
     pub fn clean(&mut self, writer: &mut Writer, victim: SegmentId, segment: Segment) -> Outcome {
         let outcome = self.clean_one(writer, victim, segment);
-        self.core.end_copying();
+        self.log.end_copying();
         outcome
     }
 
@@ -176,7 +176,7 @@ impl Cleaner {
             writer.outdate_map_segment(victim);
             return writer.checkpoint_without(&[victim]);
         }
-        let age = self.core.append_state().clock.saturating_sub(segment.birth);
+        let age = self.log.append_state().clock.saturating_sub(segment.birth);
         let mut lifetime = self.lifetimes.lifetime_for(segment.lifetime, age);
         if writer.space.view().is_tight() {
             lifetime = writer.streams.merge(lifetime);

@@ -8,7 +8,7 @@ use flowstone_log_format::{Entry, Placed, RecordBuilder, Shape};
 use super::read_ahead::ReadAhead;
 use super::transfers::{Ticket, Transfers};
 use crate::copy_memory::Lent;
-use crate::core::Core;
+use crate::log::Log;
 use crate::maintenance::writer::{AppendStream, Move};
 
 /// Minimum number of records in flight: one is assembled while the other is written.
@@ -38,11 +38,11 @@ pub struct CopyRecord {
 }
 
 impl Pipe {
-    pub fn new(core: &Core) -> Result<Self, Errno> {
-        let transfers = Transfers::new(&*core.file)
+    pub fn new(log: &Log) -> Result<Self, Errno> {
+        let transfers = Transfers::new(&*log.file)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         let (ahead, writes, spare, entries) = Default::default();
-        let lent = core.copy_memory.get_or_init(Default::default).lend();
+        let lent = log.copy_memory.get_or_init(Default::default).lend();
         Ok(Self { transfers, ahead, writes, spare, lent, entries })
     }
 
@@ -68,10 +68,10 @@ impl Pipe {
     }
 
     /// Starts the write of a builder's record at this place.
-    pub fn write(&mut self, core: &Core, builder: &mut RecordBuilder, placed: &Placed) -> Ticket {
-        let bytes = builder.finish(core.codec, placed).len();
+    pub fn write(&mut self, log: &Log, builder: &mut RecordBuilder, placed: &Placed) -> Ticket {
+        let bytes = builder.finish(log.codec, placed).len();
         let new =
-            || AlignedBuf::zeroed(RecordBuilder::buffer_bytes(core.shape.record_payload_max()));
+            || AlignedBuf::zeroed(RecordBuilder::buffer_bytes(log.shape.record_payload_max()));
         let buffer = builder.exchange_buffer(self.spare.pop().unwrap_or_else(new));
         builder.clear();
         self.transfers.write(placed.address.offset(), buffer, bytes)

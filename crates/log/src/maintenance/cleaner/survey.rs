@@ -6,7 +6,7 @@ use flowstone_log_format::{Entry, Header, SegmentId};
 use super::Cleaner;
 use super::pipe::Pipe;
 use super::stage::Stage;
-use crate::core::Core;
+use crate::log::Log;
 use crate::maintenance::writer::Move;
 use crate::segments::Segment;
 
@@ -37,34 +37,34 @@ impl Survey {
 
 /// Credits guest writes for live blocks of a victim that were read, or copied. Each is half of the
 /// work.
-pub fn earn(core: &Core, victim: &Segment, blocks: u32) {
-    let gain = core.shape.data_blocks_most().saturating_sub(victim.live);
+pub fn earn(log: &Log, victim: &Segment, blocks: u32) {
+    let gain = log.shape.data_blocks_most().saturating_sub(victim.live);
     let won = u64::from(blocks) * u64::from(gain);
-    let go_on = core.append_state().rate.won(won, 2 * u64::from(victim.live));
+    let go_on = log.append_state().rate.won(won, 2 * u64::from(victim.live));
     if go_on && !mutant("log.rate.tells-nobody") {
-        core.wake_waiting();
+        log.wake_waiting();
     }
 }
 
 impl Cleaner {
     /// Starts the survey of a victim.
     pub fn survey(&mut self, pipe: &mut Pipe, victim: SegmentId, segment: Segment) -> Survey {
-        pipe.ahead.begin(&mut pipe.transfers, self.core.shape, (victim, segment.incarnation));
+        pipe.ahead.begin(&mut pipe.transfers, self.log.shape, (victim, segment.incarnation));
         let mut stage = std::mem::take(&mut self.stage);
         // Room for two runs: sorting more blocks together makes longer sequential ranges.
-        stage.begin(2 * pipe.run_bytes(self.core.shape));
+        stage.begin(2 * pipe.run_bytes(self.log.shape));
         Survey { victim, segment, block: 0, is_done: false, stage, staged: 0, unreadable: 0 }
     }
 
     /// Surveys the next record of a victim. `false` if there is none, or no room for its live
     /// blocks.
     pub fn survey_record(&self, pipe: &mut Pipe, survey: &mut Survey) -> bool {
-        let (shape, block) = (self.core.shape, survey.block);
+        let (shape, block) = (self.log.shape, survey.block);
         if survey.is_done || !survey.stage.has_room() {
             return false;
         }
         survey.is_done = true;
-        let now = self.core.append_state().segments.get(survey.victim);
+        let now = self.log.append_state().segments.get(survey.victim);
         if now.live == 0
             || now.incarnation != survey.segment.incarnation
             || !pipe.show(shape, block)
@@ -72,7 +72,7 @@ impl Cleaner {
             return false;
         }
         let mut entries = std::mem::take(&mut pipe.entries);
-        let header = self.core.codec.decode(pipe.ahead.block(block), &mut entries);
+        let header = self.log.codec.decode(pipe.ahead.block(block), &mut entries);
         let is_next =
             |it: &Header| it.incarnation == survey.segment.incarnation && it.position == block;
         if let Some(header) = header.filter(is_next) {
@@ -92,25 +92,25 @@ impl Cleaner {
 
     /// Stages the block at this place of the victim, if the map still refers to it.
     fn stage_if_live(&self, pipe: &mut Pipe, survey: &mut Survey, lba: u64, at: u32) {
-        let map_entry = self.core.map.get(lba);
-        if map_entry.address() != self.core.shape.address(survey.victim, at) {
+        let map_entry = self.log.volume.map.get(lba);
+        if map_entry.address() != self.log.shape.address(survey.victim, at) {
             return;
         }
-        let is_here = pipe.show(self.core.shape, at);
+        let is_here = pipe.show(self.log.shape, at);
         let content = if is_here { pipe.ahead.block(at) } else { &[] };
         let is_whole = || {
             crc32c::crc32c(content) == map_entry.checksum() || mutant("log.clean.data-unchecked")
         };
         if !is_here || !is_whole() {
             let what = "the checksum of a block does not fit (found while cleaning)";
-            self.core.report_damage(lba, map_entry, what);
+            self.log.report_damage(lba, map_entry, what);
             survey.unreadable += 1;
             return;
         }
         survey.stage.push(Move { lba, old: map_entry }, content);
         survey.staged += 1;
         if survey.staged == EARN_BLOCKS {
-            earn(&self.core, &survey.segment, std::mem::take(&mut survey.staged));
+            earn(&self.log, &survey.segment, std::mem::take(&mut survey.staged));
         }
     }
 }

@@ -14,8 +14,8 @@ impl Cleaner {
     /// Returns the segment with the fewest live blocks, if few enough, unless cleaning it has
     /// failed.
     pub fn sparsest(&self) -> Option<(SegmentId, Segment)> {
-        let most = self.core.shape.data_blocks_packed() / SPARSE_PART;
-        if self.sparse_tried == Some(self.core.append_state().committed()) {
+        let most = self.log.shape.data_blocks_packed() / SPARSE_PART;
+        if self.sparse_tried == Some(self.log.append_state().committed()) {
             return None;
         }
         let is_sparse = |segment: &Segment| {
@@ -25,7 +25,7 @@ impl Cleaner {
                 && (1..=most).contains(&segment.live)
         };
         let mut best = None;
-        look_through(&self.core, |number, segment| {
+        look_through(&self.log, |number, segment| {
             if is_sparse(&segment)
                 && best.is_none_or(|(_, it): (_, Segment)| segment.live < it.live)
             {
@@ -44,13 +44,13 @@ impl Cleaner {
 
     /// Returns the victim with the best score, excluding the one being cleaned.
     pub fn choose_victim_but(&self, except: Option<SegmentId>) -> Option<(SegmentId, Segment)> {
-        let blocks = self.core.shape.data_blocks_most();
-        let clock = self.core.append_state().clock;
-        let age_power = *self.core.age_power.get().unwrap_or(&AGE_POWER);
+        let blocks = self.log.shape.data_blocks_most();
+        let clock = self.log.append_state().clock;
+        let age_power = *self.log.age_power.get().unwrap_or(&AGE_POWER);
         let mut best: Option<(f64, (SegmentId, Segment))> = None;
         let mut best_filling: Option<(f64, (SegmentId, Segment))> = None;
-        look_through(&self.core, |number, segment| {
-            if Some(number) == except || !is_worth_cleaning(self.core.shape, &segment) {
+        look_through(&self.log, |number, segment| {
+            if Some(number) == except || !is_worth_cleaning(self.log.shape, &segment) {
                 return;
             }
             let age = clock.saturating_sub(segment.sealed);

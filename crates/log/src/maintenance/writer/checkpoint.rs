@@ -11,10 +11,10 @@ use tracing::error;
 use super::Writer;
 use crate::append::Health;
 use crate::maintenance::Progress;
-use crate::map::LEAF_BLOCKS;
 use crate::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP};
 use crate::reserve::View;
 use crate::segments::{Segment, State};
+use crate::volume::map::LEAF_BLOCKS;
 
 /// The kind of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,16 +39,16 @@ impl Writer {
     /// Writes all committed changes to the map on disk, and frees dead segments.
     pub fn checkpoint(&mut self, kind: CheckpointKind) -> Outcome {
         if !mutant("log.rate.holds-during-checkpoints") {
-            self.core.end_copying();
+            self.log.end_copying();
         }
         let (next, frozen) = self.freeze();
-        let changed = self.core.map.take_changed(self.core.blocks());
+        let changed = self.log.volume.map.take_changed(self.log.volume.blocks());
         let made = self.make_durable(next, &changed, &frozen.dead, kind);
         match made {
             Ok(()) => self.finish_checkpoint(frozen),
             Err(_) => {
-                changed.iter().for_each(|leaf| self.core.map.touch(*leaf));
-                let mut state = self.core.append_state();
+                changed.iter().for_each(|leaf| self.log.volume.map.touch(*leaf));
+                let mut state = self.log.append_state();
                 state.changed = true;
                 state.since_checkpoint += frozen.appended;
                 state.segments.keep_dead(frozen.dead);
@@ -62,8 +62,8 @@ impl Writer {
         match self.checkpoint(CheckpointKind::Running) {
             Ok(()) => Progress::Made,
             Err(errno) => {
-                error!("{}: a checkpoint failed: {errno}", self.core.name);
-                self.core.give_up_waiting(errno);
+                error!("{}: a checkpoint failed: {errno}", self.log.name);
+                self.log.give_up_waiting(errno);
                 Progress::Idle
             }
         }
@@ -84,8 +84,8 @@ impl Writer {
 
     /// Step 1: determines the content of the checkpoint, and the segments it will free.
     fn freeze(&mut self) -> (Superblock, Frozen) {
-        let mut state = self.core.append_state();
-        let streams = self.core.shape.streams as usize;
+        let mut state = self.log.append_state();
+        let streams = self.log.shape.streams as usize;
         let mut heads = [HeadPlace::default(); HEADS];
         heads[..streams].copy_from_slice(&state.committed_heads()[..streams]);
         for lifetime in LIFETIME_CLEANED..=LIFETIME_COLD {
@@ -105,7 +105,7 @@ impl Writer {
             clock: state.clock,
             totals: state.totals,
             heads,
-            streams: self.core.shape.streams,
+            streams: self.log.shape.streams,
             ..self.superblock.clone()
         };
         (superblock, frozen)
@@ -113,7 +113,7 @@ impl Writer {
 
     /// Step 2, leaves. Their old copies stay intact until the new ones are durable.
     fn write_leaves(&mut self, changed: &[u32]) -> Outcome {
-        let payload_max = self.core.shape.record_payload_max().max(LEAF_ON_DISK_BLOCKS);
+        let payload_max = self.log.shape.record_payload_max().max(LEAF_ON_DISK_BLOCKS);
         let mut builder = RecordBuilder::new(payload_max);
         let mut bytes = AlignedBuf::zeroed(LEAF_ON_DISK_BLOCKS as usize * BLOCK_BYTES);
         // The part of the disk cut off by a resize maps nothing, and has no leaves.
@@ -121,7 +121,7 @@ impl Writer {
         let cut_off = self.leaves.split_off(&(leaves as u32));
         self.outdated.extend(cut_off.into_values().map(|(old, _)| (old, LEAF_ON_DISK_BLOCKS)));
         for &leaf in changed {
-            if self.core.map.copy_leaf(leaf, &mut bytes) == 0 {
+            if self.log.volume.map.copy_leaf(leaf, &mut bytes) == 0 {
                 if let Some((old, _)) = self.leaves.remove(&leaf) {
                     self.outdated.push((old, LEAF_ON_DISK_BLOCKS));
                 }
@@ -141,8 +141,8 @@ impl Writer {
             return Ok(());
         }
         let header = self.append(LIFETIME_MAP, Kind::Map, 0, builder)?;
-        let segment = self.core.shape.segment_of(header);
-        self.core.append_state().segments.gain(segment, builder.payload());
+        let segment = self.log.shape.segment_of(header);
+        self.log.append_state().segments.gain(segment, builder.payload());
         let mut address = header.forward(1);
         for entry in builder.entries() {
             if let Entry::Leaf { leaf, checksum } = *entry
@@ -165,7 +165,7 @@ impl Writer {
         };
         let leaves: Vec<LeafPlace> = self.leaves.iter().map(leaf).collect();
         // The root must name its own segment: make sure of its room first.
-        let most = self.core.append_state().segments.used() + 1;
+        let most = self.log.append_state().segments.used() + 1;
         let blocks_most = root_blocks(leaves.len() as u64, u64::from(most)) as u32;
         self.streams.reserve(&mut self.space, LIFETIME_MAP, 1 + blocks_most)?;
         let segments = self.segment_notes(dead);
@@ -175,8 +175,8 @@ impl Writer {
         let mut builder = RecordBuilder::new(blocks);
         builder.push(Entry::Root { blocks, checksum }).copy_from_slice(&bytes);
         let header = self.append(LIFETIME_MAP, Kind::Map, 0, &mut builder)?;
-        let segment = self.core.shape.segment_of(header);
-        self.core.append_state().segments.gain(segment, blocks);
+        let segment = self.log.shape.segment_of(header);
+        self.log.append_state().segments.gain(segment, blocks);
         if self.root.blocks > 0 {
             self.outdated.push((self.root.address, self.root.blocks));
         }
@@ -187,7 +187,7 @@ impl Writer {
     }
 
     fn segment_notes(&self, dead: &[SegmentId]) -> Vec<SegmentNote> {
-        let state = self.core.append_state();
+        let state = self.log.append_state();
         let in_use = |state| matches!(state, State::Open | State::Sealed | State::Dead);
         state
             .segments
@@ -214,7 +214,7 @@ impl Writer {
         }
         let mut superblock = next;
         {
-            let mut state = self.core.append_state();
+            let mut state = self.log.append_state();
             state.durable = state.durable.max(superblock.next_sequence);
             let is_all = state.next_sequence() == superblock.next_sequence
                 || mutant("log.close.clean-beside-records");
@@ -222,9 +222,9 @@ impl Writer {
             if superblock.clean {
                 // A queue that still exists must not append to the image.
                 state.health = Health::Stopped;
-                self.core.show(&state);
+                self.log.show(&state);
             }
-            superblock.totals.live_blocks = self.core.map.mapped();
+            superblock.totals.live_blocks = self.log.volume.map.mapped();
             superblock.totals.used_segments =
                 u64::from(state.segments.used()).saturating_sub(dead.len() as u64);
             superblock.segments = superblock.segments.max(state.segments.highest_used().get() + 1);
@@ -237,18 +237,18 @@ impl Writer {
         self.streams.become_replayable();
         let outdated = std::mem::take(&mut self.outdated);
         {
-            let mut state = self.core.append_state();
+            let mut state = self.log.append_state();
             state.generation = self.superblock.generation;
             state.segments.unpin(&frozen.closed);
             for (address, blocks) in outdated {
-                let segment = self.core.shape.segment_of(address);
+                let segment = self.log.shape.segment_of(address);
                 state.segments.lose_many(segment, blocks);
             }
         }
         self.audit();
         let mut dead = frozen.dead;
         if mutant("log.checkpoint.frees-what-died-meanwhile") {
-            dead.extend(self.core.append_state().segments.take_dead());
+            dead.extend(self.log.append_state().segments.take_dead());
         }
         self.release(dead);
     }
@@ -258,16 +258,16 @@ impl Writer {
         if !cfg!(debug_assertions) {
             return;
         }
-        let state = self.core.append_state();
+        let state = self.log.append_state();
         state.segments.audit();
         let mut live = std::collections::BTreeMap::new();
         let mut count = |address: Address, blocks: u32| {
-            *live.entry(self.core.shape.segment_of(address)).or_insert(0u32) += blocks;
+            *live.entry(self.log.shape.segment_of(address)).or_insert(0u32) += blocks;
         };
-        let blocks = self.core.blocks();
+        let blocks = self.log.volume.blocks();
         let mut at = 0;
-        while let Some(lba) = self.core.map.next_mapped(at..blocks) {
-            count(self.core.map.get(lba).address(), 1);
+        while let Some(lba) = self.log.volume.map.next_mapped(at..blocks) {
+            count(self.log.volume.map.get(lba).address(), 1);
             at = lba + 1;
         }
         self.leaves.values().for_each(|(address, _)| count(*address, LEAF_ON_DISK_BLOCKS));
@@ -281,7 +281,7 @@ impl Writer {
     /// Returns whether a checkpoint frees the dead segments at a lower cost than cleaning this
     /// victim.
     pub fn is_checkpoint_cheaper(&self, view: &View, victim: Option<&Segment>) -> bool {
-        let leaves = u64::from(self.core.map.changed_count());
+        let leaves = u64::from(self.log.volume.map.changed_count());
         let blocks = leaves * u64::from(1 + LEAF_ON_DISK_BLOCKS) + u64::from(self.root.blocks);
         view.checkpoint_is_cheaper(blocks, victim.map(|it| it.live))
     }

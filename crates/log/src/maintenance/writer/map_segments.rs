@@ -13,7 +13,7 @@ const MAP_ATTEMPTS: u32 = 3;
 impl Writer {
     /// Makes the map smaller. `NOSPC` if that is not possible.
     pub fn shrink_map(&mut self) -> Outcome {
-        let used = |writer: &Self| writer.core.append_state().segments.used_for_maps();
+        let used = |writer: &Self| writer.log.append_state().segments.used_for_maps();
         let before = used(self);
         // The first attempt may end the open segment and leave it sparse, which the next one makes
         // up for. Where a root takes most of a segment, no attempt frees anything.
@@ -35,7 +35,7 @@ impl Writer {
     /// changed, so it writes them elsewhere.
     pub fn checkpoint_without(&mut self, victims: &[SegmentId]) -> Outcome {
         self.checkpoint(CheckpointKind::Running)?;
-        let mut state = self.core.append_state();
+        let mut state = self.log.append_state();
         for victim in victims {
             if state.segments.get(*victim).live > 0 {
                 // The image was tampered with: the victim must not be retried for ever.
@@ -49,10 +49,10 @@ impl Writer {
     /// elsewhere; all at once, since each checkpoint also writes a root, which in a segment of its
     /// own would gain nothing. Returns the segments.
     pub fn outdate_sparse_map(&mut self) -> Vec<SegmentId> {
-        let most = self.core.append_state().reserve(&self.core.map, true).leaves;
+        let most = self.log.append_state().reserve(&self.log.volume, true).leaves;
         let mut sparse = Vec::new();
-        look_through(&self.core, |number, segment| {
-            if segment.lifetime == LIFETIME_MAP && is_worth_cleaning(self.core.shape, &segment) {
+        look_through(&self.log, |number, segment| {
+            if segment.lifetime == LIFETIME_MAP && is_worth_cleaning(self.log.shape, &segment) {
                 sparse.push((segment.live, number));
             }
         });
@@ -61,7 +61,7 @@ impl Writer {
         for (_, victim) in sparse {
             self.outdate_map_segment(victim);
             chosen.push(victim);
-            if u64::from(self.core.map.changed_count()) >= most {
+            if u64::from(self.log.volume.map.changed_count()) >= most {
                 break;
             }
         }
@@ -72,8 +72,8 @@ impl Writer {
     /// elsewhere; the root moves with every checkpoint.
     pub fn outdate_map_segment(&mut self, victim: SegmentId) {
         for (leaf, (address, _)) in &self.leaves {
-            if self.core.shape.segment_of(*address) == victim {
-                self.core.map.touch(*leaf);
+            if self.log.shape.segment_of(*address) == victim {
+                self.log.volume.map.touch(*leaf);
             }
         }
     }

@@ -17,8 +17,8 @@ use flowstone_log_format::{
 };
 
 use super::Progress;
-use crate::core::Core;
 use crate::load::LeafPlaces;
+use crate::log::Log;
 
 pub use self::checkpoint::CheckpointKind;
 pub use self::sorted::{moves_most, next_moves};
@@ -38,7 +38,7 @@ const HELD_MOST: Duration = Duration::from_millis(1);
 
 /// See the module.
 pub struct Writer {
-    pub core: Arc<Core>,
+    pub log: Arc<Log>,
     pub space: Space,
     pub streams: Streams,
     pub superblock: Superblock,
@@ -52,11 +52,11 @@ pub struct Writer {
 }
 
 impl Writer {
-    pub fn new(core: Arc<Core>, superblock: Superblock, leaves: LeafPlaces) -> io::Result<Self> {
+    pub fn new(log: Arc<Log>, superblock: Superblock, leaves: LeafPlaces) -> io::Result<Self> {
         Ok(Self {
-            space: Space::new(Arc::clone(&core))?,
-            streams: Streams::new(Arc::clone(&core)),
-            core,
+            space: Space::new(Arc::clone(&log))?,
+            streams: Streams::new(Arc::clone(&log)),
+            log,
             root: superblock.root,
             superblock,
             leaves,
@@ -90,7 +90,7 @@ impl Writer {
     /// Writes this superblock as the newest one.
     pub fn write_superblock(&mut self, mut superblock: Superblock) -> Outcome {
         superblock.generation += 1;
-        superblock.written_at = self.core.clock.calendar().as_secs();
+        superblock.written_at = self.log.clock.calendar().as_secs();
         let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
         block.copy_from_slice(&superblock.encode());
         // If this fails, the next attempt has the same generation, and so goes to the same slot:
@@ -107,17 +107,17 @@ impl Writer {
     /// their blocks.
     pub fn release_freeable(&mut self) -> Outcome {
         if self.sync_took > HELD_MOST {
-            self.core.end_copying();
+            self.log.end_copying();
         }
-        let mut dead = self.core.append_state().segments.take_freeable();
-        let start = self.core.clock.now();
+        let mut dead = self.log.append_state().segments.take_freeable();
+        let start = self.log.clock.now();
         let synced = if mutant("log.free.skips-sync") { Ok(()) } else { self.space.sync() };
-        self.sync_took = self.core.clock.since(start);
+        self.sync_took = self.log.clock.since(start);
         if mutant("log.free.frees-what-died-during-the-sync") {
-            dead.extend(self.core.append_state().segments.take_freeable());
+            dead.extend(self.log.append_state().segments.take_freeable());
         }
         if let Err(errno) = synced {
-            self.core.append_state().segments.keep_dead(dead);
+            self.log.append_state().segments.keep_dead(dead);
             return Err(errno);
         }
         self.release(dead);
@@ -127,8 +127,8 @@ impl Writer {
     /// Frees segments that nothing on the medium refers to any more.
     fn release(&mut self, dead: Vec<SegmentId>) {
         let keep = self.space.recycled_kept_in_use(self.interval());
-        let released = self.core.append_state().segments.release_dead(dead, keep);
+        let released = self.log.append_state().segments.release_dead(dead, keep);
         self.space.punch(&released);
-        self.core.announce_room();
+        self.log.announce_room();
     }
 }

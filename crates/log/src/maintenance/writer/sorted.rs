@@ -5,7 +5,7 @@ use flowstone_fileio::FileOffset;
 use flowstone_log_format::{BLOCK_BYTES, Entry, Kind, RecordBuilder, SegmentId};
 
 use super::{CheckpointKind, Move, Writer};
-use crate::core::Core;
+use crate::log::Log;
 use crate::policy::LIFETIME_SORTED;
 
 /// Aligned group of blocks that is copied into one record: a request of 128 KiB reads them from one
@@ -14,15 +14,15 @@ const TOGETHER_BLOCKS: u64 = 32;
 
 /// Returns the next `count` live blocks of the disk, in LBA order, plus the rest of the last
 /// group.
-pub fn next_moves(core: &Core, next: &mut u64, count: usize) -> Option<Vec<Move>> {
-    let end = core.blocks();
+pub fn next_moves(log: &Log, next: &mut u64, count: usize) -> Option<Vec<Move>> {
+    let end = log.volume.blocks();
     let mut moves: Vec<Move> = Vec::with_capacity(moves_most(count));
-    while let Some(lba) = core.map.next_mapped(*next..end) {
+    while let Some(lba) = log.volume.map.next_mapped(*next..end) {
         let goes_along = |last: &Move| last.lba / TOGETHER_BLOCKS == lba / TOGETHER_BLOCKS;
         if moves.len() >= count && !moves.last().is_some_and(goes_along) {
             break;
         }
-        moves.push(Move { lba, old: core.map.get(lba) });
+        moves.push(Move { lba, old: log.volume.map.get(lba) });
         *next = lba + 1;
     }
     (!moves.is_empty()).then_some(moves)
@@ -47,7 +47,7 @@ impl Writer {
     /// Appends copies of the blocks that were read. As far as possible, no record ends inside a
     /// part of the disk that guests read with one request.
     pub fn append_in_order(&mut self, moves: &[Move], buffer: &AlignedBuf) -> Outcome {
-        let mut builder = RecordBuilder::new(self.core.shape.record_payload_max());
+        let mut builder = RecordBuilder::new(self.log.shape.record_payload_max());
         let mut pending = Vec::new();
         let mut contents = buffer.chunks_exact(BLOCK_BYTES);
         let mut most = 0;
@@ -75,14 +75,14 @@ impl Writer {
 
     /// Returns the number of blocks of the disk that stay in one record, if all of them are live.
     fn sorted_together_in_record(&self) -> u64 {
-        TOGETHER_BLOCKS.min(self.core.shape.record_payload_max().into())
+        TOGETHER_BLOCKS.min(self.log.shape.record_payload_max().into())
     }
 
     /// Returns the maximum number of copies in the next record, of which `count` stay together: the
     /// rest of the open segment, or a full record in another one.
     fn sorted_that_fit(&self, count: u32) -> u32 {
         let fit = self.streams.copies_that_fit(LIFETIME_SORTED);
-        if fit < count { self.core.shape.record_payload_max() } else { fit }
+        if fit < count { self.log.shape.record_payload_max() } else { fit }
     }
 
     /// Copies from many segments at once are not replayed: their sources are pinned until a
@@ -92,7 +92,7 @@ impl Writer {
             return Ok(());
         }
         let sources: Vec<SegmentId> =
-            moves.iter().map(|it| self.core.shape.segment_of(it.old.address())).collect();
+            moves.iter().map(|it| self.log.shape.segment_of(it.old.address())).collect();
         let header = match self.append(LIFETIME_SORTED, Kind::Relocated, 0, builder) {
             Err(Errno::NOSPC) => {
                 self.checkpoint(CheckpointKind::Running)?;
@@ -100,7 +100,7 @@ impl Writer {
             }
             other => other?,
         };
-        let mut state = self.core.append_state();
+        let mut state = self.log.append_state();
         if !mutant("log.compact.does-not-pin-sources") {
             sources.into_iter().for_each(|segment| state.segments.pin(segment));
         }

@@ -17,7 +17,7 @@ use flowstone_log_format::{Incarnation, SegmentId, Sequence};
 use tracing::warn;
 
 use crate::append::{AppendState, FULL_RETRY, Head};
-use crate::core::Core;
+use crate::log::Log;
 use crate::maintenance::Progress;
 use crate::reserve::{SLACK_SEGMENTS, View, told_from};
 
@@ -62,7 +62,7 @@ impl SpaceAhead {
 
 /// The image's file, as the maintenance worker uses it.
 pub struct Space {
-    core: Arc<Core>,
+    log: Arc<Log>,
     pub file: BlockingFile,
     /// Ends its wait for a queue's sync.
     waker: Arc<QueueWaker>,
@@ -72,26 +72,26 @@ pub struct Space {
 }
 
 impl Space {
-    pub fn new(core: Arc<Core>) -> io::Result<Self> {
-        let file = BlockingFile::new(&*core.file)?;
+    pub fn new(log: Arc<Log>) -> io::Result<Self> {
+        let file = BlockingFile::new(&*log.file)?;
         let waker = QueueWaker::new(file.reactor());
-        Ok(Self { core, file, waker, ahead: SpaceAhead::default(), host_full: None })
+        Ok(Self { log, file, waker, ahead: SpaceAhead::default(), host_full: None })
     }
 
     /// Makes everything durable that has been written to the file.
     pub fn sync(&mut self) -> Outcome {
-        let committed = self.core.append_state().committed();
-        let outcome = self.core.sync.run(&mut self.file, &self.waker);
+        let committed = self.log.append_state().committed();
+        let outcome = self.log.sync.run(&mut self.file, &self.waker);
         match outcome {
             Ok(()) => {
-                let mut state = self.core.append_state();
+                let mut state = self.log.append_state();
                 let committed = match mutant("log.sync.promises-what-came-later") {
                     true => state.committed(),
                     false => committed,
                 };
                 state.durable = state.durable.max(committed);
             }
-            Err(_) => self.core.wakers.wake_all(),
+            Err(_) => self.log.wakers.wake_all(),
         }
         outcome
     }
@@ -100,8 +100,8 @@ impl Space {
     /// segment only if the log has gone on beyond `checkpointed`, the end of the newest checkpoint.
     pub fn provide(&mut self, checkpointed: Sequence) -> Progress {
         let waiting_head = {
-            let state = self.core.append_state();
-            let streams = self.core.shape.streams as usize;
+            let state = self.log.append_state();
+            let streams = self.log.shape.streams as usize;
             let wanted = state.wants_room();
             let wants = |head: &&Head| !head.has_space && wanted;
             state.heads[..streams].iter().find(wants).map(|head| head.place.segment)
@@ -109,14 +109,14 @@ impl Space {
         if let Some(segment) = waiting_head {
             return self.provide_head(segment);
         }
-        if self.host_full.is_some_and(|at| self.core.clock.since(at) < FULL_RETRY) {
+        if self.host_full.is_some_and(|at| self.log.clock.since(at) < FULL_RETRY) {
             return Progress::Idle;
         }
         let (wanted, ready, most, unused) = {
-            let state = self.core.append_state();
+            let state = self.log.append_state();
             let unused = state.next_sequence() == checkpointed && !state.wants_room();
-            let wanted = state.kept_from_writes(&self.core.map) + READY_KEPT;
-            let most = AHEAD_BYTES / self.core.shape.segment_bytes();
+            let wanted = state.kept_from_writes(&self.log.volume) + READY_KEPT;
+            let most = AHEAD_BYTES / self.log.shape.segment_bytes();
             let most = (most as u32).min(state.segments.limit() / POOL_SHARE);
             (wanted, state.segments.ready(), most, unused)
         };
@@ -124,21 +124,21 @@ impl Space {
             return Progress::Idle;
         }
         if ready >= wanted {
-            self.ahead.is_enough(self.core.clock.now());
+            self.ahead.is_enough(self.log.clock.now());
             return Progress::Idle;
         }
         // The missing segments, and those allocated in advance; both counts include the first.
-        let ahead = self.ahead.is_short(self.core.clock.now(), most);
+        let ahead = self.ahead.is_short(self.log.clock.now(), most);
         if self.obtain(wanted - ready - 1 + ahead - 1).is_err() {
             return Progress::Idle;
         }
-        self.core.announce_room();
+        self.log.announce_room();
         Progress::Made
     }
 
     /// Makes `segments` segments ready. On a full host none is kept.
     pub fn get_ahead(&mut self, segments: u32) -> Outcome {
-        while self.core.append_state().segments.ready() < segments {
+        while self.log.append_state().segments.ready() < segments {
             if let Err(errno) = self.obtain(0) {
                 self.release_reserve();
                 return Err(errno);
@@ -152,7 +152,7 @@ impl Space {
     /// behind the end of a device; then the lowest free one is tried.
     fn obtain(&mut self, more: u32) -> Outcome {
         let (first, more) = {
-            let mut state = self.core.append_state();
+            let mut state = self.log.append_state();
             let first = state.segments.take_free().ok_or(Errno::NOSPC)?;
             (first, state.segments.take_free_behind(first, more))
         };
@@ -160,19 +160,19 @@ impl Space {
             return Ok(());
         }
         let Err(errno) = self.make_ready(first) else { return Ok(()) };
-        let other = self.core.append_state().segments.take_free_before(first);
+        let other = self.log.append_state().segments.take_free_before(first);
         other.map_or(Err(errno), |other| self.make_ready(other))
     }
 
     /// Makes a segment ready together with `more` that follow it, or deallocates those.
     fn obtain_run(&mut self, first: SegmentId, more: u32) -> bool {
-        let offset = self.core.shape.address(first, 0).offset();
-        let bytes = u64::from(1 + more) * self.core.shape.segment_bytes();
+        let offset = self.log.shape.address(first, 0).offset();
+        let bytes = u64::from(1 + more) * self.log.shape.segment_bytes();
         let allocated = mutant("log.space.ready-without-space")
             || self.file.run(FileOp::Allocate { offset, bytes }).is_ok();
         let behind: Vec<_> = SegmentId::range(first.get() + 1..first.get() + 1 + more).collect();
         if allocated {
-            let mut state = self.core.append_state();
+            let mut state = self.log.append_state();
             state.segments.make_ready(first);
             behind.into_iter().for_each(|segment| state.segments.make_ready(segment));
         } else {
@@ -184,7 +184,7 @@ impl Space {
 
     fn make_ready(&mut self, segment: SegmentId) -> Outcome {
         let outcome = self.allocate(segment);
-        let mut state = self.core.append_state();
+        let mut state = self.log.append_state();
         match outcome {
             Ok(()) => state.segments.make_ready(segment),
             Err(_) => state.segments.put_back(segment),
@@ -194,27 +194,27 @@ impl Space {
 
     fn provide_head(&mut self, segment: SegmentId) -> Progress {
         if let Err(errno) = self.allocate(segment) {
-            self.core.give_up_waiting(errno);
+            self.log.give_up_waiting(errno);
             return Progress::Idle;
         }
-        for head in &mut self.core.append_state().heads {
+        for head in &mut self.log.append_state().heads {
             head.has_space |= head.place.segment == segment;
         }
-        self.core.announce_room();
+        self.log.announce_room();
         Progress::Made
     }
 
     fn allocate(&mut self, segment: SegmentId) -> Outcome {
-        let offset = self.core.shape.address(segment, 0).offset();
-        let bytes = self.core.shape.segment_bytes();
+        let offset = self.log.shape.address(segment, 0).offset();
+        let bytes = self.log.shape.segment_bytes();
         let outcome = self.file.run(FileOp::Allocate { offset, bytes });
         self.host_full = match outcome {
             Ok(()) => None,
             Err(errno) => {
                 if self.host_full.is_none() {
-                    warn!("{}: the host gives no more space: {errno}", self.core.name);
+                    warn!("{}: the host gives no more space: {errno}", self.log.name);
                 }
-                Some(self.core.clock.now())
+                Some(self.log.clock.now())
             }
         };
         outcome
@@ -225,7 +225,7 @@ impl Space {
     /// writes that never came.
     pub fn punch_free(&mut self) {
         let (free, never_used, limit) = {
-            let mut state = self.core.append_state();
+            let mut state = self.log.append_state();
             let segments = &mut state.segments;
             (segments.take_all_free(), segments.never_used(), segments.limit())
         };
@@ -234,14 +234,14 @@ impl Space {
             false => never_used,
         };
         self.punch(&free);
-        let offset = self.core.shape.address(never_used, 0).offset();
-        let end = u64::from(limit) * self.core.shape.segment_bytes();
-        let end = end.min(self.core.file.size().unwrap_or(0));
+        let offset = self.log.shape.address(never_used, 0).offset();
+        let end = u64::from(limit) * self.log.shape.segment_bytes();
+        let end = end.min(self.log.file.size().unwrap_or(0));
         let bytes = end.saturating_sub(offset.get());
         if bytes > 0
             && let Err(errno) = self.file.run(FileOp::Discard { offset, bytes })
         {
-            warn!("{}: cannot punch segments from {never_used} on: {errno}", self.core.name);
+            warn!("{}: cannot punch segments from {never_used} on: {errno}", self.log.name);
         }
     }
 
@@ -250,17 +250,17 @@ impl Space {
         let mut sorted = segments.to_vec();
         sorted.sort_unstable();
         let runs: Vec<_> = sorted.chunk_by(|one, next| next.get() == one.get() + 1).collect();
-        self.core.discards.count_runs(runs.len());
+        self.log.volume.discards.count_runs(runs.len());
         for run in runs {
-            let offset = self.core.shape.address(run[0], 0).offset();
-            let bytes = run.len() as u64 * self.core.shape.segment_bytes();
+            let offset = self.log.shape.address(run[0], 0).offset();
+            let bytes = run.len() as u64 * self.log.shape.segment_bytes();
             if let Err(errno) = self.file.run(FileOp::Discard { offset, bytes }) {
                 // They stay free; only their host space is not deallocated.
-                let (name, count) = (&self.core.name, run.len());
+                let (name, count) = (&self.log.name, run.len());
                 warn!("{name}: cannot punch {count} segments from {} on: {errno}", run[0]);
             }
         }
-        self.core.append_state().segments.add_free(segments);
+        self.log.append_state().segments.add_free(segments);
     }
 
     /// Returns the number of segments that may be used: ready ones, and those that the host has not
@@ -273,7 +273,7 @@ impl Space {
     /// Opens a segment to append to. The caller has checked that it may be opened.
     pub fn take_segment(&mut self, lifetime: u8) -> Result<(SegmentId, Incarnation), Errno> {
         loop {
-            let opened = self.core.append_state().segments.open(lifetime);
+            let opened = self.log.append_state().segments.open(lifetime);
             if let Some(opened) = opened {
                 return Ok(opened);
             }
@@ -285,29 +285,29 @@ impl Space {
     /// not count: they must not displace the others. None if the drive is told of freed segments:
     /// it copies less. `interval` is that of checkpoints, in blocks.
     pub fn recycled_kept_in_use(&self, interval: u64) -> u32 {
-        if self.core.telling.load(Ordering::Relaxed) {
+        if self.log.telling.load(Ordering::Relaxed) {
             return 0;
         }
-        let state = self.core.append_state();
-        let pool = interval as u32 / self.core.shape.segment_blocks;
+        let state = self.log.append_state();
+        let pool = interval as u32 / self.log.shape.segment_blocks;
         let pool = pool.min(state.segments.limit() / POOL_SHARE).max(READY_KEPT);
-        state.kept_from_writes(&self.core.map) + pool
+        state.kept_from_writes(&self.log.volume) + pool
     }
 
     /// Returns what decides whether room must be made.
     pub fn view(&self) -> View {
-        let mut state = self.core.append_state();
+        let mut state = self.log.append_state();
         let (dead, freeable) = state.segments.dead();
-        let segment_blocks = self.core.shape.segment_blocks;
+        let segment_blocks = self.log.shape.segment_blocks;
         let view = View {
-            reserve: state.reserve(&self.core.map, true),
+            reserve: state.reserve(&self.log.volume, true),
             available: self.available(&state),
             trim_heads: state.trim_heads(),
             dead,
             freeable,
             map_segments: state.segments.used_for_maps(),
             segment_blocks,
-            told_from: told_from(state.segments.limit(), self.core.telling.load(Ordering::Relaxed)),
+            told_from: told_from(state.segments.limit(), self.log.telling.load(Ordering::Relaxed)),
         };
         let blocks = |segments: u32| u64::from(segments) * u64::from(segment_blocks);
         // Segments that a sync frees count as free.
@@ -317,20 +317,20 @@ impl Space {
 
     /// Returns whether there are more ready segments than are kept when nothing is written.
     pub fn has_surplus(&self, state: &AppendState) -> bool {
-        state.segments.ready() > state.kept_from_writes(&self.core.map) + READY_KEPT
+        state.segments.ready() > state.kept_from_writes(&self.log.volume) + READY_KEPT
     }
 
     /// Deallocates the host space of all ready segments.
     pub fn release_reserve(&mut self) {
-        let ready = self.core.append_state().segments.release_ready(0);
+        let ready = self.log.append_state().segments.release_ready(0);
         self.punch(&ready);
     }
 
     /// Deallocates the host space of ready segments that only a busy guest needs.
     pub fn trim_reserve(&mut self) {
         let surplus = {
-            let mut state = self.core.append_state();
-            let keep = state.kept_from_writes(&self.core.map) + READY_KEPT;
+            let mut state = self.log.append_state();
+            let keep = state.kept_from_writes(&self.log.volume) + READY_KEPT;
             state.segments.release_ready(keep)
         };
         self.punch(&surplus);

@@ -9,7 +9,7 @@ use flowstone_log_format::{
 };
 
 use super::space::Space;
-use crate::core::Core;
+use crate::log::Log;
 use crate::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP, LIFETIMES};
 use crate::reserve::Opener;
 
@@ -37,15 +37,15 @@ pub struct Move {
 
 /// The streams of the maintenance worker.
 pub struct Streams {
-    core: Arc<Core>,
+    log: Arc<Log>,
     open: [Option<AppendStream>; LIFETIMES],
     /// Number of records written; the sequence number of the next one.
     records: u64,
 }
 
 impl Streams {
-    pub fn new(core: Arc<Core>) -> Self {
-        Self { core, open: Default::default(), records: 0 }
+    pub fn new(log: Arc<Log>) -> Self {
+        Self { log, open: Default::default(), records: 0 }
     }
 
     /// Returns the stream of a lifetime, if one is open.
@@ -63,7 +63,7 @@ impl Streams {
         builder: &mut RecordBuilder,
     ) -> Result<Address, Errno> {
         let (placed, before) = self.place(space, lifetime, kind, link, builder.payload())?;
-        let record = builder.finish(self.core.codec, &placed);
+        let record = builder.finish(self.log.codec, &placed);
         if let Err(errno) = space.file.write(placed.address.offset(), record) {
             self.abandon(lifetime, before);
             return Err(errno);
@@ -83,7 +83,7 @@ impl Streams {
         payload: u32,
     ) -> Result<(Placed, AppendStream), Errno> {
         let mut stream = self.with_room(space, lifetime, 1 + payload)?;
-        let (before, shape, stamp) = (stream, self.core.shape, self.stamp());
+        let (before, shape, stamp) = (stream, self.log.shape, self.stamp());
         let placed = stream.place.append(shape, stamp, kind, payload, link);
         self.open[usize::from(lifetime)] = Some(stream);
         Ok((placed, before))
@@ -92,7 +92,7 @@ impl Streams {
     /// Counts a record of a stream as written, and so are all before it.
     pub fn appended(&mut self, placed: &Placed) {
         let blocks = u64::from(placed.header.record_blocks());
-        let mut state = self.core.append_state();
+        let mut state = self.log.append_state();
         state.since_checkpoint += blocks;
         state.costs.header_blocks += 1;
         state.totals.appended_blocks += blocks;
@@ -105,7 +105,7 @@ impl Streams {
     /// Returns the stamp of the next record of the maintenance worker, which has its own numbering.
     fn stamp(&mut self) -> Stamp {
         self.records += 1;
-        let state = self.core.append_state();
+        let state = self.log.append_state();
         Stamp {
             sequence: Sequence::new(self.records),
             // For copies: the committed sequence number when they were made.
@@ -129,7 +129,7 @@ impl Streams {
         blocks: u32,
     ) -> Result<AppendStream, Errno> {
         let old = self.open[usize::from(lifetime)];
-        if let Some(stream) = old.filter(|it| it.place.room(self.core.shape) >= blocks) {
+        if let Some(stream) = old.filter(|it| it.place.room(self.log.shape) >= blocks) {
             return Ok(stream);
         }
         if !self.may_open(space, lifetime, old.is_some()) {
@@ -141,7 +141,7 @@ impl Streams {
             None => false,
             Some(old) => {
                 if let Err(errno) = self.write_seal(space, old.place, place) {
-                    let mut state = self.core.append_state();
+                    let mut state = self.log.append_state();
                     let clock = state.clock;
                     state.segments.seal(segment, clock);
                     drop(state);
@@ -158,8 +158,8 @@ impl Streams {
     /// Returns whether a segment of this lifetime may be opened, in place of a full one or in
     /// addition.
     fn may_open(&self, space: &Space, lifetime: u8, replaces: bool) -> bool {
-        let state = self.core.append_state();
-        let reserve = state.reserve(&self.core.map, replaces);
+        let state = self.log.append_state();
+        let reserve = state.reserve(&self.log.volume, replaces);
         let (opener, available) = match lifetime {
             // The last resort tries a full host once more.
             LIFETIME_MAP => (Opener::Map, state.segments.ready_or_obtainable()),
@@ -175,11 +175,11 @@ impl Streams {
         mut place: HeadPlace,
         next: HeadPlace,
     ) -> Result<(), Errno> {
-        let seal = place.go_on_at(next, self.core.shape, self.stamp());
+        let seal = place.go_on_at(next, self.log.shape, self.stamp());
         let mut builder = RecordBuilder::new(0);
         builder.push(next.entry_of_seal());
-        space.file.write(seal.address.offset(), builder.finish(self.core.codec, &seal))?;
-        let mut state = self.core.append_state();
+        space.file.write(seal.address.offset(), builder.finish(self.log.codec, &seal))?;
+        let mut state = self.log.append_state();
         state.costs.seal_blocks += 1;
         state.totals.appended_blocks += 1;
         Ok(())
@@ -190,7 +190,7 @@ impl Streams {
     /// use up no segments. No write to the stream is in flight any more.
     pub fn abandon(&mut self, lifetime: u8, before: AppendStream) {
         if before.place.block == 0 && !before.replayable {
-            self.core.append_state().segments.give_back(before.place.segment);
+            self.log.append_state().segments.give_back(before.place.segment);
             self.open[usize::from(lifetime)] = None;
         } else {
             let now = self.open[usize::from(lifetime)].unwrap_or(before);
@@ -207,7 +207,7 @@ impl Streams {
     /// Ends the stream of a lifetime. All its copies have been applied to the map.
     pub fn seal(&mut self, lifetime: u8) {
         let Some(stream) = self.open[usize::from(lifetime)].take() else { return };
-        let mut state = self.core.append_state();
+        let mut state = self.log.append_state();
         let clock = state.clock;
         let birth = match stream.copies {
             0 => clock,
@@ -222,7 +222,7 @@ impl Streams {
     pub fn merge(&mut self, lifetime: u8) -> u8 {
         let room = |lifetime: &u8| {
             let stream = self.open[usize::from(*lifetime)]?;
-            Some(stream.place.room(self.core.shape))
+            Some(stream.place.room(self.log.shape))
         };
         let open = (LIFETIME_CLEANED..=LIFETIME_COLD).filter(|lifetime| room(lifetime).is_some());
         let Some(roomiest) = open.max_by_key(room) else { return lifetime };
@@ -234,7 +234,7 @@ impl Streams {
     /// Returns the maximum number of copies in the next record of this lifetime: the rest of the
     /// open segment, or a full record in another one if little is left.
     pub fn copies_that_fit(&self, lifetime: u8) -> u32 {
-        let full = self.core.shape.record_payload_max();
+        let full = self.log.shape.record_payload_max();
         match self.room_for_copies(lifetime) {
             0..COPIES_LEAST => full,
             room => room.min(full),
@@ -252,15 +252,15 @@ impl Streams {
     }
 
     fn room_for_copies(&self, lifetime: u8) -> u32 {
-        let room = |stream: AppendStream| stream.place.room(self.core.shape).saturating_sub(1);
+        let room = |stream: AppendStream| stream.place.room(self.log.shape).saturating_sub(1);
         self.open[usize::from(lifetime)].map_or(0, room)
     }
 
     /// Applies the copies of a record to map entries that have not changed meanwhile.
     pub fn apply_moves(&mut self, lifetime: u8, header: Address, moves: &[Move], birth: u64) {
-        let target = self.core.shape.segment_of(header);
+        let target = self.log.shape.segment_of(header);
         let copies = moves.len() as u32;
-        let mut state = self.core.append_state();
+        let mut state = self.log.append_state();
         state.changed = true;
         state.segments.gain(target, copies);
         let mut address = header;
@@ -268,10 +268,10 @@ impl Streams {
             address = address.forward(1);
             let new = MapEntry::new(address, moved.old.checksum());
             let stale = mutant("log.clean.overwrites-newer-data") && {
-                let map_entry = self.core.map.get(moved.lba);
-                map_entry.is_mapped() && self.core.map.replace_if(moved.lba, map_entry, new)
+                let map_entry = self.log.volume.map.get(moved.lba);
+                map_entry.is_mapped() && self.log.volume.map.replace_if(moved.lba, map_entry, new)
             };
-            let dies = if stale || self.core.map.replace_if(moved.lba, moved.old, new) {
+            let dies = if stale || self.log.volume.map.replace_if(moved.lba, moved.old, new) {
                 moved.old.address()
             } else {
                 // The guest has written the block meanwhile: the copy is dead.

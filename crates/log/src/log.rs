@@ -4,26 +4,22 @@ use std::sync::{Arc, OnceLock, PoisonError};
 
 use flowstone_block::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use flowstone_block::sync::{Mutex, MutexGuard};
-use flowstone_block::{Clock, Outcome, Sector, SectorCount, mutant};
+use flowstone_block::{Clock, Sector, mutant};
 use flowstone_fileio::FileIo;
-use flowstone_image::runtime::discards::DiscardCounters;
+use flowstone_image::Flaw;
 use flowstone_image::runtime::group_sync::GroupSync;
 use flowstone_image::runtime::inbox::Inbox;
 use flowstone_image::runtime::wakers::{QueueWaker, Wakers};
-use flowstone_image::{DamageList, Flaw};
-use flowstone_log_format::{
-    BLOCK_BYTES, BLOCK_SECTORS, Codec, MapEntry, Sequence, Shape, blocks_of_sectors,
-};
+use flowstone_log_format::{BLOCK_SECTORS, Codec, MapEntry, Sequence, Shape};
 use tracing::error;
 
 use super::append::{AppendState, Draft, Effects, Health, Place, PlaceError};
 use super::command::Command;
 use super::copy_memory::CopyMemory;
-use super::map::{BlockMap, LEAF_BLOCKS};
-use super::resort::Resorting;
+use super::volume::Volume;
 
-/// The shared part of an open log image.
-pub struct Core {
+/// The log of an open image: appends records, commits them, and counts what is live.
+pub struct Log {
     /// The image's path, for messages.
     pub name: String,
     pub file: Box<dyn FileIo>,
@@ -31,12 +27,9 @@ pub struct Core {
     pub clock: Clock,
     pub codec: Codec,
     pub shape: Shape,
-    pub map: BlockMap,
+    pub volume: Volume,
     pub sync: GroupSync,
     pub inbox: Inbox<Command>,
-    pub discards: Arc<DiscardCounters>,
-    pub damages: DamageList,
-    pub resorting: Resorting,
     /// Memory in which the cleaner gathers copies, once the image's owner has set it.
     pub copy_memory: OnceLock<CopyMemory>,
     /// See [`AGE_POWER`](super::policy::AGE_POWER), the default.
@@ -45,8 +38,6 @@ pub struct Core {
     pub telling: AtomicBool,
     /// Bytes of copies that are written in a row now; 0 while none are made.
     pub run_bytes: AtomicU64,
-    /// In sectors; a live resize changes it.
-    capacity: AtomicU64,
     state: Mutex<AppendState>,
     /// Copies of fields of `state`, readable without the lock.
     committed: AtomicU64,
@@ -56,16 +47,14 @@ pub struct Core {
     pub wakers: Wakers,
 }
 
-impl Core {
+impl Log {
     pub fn new(
         name: String,
         file: Box<dyn FileIo>,
         codec: Codec,
-        capacity: SectorCount,
-        map: BlockMap,
+        volume: Volume,
         mut state: AppendState,
     ) -> Self {
-        state.disk_leaves = leaves_of(capacity);
         state.time = file.clock();
         Self {
             name,
@@ -73,58 +62,19 @@ impl Core {
             file,
             codec,
             shape: state.shape,
-            map,
+            volume,
             sync: GroupSync::default(),
             inbox: Inbox::new(state.time.clone()),
-            discards: Arc::default(),
-            damages: DamageList::default(),
-            resorting: Resorting::default(),
             copy_memory: OnceLock::new(),
             age_power: OnceLock::new(),
             telling: AtomicBool::new(false),
             run_bytes: AtomicU64::new(0),
-            capacity: AtomicU64::new(capacity.get()),
             committed: AtomicU64::new(state.committed().get()),
             health: AtomicU8::new(state.health as u8),
             room_made: AtomicU64::new(0),
             state: Mutex::new(state),
             wakers: Wakers::default(),
         }
-    }
-
-    pub fn capacity(&self) -> SectorCount {
-        SectorCount::new(self.capacity.load(Ordering::Relaxed))
-    }
-
-    pub fn set_capacity(&self, capacity: SectorCount) {
-        self.capacity.store(capacity.get(), Ordering::Relaxed);
-        self.append_state().disk_leaves = leaves_of(capacity);
-    }
-
-    /// Shrinks the disk at once, so that nothing is written beyond the new end, or grows it when
-    /// `work` has made the new size durable, so that no record concerns blocks that a crash would
-    /// take away again.
-    pub fn resize_while(&self, capacity: SectorCount, work: impl FnOnce() -> Outcome) -> Outcome {
-        let before = self.capacity();
-        let meanwhile = match mutant("log.resize.told-before-durable") {
-            true => capacity,
-            false => capacity.min(before),
-        };
-        self.set_capacity(meanwhile);
-        let resized = work();
-        self.set_capacity(if resized.is_ok() { capacity } else { before });
-        resized
-    }
-
-    /// Returns the blocks of the disk.
-    pub fn blocks(&self) -> u64 {
-        blocks_of_sectors(self.capacity().get())
-    }
-
-    /// Returns the bytes of the disk that are mapped, limited to the size of the disk (its last
-    /// block may be partial).
-    pub fn live_bytes(&self) -> u64 {
-        (self.map.mapped() * BLOCK_BYTES as u64).min(self.capacity().bytes())
     }
 
     /// Takes the lock. Held only briefly, never across I/O.
@@ -178,7 +128,7 @@ impl Core {
             let mut state = self.append_state();
             // Read under the lock: a resize that shrinks the disk checks for records in flight
             // beyond the new end.
-            state.place(draft, &self.map, self.blocks(), owner, &mut effects)
+            state.place(draft, &self.volume, owner, &mut effects)
         };
         self.apply_effects(effects, owner);
         placed
@@ -189,7 +139,7 @@ impl Core {
         let mut effects = Effects::default();
         {
             let mut state = self.append_state();
-            state.written(sequence, succeeded, &self.map, &mut effects);
+            state.written(sequence, succeeded, &self.volume.map, &mut effects);
             self.show(&state);
         }
         if !succeeded {
@@ -244,10 +194,6 @@ impl Core {
     /// Records that a block of the disk is lost.
     pub fn report_damage(&self, lba: u64, map_entry: MapEntry, what: &str) {
         let flaw = Flaw::new(what).at(map_entry.address().offset());
-        self.damages.add(&self.name, flaw.of(Sector::new(lba * BLOCK_SECTORS)));
+        self.volume.damages.add(&self.name, flaw.of(Sector::new(lba * BLOCK_SECTORS)));
     }
-}
-
-fn leaves_of(capacity: SectorCount) -> u64 {
-    blocks_of_sectors(capacity.get()).div_ceil(LEAF_BLOCKS)
 }
