@@ -6,6 +6,9 @@ use crate::log::Log;
 use crate::policy::LIFETIME_MAP;
 use crate::segments::{LOOK_MOST, Segment, State};
 
+/// A segment, and its state when it was chosen.
+pub type Chosen = (SegmentId, Segment);
+
 /// Calls `look` for each segment that has been used, a few per hold of the log's lock: an image
 /// of 1 TiB has 32,768. Earlier ones may have changed by the end, but only this thread frees
 /// them.

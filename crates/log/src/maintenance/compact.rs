@@ -87,8 +87,8 @@ impl Maintenance {
     fn pack(&mut self) -> Outcome {
         let most = self.log.append_state().segments.used();
         for _ in 0..most {
-            let Some((victim, segment)) = self.cleaner.choose_victim() else { break };
-            let Err(errno) = self.cleaner.clean(&mut self.writer, victim, segment) else {
+            let Some(victim) = self.cleaner.choose_victim() else { break };
+            let Err(errno) = self.cleaner.clean(&mut self.writer, victim) else {
                 continue;
             };
             let before = self.log.append_state().segments.ready_or_obtainable();

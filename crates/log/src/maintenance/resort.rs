@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
-use flowstone_log_format::{BLOCK_BYTES, SegmentId, Sequence};
+use flowstone_log_format::{BLOCK_BYTES, Sequence};
 
-use super::candidates::{is_worth_cleaning, look_through};
+use super::candidates::{Chosen, is_worth_cleaning, look_through};
 use super::cleaner::Cleaner;
 use super::writer::{CheckpointKind, Move, Writer, moves_most, next_moves};
 use crate::log::Log;
@@ -237,8 +237,8 @@ fn make_room_to_sort(
         if has_room(writer) {
             return Ok(Room::Made);
         }
-        let Some((victim, segment)) = emptiest(&writer.log) else { break };
-        cleaner.clean(writer, victim, segment)?;
+        let Some(victim) = emptiest(&writer.log) else { break };
+        cleaner.clean(writer, victim)?;
         if writer.space.view().dead >= DEAD_TOGETHER {
             free_sources(writer)?;
         }
@@ -261,7 +261,7 @@ fn free_sources(writer: &mut Writer) -> Outcome {
 }
 
 /// Returns the segment with the fewest live blocks, except sorted ones.
-fn emptiest(log: &Log) -> Option<(SegmentId, Segment)> {
+fn emptiest(log: &Log) -> Option<Chosen> {
     let fits = |segment: &Segment| {
         segment.state == State::Sealed
             && !matches!(segment.lifetime, LIFETIME_MAP | LIFETIME_SORTED)

@@ -63,7 +63,7 @@ fn troubled(seed: u64) -> (Fixture, Moment) {
         fixture.guests().quota = 25;
         let found = fixture.maintenance.cleaner.choose_victim();
         if let Some((victim, segment)) = found {
-            let _ = fixture.maintenance(|it| it.cleaner.clean(&mut it.writer, victim, segment));
+            let _ = fixture.maintenance(|it| it.cleaner.clean(&mut it.writer, (victim, segment)));
         }
         let _ = fixture.maintenance(|it| it.writer.release_freeable());
         if (seed + round).is_multiple_of(4) {
@@ -168,7 +168,7 @@ fn copies_behind_a_record_that_failed_are_not_in_the_map() {
         fixture
             .maintenance
             .cleaner
-            .clean_into(&mut fixture.maintenance.writer, LIFETIME_CLEANED, first, segment)
+            .clean_into(&mut fixture.maintenance.writer, LIFETIME_CLEANED, (first, segment))
             .unwrap();
         fixture.log.end_copying();
         fixture.checkpoint().unwrap();
@@ -180,7 +180,7 @@ fn copies_behind_a_record_that_failed_are_not_in_the_map() {
         fixture
             .maintenance
             .cleaner
-            .clean_into(&mut fixture.maintenance.writer, LIFETIME_CLEANED, victim, segment)
+            .clean_into(&mut fixture.maintenance.writer, LIFETIME_CLEANED, (victim, segment))
             .unwrap_err();
         fixture.log.end_copying();
         for lba in blocks_in(&fixture, |number, _| number == victim) {
@@ -228,8 +228,7 @@ fn clean_alone(victim: SegmentId, fixture: &mut Fixture) -> Outcome {
     let outcome = fixture.maintenance.cleaner.clean_into(
         &mut fixture.maintenance.writer,
         LIFETIME_CLEANED,
-        victim,
-        segment,
+        (victim, segment),
     );
     fixture.log.end_copying();
     outcome

@@ -226,7 +226,7 @@ fn held_beside_cleaning(owed: u32) -> (u64, bool) {
     fixture
         .maintenance
         .cleaner
-        .clean_into(&mut fixture.maintenance.writer, LIFETIME_CLEANED, victim, segment)
+        .clean_into(&mut fixture.maintenance.writer, LIFETIME_CLEANED, (victim, segment))
         .unwrap();
     let told = fixture.log.room_made() - before;
     fixture.log.end_copying();

@@ -159,7 +159,7 @@ fn memory_for_copies_is_taken_when_there_are_some_and_given_back_when_there_are_
     }
     assert_eq!(run_bytes(&fixture), 0);
     let (victim, segment) = fixture.maintenance.cleaner.choose_victim().expect("old versions");
-    fixture.maintenance(|it| it.cleaner.clean(&mut it.writer, victim, segment)).unwrap();
+    fixture.maintenance(|it| it.cleaner.clean(&mut it.writer, (victim, segment))).unwrap();
     assert!(run_bytes(&fixture) > 0);
     assert_eq!(memory.lend().bytes(), 0, "all of it is lent");
     fixture.quiet();

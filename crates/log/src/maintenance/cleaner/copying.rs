@@ -4,17 +4,16 @@ use std::time::Duration;
 
 use flowstone_block::sync::atomic::Ordering;
 use flowstone_block::{Outcome, mutant};
-use flowstone_log_format::{Entry, Kind, RecordBuilder, SegmentId};
+use flowstone_log_format::{Entry, Kind, RecordBuilder};
 use tracing::warn;
 
 use super::Cleaner;
 use super::pipe::{CopyRecord, Pipe};
 use super::survey::{Survey, earn};
-use crate::maintenance::candidates::is_worth_cleaning;
+use crate::maintenance::candidates::{Chosen, is_worth_cleaning};
 use crate::maintenance::writer::{Move, Space, Streams, Writer};
 use crate::policy::LIFETIME_MAP;
 use crate::reserve::Step;
-use crate::segments::Segment;
 
 /// Duration of one wait for guests, and maximum number of waits before the next record.
 const AHEAD_WAIT: Duration = Duration::from_millis(1);
@@ -38,17 +37,11 @@ struct Copies {
 impl Cleaner {
     /// Copies the live blocks of `victim` into the stream of a lifetime, while guest writes are
     /// throttled in proportion.
-    pub fn clean_into(
-        &mut self,
-        writer: &mut Writer,
-        lifetime: u8,
-        victim: SegmentId,
-        segment: Segment,
-    ) -> Outcome {
+    pub fn clean_into(&mut self, writer: &mut Writer, lifetime: u8, victim: Chosen) -> Outcome {
         let start = self.log.clock.now();
         self.waited = Duration::ZERO;
         self.log.append_state().rate.begin();
-        let outcome = self.copy(writer, lifetime, victim, segment);
+        let outcome = self.copy(writer, lifetime, victim);
         let mut state = self.log.append_state();
         state.costs.cleaned_segments += u64::from(outcome.is_ok());
         let took = self.log.clock.since(start).saturating_sub(self.waited);
@@ -57,13 +50,8 @@ impl Cleaner {
         outcome
     }
 
-    fn copy(
-        &mut self,
-        writer: &mut Writer,
-        lifetime: u8,
-        victim: SegmentId,
-        segment: Segment,
-    ) -> Outcome {
+    fn copy(&mut self, writer: &mut Writer, lifetime: u8, victim: Chosen) -> Outcome {
+        let (victim, segment) = victim;
         self.filling = Some(lifetime);
         let builder = RecordBuilder::new(self.log.shape.record_payload_max());
         let mut pipe = self.pipe.take().map_or_else(|| Pipe::new(&self.log), Ok)?;
@@ -116,7 +104,7 @@ impl Cleaner {
     }
 
     /// Returns the victim that has been surveyed in part, if it still qualifies.
-    pub fn begun_victim(&self) -> Option<(SegmentId, Segment)> {
+    pub fn begun_victim(&self) -> Option<Chosen> {
         let next = self.next.as_ref()?;
         let segment = self.log.append_state().segments.get(next.victim);
         let is_one =

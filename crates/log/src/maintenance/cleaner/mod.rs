@@ -14,18 +14,18 @@ use std::time::Duration;
 
 use flowstone_block::sync::atomic::Ordering;
 use flowstone_block::{Errno, Outcome};
-use flowstone_log_format::{SegmentId, Sequence};
+use flowstone_log_format::Sequence;
 
 use self::pipe::Pipe;
 use self::stage::Stage;
 use self::survey::Survey;
 use super::Progress;
+use super::candidates::Chosen;
 use super::writer::{CheckpointKind, Writer};
 use crate::append::Health;
 use crate::log::Log;
 use crate::policy::{LIFETIME_CLEANED, LIFETIME_MAP, Lifetimes};
 use crate::reserve::Step;
-use crate::segments::Segment;
 
 /// Sparse segments cleaned before other work gets its turn.
 const SPARSE_TOGETHER: u32 = 8;
@@ -105,7 +105,7 @@ impl Cleaner {
             return writer.checkpoint(CheckpointKind::Running);
         }
         let done = match found {
-            Some((victim, segment)) => self.clean_one(writer, victim, segment),
+            Some(victim) => self.clean_one(writer, victim),
             None if writer.space.view().is_urgent() => self.clean_stream(writer),
             None => Err(Errno::NOSPC),
         };
@@ -120,8 +120,8 @@ impl Cleaner {
     /// there is to gain.
     fn clean_stream(&mut self, writer: &mut Writer) -> Outcome {
         let lifetime = writer.streams.merge(LIFETIME_CLEANED);
-        let (victim, segment) = self.choose_victim().ok_or(Errno::NOSPC)?;
-        self.clean_into(writer, lifetime, victim, segment)
+        let victim = self.choose_victim().ok_or(Errno::NOSPC)?;
+        self.clean_into(writer, lifetime, victim)
     }
 
     /// Cleans sparse segments, as long as guests are quiet, that had committed `seen` records when
@@ -134,8 +134,8 @@ impl Cleaner {
             if !self.is_quiet(seen) || self.log.inbox.is_stopping() {
                 return;
             }
-            let Some((victim, segment)) = self.sparsest() else { return };
-            if self.clean(writer, victim, segment).is_err() {
+            let Some(victim) = self.sparsest() else { return };
+            if self.clean(writer, victim).is_err() {
                 if cleaned == 0 {
                     self.sparse_tried = Some(self.log.append_state().committed());
                 }
@@ -165,22 +165,23 @@ impl Cleaner {
     }
 
     /// Copies the live blocks of `victim` into the stream of their lifetime.
-    pub fn clean(&mut self, writer: &mut Writer, victim: SegmentId, segment: Segment) -> Outcome {
-        let outcome = self.clean_one(writer, victim, segment);
+    pub fn clean(&mut self, writer: &mut Writer, victim: Chosen) -> Outcome {
+        let outcome = self.clean_one(writer, victim);
         self.log.end_copying();
         outcome
     }
 
-    fn clean_one(&mut self, writer: &mut Writer, victim: SegmentId, segment: Segment) -> Outcome {
+    fn clean_one(&mut self, writer: &mut Writer, victim: Chosen) -> Outcome {
+        let (number, segment) = victim;
         if segment.lifetime == LIFETIME_MAP {
-            writer.outdate_map_segment(victim);
-            return writer.checkpoint_without(&[victim]);
+            writer.outdate_map_segment(number);
+            return writer.checkpoint_without(&[number]);
         }
         let age = self.log.append_state().clock.saturating_sub(segment.birth);
         let mut lifetime = self.lifetimes.lifetime_for(segment.lifetime, age);
         if writer.space.view().is_tight() {
             lifetime = writer.streams.merge(lifetime);
         }
-        self.clean_into(writer, lifetime, victim, segment)
+        self.clean_into(writer, lifetime, victim)
     }
 }

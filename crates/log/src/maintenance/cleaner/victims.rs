@@ -3,7 +3,7 @@
 use flowstone_log_format::SegmentId;
 
 use super::Cleaner;
-use crate::maintenance::candidates::{is_worth_cleaning, look_through};
+use crate::maintenance::candidates::{Chosen, is_worth_cleaning, look_through};
 use crate::policy::{AGE_POWER, Candidate, LIFETIME_MAP};
 use crate::segments::{Segment, State};
 
@@ -13,7 +13,7 @@ const SPARSE_PART: u32 = 3;
 impl Cleaner {
     /// Returns the segment with the fewest live blocks, if few enough, unless cleaning it has
     /// failed.
-    pub fn sparsest(&self) -> Option<(SegmentId, Segment)> {
+    pub fn sparsest(&self) -> Option<Chosen> {
         let most = self.log.shape.data_blocks_packed() / SPARSE_PART;
         if self.sparse_tried == Some(self.log.append_state().committed()) {
             return None;
@@ -38,12 +38,12 @@ impl Cleaner {
     /// Returns the victim with the best score. While a stream is being filled, prefers victims
     /// whose blocks belong in it, as long as one of them is worth cleaning: a stream is written
     /// without a break.
-    pub fn choose_victim(&self) -> Option<(SegmentId, Segment)> {
+    pub fn choose_victim(&self) -> Option<Chosen> {
         self.choose_victim_but(None)
     }
 
     /// Returns the victim with the best score, excluding the one being cleaned.
-    pub fn choose_victim_but(&self, except: Option<SegmentId>) -> Option<(SegmentId, Segment)> {
+    pub fn choose_victim_but(&self, except: Option<SegmentId>) -> Option<Chosen> {
         let blocks = self.log.shape.data_blocks_most();
         let clock = self.log.append_state().clock;
         let age_power = *self.log.age_power.get().unwrap_or(&AGE_POWER);
