@@ -21,12 +21,12 @@ use flowstone_log_format::{
 };
 use tracing::{error, info};
 
-use super::append::{AppendState, Head, Health};
 use super::channel::LogChannel;
 use super::command::Command;
 use super::inspect::log_state;
 use super::load::{Loaded, load};
 use super::log::Log;
+use super::log::append::{AppendState, Head, Health};
 use super::maintenance::{Knowledge, Maintenance};
 use super::refusal::LoadError;
 use super::streams::Streams;

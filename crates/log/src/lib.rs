@@ -1,12 +1,11 @@
 //! The log format: guest writes are appended in order of arrival. Format and argument:
 //! docs/format.md.
 //!
-//! From the bottom up, on `flowstone-log-format`: in-memory state (`map`, `segments`, `append`,
-//! `log`), loading (`load`, `replay`, `lost_tail`), a queue (`channel`), the thread behind it
+//! From the bottom up, on `flowstone-log-format`: a disk and its map (`volume`), the log that it is
+//! on (`log`), loading (`load`, `replay`, `lost_tail`), a queue (`channel`), the thread behind it
 //! (`maintenance`), the image as a whole (`disk`, `inspect`), check and repair (`check`), and
 //! deliberate corruption for tests (`corrupter`, `fuzzing`).
 
-mod append;
 mod channel;
 mod check;
 mod command;
@@ -23,17 +22,13 @@ mod log;
 mod lost_tail;
 mod maintenance;
 pub mod policy;
-mod rate;
 mod refusal;
 mod replay;
-mod reserve;
 mod resort;
-mod segments;
 mod slots;
 mod streams;
 mod upkeep_options;
 mod volume;
-mod waiting;
 mod window;
 
 pub use check::{check, repair};

@@ -13,10 +13,10 @@ use flowstone_log_format::{
     MapEntry, Root, RootPlace, SegmentId, SegmentNote, Shape, Superblock, blocks_of_sectors,
 };
 
+use super::log::segments::{Segment, SegmentTable, State};
 use super::lost_tail::{LostTailScan, segments_of};
 use super::refusal::{LoadError, damaged, damaged_at};
 use super::replay::{Medium, Replay, replay};
-use super::segments::{Segment, SegmentTable, State};
 use super::slots::{read_superblock, shape_of};
 use super::volume::map::{BlockMap, LEAF_BLOCKS};
 

@@ -14,10 +14,10 @@ use flowstone_log_format::{
     BLOCK_BYTES, Codec, Header, Kind, SegmentId, Sequence, Shape, Superblock,
 };
 
-use super::append::STREAMS_MAX;
+use super::log::append::STREAMS_MAX;
+use super::log::segments::SegmentTable;
 use super::policy::LIFETIME_GUEST_MAX;
 use super::replay::Replay;
-use super::segments::SegmentTable;
 use super::window::Window;
 
 /// Number of segments read together.

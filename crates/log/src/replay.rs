@@ -18,10 +18,10 @@ use flowstone_log_format::{
     Superblock, blocks_of_sectors,
 };
 
-use super::append::{STREAMS_MAX, apply_entries};
+use super::log::append::{STREAMS_MAX, apply_entries};
+use super::log::segments::{Segment, SegmentTable, State};
 use super::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_GUEST_MAX};
 use super::refusal::LoadError;
-use super::segments::{Segment, SegmentTable, State};
 use super::volume::map::BlockMap;
 use super::window::Window;
 

@@ -9,7 +9,7 @@ use flowstone_log_format::{
     Shape, Superblock, SuperblockError, blocks_of_sectors, root_blocks,
 };
 
-use super::append::STREAMS_MAX;
+use super::log::append::STREAMS_MAX;
 use super::refusal::{LoadError, damaged, damaged_at};
 use super::volume::map::LEAF_BLOCKS;
 

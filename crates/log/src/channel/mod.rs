@@ -4,7 +4,7 @@
 //! records, a few of which are in flight at once, so that the batch grows with the load.
 //!
 //! The path of a write: [`write_queue`] takes it, [`pending_write`] copies it into a record,
-//! [`append`](super::append) gives the record its place and [commits](super::append::commit_order)
+//! [`append`](super::log::append) gives the record its place and [commits](super::log::append::commit_order)
 //! it in order, and [`write_queue`] completes it.
 
 mod device;

@@ -19,8 +19,8 @@ use flowstone_fileio::{FileOp, FileRequest, MemoryList};
 use flowstone_log_format::{MapEntry, Placed, Sequence, Shape};
 use slab::Slab;
 
-use super::super::append::{Draft, Place, PlaceError};
 use super::super::log::Log;
+use super::super::log::append::{Draft, Place, PlaceError};
 use super::device::Device;
 use super::flushes::Flushes;
 use super::partial::PartialCache;

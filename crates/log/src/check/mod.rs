@@ -22,8 +22,8 @@ use self::claims::Claims;
 use self::scan::Evidence;
 use self::walk::Walk;
 use super::load::{Loaded, load_from};
+use super::log::segments::State;
 use super::refusal::LoadError;
-use super::segments::State;
 use super::slots::{lost_slot, newest, read_slots};
 use super::volume::map::LEAF_BLOCKS;
 

@@ -19,8 +19,8 @@ use super::Examination;
 use crate::disk::prepare_loaded;
 use crate::load::Loaded;
 use crate::log::Log;
+use crate::log::segments::{SegmentTable, State};
 use crate::maintenance::Maintenance;
-use crate::segments::{SegmentTable, State};
 
 /// Checks an image, repairs it where possible, and checks it again.
 pub fn repair(

@@ -3,8 +3,8 @@
 use flowstone_log_format::{SegmentId, Shape};
 
 use crate::log::Log;
+use crate::log::segments::{LOOK_MOST, Segment, State};
 use crate::policy::LIFETIME_MAP;
-use crate::segments::{LOOK_MOST, Segment, State};
 
 /// A segment, and its state when it was chosen.
 pub type Chosen = (SegmentId, Segment);

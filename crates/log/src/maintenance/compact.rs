@@ -10,8 +10,8 @@ use flowstone_log_format::BLOCK_BYTES;
 
 use super::Maintenance;
 use super::writer::{CheckpointKind, Move, moves_most, next_moves};
+use crate::log::reserve::SLACK_SEGMENTS;
 use crate::policy::LIFETIME_SORTED;
-use crate::reserve::SLACK_SEGMENTS;
 
 /// Blocks read at once, from any addresses.
 const BATCH_BLOCKS: usize = 1024;

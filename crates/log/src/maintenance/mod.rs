@@ -23,10 +23,10 @@ use self::cleaner::Cleaner;
 use self::resort::Resort;
 use self::restart::Restart;
 use self::writer::Writer;
-use super::append::Health;
 use super::command::Command;
 use super::load::LeafPlaces;
 use super::log::Log;
+use super::log::append::Health;
 use super::policy::LIFETIMES;
 
 #[cfg(test)]

@@ -13,10 +13,10 @@ use super::candidates::{Chosen, is_worth_cleaning, look_through};
 use super::cleaner::Cleaner;
 use super::writer::{CheckpointKind, Move, Writer, moves_most, next_moves};
 use crate::log::Log;
+use crate::log::reserve::SLACK_SEGMENTS;
+use crate::log::segments::{Segment, State};
 use crate::policy::{LIFETIME_MAP, LIFETIME_SORTED};
-use crate::reserve::SLACK_SEGMENTS;
 use crate::resort::{Budget, GuestLoad};
-use crate::segments::{Segment, State};
 
 /// Blocks are rewritten if their runs are shorter than this on average: a read of 128 KiB then
 /// takes two or more reads of the file.

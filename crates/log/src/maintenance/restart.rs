@@ -9,10 +9,10 @@ use tracing::{error, info, warn};
 
 use super::Progress;
 use super::writer::{CheckpointKind, Writer};
-use crate::append::{FULL_RETRY, Full, Head, Health, STREAMS_MAX};
 use crate::log::Log;
-use crate::reserve::Opener;
-use crate::segments::State;
+use crate::log::append::{FULL_RETRY, Full, Head, Health, STREAMS_MAX};
+use crate::log::reserve::Opener;
+use crate::log::segments::State;
 
 /// See the module.
 pub struct Restart {

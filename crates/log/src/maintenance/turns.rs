@@ -6,7 +6,7 @@ use flowstone_image::Upkeep;
 use flowstone_image::runtime::inbox::PendingWork;
 
 use super::{Maintenance, Progress};
-use crate::append::Health;
+use crate::log::append::Health;
 
 /// Time after the last write after which a checkpoint is made, so that the next open is quick.
 pub const QUIET_TIME: Duration = Duration::from_secs(20);

@@ -8,11 +8,11 @@ use flowstone_log_format::LEAF_ON_DISK_BLOCKS;
 use flowstone_sim::{Call, Fault};
 
 use super::fixture::{Fixture, SEGMENT_BYTES, Setup};
-use crate::append::STREAMS_MAX;
 use crate::load::load;
+use crate::log::append::STREAMS_MAX;
+use crate::log::segments::State;
 use crate::maintenance::CheckpointKind;
 use crate::policy::LIFETIME_MAP;
-use crate::segments::State;
 use crate::volume::map::LEAF_BLOCKS;
 
 const LEAVES: u64 = 8;

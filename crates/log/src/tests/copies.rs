@@ -10,9 +10,9 @@ use super::crash::{Tell, go_on, look, recover};
 use super::fixture::{BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup};
 use super::history_model::{End, HistoryModel};
 use super::resize::resize_alone;
+use crate::log::segments::{Segment, State};
 use crate::maintenance::{CheckpointKind, Maintenance};
 use crate::policy::{LIFETIME_CLEANED, LIFETIME_MAP};
-use crate::segments::{Segment, State};
 
 const SEGMENTS: std::ops::Range<u64> = SEGMENT_BYTES..u64::MAX;
 

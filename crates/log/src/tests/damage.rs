@@ -12,7 +12,7 @@ use super::fixture::{
 use super::history_model::{HistoryModel, Stamp};
 use crate::disk::prepare;
 use crate::load::load;
-use crate::segments::State;
+use crate::log::segments::State;
 
 /// Result of opening a damaged image.
 #[derive(Debug, PartialEq, Eq)]

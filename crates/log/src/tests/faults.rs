@@ -10,9 +10,9 @@ use flowstone_sim::{Call, Fate, Fault, Landed, Schedule};
 use super::crash::{Tell, recover, some_moments};
 use super::fixture::{BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup, contents_read_only};
 use super::history_model::End;
-use crate::append::Draft;
+use crate::log::append::Draft;
+use crate::log::segments::State;
 use crate::maintenance::CheckpointKind;
-use crate::segments::State;
 
 /// The bytes of all segments.
 const SEGMENTS: std::ops::Range<u64> = SEGMENT_BYTES..u64::MAX;

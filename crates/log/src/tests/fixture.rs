@@ -27,9 +27,9 @@ use crate::channel::LogChannel;
 use crate::create::{LogOptions, create};
 use crate::disk::prepare;
 use crate::log::Log;
+use crate::log::segments::{Segment, State};
 use crate::maintenance::{CheckpointKind, Maintenance, Progress};
 use crate::policy::{LIFETIME_MAP, LIFETIMES};
-use crate::segments::{Segment, State};
 use crate::streams::Streams;
 
 /// The smallest segment, so that little data fills many.

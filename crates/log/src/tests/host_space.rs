@@ -10,13 +10,13 @@ use flowstone_sim::{Call, Fate, Fault};
 
 use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup};
 use super::history_model::HistoryModel;
-use crate::append::FULL_RETRY;
 use crate::copy_memory::CopyMemory;
 use crate::disk::prepare;
 use crate::inspect::log_state;
+use crate::log::append::FULL_RETRY;
+use crate::log::reserve::{FREED_TOGETHER, told_from};
+use crate::log::segments::State;
 use crate::maintenance::Progress;
-use crate::reserve::{FREED_TOGETHER, told_from};
-use crate::segments::State;
 
 /// Number of ready segments that are kept for a guest that writes little.
 const KEPT: u32 = 2;

@@ -14,8 +14,8 @@ use super::history_model::{End, HistoryModel};
 use crate::check::{check, repair};
 use crate::command::Command;
 use crate::load::load;
+use crate::log::segments::State;
 use crate::maintenance::Maintenance;
-use crate::segments::State;
 
 const SUPERBLOCKS: std::ops::Range<u64> = 0..SEGMENT_BYTES;
 const SEGMENTS: std::ops::Range<u64> = SEGMENT_BYTES..u64::MAX;

@@ -15,8 +15,8 @@ use super::fixture::{BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup, contents
 use super::history_model::{End, HistoryModel};
 use super::scheduler::with_hook;
 use crate::disk::LogImage;
+use crate::log::segments::State;
 use crate::maintenance::CheckpointKind;
-use crate::segments::State;
 
 /// Longer than the tenth of a second after which the maintenance worker tries a full host again.
 const ASK_AGAIN: Duration = Duration::from_millis(120);

@@ -10,7 +10,7 @@ use super::crash::{Tell, crash_everywhere, three_fates};
 use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup, without_history};
 use super::history_model::HistoryModel;
 use crate::disk::prepare;
-use crate::segments::State;
+use crate::log::segments::State;
 use crate::slots::read_superblock;
 use crate::streams::Streams;
 

@@ -12,7 +12,7 @@ use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup, contents_read_only, rea
 use super::history_model::{HistoryModel, Stamp};
 use crate::disk::prepare;
 use crate::load::load;
-use crate::segments::State;
+use crate::log::segments::State;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 

@@ -10,10 +10,10 @@ use tracing::warn;
 use super::Cleaner;
 use super::pipe::{CopyRecord, Pipe};
 use super::survey::{Survey, earn};
+use crate::log::reserve::Step;
 use crate::maintenance::candidates::{Chosen, is_worth_cleaning};
 use crate::maintenance::writer::{Move, Space, Streams, Writer};
 use crate::policy::LIFETIME_MAP;
-use crate::reserve::Step;
 
 /// Duration of one wait for guests, and maximum number of waits before the next record.
 const AHEAD_WAIT: Duration = Duration::from_millis(1);

@@ -22,10 +22,10 @@ use self::survey::Survey;
 use super::Progress;
 use super::candidates::Chosen;
 use super::writer::{CheckpointKind, Writer};
-use crate::append::Health;
 use crate::log::Log;
+use crate::log::append::Health;
+use crate::log::reserve::Step;
 use crate::policy::{LIFETIME_CLEANED, LIFETIME_MAP, Lifetimes};
-use crate::reserve::Step;
 
 /// Sparse segments cleaned before other work gets its turn.
 const SPARSE_TOGETHER: u32 = 8;

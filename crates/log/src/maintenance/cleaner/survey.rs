@@ -7,8 +7,8 @@ use super::Cleaner;
 use super::pipe::Pipe;
 use super::stage::Stage;
 use crate::log::Log;
+use crate::log::segments::Segment;
 use crate::maintenance::writer::Move;
-use crate::segments::Segment;
 
 /// Blocks read between two credits for guests.
 const EARN_BLOCKS: u32 = 32;

@@ -3,9 +3,9 @@
 use flowstone_log_format::SegmentId;
 
 use super::Cleaner;
+use crate::log::segments::{Segment, State};
 use crate::maintenance::candidates::{Chosen, is_worth_cleaning, look_through};
 use crate::policy::{AGE_POWER, Candidate, LIFETIME_MAP};
-use crate::segments::{Segment, State};
 
 /// Inverse of the maximum share of live blocks in segments that are cleaned while guests are quiet.
 const SPARSE_PART: u32 = 3;

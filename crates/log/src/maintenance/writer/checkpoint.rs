@@ -9,11 +9,11 @@ use flowstone_log_format::{
 use tracing::error;
 
 use super::Writer;
-use crate::append::Health;
+use crate::log::append::Health;
+use crate::log::reserve::View;
+use crate::log::segments::{Segment, State};
 use crate::maintenance::Progress;
 use crate::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP};
-use crate::reserve::View;
-use crate::segments::{Segment, State};
 use crate::volume::map::LEAF_BLOCKS;
 
 /// The kind of a checkpoint.

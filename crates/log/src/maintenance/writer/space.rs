@@ -16,10 +16,10 @@ use flowstone_image::runtime::wakers::QueueWaker;
 use flowstone_log_format::{Incarnation, SegmentId, Sequence};
 use tracing::warn;
 
-use crate::append::{AppendState, FULL_RETRY, Head};
 use crate::log::Log;
+use crate::log::append::{AppendState, FULL_RETRY, Head};
+use crate::log::reserve::{SLACK_SEGMENTS, View, told_from};
 use crate::maintenance::Progress;
-use crate::reserve::{SLACK_SEGMENTS, View, told_from};
 
 /// Ready segments kept beyond the reserve, even when nothing is written.
 const READY_KEPT: u32 = 2;

@@ -10,8 +10,8 @@ use flowstone_log_format::{
 
 use super::space::Space;
 use crate::log::Log;
+use crate::log::reserve::Opener;
 use crate::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP, LIFETIMES};
-use crate::reserve::Opener;
 
 /// Minimum room for copies at the end of a segment; less is not used.
 const COPIES_LEAST: u32 = 4;

@@ -9,7 +9,7 @@ use flowstone_image::runtime::wakers::QueueWaker;
 use flowstone_log_format::{HeadPlace, Placed};
 
 use super::{AppendState, Draft, Effects, Head, PlaceError};
-use crate::reserve::{Demand, Opener, Reserve};
+use crate::log::reserve::{Demand, Opener, Reserve};
 use crate::volume::Volume;
 
 /// Whether requests wait for room, or have been refused it. Writes and trims have one each, since

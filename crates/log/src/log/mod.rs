@@ -1,5 +1,11 @@
 //! State shared by the queues of a log image and its maintenance worker.
 
+pub mod append;
+pub mod rate;
+pub mod reserve;
+pub mod segments;
+mod waiting;
+
 use std::sync::{Arc, OnceLock, PoisonError};
 
 use flowstone_block::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -13,10 +19,10 @@ use flowstone_image::runtime::wakers::{QueueWaker, Wakers};
 use flowstone_log_format::{BLOCK_SECTORS, Codec, MapEntry, Sequence, Shape};
 use tracing::error;
 
-use super::append::{AppendState, Draft, Effects, Health, Place, PlaceError};
-use super::command::Command;
-use super::copy_memory::CopyMemory;
-use super::volume::Volume;
+use self::append::{AppendState, Draft, Effects, Health, Place, PlaceError};
+use crate::command::Command;
+use crate::copy_memory::CopyMemory;
+use crate::volume::Volume;
 
 /// The log of an open image: appends records, commits them, and counts what is live.
 pub struct Log {
@@ -32,7 +38,7 @@ pub struct Log {
     pub inbox: Inbox<Command>,
     /// Memory in which the cleaner gathers copies, once the image's owner has set it.
     pub copy_memory: OnceLock<CopyMemory>,
-    /// See [`AGE_POWER`](super::policy::AGE_POWER), the default.
+    /// See [`AGE_POWER`](crate::policy::AGE_POWER), the default.
     pub age_power: OnceLock<f64>,
     /// Whether dead segments are deallocated at once.
     pub telling: AtomicBool,

@@ -3,8 +3,8 @@
 use flowstone_block::{Errno, mutant};
 use tracing::{info, warn};
 
+use super::Log;
 use super::append::Full;
-use super::log::Log;
 
 impl Log {
     /// Reports that there is room again, and makes the requests that wait for it try again.

@@ -16,9 +16,9 @@ use flowstone_log_format::{
 };
 
 use super::*;
-use crate::append::{AppendState, Draft, Effects, Head, PlaceError};
+use crate::log::append::{AppendState, Draft, Effects, Head, PlaceError};
+use crate::log::segments::{Segment, SegmentTable, State};
 use crate::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP, LIFETIMES};
-use crate::segments::{Segment, SegmentTable, State};
 use crate::volume::Volume;
 use crate::volume::map::BlockMap;
 

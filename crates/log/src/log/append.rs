@@ -21,8 +21,8 @@ pub use self::room::{FULL_RETRY, Full, Want};
 use super::rate::CleaningRate;
 use super::reserve::Opener;
 use super::segments::SegmentTable;
-use super::volume::Volume;
-use super::volume::map::BlockMap;
+use crate::volume::Volume;
+use crate::volume::map::BlockMap;
 
 /// Maximum number of streams of guest data.
 pub const STREAMS_MAX: usize = 2;

@@ -6,8 +6,8 @@ use flowstone_block::{Reactor, SectorCount};
 use flowstone_log_format::{BLOCK_SECTORS, Header};
 
 use super::*;
-use crate::reserve::{Demand, Reserve};
-use crate::segments::{Segment, State};
+use crate::log::reserve::{Demand, Reserve};
+use crate::log::segments::{Segment, State};
 use crate::volume::map::LEAF_BLOCKS;
 
 /// The host was full just now.
