@@ -134,7 +134,7 @@ impl Wait {
             }
             Self::Commit => "its drop waits for its own records",
             Self::Conflict | Self::Room | Self::Restart => {
-                "the log stops (`Core::retire`), and all that wait try again and are refused"
+                "the log stops (`Log::retire`), and all that wait try again and are refused"
             }
             Self::MapCommit | Self::Clusters => "commits are given up (`Commits::abandon`)",
             Self::Claim => "the claim is dropped (`Claim`); a queue's drop waits for its writes",
