@@ -4,8 +4,8 @@
 //! records, a few of which are in flight at once, so that the batch grows with the load.
 //!
 //! The path of a write: [`write_queue`] takes it, [`pending_write`] copies it into a record,
-//! [`append`](super::log::append) gives the record its place and [commits](super::log::append::commit_order)
-//! it in order, and [`write_queue`] completes it.
+//! [`append`](super::log::append) gives the record its place and
+//! [commits](super::log::append::commit_order) it in order, and [`write_queue`] completes it.
 
 mod device;
 mod flushes;
