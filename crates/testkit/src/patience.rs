@@ -56,7 +56,7 @@ pub fn cpu_time() -> Duration {
 pub fn skip(why: impl Display) {
     assert!(std::env::var_os(REQUIRE_ALL).is_none(), "{REQUIRE_ALL} is set, and {why}");
     let thread = thread::current();
-    let name = thread.name().unwrap_or("a part of a test");
+    let name = thread.name().unwrap_or("a-part-of-a-test");
     let why = why.to_string();
     let line = format!("skipped {name}: {}\n", why.trim().replace('\n', " "));
     // Not through `eprint`, which is captured. A lost line changes no result.

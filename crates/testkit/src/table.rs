@@ -33,6 +33,27 @@ pub fn assert_tests<'name>(folders: &[&Path], tests: impl IntoIterator<Item = &'
     let mut text = String::new();
     folders.iter().for_each(|folder| sources(folder, &mut text));
     for test in tests {
-        assert!(text.contains(&format!("fn {test}(")), "there is no test {test}");
+        assert!(has_test(&text, test), "there is no test {test}");
+    }
+}
+
+/// Returns whether a function of this name is marked as a test: only attributes are between the
+/// mark and the function.
+fn has_test(text: &str, name: &str) -> bool {
+    let function = format!("fn {name}(");
+    text.split("#[test]").skip(1).any(|behind| {
+        behind.find(&function).is_some_and(|at| !behind[..at].contains(['{', '}', ';']))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_test;
+
+    #[test]
+    fn a_function_is_a_test_only_if_it_is_marked() {
+        let text = "#[test]\n#[ignore]\nfn marked() {}\nfn helper() {}\n";
+        assert!(has_test(text, "marked"));
+        assert!(!has_test(text, "helper") && !has_test(text, "missing"));
     }
 }

@@ -9,6 +9,7 @@ mod source;
 mod suites;
 mod table;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -22,10 +23,20 @@ pub struct Finding {
     verdict: Verdict,
 }
 
-/// Tries the mutants whose names contain one of `wanted`, or all.
-pub fn run(workspace: &Path, wanted: &[String]) -> Result<()> {
+/// Returns the names of all mutants.
+pub fn names(workspace: &Path) -> Result<BTreeSet<String>> {
+    Ok(all(workspace)?.into_iter().map(|mutant| mutant.name).collect())
+}
+
+fn all(workspace: &Path) -> Result<Vec<Mutant>> {
     let mut all = source::find(&workspace.join("crates"))?;
     all.extend(source::find(&workspace.join("guest"))?);
+    Ok(all)
+}
+
+/// Tries the mutants whose names contain one of `wanted`, or all.
+pub fn run(workspace: &Path, wanted: &[String]) -> Result<()> {
+    let all = all(workspace)?;
     let is_wanted = |mutant: &Mutant| {
         wanted.is_empty() || wanted.iter().any(|part| mutant.name.contains(part.as_str()))
     };

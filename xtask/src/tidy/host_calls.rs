@@ -10,7 +10,7 @@ use super::source::Source;
 
 /// Code run by those threads: all of the daemon and the runner, and the path of a request down to
 /// the engines.
-const SHARED: [&str; 13] = [
+const SHARED: [&str; 21] = [
     "crates/daemon/src/",
     "crates/control/src/",
     "crates/resources/src/",
@@ -20,14 +20,22 @@ const SHARED: [&str; 13] = [
     "crates/cache/src/",
     "crates/qos/src/",
     "crates/layers/src/",
+    "crates/image/src/runtime/",
     "crates/raw/src/channel",
     "crates/qcow2/src/channel",
+    "crates/qcow2/src/map",
+    "crates/qcow2/src/meta",
     "crates/log/src/channel",
+    "crates/log/src/log/",
+    "crates/log/src/volume/",
+    "crates/fileio/src/descriptor.rs",
+    "crates/fileio/src/inline.rs",
+    "crates/fileio/src/pool.rs",
     "crates/fileio/src/uring.rs",
 ];
 
 /// Calls that access a file system or a device, or wait for a request.
-const METHODS: [&str; 12] = [
+const METHODS: [&str; 13] = [
     "metadata",
     "canonicalize",
     "allocated_bytes",
@@ -40,6 +48,7 @@ const METHODS: [&str; 12] = [
     "copies_on_write",
     "sync_all",
     "sync_data",
+    "recv",
 ];
 /// Functions that do, and types whose functions do.
 const FUNCTIONS: [&str; 10] = [

@@ -11,6 +11,7 @@ mod functions;
 mod host_calls;
 mod imports;
 mod lists;
+mod mutants;
 mod named_tests;
 mod safety;
 mod sizes;
@@ -41,6 +42,7 @@ pub fn run(workspace: &Path) -> Result<()> {
         documents::check(workspace)?,
         anchors::check(workspace)?,
         named_tests::check(workspace, &sources)?,
+        mutants::check(workspace)?,
     ];
     let complaints = complaints.concat();
     ensure!(complaints.is_empty(), "the tree is not tidy:\n{}", complaints.join("\n"));

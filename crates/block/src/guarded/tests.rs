@@ -99,7 +99,8 @@ fn a_page_that_finds_its_file_system_full_breaks_its_memory() {
         libc::mount(kind, at.as_ptr(), kind, 0, options.cast())
     };
     if mounted != 0 {
-        println!("skipped: this user may not mount a tmpfs: {}", std::io::Error::last_os_error());
+        let error = std::io::Error::last_os_error();
+        flowstone_testkit::skip(format_args!("this user may not mount a tmpfs: {error}"));
         return;
     }
     let mut options = File::options();

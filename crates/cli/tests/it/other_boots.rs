@@ -4,7 +4,7 @@
 
 use std::process::{Command, Output};
 
-use flowstone_testkit::Status;
+use flowstone_testkit::{Status, skip};
 
 use crate::fixture::{Place, pattern, stop};
 use crate::qcow2::kill_with_unflushed_writes;
@@ -26,13 +26,13 @@ fn run_elsewhere(place: &Place, namespaces: &[&str], before: &str, args: &[&str]
     command.current_dir(place.dir.path()).output().unwrap()
 }
 
-/// Returns whether this machine has such namespaces. Prints a note if not.
+/// Returns whether this machine has such namespaces. Skips the test if not.
 fn has_namespaces(namespaces: &[&str]) -> bool {
     let place = Place::new();
     let can = Command::new("unshare").arg("--version").output().is_ok()
         && run_elsewhere(&place, namespaces, FORGET, &["--version"]).status.success();
     if !can {
-        eprintln!("SKIPPED: no namespaces for this user: {namespaces:?}");
+        skip(format_args!("no namespaces for this user: {namespaces:?}"));
     }
     can
 }

@@ -132,8 +132,8 @@ impl Log {
         let mut effects = Effects::default();
         let placed = {
             let mut state = self.append_state();
-            // Read under the lock: a resize that shrinks the disk checks for records in flight
-            // beyond the new end.
+            // This reads the disk's size under the lock: a resize that shrinks the disk checks for
+            // records in flight beyond the new end.
             state.place(draft, &self.volume, owner, &mut effects)
         };
         self.apply_effects(effects, owner);

@@ -84,7 +84,7 @@ impl BlockMap {
     fn mark_changed(&self, leaf: &Leaf) {
         // Always a swap, never a load first: the thread that clears the mark must see the entry
         // that was stored before it, or the mark must be set again.
-        let looks = mutant("log.volume.map.looks-before-it-marks");
+        let looks = mutant("log.map.looks-before-it-marks");
         if looks && leaf.changed.load(Ordering::Acquire) {
             return;
         }

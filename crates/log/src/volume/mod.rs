@@ -1,4 +1,4 @@
-//! A disk: its size, and its map on the log.
+//! A disk on the log: its size and its map, its discards, its damages and its order.
 
 pub mod map;
 

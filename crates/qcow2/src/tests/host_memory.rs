@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use flowstone_block::Op;
 use flowstone_sim::{Fate, SimDisk};
+use flowstone_testkit::skip;
 
 use super::super::redo::HOST_FAILS_TO_SYNC;
 use super::fixture::{Guest, checked, contents, extent, new_disk, number};
@@ -96,7 +97,7 @@ fn what_another_daemon_of_the_session_has_left_proves_nothing() {
 fn nothing_is_left_where_it_would_outlive_the_boot() {
     let folder = tempfile::tempdir().unwrap();
     if rustix::fs::statfs(folder.path()).unwrap().f_type == 0x0102_1994 {
-        eprintln!("SKIPPED: {} lies in memory", folder.path().display());
+        skip(format_args!("{} lies in memory", folder.path().display()));
         return;
     }
     let missing = folder.path().join("missing");

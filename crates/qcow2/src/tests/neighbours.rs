@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use flowstone_block::Op;
 use flowstone_sim::SimDisk;
+use flowstone_testkit::skip;
 
 use super::super::Qcow2Image;
 use super::fixture::{Guest, assert_clean, contents, extent, new_disk, open};
@@ -217,7 +218,7 @@ fn only_a_file_that_no_other_user_reaches_is_mapped() {
     std::fs::remove_file(&link).unwrap();
     let owner = std::fs::metadata(host.redo()).unwrap().uid();
     if std::os::unix::fs::chown(host.redo(), Some(owner + 1), None).is_err() {
-        eprintln!("SKIPPED: this user cannot give files away");
+        skip("this user cannot give files away");
     } else {
         let refusal = host.refusal(&disk);
         assert!(refusal.contains("it belongs to another user"), "{refusal}");

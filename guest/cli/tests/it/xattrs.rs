@@ -13,7 +13,7 @@ fn extended_attributes_are_those_of_the_source() {
     fixture.write_source("file", "text");
     let (here, there) = (fixture.at("file"), fixture.source("file"));
     if setxattr(&there, NAME, b"one", XattrFlags::empty()) == Err(Errno::OPNOTSUPP) {
-        println!("skipped extended_attributes: the file system of temporary files has none");
+        flowstone_testkit::skip("the file system of temporary files has no extended attributes");
         return;
     }
     let mut value = [0; 16];

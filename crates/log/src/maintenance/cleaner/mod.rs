@@ -124,11 +124,11 @@ impl Cleaner {
         self.clean_into(writer, lifetime, victim)
     }
 
-    /// Cleans sparse segments, as long as guests are quiet, that had committed `seen` records when
-    /// their pause began. Discarded blocks lie scattered between live ones; cleaning gives their
-    /// space back to the host even if no write needs it. Copying one block frees two: low write
-    /// amplification. Only a few segments at a time: the victims are free after the next
-    /// checkpoint, and work that comes meanwhile must not wait for all of them.
+    /// Cleans sparse segments, as long as guests are quiet: `seen` is the number of the last record
+    /// that had committed when the pause began. Discarded blocks lie scattered between live ones;
+    /// cleaning gives their space back to the host even if no write needs it. Copying one block
+    /// frees two: low write amplification. Only a few segments at a time: the victims are free
+    /// after the next checkpoint, and work that comes meanwhile must not wait for all of them.
     pub fn clean_sparse(&mut self, writer: &mut Writer, seen: Sequence) {
         for cleaned in 0..SPARSE_TOGETHER {
             if !self.is_quiet(seen) || self.log.inbox.is_stopping() {
@@ -152,7 +152,7 @@ impl Cleaner {
         !waits && state.committed().since(seen) <= QUIET_RECORDS
     }
 
-    /// Returns whether copies wait in memory, or for their writes.
+    /// Returns whether the memory for copies is held.
     pub fn has_memory(&self) -> bool {
         self.pipe.is_some()
     }

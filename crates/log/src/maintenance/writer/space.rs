@@ -97,7 +97,8 @@ impl Space {
     }
 
     /// Allocates host space for a head or a reserve segment, if one is wanted: for a reserve
-    /// segment only if the log has gone on beyond `checkpointed`, the end of the newest checkpoint.
+    /// segment only if the log has gone on beyond `checkpointed`, the end of the newest checkpoint,
+    /// or if a request waits for room.
     pub fn provide(&mut self, checkpointed: Sequence) -> Progress {
         let waiting_head = {
             let state = self.log.append_state();

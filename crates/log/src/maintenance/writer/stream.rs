@@ -199,7 +199,8 @@ impl Streams {
         }
     }
 
-    /// Notes that replay finds all of them: a superblock names their heads.
+    /// Notes that all have been in a checkpoint: a superblock names the heads of those that replay
+    /// follows.
     pub fn become_replayable(&mut self) {
         self.open.iter_mut().flatten().for_each(|stream| stream.replayable = true);
     }
