@@ -137,7 +137,8 @@ pub struct DiskConfig {
     // nothing before it is used.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = value_parser!(u16).range(1..=128))]
     pub queues: u16,
-    /// Pin queue threads to these CPUs in turn, e.g. 2-5 or 0,3; not with shared pollers
+    /// Give each queue a thread of its own, whatever --pollers says, pinned to these CPUs in turn:
+    /// 2-5 or 0,3
     #[arg(long, value_name = "LIST")]
     pub cpus: Option<CpuList>,
     /// Form of a queue: whether it runs on one thread or two

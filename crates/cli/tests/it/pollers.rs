@@ -74,6 +74,36 @@ fn wait_until(place: &Place, what: &str, holds: impl Fn(&[Value]) -> bool) {
     });
 }
 
+/// One disk may have a CPU for itself while the others share. Before, `cpus` meant nothing beside
+/// shared pollers.
+#[test]
+fn a_disk_with_cpus_has_threads_of_its_own_beside_shared_pollers() {
+    let place = Place::new();
+    let disks = [("own", "null:16M"), ("other", "null:16M")];
+    configure(&place, "pollers = 1\n", &disks);
+    let text = fs::read_to_string(place.path("disks.toml")).unwrap();
+    let its_name = "name = 'own'\n";
+    assert!(text.contains(its_name));
+    fs::write(place.path("disks.toml"), text.replace(its_name, "name = 'own'\ncpus = '0'\n"))
+        .unwrap();
+    let daemon = serve(&place, &disks);
+    let client = |name: &str| {
+        let options = ClientOptions::new(place.path(&format!("{name}.sock")));
+        Client::connect(ClientOptions { queues: QUEUES, ..options }).unwrap()
+    };
+    let clients = disks.map(|(name, _)| client(name));
+    let cpus_and_queues = || -> Vec<(Option<u64>, u64)> {
+        let number = |poller: &Value, key: &str| poller[key].as_u64();
+        let of = |poller: &Value| (number(poller, "cpu"), number(poller, "queues").unwrap());
+        pollers(&place).iter().map(of).collect()
+    };
+    // The shared poller first.
+    let wanted = [(None, 2), (Some(0), 1), (Some(0), 1)];
+    wait_until(&place, "each queue runs in its place", |_| cpus_and_queues() == wanted);
+    drop(clients);
+    stop(daemon);
+}
+
 #[test]
 fn disks_of_every_format_share_two_pollers_and_these_sleep_when_there_is_nothing_to_do() {
     let place = Place::new();

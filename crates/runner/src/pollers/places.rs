@@ -17,7 +17,7 @@ use crate::queue_run::{Part, QueueSpec};
 /// The pollers that queues are placed on.
 pub(super) struct Places {
     budget: Option<Arc<ProcessBudget>>,
-    /// The shared pollers; `None` if each queue has its own.
+    /// The shared pollers, for queues without CPUs of their own; `None` if each queue has threads.
     shared: Option<Balancer>,
     pub topology: Topology,
     pub activity: Arc<Activity>,
@@ -29,7 +29,8 @@ pub(super) struct Places {
 pub struct OwnThreads {
     /// Name of the first thread.
     pub name: String,
-    /// CPUs that they are pinned to, if configured. Otherwise those near the guest's memory.
+    /// CPUs that they are pinned to, if configured: then the queue runs on no shared poller.
+    /// Otherwise those near the guest's memory.
     pub cpus: [Option<usize>; 2],
 }
 
@@ -103,7 +104,7 @@ impl Places {
         threads: &mut Vec<PollerThread>,
     ) -> Result<RunningQueue, NotRun<Part>> {
         let spec = wanted.spec.clone();
-        if let Some(shared) = &self.shared {
+        if let Some(shared) = self.shared_for(wanted) {
             return shared.run(part, spec, wanted.home, beside);
         }
         let (number, own) = (threads.len(), wanted.own);
@@ -121,6 +122,10 @@ impl Places {
         Ok(queue)
     }
 
+    fn shared_for(&self, wanted: &Wanted<'_>) -> Option<&Balancer> {
+        self.shared.as_ref().filter(|_| wanted.own.cpus[0].is_none())
+    }
+
     fn near(&self, home: Option<u32>) -> CpuList {
         home.map(|node| self.topology.cpus_near(node)).unwrap_or_default()
     }
@@ -128,7 +133,7 @@ impl Places {
     /// Returns the CPUs that a second thread of the queue could use, `None` if that is only the
     /// first one's: an empty list stands for all that the process may use.
     pub fn cpus_of_second(&self, wanted: &Wanted<'_>) -> Option<CpuList> {
-        if let Some(shared) = &self.shared {
+        if let Some(shared) = self.shared_for(wanted) {
             return shared.cpus_of_second();
         }
         match wanted.own.cpus {
@@ -146,13 +151,12 @@ impl Places {
 
     /// Returns the counters of every live poller.
     pub fn report(&self) -> Vec<PollerReport> {
-        if let Some(shared) = &self.shared {
-            return shared.report();
-        }
+        let mut report = self.shared.as_ref().map_or_else(Vec::new, Balancer::report);
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let living = known.iter().filter_map(|(cpus, inbox)| Some((cpus, inbox.upgrade()?)));
-        living
-            .map(|(cpus, inbox)| PollerReport::of(cpus, &self.topology, &inbox.counters))
-            .collect()
+        report.extend(
+            living.map(|(cpus, inbox)| PollerReport::of(cpus, &self.topology, &inbox.counters)),
+        );
+        report
     }
 }

@@ -607,6 +607,9 @@ fn a_queue_whose_threads_may_run_on_one_cpu_only_has_no_place_for_a_second_one()
         (PollerChoice::PerQueue, [Some(0), Some(0)], false),
         (PollerChoice::Count(1), [None, None], false),
         (PollerChoice::Count(2), [None, None], true),
+        // It has threads of its own.
+        (PollerChoice::Count(1), [Some(0), Some(1)], true),
+        (PollerChoice::Count(2), [Some(0), Some(0)], false),
     ] {
         let own = OwnThreads { name: "queue".into(), cpus };
         let (spec, queue) = (spec(Arc::new(NULL), 0, 0), FakeGuest::new(Asks::Flush).1);
