@@ -327,6 +327,10 @@ fn unknown(summary: &Summary, passes: u64, options: &AdviseOptions, trace: &Trac
             options.endurance.is_none(),
             "years: no endurance was given (--endurance 600, in TB)".into(),
         ),
+        (
+            options.price.is_some() && options.endurance.is_none(),
+            "money: a price is divided by years, which need the endurance (--endurance)".into(),
+        ),
         (true, "what other disks on the same drive do to it".into()),
     ];
     lists.into_iter().filter(|(is_so, _)| *is_so).map(|(_, text)| text).collect()

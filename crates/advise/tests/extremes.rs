@@ -118,7 +118,20 @@ fn wear_is_what_a_day_writes() {
     assert!((wear.years.unwrap() / years - 1.0).abs() < 1e-9, "{wear:?}");
     assert!((wear.price_per_year.unwrap() * years / 100.0 - 1.0).abs() < 1e-9, "{wear:?}");
     assert!(knows(&advice, "other hours of the day") && !knows(&advice, "years"), "{advice:#?}");
+    assert!(!knows(&advice, "money"), "{advice:#?}");
     assert_eq!(advice.pollers, "auto");
+}
+
+#[test]
+fn a_price_without_an_endurance_says_what_is_missing() {
+    let at = |seconds| Some(Duration::from_secs(seconds));
+    let events = [0, 60].map(|time| Event { at: at(time), ..Event::new(Kind::Write, 0, 4096) });
+    let priced = AdviseOptions { price: Some(100.0), ..options("op=28%") };
+    let advice = of(events.to_vec(), &priced);
+    let wear = advice.wear.as_ref().expect("the trace has times");
+    assert_eq!((wear.years, wear.price_per_year), (None, None));
+    assert!(knows(&advice, "years: no endurance") && knows(&advice, "money: "), "{advice:#?}");
+    assert!(!knows(&of(events.to_vec(), &options("op=28%")), "money"), "no price was given");
 }
 
 #[test]

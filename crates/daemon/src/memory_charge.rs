@@ -49,16 +49,36 @@ impl MemoryReport {
 /// exceeds the daemon's limit.
 pub fn prepare(disks: &[DiskConfig]) {
     expect_disks(disks.len(), host_memory().unwrap_or(0));
-    // Disks of one VM have the same value, or none.
-    let of_vm = |vm: VmSpec| (vm.name, vm.memory_bytes);
-    let vms = disks.iter().map(|disk| disk.vm.clone().unwrap_or_default());
-    let mut vms: Vec<_> = vms.map(of_vm).collect();
-    vms.sort_unstable();
-    vms.dedup_by(|a, b| a.0.is_some() && a.0 == b.0);
-    let all = vms.iter().filter_map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);
-    if let Some(line) = complaint(all, memory_limit(), "the guests of this configuration") {
+    let vms = disks.iter().filter_map(|disk| disk.vm.as_ref());
+    if let Some(line) = complaint_of_configured(vms, memory_limit()) {
         warn!("{line}");
     }
+}
+
+fn complaint_of_configured<'vm>(
+    vms: impl Iterator<Item = &'vm VmSpec>,
+    limit: Option<u64>,
+) -> Option<String> {
+    complaint(configured_bytes(vms), limit, "the guests of this configuration")
+}
+
+/// Returns the configured memory of all VMs, from those of each disk. Disks of one name belong to
+/// one VM, and a disk without a name to one of its own.
+fn configured_bytes<'vm>(vms: impl Iterator<Item = &'vm VmSpec>) -> u64 {
+    let mut named = BTreeMap::new();
+    let mut all = 0_u64;
+    for vm in vms {
+        let bytes = vm.memory_bytes.unwrap_or(0);
+        match &vm.name {
+            // All of them say the same, or nothing.
+            Some(name) => {
+                let known = named.entry(name).or_insert(0);
+                *known = bytes.max(*known);
+            }
+            None => all = all.saturating_add(bytes),
+        }
+    }
+    named.into_values().fold(all, u64::saturating_add)
 }
 
 /// Records that a disk's guest is served with the memory that it has shared. Warns if the connected
@@ -142,6 +162,28 @@ mod tests {
         // Each queue that starts triggers a check.
         assert_eq!([3, 4, 5, 5, 5, 6].map(&mut says), [false, false, true, false, false, true]);
         assert_eq!([2, 5, 5].map(says), [false, true, false]);
+    }
+
+    #[test]
+    fn configured_vms_are_added_each_of_a_name_once() {
+        let vm = |name: &str, gib: Option<u64>| VmSpec {
+            name: (!name.is_empty()).then(|| name.into()),
+            memory_bytes: gib.map(|gib| gib << 30),
+            ..VmSpec::default()
+        };
+        let gib = |vms: &[VmSpec]| configured_bytes(vms.iter()) >> 30;
+        assert_eq!(gib(&[]), 0);
+        assert_eq!(gib(&[vm("a", Some(2)), vm("b", Some(3)), vm("a", Some(2))]), 5);
+        // A disk that says only whose it is, before and after the one that says how much.
+        assert_eq!(gib(&[vm("a", None), vm("a", Some(2)), vm("a", None)]), 2);
+        assert_eq!(gib(&[vm("", Some(2)), vm("", Some(2)), vm("a", Some(2)), vm("", None)]), 6);
+        let most = vm("", Some(u64::MAX >> 30));
+        assert_eq!(gib(&[most.clone(), most]), u64::MAX >> 30);
+        let vms = [vm("a", Some(3)), vm("b", Some(2))];
+        let complaint = |limit: u64| complaint_of_configured(vms.iter(), Some(limit << 30));
+        let line = complaint(4).unwrap();
+        assert!(line.contains("5 GiB") && line.contains("guests of this configuration"), "{line}");
+        assert_eq!(complaint(5), None);
     }
 
     #[test]

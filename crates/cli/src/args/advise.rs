@@ -26,8 +26,8 @@ pub struct Advise {
     /// its years of life
     #[arg(long, value_name = "TBW", value_parser = parse_endurance)]
     pub endurance: Option<f64>,
-    /// Price of the drive, in any currency, to estimate its cost per year
-    #[arg(long, value_name = "MONEY", value_parser = parse_price, requires = "endurance")]
+    /// Price of the drive, in any currency, to estimate its cost per year, with --endurance
+    #[arg(long, value_name = "MONEY", value_parser = parse_price)]
     pub price: Option<f64>,
     /// Print JSON
     #[arg(long)]

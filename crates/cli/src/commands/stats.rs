@@ -97,7 +97,7 @@ fn print_disks(report: &Value) {
     }
     let vms = report["vms"].as_array().map_or(&[][..], Vec::as_slice);
     if vms.len() > 1 {
-        vms.iter().for_each(print_vm);
+        vms.iter().for_each(|vm| println!("{}", line_of_vm(vm)));
     }
     for group in report["groups"].as_array().into_iter().flatten() {
         println!(
@@ -116,17 +116,17 @@ fn print_failed(failed: &Value) {
     println!("{}  not served: {}: {}; {}", text("name"), text("what"), text("why"), text("advice"));
 }
 
-/// Prints one of several VMs.
-fn print_vm(vm: &Value) {
+/// Returns the line of one of several VMs.
+fn line_of_vm(vm: &Value) -> String {
     let disks = vm["disks"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    println!(
+    format!(
         "vm     {}: {} vCPUs, {}, a weight of {:.0} %; {}",
         Printable(vm["name"].as_str().unwrap_or("-")),
         vm["cpus"].as_u64().unwrap_or(0),
         format_size(vm["memory_bytes"].as_u64().unwrap_or(0)),
         100.0 * vm["weight"].as_f64().unwrap_or(0.0),
         Printable(disks.collect::<Vec<_>>().join(", ")),
-    );
+    )
 }
 
 /// Prints a part of a report in one line: its nonzero figures, named as in the JSON.
@@ -226,5 +226,21 @@ fn print_disk(disk: &Value) {
             latency("p50"),
             latency("p99"),
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// Regression: names from a monitor's command line were printed raw.
+    #[test]
+    fn names_of_a_vm_and_its_disks_send_nothing_to_the_terminal() {
+        for (name, disk) in [("web\u{1b}]0;x", "root"), ("web", "root\u{1b}[2J")] {
+            let line = line_of_vm(&json!({ "name": name, "disks": [disk] }));
+            assert!(!line.contains(char::is_control), "{line:?}");
+            assert!(line.contains("web") && line.contains("root"), "{line:?}");
+        }
     }
 }

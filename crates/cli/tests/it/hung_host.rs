@@ -1,5 +1,5 @@
-//! Two disks on one poller, and a host that stops answering for one of them: in every form, engine
-//! and format.
+//! Two disks, and a host that stops answering for one of them: on one poller in every form, engine
+//! and format, and on threads of their own.
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
@@ -330,6 +330,16 @@ fn a_host_that_stops_holds_up_its_own_disk_only_where_queues_have_two_threads() 
 #[test]
 fn a_host_that_stops_holds_up_its_own_disk_only_beside_a_cache() {
     with_every_format("pollers = 1\ncache = '32M'\n", "fused");
+}
+
+#[test]
+fn a_host_that_stops_holds_up_its_own_disk_only_where_forms_are_chosen() {
+    with_every_format("pollers = 1\n", "auto");
+}
+
+#[test]
+fn a_host_that_stops_holds_up_its_own_disk_only_where_queues_have_threads_of_their_own() {
+    with_every_format("", "auto");
 }
 
 /// No waiting request is lost, and a slow host is only slow.

@@ -194,6 +194,9 @@ fn advice_is_given_on_a_trace() {
     assert!(advice["wear"]["years"].as_f64().unwrap() > 0.0, "{advice}");
     let card = place.succeed(&advise);
     assert!(card.starts_with("format     raw\ncache      none\n"), "{card}");
+    let priced = ["advise", "--trace=trace.csv", "--ssd=op=28%", "--price=99.5"];
+    let card = place.succeed(&priced);
+    assert!(card.contains("money: ") && !card.contains("a year"), "{card}");
     for (arg, why) in [
         ("--endurance=much", "it is a number of TB, such as 600 or 600TBW"),
         ("--fill=2", "--fill is a share of the drive"),

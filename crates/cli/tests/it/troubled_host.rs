@@ -13,13 +13,14 @@ use rustix::process::Signal;
 use crate::fixture::{Place, stop};
 
 const FORMATS: [&str; 3] = ["raw", "qcow2", "flow"];
-const FORMS: [&[&str]; 6] = [
+const FORMS: [&[&str]; 7] = [
     &[],
     &["--pipeline", "split"],
     &["--engine", "sync"],
     &["--engine", "sync", "--pipeline", "split"],
     &["--cache", "4M"],
     &["--pollers", "1"],
+    &["--pipeline", "auto"],
 ];
 
 struct Trouble<'form> {
@@ -137,7 +138,7 @@ fn nothing_is_lost(format: &str, form: &[&str], seed: u64, time: Duration) -> Op
 
 #[test]
 fn nothing_is_lost_on_a_host_in_trouble() {
-    for (format, form) in FORMATS.into_iter().zip(FORMS) {
+    for (format, form) in FORMATS.into_iter().cycle().zip(FORMS) {
         let time = Duration::from_secs(2);
         if nothing_is_lost(format, form, fastrand::u64(..), time).is_none() {
             return;

@@ -40,6 +40,16 @@ impl Sharing {
         }
         let before = std::mem::replace(&mut self.vms, vms);
         let shared = vms::share_out(&self.vms);
+        self.tell_of_new(&before, &shared);
+        if !mutant("daemon.monitor.devices-hear-of-no-vms") {
+            vms::set_vms(&self.vms, disks);
+        }
+        self.shared = shared.clone();
+        Some(shared)
+    }
+
+    /// Logs the weights of VMs that were not there before.
+    fn tell_of_new(&mut self, before: &[Vm], shared: &Vms) {
         for (number, vm) in self.vms.iter().enumerate().filter(|(_, vm)| !before.contains(vm)) {
             // Rate-limited: a monitor may connect again and again.
             let Some(unsaid) = self.log.spend() else { continue };
@@ -52,11 +62,6 @@ impl Sharing {
                 "has a weight of {percent:.0} % of all VMs"
             );
         }
-        if !mutant("daemon.monitor.devices-hear-of-no-vms") {
-            vms::set_vms(&self.vms, disks);
-        }
-        self.shared = shared.clone();
-        Some(shared)
     }
 
     /// Returns the file caches of these VMs that have reported within a lease: a file cache that
@@ -82,18 +87,33 @@ mod tests {
 
     use super::*;
     use flowstone_block::Peer;
+    use flowstone_testkit::lines_logged;
 
-    /// Regression: a silent guest kept its part for as long as its VM ran.
-    #[test]
-    fn a_guest_that_is_silent_for_a_lease_has_no_part() {
-        let vm = |pid| Vm {
+    fn vm(pid: u32) -> Vm {
+        Vm {
             name: String::new(),
             peer: Some(Peer { pid, start: Some(5) }),
             cpus: 1,
             memory_bytes: 1 << 30,
             weight: None,
             disks: vec![pid],
-        };
+        }
+    }
+
+    #[test]
+    fn vms_that_come_and_go_write_a_burst_of_lines() {
+        let vms = vec![vm(1), vm(2)];
+        let shared = vms::share_out(&vms);
+        let mut sharing = Sharing { vms, ..Sharing::default() };
+        let lines = lines_logged(|| sharing.tell_of_new(&[vm(1)], &shared));
+        assert_eq!(lines, 1, "the other one is known");
+        let lines = lines_logged(|| (0..1000).for_each(|_| sharing.tell_of_new(&[], &shared)));
+        assert!((1..100).contains(&lines), "{lines}");
+    }
+
+    /// Regression: a silent guest kept its part for as long as its VM ran.
+    #[test]
+    fn a_guest_that_is_silent_for_a_lease_has_no_part() {
         let vms = vec![vm(1), vm(2)];
         let sharing = Sharing { shared: vms::share_out(&vms), vms, ..Sharing::default() };
         let heard_of = |peer, age| Heard { peer, report: Report::default(), age, grant: Some(7) };

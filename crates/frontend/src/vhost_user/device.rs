@@ -505,3 +505,6 @@ impl VhostUserBackendReqHandlerMut for Device {
         not_offered("dirty logging is not offered")
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -22,13 +22,14 @@ const SEGMENTS: std::ops::Range<u64> = SEGMENT_BYTES..u64::MAX;
 
 const WORKS: [Work; 5] =
     [Work::Checkpoints, Work::Cleaning, Work::Larger, Work::Smaller, Work::Compact];
-const TROUBLES: [Trouble; 19] = [
+const TROUBLES: [Trouble; 20] = [
     Trouble::Fails(Call::Read, SEGMENTS, Landed::Nothing),
     Trouble::Fails(Call::Write, SEGMENTS, Landed::Nothing),
     Trouble::Fails(Call::Write, SEGMENTS, Landed::FirstHalf),
     Trouble::Fails(Call::Write, SEGMENTS, Landed::SecondHalf),
     Trouble::Fails(Call::Write, SEGMENTS, Landed::Whole),
     Trouble::Fails(Call::Write, SUPERBLOCKS, Landed::Nothing),
+    Trouble::Fails(Call::Write, SUPERBLOCKS, Landed::FirstHalf),
     Trouble::Fails(Call::Write, SUPERBLOCKS, Landed::SecondHalf),
     Trouble::Fails(Call::Write, SUPERBLOCKS, Landed::Whole),
     Trouble::Fails(Call::Datasync, 0..u64::MAX, Landed::Nothing),

@@ -50,11 +50,7 @@ impl PollerThread {
         let run = move || {
             // First: memory that the thread allocates lies on its node.
             if let Err(error) = pin_this_thread(&options.cpus) {
-                // A guest can cause threads to start as often as it likes.
-                if let Some(unsaid) = LOG.lock().unwrap_or_else(PoisonError::into_inner).spend() {
-                    let cpus = &options.cpus;
-                    warn!(%cpus, %error, unsaid, "cannot pin a poller to its CPUs; it runs anywhere");
-                }
+                warn_unpinned(&options.cpus, &error);
             }
             // Here, since a reactor stays on its thread.
             match Poller::new(options) {
@@ -125,6 +121,29 @@ impl Drop for PollerThread {
     }
 }
 
+/// Warns that a thread is not pinned, if the budget allows it: a guest can cause threads to start
+/// as often as it likes.
+fn warn_unpinned(cpus: &CpuList, error: &io::Error) {
+    if let Some(unsaid) = LOG.lock().unwrap_or_else(PoisonError::into_inner).spend() {
+        warn!(%cpus, %error, unsaid, "cannot pin a poller to its CPUs; it runs anywhere");
+    }
+}
+
 fn died() -> io::Error {
     io::Error::other("a poller's thread died")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flowstone_testkit::lines_logged;
+
+    /// Regression: 27,489 lines in five seconds.
+    #[test]
+    fn threads_that_cannot_be_pinned_write_a_burst_of_lines() {
+        let none = CpuList::from(rustix::thread::CpuSet::MAX_CPU - 1);
+        let warn = || warn_unpinned(&none, &io::Error::other("no such CPU"));
+        let lines = lines_logged(|| (0..1000).for_each(|_| warn()));
+        assert!((1..100).contains(&lines), "{lines}");
+    }
 }

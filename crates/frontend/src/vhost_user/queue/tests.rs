@@ -722,3 +722,25 @@ fn a_completion_in_lost_memory_is_not_published_and_stays_undone() {
     guest.memory.set_len(GUEST_BYTES).unwrap();
     assert_eq!(guest.undone(), [3, 5]);
 }
+
+/// A replay that finds its memory lost must neither repeat what it read there nor forget it.
+#[test]
+fn what_is_undone_in_lost_memory_is_not_submitted_and_stays_undone() {
+    let mut guest = Guest::new(8);
+    [3, 5].into_iter().for_each(|head| guest.read(head, 0));
+    take(&mut guest.queue());
+    let mut queue = guest.queue();
+    guest.memory.set_len(HEADERS_AT).unwrap();
+    // The first one finds the loss, the second one knows of it.
+    for fault in [None, Some(QueueFault::MemoryLost)] {
+        queue.take_undone(|_| panic!("submitted"));
+        assert_eq!(queue.front().fault(), fault);
+    }
+    assert!(!queue.front().has_undone() && !queue.front().has_available());
+    assert_eq!((queue.publish(), guest.used_index()), (Signal::Nothing, 0));
+    drop(queue);
+    guest.memory.set_len(GUEST_BYTES).unwrap();
+    let mut log = guest.region.log(0, 8).unwrap();
+    let undone: Vec<_> = log.recover(0).iter().map(|it| (it.head, it.started)).collect();
+    assert_eq!(undone, [(3, 2), (5, 1)], "the second one was not begun");
+}
