@@ -3,8 +3,8 @@
 //! The base point is a drive of 4 GiB with a disk of 80 % of it: 7 % over-provisioning, units of 4
 //! KiB, erase blocks of 512 KiB, TRIM on, zipf .99.
 
-use super::guests;
 use super::table::{Shown, Table, column, formats, named};
+use super::{checks, guests};
 
 const BOTH: [&str; 2] = ["raw", "log"];
 
@@ -65,9 +65,11 @@ pub fn tables(is_quick: bool) -> Vec<Table> {
     tables.push(copies(&sizes));
     tables.push(records(&sizes));
     tables.push(ages(&sizes));
+    tables.push(dead(&sizes));
     tables.push(sata(&sizes));
-    // Recorded guests have disks of a fixed size.
+    // Recorded guests have disks of a fixed size, and so have the checks.
     if !is_quick {
+        tables.push(checks::table(sizes.base("uniform")));
         tables.extend(guests::tables());
     }
     tables
@@ -135,11 +137,6 @@ fn of_drives(sizes: &Sizes) -> Vec<Table> {
 /// Tables that vary the load, and the host's behaviour.
 fn of_hosts(sizes: &Sizes) -> Vec<Table> {
     let loads = ["uniform", "zipf:0.99", "hotcold:95/5", "sequential"];
-    let trims = vec![
-        column("at once", &["--ssd=trim=on"]),
-        column("after each GiB written", &["--ssd=trim=batch:1G"]),
-        column("never, a drive written before", &["--ssd=trim=off", "--aged"]),
-    ];
     let fills = [sizes.half, "0.65", sizes.fill];
     let offset = format!("--ssd=block={},offset=", sizes.large);
     vec![
@@ -149,7 +146,7 @@ fn of_hosts(sizes: &Sizes) -> Vec<Table> {
             named(&loads, |load| format!("--generate={load}")),
             &["raw", "qcow2", "log"],
         ),
-        sizes.table("trim", "Total WAF by when the drive hears of TRIM, zipf .99", trims, &BOTH),
+        sizes.table("trim", "Total WAF by when the drive hears of TRIM, zipf .99", trims(), &BOTH),
         sizes.table(
             "fill",
             "Total WAF by how much of the drive the disk is, zipf .99",
@@ -162,6 +159,14 @@ fn of_hosts(sizes: &Sizes) -> Vec<Table> {
             named(&["0", sizes.misfit], |at| format!("{offset}{at}")),
             &BOTH,
         ),
+    ]
+}
+
+fn trims() -> Vec<(String, Vec<String>)> {
+    vec![
+        column("at once", &["--ssd=trim=on"]),
+        column("after each GiB written", &["--ssd=trim=batch:1G"]),
+        column("never, a drive written before", &["--ssd=trim=off", "--aged"]),
     ]
 }
 
@@ -223,6 +228,12 @@ fn ages(sizes: &Sizes) -> Table {
         lines: named(&loads, |load| format!("--generate={load}")),
         ..copies(sizes)
     }
+}
+
+/// Dead segments may be told to the drive at once, later, or kept until they are written again.
+fn dead(sizes: &Sizes) -> Table {
+    let title = "Total WAF of log images by when the drive hears of dead segments, zipf .99";
+    Table { name: "dead", title, columns: trims(), ..copies(sizes) }
 }
 
 fn sata(sizes: &Sizes) -> Table {
