@@ -74,7 +74,11 @@ impl Table {
             }
         }
         let said = ssd.iter().filter(|(name, value)| !DEFAULTS.contains(&(*name, *value)));
-        let ssd = said.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(",");
+        let mut said: Vec<_> = said.collect();
+        // A profile replaces the properties named before it.
+        said.sort_by_key(|(name, _)| **name != "profile");
+        let said = said.iter().map(|(name, value)| format!("{name}={value}"));
+        let ssd = said.collect::<Vec<_>>().join(",");
         if !ssd.is_empty() {
             by_name.insert("--ssd", &ssd);
         }

@@ -63,7 +63,8 @@ fn drives() -> Options {
         ];
         by_block(format).chain(rest).collect::<Vec<_>>()
     };
-    [of("raw"), of("qcow2"), by_block("log").collect()].concat()
+    let log = [line("log", "512K", &[]), line("log", "8M", &[LARGE])];
+    [of("raw"), of("qcow2"), log.to_vec()].concat()
 }
 
 /// Four images side by side, whose guests do the same at the same time. A log image does not fit
