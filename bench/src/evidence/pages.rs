@@ -28,10 +28,7 @@ const PAGES: [(&str, &[&str]); 6] = [
             "collector",
         ],
     ),
-    (
-        "decisions.md",
-        &["segment", "reserve", "age", "copies", "records", "dead", "streams", "resort"],
-    ),
+    ("decisions.md", &["segment", "reserve", "age", "copies", "records", "streams", "resort"]),
     ("method.md", &["checks"]),
     ("S1.md", &["sata", "files"]),
     ("S4.md", &["mail"]),

@@ -65,7 +65,6 @@ pub fn tables(is_quick: bool) -> Vec<Table> {
     tables.push(copies(&sizes));
     tables.push(records(&sizes));
     tables.push(ages(&sizes));
-    tables.push(dead(&sizes));
     tables.push(sata(&sizes));
     // Recorded guests have disks of a fixed size, and so have the checks.
     if !is_quick {
@@ -228,12 +227,6 @@ fn ages(sizes: &Sizes) -> Table {
         lines: named(&loads, |load| format!("--generate={load}")),
         ..copies(sizes)
     }
-}
-
-/// Dead segments may be told to the drive at once, later, or kept until they are written again.
-fn dead(sizes: &Sizes) -> Table {
-    let title = "Total WAF of log images by when the drive hears of dead segments, zipf .99";
-    Table { name: "dead", title, columns: trims(), ..copies(sizes) }
 }
 
 fn sata(sizes: &Sizes) -> Table {
