@@ -3,6 +3,8 @@
 //! All except the file server's use a drive that was written before, and that gets discards only if
 //! the guest mounts with `-o discard`.
 
+mod time;
+
 use super::phases::OfPhase;
 use super::record::trace_path;
 use super::table::{Shown, Table, column, formats};
@@ -23,6 +25,12 @@ type Options = Vec<(String, Vec<String>)>;
 
 /// Returns all tables.
 pub fn tables() -> Vec<Table> {
+    let mut tables = of_recordings();
+    tables.extend(time::tables());
+    tables
+}
+
+fn of_recordings() -> Vec<Table> {
     vec![
         Table {
             columns: spares(&[("TRIM", "--ssd=trim=on"), ("by fstrim", "--ssd=trim=batch:1G")]),
@@ -69,6 +77,7 @@ pub fn tables() -> Vec<Table> {
         files(),
         mail(),
         streams(),
+        resort(),
     ]
 }
 
@@ -205,6 +214,19 @@ fn streams() -> Table {
         ],
         base,
         ..of_guest("streams", "trees", "Total WAF of log images by their streams", Shown::Waf)
+    }
+}
+
+/// In the trace's timing, since the pass needs a quiet guest.
+fn resort() -> Table {
+    Table {
+        columns: of_guests(),
+        lines: vec![
+            column("a tenth of the disk a day", &[]),
+            column("off", &["--serve-arg=--resort=off"]),
+        ],
+        base: vec![FILL.into(), "--aged".into(), "--format=log".into(), "--timing=trace".into()],
+        ..of_guest("resort", "trees", "Total WAF of log images by the re-sorting pass", Shown::Waf)
     }
 }
 

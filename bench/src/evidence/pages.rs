@@ -12,7 +12,7 @@ use crate::document;
 use crate::plot::{Axes, Lines, draw};
 
 /// The tables of each page.
-const PAGES: [(&str, &[&str]); 5] = [
+const PAGES: [(&str, &[&str]); 6] = [
     (
         "wear.md",
         &[
@@ -28,7 +28,8 @@ const PAGES: [(&str, &[&str]); 5] = [
             "collector",
         ],
     ),
-    ("decisions.md", &["segment", "reserve", "age", "copies", "records", "streams"]),
+    ("decisions.md", &["segment", "reserve", "age", "copies", "records", "streams", "resort"]),
+    ("method.md", &["checks"]),
     ("S1.md", &["sata", "files"]),
     ("S4.md", &["mail"]),
     (
@@ -36,12 +37,16 @@ const PAGES: [(&str, &[&str]); 5] = [
         &[
             "postmark",
             "postmark-time",
+            "postmark-blocks",
             "postmark-runs",
             "files-runs",
             "trees",
+            "trees-full",
             "deletes",
             "sort",
             "sort-four",
+            "sort-images",
+            "sort-images-time",
             "words",
             "words-four",
         ],

@@ -26,6 +26,8 @@ const TRIM_SECONDS: f64 = 0.0015;
 pub enum Shown {
     /// The total WAF, and its factors host and device where the image writes more than the guest.
     Waf,
+    /// The total WAF, and that of another simulator, cell by cell, where it is known.
+    Beside(&'static [&'static str]),
     /// Seconds of the drive's busy time per GiB that the guest writes.
     SecondsPerGib,
     /// Calls that freed space, and the guest's discards.
@@ -72,7 +74,11 @@ impl Table {
             }
         }
         let said = ssd.iter().filter(|(name, value)| !DEFAULTS.contains(&(*name, *value)));
-        let ssd = said.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(",");
+        let mut said: Vec<_> = said.collect();
+        // A profile replaces the properties named before it.
+        said.sort_by_key(|(name, _)| **name != "profile");
+        let said = said.iter().map(|(name, value)| format!("{name}={value}"));
+        let ssd = said.collect::<Vec<_>>().join(",");
         if !ssd.is_empty() {
             by_name.insert("--ssd", &ssd);
         }
@@ -104,9 +110,11 @@ impl Table {
             let _ = write!(text, "\n| {name} |");
             for column in 0..width {
                 let at = line * width + column;
-                let is_best = values[at] <= best(column) && self.lines.len() > 1;
+                let is_one_of_many =
+                    self.lines.len() > 1 && !matches!(self.shown, Shown::Beside(_));
+                let is_best = is_one_of_many && values[at] <= best(column);
                 let mark = if is_best { "**" } else { "" };
-                let shown = self.show(&data.cells[at], values[at])?;
+                let shown = self.show(&data.cells[at], values[at], at)?;
                 let (number, rest) = shown.split_once(' ').unwrap_or((&shown, ""));
                 let gap = if rest.is_empty() { "" } else { " " };
                 let _ = write!(text, " {mark}{number}{mark}{gap}{rest} |");
@@ -128,7 +136,7 @@ impl Table {
     /// Returns the figure by which cells are compared.
     pub fn value(&self, cell: &Cell) -> Result<f64> {
         match self.shown {
-            Shown::Waf | Shown::Phases(_) => cell.number("total_waf"),
+            Shown::Waf | Shown::Beside(_) | Shown::Phases(_) => cell.number("total_waf"),
             Shown::SecondsPerGib => {
                 let gib = cell.number("guest_blocks")? * 4096.0 / f64::from(1 << 30);
                 Ok(cell.number("device_seconds")? / gib)
@@ -137,8 +145,11 @@ impl Table {
         }
     }
 
-    fn show(&self, cell: &Cell, value: f64) -> Result<String> {
+    fn show(&self, cell: &Cell, value: f64, at: usize) -> Result<String> {
         Ok(match self.shown {
+            Shown::Beside(others) if !others[at].is_empty() => {
+                format!("{value:.2} for {}", others[at])
+            }
             Shown::Trims => {
                 let discards = cell.number("discards")?;
                 let [merged, each] = [value, discards].map(|count| count * TRIM_SECONDS);
@@ -148,7 +159,9 @@ impl Table {
                 let (host, device) = (cell.number("host_waf")?, cell.number("device_waf")?);
                 format!("{value:.2} ({host:.2} x {device:.2})")
             }
-            Shown::Waf | Shown::SecondsPerGib | Shown::Phases(_) => format!("{value:.2}"),
+            Shown::Waf | Shown::Beside(_) | Shown::SecondsPerGib | Shown::Phases(_) => {
+                format!("{value:.2}")
+            }
         })
     }
 

@@ -3,8 +3,8 @@
 //! The base point is a drive of 4 GiB with a disk of 80 % of it: 7 % over-provisioning, units of 4
 //! KiB, erase blocks of 512 KiB, TRIM on, zipf .99.
 
-use super::guests;
 use super::table::{Shown, Table, column, formats, named};
+use super::{checks, guests};
 
 const BOTH: [&str; 2] = ["raw", "log"];
 
@@ -66,8 +66,9 @@ pub fn tables(is_quick: bool) -> Vec<Table> {
     tables.push(records(&sizes));
     tables.push(ages(&sizes));
     tables.push(sata(&sizes));
-    // Recorded guests have disks of a fixed size.
+    // Recorded guests have disks of a fixed size, and so have the checks.
     if !is_quick {
+        tables.push(checks::table(sizes.base("uniform")));
         tables.extend(guests::tables());
     }
     tables
@@ -135,11 +136,6 @@ fn of_drives(sizes: &Sizes) -> Vec<Table> {
 /// Tables that vary the load, and the host's behaviour.
 fn of_hosts(sizes: &Sizes) -> Vec<Table> {
     let loads = ["uniform", "zipf:0.99", "hotcold:95/5", "sequential"];
-    let trims = vec![
-        column("at once", &["--ssd=trim=on"]),
-        column("after each GiB written", &["--ssd=trim=batch:1G"]),
-        column("never, a drive written before", &["--ssd=trim=off", "--aged"]),
-    ];
     let fills = [sizes.half, "0.65", sizes.fill];
     let offset = format!("--ssd=block={},offset=", sizes.large);
     vec![
@@ -149,7 +145,7 @@ fn of_hosts(sizes: &Sizes) -> Vec<Table> {
             named(&loads, |load| format!("--generate={load}")),
             &["raw", "qcow2", "log"],
         ),
-        sizes.table("trim", "Total WAF by when the drive hears of TRIM, zipf .99", trims, &BOTH),
+        sizes.table("trim", "Total WAF by when the drive hears of TRIM, zipf .99", trims(), &BOTH),
         sizes.table(
             "fill",
             "Total WAF by how much of the drive the disk is, zipf .99",
@@ -162,6 +158,14 @@ fn of_hosts(sizes: &Sizes) -> Vec<Table> {
             named(&["0", sizes.misfit], |at| format!("{offset}{at}")),
             &BOTH,
         ),
+    ]
+}
+
+fn trims() -> Vec<(String, Vec<String>)> {
+    vec![
+        column("at once", &["--ssd=trim=on"]),
+        column("after each GiB written", &["--ssd=trim=batch:1G"]),
+        column("never, a drive written before", &["--ssd=trim=off", "--aged"]),
     ]
 }
 
