@@ -60,10 +60,15 @@ impl FromStr for SsdOptions {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let mut options = Self::default();
-        for part in text.split(',').filter(|part| !part.is_empty()) {
-            let (name, value) = part.split_once('=').ok_or_else(|| {
+        let parts = text.split(',').filter(|part| !part.is_empty()).map(|part| {
+            part.split_once('=').ok_or_else(|| {
                 format!("{part:?} is no NAME=VALUE; a drive is like op=7%,unit=4K,block=512K")
-            })?;
+            })
+        });
+        let mut parts = parts.collect::<Result<Vec<_>, _>>()?;
+        // The profile first: it is what the others change, wherever it is written.
+        parts.sort_by_key(|(name, _)| *name != "profile");
+        for (name, value) in parts {
             options.set(name, value).map_err(|why| format!("{name}={value}: {why}"))?;
         }
         options.check()?;
@@ -204,6 +209,8 @@ mod tests {
         };
         assert_eq!(options, expected);
         assert_eq!("".parse::<SsdOptions>().unwrap(), SsdOptions::default());
+        let spare_first: SsdOptions = "op=28%,unit=8K,profile=x25m".parse().unwrap();
+        assert_eq!((spare_first.over_provisioning, spare_first.unit_bytes), (0.28, 8 << 10));
         let timed: SsdOptions = "profile=x25m,command=20us,write=200M".parse().unwrap();
         assert_eq!(timed.timing.command, Duration::from_micros(20));
         assert_eq!(timed.timing.trim, Duration::from_micros(1500));
