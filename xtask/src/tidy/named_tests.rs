@@ -1,8 +1,8 @@
-//! Each test named in a table of bounds exists: the last cell of a row, if the head of its table
-//! says `test`.
+//! Each test named in a table of bounds or promises exists: the last cell of a row, if the head of
+//! its table says `test` or `shown by`.
 //!
 //! A word is the name of a test, or a part of it with `…` for the rest, or the file or folder of
-//! the tests.
+//! the tests. Beside `shown by` there are sentences, too, and only a part with `…` is a name.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,7 +13,7 @@ use anyhow::Result;
 use super::source::{Source, relative};
 
 /// The documents with such tables.
-const DOCUMENTS: [&str; 1] = ["docs/operating.md"];
+const DOCUMENTS: [&str; 2] = ["docs/operating.md", "docs/durability.md"];
 
 /// Returns the words in tables that name nothing.
 pub fn check(workspace: &Path, sources: &[Source]) -> Result<Vec<String>> {
@@ -55,13 +55,14 @@ impl Known {
 
     /// Returns the errors in the tables of a document.
     fn missing(&self, document: &str, text: &str) -> Vec<String> {
-        let (mut complaints, mut is_of_tests, mut before) = (Vec::new(), false, "");
+        let (mut complaints, mut head, mut before) = (Vec::new(), "", "");
         for (at, line) in text.lines().enumerate() {
             let last = line.trim_end_matches('|').rsplit('|').next().unwrap_or_default().trim();
             if line.starts_with('|') && !before.starts_with('|') {
-                is_of_tests = last == "test";
-            } else if line.starts_with('|') && is_of_tests {
-                let words = last.split([' ', ',', ';']).filter(|word| is_name(word));
+                head = last;
+            } else if line.starts_with('|') && ["test", "shown by"].contains(&head) {
+                let words = last.split([' ', ',', ';', '(', ')']).filter(|word| is_name(word));
+                let words = words.filter(|word| head == "test" || word.contains('…'));
                 let missing = words.filter(|word| !self.has(word));
                 let complain = |word| format!("{document}:{}: there is no test `{word}`", at + 1);
                 complaints.extend(missing.map(complain));
@@ -105,6 +106,9 @@ mod tests {
         assert_eq!(missing(good), 0);
         assert_eq!(missing(""), 0);
         assert_eq!(missing("bounds a_bond…; …is_lifted, no_test, boundaries"), 4);
+        let promises =
+            "| promise | shown by |\n|---|---|\n| x | a sentence (a_bound…), …lifted |\n";
+        assert_eq!(known.missing("x.md", promises), ["x.md:3: there is no test `…lifted`"]);
         assert_eq!(known.missing("x.md", "| what | why |\n|---|---|\n| x | a_bond… |\n").len(), 0);
     }
 }
