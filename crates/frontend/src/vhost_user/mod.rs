@@ -16,6 +16,8 @@ mod request;
 mod ring;
 mod server;
 mod shared;
+#[cfg(test)]
+mod unused_disk;
 mod vring;
 
 pub use device::DeviceOptions;

@@ -1,33 +1,9 @@
 //! Messages that ask for more than a disk has.
 
-use flowstone_block::{Channel, QueueContext, SectorCount};
+use flowstone_block::SectorCount;
 
 use super::*;
-
-/// A disk that no queue uses.
-struct Unused;
-
-impl Layer for Unused {
-    fn geometry(&self) -> Geometry {
-        Geometry::with_capacity(SectorCount::new(8))
-    }
-
-    fn channel(&self, _context: &QueueContext) -> io::Result<Box<dyn Channel>> {
-        unreachable!("no queue starts")
-    }
-}
-
-impl QueueRunner<VirtQueue> for Unused {
-    fn start(&mut self, _index: usize, _queue: VirtQueue) -> io::Result<()> {
-        unreachable!("no queue starts")
-    }
-
-    fn begin_stop(&mut self, _index: usize) {}
-
-    fn stop(&mut self, _index: usize) -> Option<VirtQueue> {
-        None
-    }
-}
+use crate::vhost_user::unused_disk::Unused;
 
 fn device(queues_max: u16) -> Device {
     let shared = Arc::new(DeviceShared::new(SectorCount::new(8)));

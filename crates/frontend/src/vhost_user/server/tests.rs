@@ -1,35 +1,11 @@
 use std::io::{Read, Write};
 
-use flowstone_block::{Channel, Geometry, Layer, QueueContext, SectorCount};
+use flowstone_block::SectorCount;
 use flowstone_testkit::{HANG, wait_until};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
-
-/// A disk that no queue uses.
-struct Unused;
-
-impl Layer for Unused {
-    fn geometry(&self) -> Geometry {
-        Geometry::with_capacity(SectorCount::new(8))
-    }
-
-    fn channel(&self, _context: &QueueContext) -> io::Result<Box<dyn Channel>> {
-        unreachable!("no queue starts")
-    }
-}
-
-impl QueueRunner<VirtQueue> for Unused {
-    fn start(&mut self, _index: usize, _queue: VirtQueue) -> io::Result<()> {
-        unreachable!("no queue starts")
-    }
-
-    fn begin_stop(&mut self, _index: usize) {}
-
-    fn stop(&mut self, _index: usize) -> Option<VirtQueue> {
-        None
-    }
-}
+use crate::vhost_user::unused_disk::Unused;
 
 /// Stops a server, even if the test fails.
 struct Ends<'server>(&'server OwnedFd);
