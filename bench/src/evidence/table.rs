@@ -75,7 +75,7 @@ impl Table {
         }
         let said = ssd.iter().filter(|(name, value)| !DEFAULTS.contains(&(*name, *value)));
         let mut said: Vec<_> = said.collect();
-        // A profile replaces the properties named before it.
+        // As in the committed commands. The replay applies it first wherever it stands.
         said.sort_by_key(|(name, _)| **name != "profile");
         let said = said.iter().map(|(name, value)| format!("{name}={value}"));
         let ssd = said.collect::<Vec<_>>().join(",");

@@ -136,6 +136,11 @@ fn of_drives(sizes: &Sizes) -> Vec<Table> {
 /// Tables that vary the load, and the host's behaviour.
 fn of_hosts(sizes: &Sizes) -> Vec<Table> {
     let loads = ["uniform", "zipf:0.99", "hotcold:95/5", "sequential"];
+    let trims = vec![
+        column("at once", &["--ssd=trim=on"]),
+        column("after each GiB written", &["--ssd=trim=batch:1G"]),
+        column("never, a drive written before", &["--ssd=trim=off", "--aged"]),
+    ];
     let fills = [sizes.half, "0.65", sizes.fill];
     let offset = format!("--ssd=block={},offset=", sizes.large);
     vec![
@@ -145,7 +150,7 @@ fn of_hosts(sizes: &Sizes) -> Vec<Table> {
             named(&loads, |load| format!("--generate={load}")),
             &["raw", "qcow2", "log"],
         ),
-        sizes.table("trim", "Total WAF by when the drive hears of TRIM, zipf .99", trims(), &BOTH),
+        sizes.table("trim", "Total WAF by when the drive hears of TRIM, zipf .99", trims, &BOTH),
         sizes.table(
             "fill",
             "Total WAF by how much of the drive the disk is, zipf .99",
@@ -158,14 +163,6 @@ fn of_hosts(sizes: &Sizes) -> Vec<Table> {
             named(&["0", sizes.misfit], |at| format!("{offset}{at}")),
             &BOTH,
         ),
-    ]
-}
-
-fn trims() -> Vec<(String, Vec<String>)> {
-    vec![
-        column("at once", &["--ssd=trim=on"]),
-        column("after each GiB written", &["--ssd=trim=batch:1G"]),
-        column("never, a drive written before", &["--ssd=trim=off", "--aged"]),
     ]
 }
 
