@@ -44,7 +44,7 @@ bench: ## Measure against qemu-storage-daemon and fio; writes README.md and docs
 	cargo run --release -p flowstone-bench -- --rounds 7 --runtime 1 \
 		--readme README.md --markdown docs/benchmarks.md --json target/bench.json
 
-evidence: ## Measure the tables of docs/evidence again (half an hour); EVIDENCE="--only NAME" or "--quick"
+evidence: ## Measure the tables of docs/evidence again (47 min); EVIDENCE="--only NAME" or "--quick"
 	scripts/setup
 	cargo build --release -p flowstone-bench -p flowstone-cli
 	target/release/flowstone-bench evidence $(EVIDENCE)
