@@ -102,10 +102,10 @@ mod tests {
         ),
         (
             "pollers",
-            "cost, client polls",
+            "cost, 20,000/s, polls",
             ["QSD", "`auto`"],
             "server_us_per_io",
-            "| polls | `auto` | - | - | 6.00 | 1.500 | - | - | - | - |",
+            "| 20,000/s | polls | `auto` | - | - | 6.00 | 1.500 | - | - | - | - |",
         ),
         (
             "pollers",

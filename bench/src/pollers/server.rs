@@ -127,7 +127,8 @@ impl Server {
                 flowstone(&program, dir.path(), &keys, &images, &sockets, direct, "fused")?
             }
             Who::Pipeline(form) => {
-                flowstone(&program, dir.path(), keys, &images, &sockets, direct, form)?
+                let keys = format!("pollers = \"per-queue\"\n{keys}");
+                flowstone(&program, dir.path(), &keys, &images, &sockets, direct, form)?
             }
             qsd => qemu(qsd, &images, &sockets, direct),
         };

@@ -258,6 +258,7 @@ impl Config {
 impl DaemonConfig {
     /// Checks for settings that exclude each other. Returns the reason and advice.
     pub fn check(&self) -> std::result::Result<(), (&'static str, &'static str)> {
+        self.pollers.check()?;
         self.shared.check()
     }
 

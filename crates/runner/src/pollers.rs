@@ -38,11 +38,11 @@ const POLLERS_MAX: usize = 256;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PollerChoice {
     /// One for each queue: no queue waits for another.
-    #[default]
     PerQueue,
     /// This many, shared by all queues.
     Count(usize),
     /// As many as the load requires, shared by all queues.
+    #[default]
     Auto,
 }
 
@@ -76,18 +76,30 @@ pub enum Pipeline {
 /// Options of the daemon's threads.
 #[derive(Clone, Debug, Default, Args)]
 pub struct PollersConfig {
-    /// Threads that run queues: per-queue (one for each), N (N threads shared by all queues, which
-    /// move between them by load), auto (shared threads, their number by load)
+    /// Threads that run queues: auto (shared by all queues, which move between them, their number
+    /// by load), N (N shared threads), per-queue (one for each)
     #[arg(long = "pollers", id = "pollers", value_name = "N|auto|per-queue")]
-    #[arg(default_value = "per-queue")]
+    #[arg(default_value = "auto")]
     pub choice: PollerChoice,
     /// Pin shared pollers to these CPUs in turn; with --pollers auto there are at most as many
-    /// pollers
     #[arg(long = "poller-cpus", id = "poller_cpus", value_name = "LIST")]
     pub cpus: Option<CpuList>,
     /// Maximum CPU time of the daemon, e.g. 50% (of one CPU) or 150% [default: no limit]
     #[arg(long = "cpu-budget", id = "cpu_budget", value_name = "PERCENT")]
     pub budget: Option<CpuShare>,
+}
+
+impl PollersConfig {
+    /// Returns what is wrong and what to do, if options contradict each other.
+    pub fn check(&self) -> Result<(), (&'static str, &'static str)> {
+        if self.cpus.is_some() && self.choice == PollerChoice::PerQueue {
+            return Err((
+                "--poller-cpus pins shared pollers, and --pollers per-queue has none",
+                "give a disk --cpus, or choose other pollers",
+            ));
+        }
+        Ok(())
+    }
 }
 
 /// All pollers of a daemon.

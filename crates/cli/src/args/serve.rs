@@ -70,10 +70,6 @@ impl FromArgMatches for Serve {
             let kind = ErrorKind::MissingRequiredArgument;
             let check = daemon.check();
             check.map_err(|(why, advice)| refuse(kind, format!("{why}; {advice}")))?;
-            let (pollers, cpus) = (is_given(matches, "pollers"), is_given(matches, "poller_cpus"));
-            if cpus && !pollers {
-                return Err(refuse(kind, "--poller-cpus without --pollers; give both".into()));
-            }
             if !matches.contains_id("what") {
                 return Ok(Self::Empty(daemon));
             }

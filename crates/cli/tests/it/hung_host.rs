@@ -339,7 +339,7 @@ fn a_host_that_stops_holds_up_its_own_disk_only_where_forms_are_chosen() {
 
 #[test]
 fn a_host_that_stops_holds_up_its_own_disk_only_where_queues_have_threads_of_their_own() {
-    with_every_format("", "auto");
+    with_every_format("pollers = 'per-queue'\n", "auto");
 }
 
 /// No waiting request is lost, and a slow host is only slow.

@@ -130,8 +130,8 @@ fn a_disk_with_a_cache_behaves_like_the_model() {
 }
 
 #[test]
-fn a_disk_on_a_shared_poller_behaves_like_the_model() {
-    behaves_like_the_model(&["--pollers", "auto", "disk.raw"], 0);
+fn a_disk_on_a_thread_of_its_own_behaves_like_the_model() {
+    behaves_like_the_model(&["--pollers", "per-queue", "disk.raw"], 0);
 }
 
 #[test]

@@ -192,7 +192,7 @@ fn a_killed_daemon_with_shared_pollers_loses_nothing() {
 /// A head taken again while the marks of its last use are being cleared would be lost.
 #[test]
 fn a_killed_daemon_whose_queues_have_two_threads_loses_nothing() {
-    kill_under_load("", "pipeline = 'split'\n", 12_000, soon);
+    kill_under_load("pollers = 'per-queue'\n", "pipeline = 'split'\n", 12_000, soon);
     kill_under_load("pollers = '2'\n", "pipeline = 'split'\n", 12_000, soon);
 }
 
@@ -203,7 +203,7 @@ fn a_killed_daemon_whose_queues_change_their_form_all_the_time_loses_nothing() {
         skip("in this build nothing makes queues change their form");
         return;
     }
-    kill_under_load("", "pipeline = 'auto'\n", 25_000, among_changes);
+    kill_under_load("pollers = 'per-queue'\n", "pipeline = 'auto'\n", 25_000, among_changes);
     kill_under_load("pollers = '2'\n", "pipeline = 'auto'\n", 25_000, among_changes);
 }
 
@@ -266,10 +266,10 @@ fn kill_under_load(head: &str, of_disk: &str, ops: u64, is_time: impl Fn(&Place)
 fn sixty_four_queues_of_one_disk_write_side_by_side() {
     const ALL: usize = 64;
     for (image, head, of_disk) in [
-        ("a.raw", "", ""),
+        ("a.raw", "pollers = 'per-queue'\n", ""),
         ("a.qcow2", "pollers = 2\n", ""),
-        ("a.flow", "", "pipeline = 'split'\n"),
-        ("a.flow", "pollers = 'auto'\n", ""),
+        ("a.flow", "pollers = 'per-queue'\n", "pipeline = 'split'\n"),
+        ("a.flow", "", ""),
     ] {
         let place = Place::new();
         place.succeed(&["create", "--size", "64M", image]);
@@ -293,8 +293,8 @@ fn sixty_four_queues_of_one_disk_write_side_by_side() {
 /// its budget; nothing may make it use more.
 #[test]
 fn a_cpu_budget_is_kept() {
-    for (head, disk) in [("cpu-budget = '30%'\n", ""), ("pollers = '1'\n", "cpu_budget = '30%'\n")]
-    {
+    let of_all = "pollers = 'per-queue'\ncpu-budget = '30%'\n";
+    for (head, disk) in [(of_all, ""), ("pollers = '1'\n", "cpu_budget = '30%'\n")] {
         let place = Place::new();
         let disks = [("a", "null:1G")];
         configure_all(&place, head, &disks, disk);
@@ -320,7 +320,7 @@ fn choices_of_pollers_that_make_no_sense_are_refused() {
     let cases: [(&[&str], &str); 6] = [
         (&["--pollers", "0"], "use a number from 1 to 256, auto or per-queue"),
         (&["--pollers", "many"], "use a number from 1 to 256, auto or per-queue"),
-        (&["--poller-cpus", "0"], "--pollers"),
+        (&["--pollers", "per-queue", "--poller-cpus", "0"], "choose other pollers"),
         (&["--pipeline", "both"], "[possible values: fused, split, auto]"),
         (&["--cpu-budget", "1.5"], "write e.g. 50% or 150%"),
         (&["--cpu-budget", "0%"], "write e.g. 50% or 150%"),

@@ -13,12 +13,13 @@ use rustix::process::Signal;
 use crate::fixture::{Place, stop};
 
 const FORMATS: [&str; 3] = ["raw", "qcow2", "flow"];
-const FORMS: [&[&str]; 7] = [
+const FORMS: [&[&str]; 8] = [
     &[],
-    &["--pipeline", "split"],
+    &["--pollers", "per-queue", "--pipeline", "split"],
     &["--engine", "sync"],
-    &["--engine", "sync", "--pipeline", "split"],
+    &["--pollers", "per-queue", "--engine", "sync", "--pipeline", "split"],
     &["--cache", "4M"],
+    &["--pollers", "per-queue"],
     &["--pollers", "1"],
     &["--pipeline", "auto"],
 ];

@@ -200,7 +200,6 @@ fn what_no_disk_can_be_is_refused() {
     assert!(read(disk).is_ok());
 }
 
-/// Its pollers are per-queue although it has `poller-cpus`.
 #[test]
 fn the_file_of_the_manual_is_served() {
     let manual = include_str!("../../../../docs/operating.md");

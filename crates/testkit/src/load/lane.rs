@@ -140,9 +140,9 @@ impl Lane {
         Ok(lane)
     }
 
-    /// Sets the rate in requests per second.
-    pub(super) fn with_pace(mut self, rate: Option<f64>, seed: u64) -> Self {
-        self.pace = rate.map(|rate| Pace::new(rate, seed));
+    /// Sets the rate in requests per second, and the number of requests sent together.
+    pub(super) fn with_pace(mut self, rate: Option<f64>, burst: u32, seed: u64) -> Self {
+        self.pace = rate.map(|rate| Pace::new(rate, burst, seed));
         self
     }
 

@@ -122,6 +122,8 @@ pub struct LoadOptions {
     /// Requests per second and queue, sent at their times independently of earlier completions, but
     /// with at most `iodepth` in flight. `None`: the next one is sent when one is completed.
     pub rate: Option<f64>,
+    /// Requests sent together under a `rate`; those that do not fit into `iodepth` are late.
+    pub burst: u32,
     /// Client threads; 0 means one per queue. Queue q belongs to thread q modulo threads.
     pub threads: usize,
     /// CPU of each thread, repeated as needed; empty for no affinity.
@@ -170,6 +172,7 @@ impl LoadOptions {
             block_bytes: 4096,
             iodepth: 1,
             rate: None,
+            burst: 1,
             threads: 0,
             cpus: Vec::new(),
             completion: Completion::Poll,

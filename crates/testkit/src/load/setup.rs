@@ -198,6 +198,7 @@ impl<'a> Plan<'a> {
         require(options.zipf.is_none_or(|exponent| (0.0..=10.0).contains(&exponent)), || {
             "a Zipf exponent that is not between 0 and 10".into()
         })?;
+        require(options.burst > 0, || "a burst of no requests".into())?;
         require(options.rate.is_none_or(|rate| (1e-3..=1e9).contains(&rate)), || {
             "a rate that is not between 0.001 and 1e9 requests per second".into()
         })?;
@@ -252,7 +253,7 @@ impl<'a> Plan<'a> {
                 let checker = maps.next().map(|map| self.checker(map, first));
                 let quota = quota(self.options.limit, index, queues);
                 let lane = Lane::new(memory, ring, lane, source, checker, quota)?;
-                Ok(lane.with_pace(self.options.rate, seed).of_disk(disk))
+                Ok(lane.with_pace(self.options.rate, self.options.burst, seed).of_disk(disk))
             })
             .collect()
     }
