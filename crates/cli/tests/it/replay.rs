@@ -2,9 +2,10 @@
 
 use std::process::Command;
 
+use flowstone_testkit::Status;
 use serde_json::Value;
 
-use crate::fixture::Place;
+use crate::fixture::{Place, stop};
 
 const SMALL: [&str; 9] =
     ["replay", "--size", "64M", "--fill", "0.4", "--ssd", "op=28%", "--json", "--warmup=20000"];
@@ -28,6 +29,32 @@ fn a_replay_says_what_was_written_at_each_level() {
         assert_eq!((number("seed"), number("punches") >= 0.0), (1.0, true));
         assert_eq!(place.succeed(&args), text, "another run says something else");
     }
+}
+
+/// One request at a time: with several, the speed of the medium decides how many share a record.
+#[test]
+fn a_log_writes_in_a_replay_what_it_writes_in_the_daemon() {
+    let place = Place::new();
+    let mut random = fastrand::Rng::with_seed(1);
+    let offsets: Vec<u64> = (0..50_000).map(|_| random.u64(..8192) * 4096).collect();
+    let lines = (0..).zip(&offsets).map(|(at, offset): (u64, _)| format!("{at},W,{offset},4096\n"));
+    std::fs::write(place.path("trace.csv"), lines.collect::<String>()).unwrap();
+    let image = ["--size", "32M", "--segment", "1M", "--reserve", "30"];
+    place.succeed(&[&["create"], &image[..], &["disk.flow"]].concat());
+    let daemon = place.serve(&["--name", "disk", "disk.flow"]);
+    let mut client = place.client();
+    for offset in &offsets {
+        assert_eq!(client.write(offset / 512, &[1; 4096]).unwrap(), Status::Ok);
+    }
+    let served = place.disk_stats("disk")["log"]["write_amplification"].as_f64().unwrap();
+    drop(client);
+    stop(daemon);
+    let trace = ["replay", "--trace", "trace.csv", "--format", "log", "--json"];
+    let one_by_one = ["--iodepth", "1", "--timing", "asap", "--fill", "0.4"];
+    let report = place.succeed(&[&trace[..], &image, &one_by_one].concat());
+    let report: Value = serde_json::from_str(&report).unwrap();
+    let replayed = report["host_waf"].as_f64().unwrap();
+    assert!(served > 2.5 && (replayed / served - 1.0).abs() < 0.02, "{replayed} for {served}");
 }
 
 #[test]
