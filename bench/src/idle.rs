@@ -21,7 +21,8 @@ use crate::server::{IdleDisk, Server, flowstone_idle, qsd_idle};
 pub const NAME: &str = "idle-8";
 const DISKS: usize = 8;
 const DISK_BYTES: u64 = 64 << 20;
-const QUIET_TIME: Duration = Duration::from_secs(1);
+/// Longer than shared pollers are looked at after a load.
+const QUIET_TIME: Duration = Duration::from_secs(3);
 const WATCH: Duration = Duration::from_secs(5);
 
 /// The cost of idleness.
