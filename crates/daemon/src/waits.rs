@@ -48,7 +48,7 @@ impl fmt::Display for Owner {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         to.write_str(match self {
             Self::Poller => "the poller's thread",
-            Self::Clock => "the queue's own thread, by the clock; a disk of its group gives way",
+            Self::Clock => "the poller's thread, by the clock; a disk of its group gives way",
             Self::OtherDisk => "the queue of the disk that has the slots",
             Self::Image => "the image (the table above)",
             Self::BackHalf => "the half that completes",

@@ -5,10 +5,9 @@ use std::fs::File;
 
 use clap::ValueEnum;
 use flowstone_block::{Error, Result, mutant};
+use flowstone_host::may_ask_a_server;
 use io_uring::{IoUring, Probe, opcode};
 use rustix::fs::fstatfs;
-
-use crate::file_system::may_ask_a_server;
 
 /// The engine asked for by the operator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -25,11 +24,12 @@ pub enum EngineChoice {
 /// The way in which requests reach the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
-    /// One io_uring per queue.
+    /// The io_uring of the thread that runs the queue.
     Uring,
     /// A pool of threads that make blocking calls.
     Sync,
-    /// Calls on the queue's own thread: the file is in memory, so a call never waits for a device.
+    /// Calls on the thread that runs the queue: the file is in memory, so a call never waits for a
+    /// device.
     Inline,
 }
 

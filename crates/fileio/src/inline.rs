@@ -1,4 +1,5 @@
-//! The engine for files in memory: each request is a plain call on the queue's own thread.
+//! The engine for files in memory: each request is a plain call on the thread that runs
+//! the queue.
 //!
 //! io_uring hands requests on tmpfs to worker threads, which costs more than the copy itself.
 

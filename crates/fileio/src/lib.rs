@@ -3,7 +3,7 @@
 //!
 //! Three engines implement the interface and behave alike: `uring` (the io_uring of the queue's
 //! thread), `sync` (a pool of threads, for hosts without io_uring), and `inline` (plain calls on
-//! the queue's own thread, for memory file systems, where a call never waits for a device).
+//! the thread that runs the queue, for memory file systems, where a call never waits for a device).
 
 mod again;
 mod block_device;
@@ -12,7 +12,6 @@ mod blocking_file;
 mod descriptor;
 mod direct;
 mod engine;
-mod file_system;
 mod holder;
 mod holes;
 mod host_calls;
@@ -30,7 +29,7 @@ mod zeroes;
 
 pub use blocking_file::BlockingFile;
 pub use engine::{Engine, EngineChoice};
-pub use file_system::may_ask_a_server;
+pub use flowstone_host::may_ask_a_server;
 pub use host_file::HostFile;
 pub use open::{
     Access, DirectChoice, FileArgs, FileOpener, FileWrapper, LockPatience, OpenOptions,

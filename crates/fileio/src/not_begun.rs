@@ -4,7 +4,7 @@
 //! cannot start one because a limit of processes is reached (`TasksMax=` of systemd, a container's
 //! `pids.max`, `RLIMIT_NPROC`), it answers `ECANCELED`. Nothing has been done then, so a sync that
 //! ends so has not failed: it is retried after a delay, and finally passed to the pool, which does
-//! it on the queue's own thread if it cannot start a thread either.
+//! it on the poller's thread if it cannot start a thread either.
 
 use std::time::{Duration, Instant};
 

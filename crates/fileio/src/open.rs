@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use flowstone_block::{Error, ErrorKind, Result};
+use flowstone_host::may_ask_a_server;
 use rustix::fs::{OFlags, fcntl_setfl};
 
 use crate::again::{DESCRIPTORS, open_again};
 use crate::descriptor::{Descriptors, FileKind};
 use crate::direct::DirectLimits;
-use crate::file_system::may_ask_a_server;
 use crate::holder::holder;
 use crate::host_file::HostFile;
 use crate::lock::{IN_USE, Sharing, lock};

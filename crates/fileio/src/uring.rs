@@ -1,4 +1,4 @@
-//! The `uring` engine: the io_uring of the queue's thread, without an async runtime.
+//! The `uring` engine: the io_uring of the thread that runs the queue, without an async runtime.
 //!
 //! A batch is submitted with one `io_uring_enter`, which also runs the ring's deferred completion
 //! work, so completed requests are reaped in the issue context. The thread sleeps in one

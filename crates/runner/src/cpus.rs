@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::{fmt, io};
 
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// CPUs for threads, in the order given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -78,6 +78,15 @@ impl From<usize> for CpuList {
     fn from(cpu: usize) -> Self {
         Self(vec![cpu])
     }
+}
+
+/// Returns the CPUs that the calling thread may use; empty if the kernel does not say.
+pub fn of_this_thread() -> CpuList {
+    let set = sched_getaffinity(None);
+    set.map_or_else(
+        |_| CpuList::default(),
+        |set| (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect(),
+    )
 }
 
 /// Pins the calling thread to these CPUs; an empty list changes nothing.

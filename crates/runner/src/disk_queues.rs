@@ -66,7 +66,7 @@ pub struct DiskRun {
     pub poll: PollMode,
     /// Number of threads per queue.
     pub pipeline: Pipeline,
-    /// CPUs of its threads, if each queue has threads of its own.
+    /// CPUs of its queues' threads; if there are any, these are their own.
     pub cpus: CpuList,
     /// CPU budget of its queues, if limited.
     pub cpu_budget: Option<CpuShare>,

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::CpuList;
+use crate::cpus::of_this_thread;
 
 /// Kernel directory that describes the host's nodes.
 const NODES: &str = "/sys/devices/system/node";
@@ -21,13 +22,15 @@ pub struct Node {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
     nodes: Vec<Node>,
+    /// CPUs that the process may use, as its operator started it; empty: all.
+    allowed: CpuList,
 }
 
 impl Topology {
     /// Reads the topology of this host. If the kernel does not describe it there are no nodes, and
     /// nothing is placed.
     pub fn of_host() -> Self {
-        Self::read(Path::new(NODES))
+        Self { allowed: of_this_thread(), ..Self::read(Path::new(NODES)) }
     }
 
     fn read(root: &Path) -> Self {
@@ -43,7 +46,7 @@ impl Topology {
     /// Makes a topology of these nodes.
     pub fn of(mut nodes: Vec<Node>) -> Self {
         nodes.sort_by_key(|node| node.number);
-        Self { nodes }
+        Self { nodes, allowed: CpuList::default() }
     }
 
     /// Returns all nodes.
@@ -62,11 +65,18 @@ impl Topology {
         node.map(|node| node.cpus.clone()).unwrap_or_default()
     }
 
-    /// Returns the default CPUs of thread number `index`: all CPUs of a node, the nodes in turn;
+    /// Returns the CPUs for a thread near a node: its own, of those that the process may use;
+    /// empty (anywhere) if there are none.
+    pub fn threads_near(&self, node: u32) -> CpuList {
+        let may_use = |cpu: &usize| self.allowed.is_empty() || self.allowed.contains(*cpu);
+        self.cpus_near(node).iter().filter(may_use).collect()
+    }
+
+    /// Returns the default CPUs of thread number `index`: those near a node, the nodes in turn;
     /// empty (anywhere) if placement does not matter.
     pub fn spread(&self, index: usize) -> CpuList {
         if self.matters() {
-            self.nodes[index % self.nodes.len()].cpus.clone()
+            self.threads_near(self.nodes[index % self.nodes.len()].number)
         } else {
             CpuList::default()
         }
@@ -85,7 +95,7 @@ impl Topology {
     pub fn fake(nodes: &[(u32, &str)]) -> Self {
         let node =
             |(number, cpus): &(u32, &str)| Node { number: *number, cpus: cpus.parse().unwrap() };
-        Self { nodes: nodes.iter().map(node).collect() }
+        Self { nodes: nodes.iter().map(node).collect(), allowed: CpuList::default() }
     }
 }
 
@@ -128,6 +138,15 @@ mod tests {
         for one in [Topology::fake(&[(0, "0-1")]), Topology::read(Path::new("/nowhere"))] {
             assert!(!one.matters() && one.spread(0).is_empty());
         }
+    }
+
+    /// Regression: `taskset` and `CPUAffinity=` meant nothing on hosts with several nodes.
+    #[test]
+    fn threads_stay_on_the_cpus_that_the_process_may_use() {
+        let mut two = Topology::fake(&[(0, "0-1"), (1, "2-3")]);
+        two.allowed = list("1,5");
+        assert_eq!([two.spread(0), two.spread(1)], [list("1"), CpuList::default()]);
+        assert_eq!(two.cpus_near(0), list("0-1"), "what guests may use is not the daemon's");
     }
 
     #[test]

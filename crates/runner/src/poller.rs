@@ -272,10 +272,15 @@ impl Poller {
 
     fn count_looking(&mut self, time: Duration, now: Instant) {
         PollerCounters::add_time(&self.inbox.counters.looking_ns, time);
-        let each = time / self.tasks.len().max(1) as u32;
+        let wanted = self.tasks.iter().filter(|task| !task.looks_for.is_zero()).count();
+        let each = time / wanted.max(1) as u32;
         for task in &mut self.tasks {
             task.queue.count_looking(time);
-            task.charge(each, now);
+            let most = match mutant("runner.poller.charges-the-polling-of-others") {
+                true => each,
+                false => each.min(task.looks_for),
+            };
+            task.charge(most, now);
         }
     }
 

@@ -81,7 +81,7 @@ pub struct PollersConfig {
     #[arg(long = "pollers", id = "pollers", value_name = "N|auto|per-queue")]
     #[arg(default_value = "auto")]
     pub choice: PollerChoice,
-    /// Pin shared pollers to these CPUs in turn; with --pollers auto there are at most as many
+    /// Pin shared pollers to these CPUs in turn; --pollers auto starts at most as many
     #[arg(long = "poller-cpus", id = "poller_cpus", value_name = "LIST")]
     pub cpus: Option<CpuList>,
     /// Maximum CPU time of the daemon, e.g. 50% (of one CPU) or 150% [default: no limit]

@@ -16,7 +16,7 @@ pub enum PollMode {
     /// For about as long as recent gaps between requests
     #[default]
     Auto,
-    /// All the time: lowest latency, at the cost of a core per queue
+    /// All the time: lowest latency, at the cost of a core per poller of such a queue
     Always,
     /// Notifications only
     Never,

@@ -23,7 +23,7 @@ const MAY_KNOW: [(&str, &[&str]); 30] = [
     ("replay", &["block", "fileio", "image", "log", "formats", "cache", "memory", "ssd", "trace"]),
     ("advise", &["block", "image", "log", "formats", "cache", "replay", "ssd", "trace"]),
     ("block", &["reactor"]),
-    ("fileio", &["block", "reactor"]),
+    ("fileio", &["block", "host", "reactor"]),
     // What formats share; the formats, which do not know each other; and what knows all of them.
     ("image", &["block", "fileio"]),
     ("raw", &["block", "fileio", "image"]),

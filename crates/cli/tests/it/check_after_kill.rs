@@ -35,7 +35,8 @@ fn killed_and_looked_at(name: &str, look: impl Fn(&Place, u32)) {
     println!("{name}: seed {seed}");
     let mut random = Rng::with_seed(seed);
     place.succeed(&["create", "--size", DISK, name]);
-    let mut daemon = place.serve(&["--queues", "2", name]);
+    let serve = || place.serve(&["--queues", "2", "--pollers", "per-queue", name]);
+    let mut daemon = serve();
     let load = |reconnect| {
         let mut options = LoadOptions::new(place.path("disk.sock")).workload("mix").iodepth(8);
         options.client.queues = 2;
@@ -57,7 +58,7 @@ fn killed_and_looked_at(name: &str, look: impl Fn(&Place, u32)) {
             daemon.kill().unwrap();
             look(&place, kill);
             kill += 1;
-            daemon = place.serve(&["--queues", "2", name]);
+            daemon = serve();
         }
         let report = guest.join().unwrap().unwrap();
         assert_eq!(report.errors, 0, "{name}, seed {seed}");

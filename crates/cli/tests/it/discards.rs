@@ -255,7 +255,7 @@ fn a_storm_of_discards_from_several_queues_loses_nothing() {
             continue;
         }
         place.succeed(&["create", "--size", "64M", args[4]]);
-        let daemon = place.serve(&args);
+        let daemon = place.serve(&[&["--pollers", "per-queue"], &args[..]].concat());
         let mut options = LoadOptions::new(place.path("disk.sock")).iodepth(32).ops(6000);
         options.client = options.client.queues(3);
         let mix = Mix { read: 25, write: 35, discard: 30, zeroes: 10 };

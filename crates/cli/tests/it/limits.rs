@@ -72,7 +72,9 @@ fn disks_of_a_group_share_its_limit_and_none_starves() {
     let line = "backend = 'mem:16M'\ngroup = 'web'";
     let file = config(&place, &[("hog", line), ("modest", line), ("free", "backend = 'mem:16M'")]);
     let groups = "[[group]]\nname = 'web'\niops = 3000\n";
-    let text = std::fs::read_to_string(&file).unwrap() + groups;
+    // A disk wakes the thread of another one.
+    let threads = "pollers = 'per-queue'\n".to_owned();
+    let text = threads + &std::fs::read_to_string(&file).unwrap() + groups;
     std::fs::write(&file, text).unwrap();
     let daemon = serve(&file, 3);
     // The hog always has more to do until the modest one is done, which would never be if it

@@ -350,6 +350,8 @@ fn serve_limited(config: &str, limits: &str, ready: usize) -> flowstone_testkit:
     let script = format!("{limits} && exec \"$0\" \"$@\"");
     DaemonCommand::new("sh")
         .args(["-c", &script, env!("CARGO_BIN_EXE_flowstone"), "serve", "--config", config])
+        // A thread for each queue, which has descriptors.
+        .args(["--pollers", "per-queue"])
         .ready(Ready::Listening(ready))
         .spawn()
         .unwrap()

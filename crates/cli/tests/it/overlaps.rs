@@ -214,8 +214,8 @@ fn storm(image: &str, args: &[&str], seed: u64) {
 }
 
 fn storms(image: &str, args: &[&str]) {
-    for _ in 0..2 {
-        storm(image, args, fastrand::u64(..));
+    for pollers in ["auto", "per-queue"] {
+        storm(image, &[args, &["--pollers", pollers]].concat(), fastrand::u64(..));
     }
 }
 

@@ -366,11 +366,12 @@ fn guests_memory_is_found_on_its_node() {
 /// were none.
 #[test]
 fn notifications_are_counted_of_a_queue_that_never_sleeps() {
-    for pipeline in ["fused", "split"] {
+    let forms = [("per-queue", "fused"), ("per-queue", "split"), ("auto", "fused")];
+    for (pollers, pipeline) in forms {
         let place = Place::new();
         place.image("8M");
-        let args = ["--poll", "always", "--pipeline", pipeline, "--name", "disk", "disk.raw"];
-        let daemon = place.serve(&args);
+        let form = ["--poll", "always", "--pollers", pollers, "--pipeline", pipeline];
+        let daemon = place.serve(&[&form[..], &["--name", "disk", "disk.raw"]].concat());
         let mut client = place.client();
         client.write(0, &[1; 4096]).unwrap();
         let kicks = || place.disk_stats("disk")["total"]["kicks"].as_u64().unwrap();

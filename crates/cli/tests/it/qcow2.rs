@@ -277,7 +277,7 @@ fn what_would_be_misread_is_refused_by_name() {
 fn several_queues_at_once_leave_the_image_in_order() {
     let place = Place::new();
     place.succeed(&["create", "--size", "64M", "disk.qcow2"]);
-    let daemon = place.serve(&["--queues", "4", "disk.qcow2"]);
+    let daemon = place.serve(&["--queues", "4", "--pollers", "per-queue", "disk.qcow2"]);
     let mut options = LoadOptions::new(place.path("disk.sock"));
     options.workload = "mix".parse().unwrap();
     options.client = place.options().queues(4);

@@ -17,6 +17,9 @@ fn serve_two(place: &Place, suffix: &str) -> Daemon {
         format!("image = {:?}\nengine = 'uring'", place.text(&image))
     };
     let file = config(place, &[("hog", &line("hog")), ("modest", &line("modest"))]);
+    // A disk wakes the thread of another one.
+    let threads = "pollers = 'per-queue'\n".to_owned();
+    std::fs::write(&file, threads + &std::fs::read_to_string(&file).unwrap()).unwrap();
     serve(&file, 2)
 }
 

@@ -97,7 +97,7 @@ fn a_request_whose_call_panics_is_answered_and_its_thread_goes_on() {
     assert!(channel.is_idle());
 }
 
-/// The same on the queue's own thread, if no other can be started.
+/// The same on the poller's thread, if no other can be started.
 #[test]
 fn a_queue_that_runs_its_own_job_outlives_a_panic_of_its_call() {
     let start = |_| Err(io::Error::from_raw_os_error(libc::EAGAIN));

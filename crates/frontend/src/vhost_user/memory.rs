@@ -8,7 +8,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use flowstone_block::{Guarded, IoVec, is_any_broken};
+use flowstone_block::{Guarded, IoVec, is_any_broken, mutant};
+use flowstone_host::may_ask_a_server;
 use vm_memory::{FileOffset, MmapRegion};
 
 pub use self::nodes::NodePages;
@@ -183,6 +184,7 @@ impl GuardedRegion {
         bytes: usize,
         disk: Option<&Arc<DiskSpace>>,
     ) -> io::Result<Self> {
+        refuse_file_of_a_server(&file)?;
         refuse_short_file(&file, offset, bytes as u64)?;
         let space = disk.map(|disk| Space::take(disk, bytes as u64)).transpose()?;
         // For a file of huge pages this is their size.
@@ -216,6 +218,18 @@ impl Region {
         // SAFETY: callers checked that the offset lies in the mapping.
         unsafe { self.mapping.as_ptr().add(offset as usize) }
     }
+}
+
+/// Refuses a file whose server could stop: a thread that touches a page of it would wait for the
+/// server, with all disks that it serves.
+fn refuse_file_of_a_server(file: &File) -> io::Result<()> {
+    if may_ask_a_server(file) && !mutant("frontend.memory.maps-what-a-server-has") {
+        return Err(io::Error::other(
+            "guest memory is a file on FUSE, NFS or the like, whose server could stop; use \
+             memory-backend-memfd, or a file on tmpfs, hugetlbfs or a local file system",
+        ));
+    }
+    Ok(())
 }
 
 /// Refuses a range past the end of its file, which would fault when touched. A device has no size

@@ -46,6 +46,8 @@ pub(super) struct Task {
     pub deaf: Option<Instant>,
     /// Time until which the thread does not poll on its behalf.
     thrift: Instant,
+    /// How long the thread polls on its behalf in this idle period.
+    pub looks_for: Duration,
     /// Whether a notification has ended a sleep and no work was found since.
     is_notified: bool,
     /// Consecutive spurious wake-ups.
@@ -77,6 +79,7 @@ impl Task {
             rests,
             deaf: None,
             thrift,
+            looks_for: Duration::ZERO,
             is_notified,
             for_nothing,
             dead,
@@ -180,11 +183,12 @@ impl Task {
 
     /// Returns how long to poll on its behalf.
     pub fn begin_idle(&mut self, now: Instant) -> Duration {
-        if self.dead {
-            return Duration::ZERO;
+        self.looks_for = Duration::ZERO;
+        if !self.dead {
+            let budget = self.queue.begin_idle(now);
+            self.looks_for = if now < self.thrift { Duration::ZERO } else { budget };
         }
-        let budget = self.queue.begin_idle(now);
-        if now < self.thrift { Duration::ZERO } else { budget }
+        self.looks_for
     }
 
     /// Asks the driver for notifications. Returns whether there is already something to do.

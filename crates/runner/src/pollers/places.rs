@@ -127,7 +127,7 @@ impl Places {
     }
 
     fn near(&self, home: Option<u32>) -> CpuList {
-        home.map(|node| self.topology.cpus_near(node)).unwrap_or_default()
+        home.map(|node| self.topology.threads_near(node)).unwrap_or_default()
     }
 
     /// Returns the CPUs that a second thread of the queue could use, `None` if that is only the

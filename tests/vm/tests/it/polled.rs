@@ -91,7 +91,7 @@ fn interrupts_of_a_deep_load() -> Result<()> {
         "mkfs.ext4 -q /dev/vda; mount /dev/vda /mnt
          dd if=/dev/zero of=/mnt/file bs=1M count=64 oflag=direct 2>/dev/null; sync",
     )?;
-    for options in ["", "--poll never", "--poll always", "--pollers 1"] {
+    for options in ["", "--poll never", "--poll always", "--pollers per-queue"] {
         let words: Vec<&str> = options.split_whitespace().collect();
         restart(&mut daemon, &[&["--queues", "2"][..], &words].concat())?;
         for (rw, depth) in [("randread", DEEP), ("randwrite", DEEP), ("randread", SHALLOW)] {

@@ -1,5 +1,7 @@
 use std::os::fd::FromRawFd;
 
+use flowstone_testkit::fuse::FuseHost;
+
 use super::*;
 
 pub(super) fn memfd(bytes: u64) -> File {
@@ -49,6 +51,22 @@ fn overlapping_wrapping_and_short_regions_are_refused() {
     assert!(memory.with_region(region(0x8000, 0, 0), memfd(0x1000), 0).is_err());
     assert!(memory.with_region(region(0x8000, 0, 0x2000), memfd(0x1000), 0).is_err());
     assert!(memory.with_region(region(0x8000, 0, 0x1000), memfd(0x1000), 0x1000).is_err());
+}
+
+/// Regression: a thread that serves several disks waited for the server of one guest's memory.
+#[test]
+fn memory_whose_server_could_stop_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let [at, behind] = ["at", "behind"].map(|name| dir.path().join(name));
+    std::fs::create_dir(&at).unwrap();
+    std::fs::create_dir(&behind).unwrap();
+    let Some(_host) = FuseHost::mount_or_skip(&at, &behind) else { return };
+    let file = File::options().read(true).write(true).create_new(true).open(at.join("memory"));
+    let file = file.unwrap();
+    file.set_len(0x1000).unwrap();
+    let refused = GuestMemory::default().with_region(region(0x1000, 0, 0x1000), file, 0);
+    let said = refused.err().expect("it is refused").to_string();
+    assert!(said.contains("memory-backend-memfd"), "{said}");
 }
 
 #[test]

@@ -117,6 +117,21 @@ fn a_queue_that_finds_something_is_heard() {
     assert_eq!(sleeps(&mut task, 1000, now), 1000);
 }
 
+/// Regression: all polling was charged to all disks of the thread, and a disk with a budget beside
+/// one that polls always had no turns any more.
+#[test]
+fn polling_is_charged_to_the_disks_that_the_thread_polls_for() {
+    let mut fixture = Fixture::new(&[0, 1, 2], Duration::ZERO);
+    let tasks = &mut fixture.poller.tasks;
+    for task in tasks.iter_mut() {
+        task.spec.budget = Some(Arc::new(CpuBudget::new("5%".parse().unwrap())));
+    }
+    (tasks[1].looks_for, tasks[2].looks_for) = (Duration::MAX, Duration::from_micros(20));
+    fixture.poller.count_looking(Duration::from_millis(10), later());
+    let rest = |task: &Task| task.rests.is_some();
+    assert_eq!(fixture.poller.tasks.iter().map(rest).collect::<Vec<_>>(), [false, true, false]);
+}
+
 #[test]
 fn wake_ups_for_nothing_are_charged_to_the_budget_of_the_disk() {
     let now = later();

@@ -4,8 +4,8 @@
 //! like it makes the call on the submitting thread (tried on Linux 6.18: reads and writes of a file
 //! on FUSE wait in `io_uring_enter` for the server, buffered and direct), or on a worker of the
 //! thread's ring, which all disks of that thread share and which counts against the limit on
-//! processes. So a stopped server would stop other disks. Files there are served by threads of
-//! their own (see [`pool`](crate::pool)).
+//! processes. So a stopped server would stop other disks. Images there are served by threads of
+//! their own, and guest memory there is refused.
 
 use std::fs::File;
 
