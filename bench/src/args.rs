@@ -1,4 +1,4 @@
-//! Options of the comparison and of a single load, as parsed.
+//! Options of the comparison, as parsed.
 
 use std::path::PathBuf;
 
@@ -75,79 +75,4 @@ impl CompareArgs {
         self.rounds = self.rounds.max(1);
         self
     }
-}
-
-/// Options of a single workload.
-#[derive(Debug, Args)]
-pub struct LoadArgs {
-    /// The backend's socket.
-    #[arg(long)]
-    pub socket: PathBuf,
-    /// read, write, rw, randread, randwrite, randrw, discard, randdiscard or mix.
-    #[arg(long, default_value = "randread")]
-    pub rw: String,
-    /// Request size.
-    #[arg(long, default_value = "4k", value_parser = parse_size)]
-    pub bs: u64,
-    /// Requests in flight per queue.
-    #[arg(long, default_value_t = 1)]
-    pub iodepth: u16,
-    /// Requests per second and queue, sent when they are due [default: sent when an earlier one
-    /// completes].
-    #[arg(long)]
-    pub rate: Option<f64>,
-    /// Queues.
-    #[arg(long, default_value_t = 1)]
-    pub queues: usize,
-    /// Client threads (0: one per queue).
-    #[arg(long, default_value_t = 0)]
-    pub threads: usize,
-    /// CPUs of the client threads.
-    #[arg(long, value_delimiter = ',')]
-    pub cpus: Vec<usize>,
-    /// Sleep on the call eventfd instead of polling.
-    #[arg(long)]
-    pub eventfd: bool,
-    /// Measured seconds.
-    #[arg(long, default_value_t = 2.0)]
-    pub runtime: f64,
-    /// Seconds before measuring.
-    #[arg(long, default_value_t = 0.25)]
-    pub ramp: f64,
-    /// Stop after this many requests instead.
-    #[arg(long)]
-    pub ops: Option<u64>,
-    /// Number of writes after which a flush is sent.
-    #[arg(long, default_value_t = 0)]
-    pub flush_every: u64,
-    /// Size of the part of the disk to use.
-    #[arg(long, default_value = "0", value_parser = parse_size)]
-    pub size: u64,
-    /// Write a pattern, verify every read, and read all data again at the end.
-    #[arg(long)]
-    pub verify: bool,
-    /// Charge this process's CPU time to the requests.
-    #[arg(long)]
-    pub server_pid: Option<u32>,
-    /// Descriptors per queue.
-    #[arg(long, default_value_t = 128)]
-    pub queue_size: u16,
-    /// Do not negotiate EVENT_IDX.
-    #[arg(long)]
-    pub no_event_idx: bool,
-    /// Do not use indirect descriptors.
-    #[arg(long)]
-    pub no_indirect: bool,
-    /// Negotiate neither FLUSH nor CONFIG_WCE: every write is durable when it completes.
-    #[arg(long)]
-    pub write_through: bool,
-    /// Do not use the in-flight region.
-    #[arg(long)]
-    pub no_inflight: bool,
-    /// Seconds to wait for another backend when the backend dies.
-    #[arg(long)]
-    pub reconnect: Option<f64>,
-    /// Seed of all random choices.
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
 }
