@@ -7,6 +7,11 @@ use clap::Args;
 use crate::place::Place;
 use crate::size::parse_size;
 
+/// Size of the images on tmpfs and in a cache.
+pub const MEMORY_BYTES: u64 = 1 << 30;
+/// Size of log images, and of the raw image beside them.
+pub const LOG_BYTES: u64 = 2 << 30;
+
 /// Options of the comparison.
 #[derive(Clone, Debug, Args)]
 pub struct CompareArgs {
@@ -19,19 +24,9 @@ pub struct CompareArgs {
     /// Measured seconds per point.
     #[arg(long, default_value_t = 2.0)]
     pub runtime: f64,
-    /// Maximum number of repetitions of a measurement while other processes use more than a tenth
-    /// of the machine; the quietest sample counts.
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    pub noise_retries: usize,
     /// Only points whose name contains this; may be given several times.
     #[arg(long, value_name = "PATTERN")]
     pub only: Vec<String>,
-    /// Measure Flowstone alone.
-    #[arg(long)]
-    pub skip_peers: bool,
-    /// Also measure qemu-storage-daemon with the export in an iothread, which polls.
-    #[arg(long)]
-    pub qsd_iothread: bool,
     /// Write all results as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -52,15 +47,6 @@ pub struct CompareArgs {
     /// Size of the disk image.
     #[arg(long, default_value = "8G", value_parser = parse_size)]
     pub file_size: u64,
-    /// Size of the images on tmpfs and in a cache.
-    #[arg(long, default_value = "1G", value_parser = parse_size)]
-    pub tmpfs_size: u64,
-    /// Size of log images, and of the raw image beside them.
-    #[arg(long, default_value = "2G", value_parser = parse_size)]
-    pub log_size: u64,
-    /// Further arguments for `flowstone serve`.
-    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
-    pub flowstone_arg: Vec<String>,
     #[command(flatten)]
     pub place: Place,
 }
