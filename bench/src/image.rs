@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use flowstone_testkit::load::LoadOptions;
 
 use crate::args::{CompareArgs, LOG_BYTES, MEMORY_BYTES};
-use crate::place::{drive, stop, succeed, whole};
+use crate::place::{stop, succeed, whole};
 use crate::point::Backend;
 use crate::raw_file::{REST, fill};
 use crate::server::Server;
@@ -106,9 +106,8 @@ impl<'a> Images<'a> {
 
     fn write(&self, image: &Path, shape: impl FnOnce(LoadOptions) -> LoadOptions) -> Result<()> {
         let socket = image.with_extension("sock");
-        let mut daemon = self.args.place.serve(image, &socket, 1, &[])?;
-        drive(&shape(LoadOptions::new(&socket)))?;
-        stop(&mut daemon)
+        let command = self.args.place.command(image, &socket, 1, &[])?;
+        self.args.place.measure(command, &shape(LoadOptions::new(&socket)), stop).map(drop)
     }
 }
 

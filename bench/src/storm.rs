@@ -116,11 +116,8 @@ impl Contender {
         drive(&whole(fill, FILL_BYTES, args.size))?;
         let calm = load(args, &socket, None)?;
         let stormy = load(args, &socket, Some(STORM_DEPTH))?;
-        if self.qsd {
-            stop_peer(&mut daemon);
-        } else {
-            stop(&mut daemon)?;
-        }
+        let end = if self.qsd { stop_peer } else { stop };
+        end(&mut daemon)?;
         remove(&image)?;
         std::thread::sleep(REST);
         Ok(vec![

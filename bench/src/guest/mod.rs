@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use crate::experiment::Experiment;
 use crate::host::Host;
-use crate::place::{stop, succeed};
+use crate::place::{json, stop};
 
 /// Round trip to a slow source, and the bandwidth of its link in bytes per second.
 const ROUND_TRIP: Duration = Duration::from_millis(1);
@@ -120,8 +120,7 @@ impl Mounted {
     }
 
     fn stats(&self) -> Result<Value> {
-        let stats = succeed(Command::new(&self.program).args(["stats", "--json"]).arg(&self.at))?;
-        serde_json::from_slice(&stats).context("the mount's stats")
+        json(Command::new(&self.program).args(["stats", "--json"]).arg(&self.at))
     }
 
     fn count(&self, name: &str) -> Result<u64> {

@@ -10,8 +10,8 @@ use flowstone_testkit::load::{Completion, LoadOptions};
 use super::contender::Contender;
 use super::point::{POINTS, Point};
 use super::settle::{Settle, settle};
-use crate::experiment::{Experiment, Figures, IOPS, figures, interval, median, table};
-use crate::place::{Place, drive, remove, seconds, stop, whole};
+use crate::experiment::{Experiment, Figures, IOPS, interval, median, table};
+use crate::place::{Place, remove, seconds, stop, whole};
 use crate::raw_file::fill;
 use crate::run::{Run, choose};
 use crate::size::parse_size;
@@ -143,14 +143,13 @@ impl Bench<'_> {
     ) -> Result<Figures> {
         let (place, socket) = (&self.args.place, self.args.run.dir.join("log.sock"));
         let direct = ["--direct", "on"].map(str::to_owned);
-        let mut daemon = place.serve(image, &socket, queues, &direct)?;
+        let command = place.command(image, &socket, queues, &direct)?;
         let mut load = place.load(&socket, "randread", 1);
         load.client = load.client.queues(queues);
         (load.completion, load.span_bytes) = (Completion::Eventfd, span);
-        let report = drive(&shape(load))?;
-        stop(&mut daemon)?;
+        let figures = place.measure(command, &shape(load), stop)?;
         std::thread::sleep(PAUSE);
-        Ok(figures(&report))
+        Ok(figures)
     }
 }
 

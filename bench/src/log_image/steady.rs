@@ -14,10 +14,9 @@ use flowstone_testkit::load::{Completion, LoadOptions, LoadReport};
 use rustix::fs::statfs;
 
 use super::parts::Parts;
-use super::settle::stats;
 use super::share::{greedy, live_share, reserve_for};
 use crate::experiment::{Experiment, GAP_MS, IOPS, interval, table};
-use crate::place::{Place, drive, remove, stop, whole};
+use crate::place::{Place, drive, remove, stats, stop, whole};
 use crate::run::{Run, choose};
 use crate::size::parse_size;
 
@@ -231,7 +230,7 @@ impl<'a> Disk<'a> {
     }
 
     fn parts(&self) -> Result<Parts> {
-        Parts::of(&stats(&self.args.place, &self.control)?["disks"][0]["log"])
+        Parts::of(&stats(&self.args.place.program()?, &self.control)?["disks"][0]["log"])
     }
 
     fn remove(&mut self) -> Result<()> {

@@ -15,8 +15,8 @@ use anyhow::Result;
 use clap::Args;
 use flowstone_testkit::load::Completion;
 
-use crate::experiment::{Experiment, Figures, IOPS, Named, P50_US, P99_US, figures};
-use crate::place::{Place, drive, remove, stop, stop_peer};
+use crate::experiment::{Experiment, Figures, IOPS, Named, P50_US, P99_US};
+use crate::place::{End, Place, remove, stop, stop_peer};
 use crate::raw_file::fill;
 use crate::run::{Run, choose};
 use crate::server::{fio, qsd};
@@ -154,27 +154,22 @@ fn measure(
         args.place.create_log(&image, disk, &[])?;
     }
     let socket = args.run.dir.join("writers.sock");
-    let mut daemon = if who == Who::Qsd {
-        let command = qsd::serve("raw", &image, &socket, queues, environment.is_buffered());
-        args.place.start(command, &socket)?
+    let (command, end): (_, End) = if who == Who::Qsd {
+        (qsd::serve("raw", &image, &socket, queues, environment.is_buffered()), stop_peer)
     } else {
         // Direct I/O unless the environment is buffered.
-        args.place.serve(&image, &socket, queues, &[])?
+        (args.place.command(&image, &socket, queues, &[])?, stop)
     };
     let mut load = args.place.load(&socket, rw, IODEPTH);
     load.client = load.client.queues(queues);
     (load.completion, load.parts) = (Completion::Eventfd, true);
     load.span_bytes = queues as u64 * job;
-    let report = drive(&load.ops(queues as u64 * job / BLOCK_BYTES))?;
-    if who == Who::Qsd {
-        stop_peer(&mut daemon);
-    } else {
-        stop(&mut daemon)?;
-    }
+    let load = load.ops(queues as u64 * job / BLOCK_BYTES);
+    let figures = args.place.measure(command, &load, end)?;
     if who == Who::Log {
         remove(&image)?;
     }
-    Ok(figures(&report))
+    Ok(figures)
 }
 
 /// Measures eight jobs of fio on the raw image itself.
