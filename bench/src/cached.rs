@@ -230,7 +230,7 @@ impl Bench<'_> {
         }
         let report = drive(&options)?;
         // Flowstone's exit status is checked by tests.
-        stop_peer(&mut daemon);
+        stop_peer(&mut daemon)?;
         Ok(figures(&report))
     }
 

@@ -82,9 +82,9 @@ pub fn compare_idle(args: &CompareArgs) -> Vec<IdleResult> {
         return Vec::new();
     }
     let points = Point::all();
-    Server::for_point(&points[0], args)
+    Server::for_point(&points[0])
         .into_iter()
-        .filter(|server| !matches!(server, Server::Fio | Server::Qsd { iothread: true, .. }))
+        .filter(|server| *server != Server::Fio)
         .map(|server| {
             let name = server.name(points[0].backend);
             eprintln!("{:<28} {name}", idle::NAME);
@@ -116,7 +116,7 @@ impl PointResult {
             failures: Vec::new(),
             server,
         };
-        let servers = Server::for_point(&point, args).into_iter().map(server).collect();
+        let servers = Server::for_point(&point).into_iter().map(server).collect();
         PointResult { point, servers }
     }
 
@@ -151,7 +151,7 @@ impl PointResult {
 
     /// Returns qemu-storage-daemon with its better engine.
     pub fn best_qsd(&self) -> Option<&ServerResult> {
-        self.best(|server| matches!(server, Server::Qsd { .. }))
+        self.best(|server| matches!(server, Server::Qsd(_)))
     }
 
     fn sum_up(&mut self) {

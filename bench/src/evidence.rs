@@ -23,7 +23,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Args;
 use serde_json::Value;
 
@@ -31,6 +31,7 @@ use self::data::{Cell, Data};
 use self::table::Table;
 use self::tables::{long, tables};
 use crate::host::commit;
+use crate::place::json;
 
 /// Replays run in parallel; of large drives, whose models take much memory, one at a time.
 const AT_ONCE: usize = 2;
@@ -146,7 +147,7 @@ fn run_all(flowstone: &Path, tables: &[Table], at_once: usize) -> Result<(Report
     let (next, done) = (AtomicUsize::new(0), Mutex::new((Reports::new(), Vec::new())));
     let work = || {
         while let Some(command) = commands.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let report = run(flowstone, command);
+            let report = json(Command::new(flowstone).args(&command[1..]).arg("--json"));
             let mut done = done.lock().expect("no thread panics here");
             let (reports, failures) = &mut *done;
             let number = reports.len() + failures.len() + 1;
@@ -159,12 +160,4 @@ fn run_all(flowstone: &Path, tables: &[Table], at_once: usize) -> Result<(Report
     };
     thread::scope(|scope| (0..at_once).for_each(|_| drop(scope.spawn(work))));
     Ok(done.into_inner()?)
-}
-
-fn run(flowstone: &Path, command: &[String]) -> Result<Value> {
-    let output = Command::new(flowstone).args(&command[1..]).arg("--json").output();
-    let output = output.with_context(|| format!("run {}", flowstone.display()))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{}: {said}", command.join(" "));
-    Ok(serde_json::from_slice(&output.stdout)?)
 }

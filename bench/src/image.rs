@@ -10,8 +10,8 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use flowstone_testkit::load::LoadOptions;
 
-use crate::args::CompareArgs;
-use crate::place::{drive, stop, succeed, whole};
+use crate::args::{CompareArgs, LOG_BYTES, MEMORY_BYTES};
+use crate::place::{stop, succeed, whole};
 use crate::point::Backend;
 use crate::raw_file::{REST, fill};
 use crate::server::Server;
@@ -47,13 +47,13 @@ impl<'a> Images<'a> {
         let args = self.args;
         let image = match (backend, server) {
             (Backend::Null, _) => return Ok(None),
-            (Backend::Tmpfs, _) => full_raw(self.tmpfs(), args.tmpfs_size),
+            (Backend::Tmpfs, _) => full_raw(tmpfs(), MEMORY_BYTES),
             (Backend::Disk, _) => match &args.device {
                 Some(device) => Ok(device.clone()),
                 None => full_raw(self.raw(args.file_size), args.file_size),
             },
-            (Backend::Warm, _) => full_raw(self.raw(args.tmpfs_size), args.tmpfs_size),
-            (_, Server::FlowstoneRaw) => full_raw(self.raw(args.log_size), args.log_size),
+            (Backend::Warm, _) => full_raw(self.raw(MEMORY_BYTES), MEMORY_BYTES),
+            (_, Server::FlowstoneRaw) => full_raw(self.raw(LOG_BYTES), LOG_BYTES),
             (Backend::NewQcow2, _) => self.new_qcow2(),
             (Backend::NewLog, _) => self.new_log(),
             (Backend::SteadyLog, _) => self.steady_log(),
@@ -64,10 +64,6 @@ impl<'a> Images<'a> {
     /// Returns the directory of the disk image, or the measured device, for the report.
     pub fn disk_place(&self) -> &Path {
         self.args.device.as_deref().unwrap_or(&self.dir)
-    }
-
-    fn tmpfs(&self) -> PathBuf {
-        raw_in(Path::new(TMPFS), self.args.tmpfs_size)
     }
 
     fn raw(&self, bytes: u64) -> PathBuf {
@@ -90,18 +86,18 @@ impl<'a> Images<'a> {
     fn new_log(&self) -> Result<PathBuf> {
         let [_, image, _] = self.made();
         remove_and_rest(&image)?;
-        self.args.place.create_log(&image, self.args.log_size * ROOM, &[])?;
+        self.args.place.create_log(&image, LOG_BYTES * ROOM, &[])?;
         Ok(image)
     }
 
     fn steady_log(&self) -> Result<PathBuf> {
         let [.., image] = self.made();
         if !image.exists() {
-            let bytes = self.args.log_size;
             eprintln!("writing {} and overwriting it {OVERWRITES} times", image.display());
-            self.args.place.create_log(&image, bytes, &[])?;
-            self.write(&image, |load| whole(load.workload("write").iodepth(8), FILL_BYTES, bytes))?;
-            let blocks = bytes / BLOCK_BYTES * OVERWRITES;
+            self.args.place.create_log(&image, LOG_BYTES, &[])?;
+            let fill = |load: LoadOptions| load.workload("write").iodepth(8);
+            self.write(&image, |load| whole(fill(load), FILL_BYTES, LOG_BYTES))?;
+            let blocks = LOG_BYTES / BLOCK_BYTES * OVERWRITES;
             self.write(&image, |load| load.workload("randwrite").iodepth(32).ops(blocks))?;
             std::thread::sleep(REST);
         }
@@ -110,18 +106,21 @@ impl<'a> Images<'a> {
 
     fn write(&self, image: &Path, shape: impl FnOnce(LoadOptions) -> LoadOptions) -> Result<()> {
         let socket = image.with_extension("sock");
-        let mut daemon = self.args.place.serve(image, &socket, 1, &[])?;
-        drive(&shape(LoadOptions::new(&socket)))?;
-        stop(&mut daemon)
+        let command = self.args.place.command(image, &socket, 1, &[])?;
+        self.args.place.measure(command, &shape(LoadOptions::new(&socket)), stop).map(drop)
     }
 }
 
 impl Drop for Images<'_> {
     fn drop(&mut self) {
-        for image in self.made().into_iter().chain([self.tmpfs()]) {
+        for image in self.made().into_iter().chain([tmpfs()]) {
             let _ = std::fs::remove_file(image);
         }
     }
+}
+
+fn tmpfs() -> PathBuf {
+    raw_in(Path::new(TMPFS), MEMORY_BYTES)
 }
 
 fn raw_in(dir: &Path, bytes: u64) -> PathBuf {

@@ -18,7 +18,6 @@ mod guest;
 mod host;
 mod idle;
 mod image;
-mod load;
 mod log_image;
 mod markdown;
 mod memory_group;
@@ -50,7 +49,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 use serde_json::json;
 
-use args::{CompareArgs, LoadArgs};
+use args::CompareArgs;
 use compare::{IdleResult, PointResult, compare, compare_idle};
 use host::Host;
 use image::Images;
@@ -72,8 +71,6 @@ struct Cli {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run one workload against any vhost-user-blk socket and print the result as JSON.
-    Load(Box<LoadArgs>),
     /// Measure log images against raw images and against their targets.
     Log(Box<log_image::LogArgs>),
     /// Measure qcow2 images beside qemu-storage-daemon.
@@ -119,7 +116,6 @@ enum Command {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match cli.command {
-        Some(Command::Load(args)) => load::load(&args),
         Some(Command::Log(args)) => log_image::log(&args),
         Some(Command::Qcow2(args)) => qcow2_image::qcow2(&args),
         Some(Command::Overlay(args)) => overlay::overlay(&args),
@@ -190,14 +186,12 @@ fn write_json(path: &Path, report: &Report<'_>) -> Result<()> {
         "configuration": {
             "rounds": args.rounds,
             "runtime_s": args.runtime,
-            "noise_retries": args.noise_retries,
             "server_cpu": args.place.server_cpu,
             "client_cpu": args.place.client_cpu,
             "file_bytes": args.file_size,
-            "tmpfs_bytes": args.tmpfs_size,
-            "log_bytes": args.log_size,
+            "tmpfs_bytes": args::MEMORY_BYTES,
+            "log_bytes": args::LOG_BYTES,
             "queue_size": 128,
-            "flowstone_args": args.flowstone_arg,
         },
         "points": points,
         "idle": idle,

@@ -31,9 +31,6 @@ use api::Api;
 #[derive(Clone, Debug, Args)]
 #[command(mut_arg("rounds", |rounds| rounds.default_value("9")))]
 pub struct OperationsArgs {
-    /// Disks of the daemon.
-    #[arg(long, default_value_t = 200)]
-    disks: usize,
     /// Measured seconds of the client's load, for each round with and without a scraper.
     #[arg(long, default_value_t = 4.0)]
     runtime: f64,
@@ -43,6 +40,8 @@ pub struct OperationsArgs {
     place: Place,
 }
 
+/// Disks of the daemon.
+const DISKS: usize = 200;
 const IMAGE_BYTES: u64 = 64 << 20;
 const RAMP: Duration = Duration::from_millis(200);
 /// Threads that read the disks' layouts have ended by then.
@@ -63,8 +62,7 @@ const VALUE: &str = "value";
 
 /// Carries out the subcommand.
 pub fn operations(args: &OperationsArgs) -> Result<()> {
-    let mut experiment =
-        args.run.experiment(&format!("operations {} {}", args.disks, args.runtime))?;
+    let mut experiment = args.run.experiment(&format!("operations {}", args.runtime))?;
     let bench = Bench { args, program: args.place.program()?, folder: tempdir_in(&args.run.dir)? };
     bench.starts(&mut experiment)?;
     bench.reports(&mut experiment)?;
@@ -133,21 +131,20 @@ impl Bench<'_> {
 
     fn mixed_disks(&self) -> Result<Vec<(String, String)>> {
         let mut disks = Vec::new();
-        for index in 0..self.args.disks / 4 {
+        for index in 0..DISKS / 4 {
             for format in ["log", "qcow2"] {
                 let name = format!("{format}{index}");
                 disks.push((name.clone(), self.image(&name, format)?));
             }
         }
-        disks.extend(Self::null_disks(self.args.disks - disks.len()));
+        disks.extend(Self::null_disks(DISKS - disks.len()));
         Ok(disks)
     }
 
     /// A daemon of null disks comes up.
     fn starts(&self, experiment: &mut Experiment) -> Result<()> {
-        let disks = Self::null_disks(self.args.disks);
-        let mut add =
-            |what, value| add(experiment, &format!("{} null disks: {what}", disks.len()), value);
+        let disks = Self::null_disks(DISKS);
+        let mut add = |what, value| add(experiment, &format!("{DISKS} null disks: {what}"), value);
         for _ in 0..self.args.run.rounds {
             let began = Instant::now();
             let mut daemon = self.serve(&disks)?;

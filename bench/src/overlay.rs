@@ -13,8 +13,8 @@ use anyhow::{Context, Result};
 use clap::Args;
 use flowstone_testkit::DaemonCommand;
 
-use crate::experiment::{Figures, IOPS, figures, table, turns};
-use crate::place::{Place, drive, remove, seconds, serve, stop_peer, succeed};
+use crate::experiment::{Figures, IOPS, table, turns};
+use crate::place::{Place, remove, seconds, serve, stop_peer, succeed};
 use crate::run::Run;
 use crate::server::qsd;
 use crate::size::parse_size;
@@ -112,12 +112,9 @@ impl Contender {
 
     fn measure(&self, args: &OverlayArgs, images: &Images, depth: u16) -> Result<Figures> {
         let socket = args.run.dir.join("overlay.sock");
-        let mut daemon = args.place.start(self.command(images, &socket), &socket)?;
         let mut load = args.place.load(&socket, "randread", depth);
         load.limit = seconds(RAMP, args.runtime);
-        let report = drive(&load)?;
         // Flowstone's exit status is checked by tests.
-        stop_peer(&mut daemon);
-        Ok(figures(&report))
+        args.place.measure(self.command(images, &socket), &load, stop_peer)
     }
 }

@@ -6,18 +6,16 @@
 //! by Zipf's law.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use flowstone_testkit::truth::{Holds, Truth, run};
 use flowstone_testkit::{Client, ClientOptions, Daemon, Status};
-use serde_json::Value;
 
 use crate::experiment::{Experiment, Figures, table};
 use crate::memory_group::MemoryGroup;
-use crate::place::{program, remove, serve, stop_peer, succeed};
+use crate::place::{program, remove, serve, stats, stop_peer};
 use crate::run::Run;
 use crate::size::parse_size;
 
@@ -183,10 +181,11 @@ fn measure(
     (0..transactions).try_for_each(|_| load.transact())?;
     let seconds = begin.elapsed().as_secs_f64();
     let fetched = (fetched_bytes(&daemon)? - before) as f64 / BLOCK as f64;
-    let known = journal_writes(flowstone, &control)?;
-    ensure!(known > 0, "the journal was not recognised");
+    let stats = stats(flowstone, &control)?;
+    let known = stats["disks"][0]["classes"]["journal"]["writes"].as_u64();
+    ensure!(known.is_some_and(|writes| writes > 0), "the journal was not recognised");
     drop(load);
-    stop_peer(&mut daemon);
+    stop_peer(&mut daemon)?;
     Ok(vec![
         (TRANSACTIONS, transactions as f64 / seconds),
         (FETCHED, fetched / (transactions * mix) as f64),
@@ -198,13 +197,6 @@ fn fetched_bytes(daemon: &Daemon) -> Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/{}/io", daemon.pid()))?;
     let line = text.lines().find_map(|line| line.strip_prefix("read_bytes: "));
     Ok(line.context("no read_bytes")?.parse()?)
-}
-
-fn journal_writes(flowstone: &Path, control: &Path) -> Result<u64> {
-    let mut command = Command::new(flowstone);
-    let stats = succeed(command.args(["stats", "--json", "--control"]).arg(control))?;
-    let stats: Value = serde_json::from_slice(&stats)?;
-    Ok(stats["disks"][0]["classes"]["journal"]["writes"].as_u64().unwrap_or(0))
 }
 
 /// The load of the guest.

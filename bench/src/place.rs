@@ -10,6 +10,9 @@ use clap::Args;
 use flowstone_testkit::load::{Limit, LoadOptions, LoadReport, run};
 use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT, flowstone_binary};
 use flowstone_testkit::{Daemon, DaemonCommand};
+use serde_json::Value;
+
+use crate::experiment::{Figures, figures};
 
 /// The servers: which program, on which CPU; and the CPU of their client.
 #[derive(Clone, Debug, Args)]
@@ -52,6 +55,18 @@ impl Place {
         succeed(Command::new(self.program()?).arg("compact").arg(image)).map(drop)
     }
 
+    /// Returns the command that serves an image. `more` are further arguments.
+    pub fn command(
+        &self,
+        image: &Path,
+        socket: &Path,
+        queues: usize,
+        more: &[String],
+    ) -> Result<DaemonCommand> {
+        let command = serve(&self.program()?, socket).args(["--queues", &queues.to_string()]);
+        Ok(command.args(more).arg(image))
+    }
+
     /// Serves an image. `more` are further arguments.
     pub fn serve(
         &self,
@@ -60,8 +75,7 @@ impl Place {
         queues: usize,
         more: &[String],
     ) -> Result<Daemon> {
-        let command = serve(&self.program()?, socket).args(["--queues", &queues.to_string()]);
-        self.start(command.args(more).arg(image), socket)
+        self.start(self.command(image, socket, queues, more)?, socket)
     }
 
     /// Starts a server of one disk on its CPU.
@@ -75,7 +89,18 @@ impl Place {
         let load = LoadOptions::new(socket).workload(rw).iodepth(iodepth);
         LoadOptions { threads: 1, cpus: vec![self.client_cpu], ..load }
     }
+
+    /// Starts a server of one disk, loads the disk, and ends the server.
+    pub fn measure(&self, command: DaemonCommand, load: &LoadOptions, end: End) -> Result<Figures> {
+        let mut daemon = self.start(command, &load.client.socket)?;
+        let report = drive(load)?;
+        end(&mut daemon)?;
+        Ok(figures(&report))
+    }
 }
+
+/// Ends a server: `stop` or `stop_peer`.
+pub type End = fn(&mut Daemon) -> Result<()>;
 
 /// Returns the binary given, or the one beside this program.
 pub fn program(given: Option<&Path>) -> Result<PathBuf> {
@@ -148,8 +173,20 @@ pub fn stop(daemon: &mut Daemon) -> Result<()> {
 }
 
 /// Ends qemu-storage-daemon, which has no shutdown to wait for.
-pub fn stop_peer(daemon: &mut Daemon) {
+pub fn stop_peer(daemon: &mut Daemon) -> Result<()> {
     let _ = daemon.terminate(TERMINATE_TIMEOUT);
+    Ok(())
+}
+
+/// Returns the statistics of the daemon with this control socket.
+pub fn stats(program: &Path, control: &Path) -> Result<Value> {
+    json(Command::new(program).args(["stats", "--json", "--control"]).arg(control))
+}
+
+/// Runs a command that must succeed, and returns the JSON that it prints.
+pub fn json(command: &mut Command) -> Result<Value> {
+    let output = succeed(command)?;
+    serde_json::from_slice(&output).with_context(|| format!("read the output of {command:?}"))
 }
 
 /// Runs a command that must succeed, and returns its output.

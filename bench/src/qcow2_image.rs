@@ -11,8 +11,8 @@ use anyhow::Result;
 use clap::Args;
 use flowstone_testkit::load::{Completion, LoadOptions};
 
-use crate::experiment::{Figures, IOPS, Named, figures, table};
-use crate::place::{Place, drive, remove, seconds, serve, stop, stop_peer, succeed, whole};
+use crate::experiment::{Figures, IOPS, Named, table};
+use crate::place::{End, Place, remove, seconds, serve, stop, stop_peer, succeed, whole};
 use crate::run::Run;
 use crate::server::qsd;
 use crate::size::parse_size;
@@ -152,19 +152,14 @@ fn load(
     shape: impl FnOnce(LoadOptions) -> LoadOptions,
 ) -> Result<Figures> {
     let socket = args.run.dir.join("qcow2.sock");
-    let command = match contender {
+    let (command, end): (_, End) = match contender {
         Contender::Flowstone => {
             let direct = if args.cached { "off" } else { "on" };
-            serve(&args.place.program()?, &socket).args(["--direct", direct]).arg(image)
+            let command = serve(&args.place.program()?, &socket).args(["--direct", direct]);
+            (command.arg(image), stop)
         }
-        Contender::Qsd => qsd::serve("qcow2", image, &socket, 4, args.cached),
+        Contender::Qsd => (qsd::serve("qcow2", image, &socket, 4, args.cached), stop_peer),
     };
-    let mut daemon = args.place.start(command, &socket)?;
     let load = shape(args.place.load(&socket, "randread", 1));
-    let report = drive(&LoadOptions { completion: Completion::Eventfd, ..load })?;
-    match contender {
-        Contender::Flowstone => stop(&mut daemon)?,
-        Contender::Qsd => stop_peer(&mut daemon),
-    }
-    Ok(figures(&report))
+    args.place.measure(command, &LoadOptions { completion: Completion::Eventfd, ..load }, end)
 }

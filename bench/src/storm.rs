@@ -29,9 +29,6 @@ pub struct StormArgs {
     /// Size of the disks.
     #[arg(long, default_value = "2G", value_parser = parse_size)]
     size: u64,
-    /// Discards in flight.
-    #[arg(long, default_value_t = 32)]
-    storm_depth: u16,
     /// Only servers whose name contains this; may be given several times.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
@@ -64,6 +61,8 @@ const RAMP: Duration = Duration::from_millis(250);
 /// Removing an image makes many small discards: the disk becomes idle after them.
 const REST: Duration = Duration::from_secs(2);
 
+/// Discards in flight.
+const STORM_DEPTH: u16 = 32;
 const FILL_BYTES: u64 = 128 << 10;
 
 const POINT: &str = "4 KiB random write QD32";
@@ -76,8 +75,7 @@ const DISCARD_P99: &str = "discard_p99_ms";
 
 /// Carries out the subcommand.
 pub fn storm(args: &StormArgs) -> Result<()> {
-    let of = format!("storm {} {} {}", args.size, args.runtime, args.storm_depth);
-    let mut experiment = args.run.experiment(&of)?;
+    let mut experiment = args.run.experiment(&format!("storm {} {}", args.size, args.runtime))?;
     let contenders = choose(&CONTENDERS, &args.only, |it| it.name)?;
     let measure = |_: &&str, contender: &Contender| contender.measure(args);
     experiment.run(args.run.rounds, &[POINT], &contenders, measure)?;
@@ -117,12 +115,9 @@ impl Contender {
         let fill = LoadOptions::new(&socket).workload("write").iodepth(8);
         drive(&whole(fill, FILL_BYTES, args.size))?;
         let calm = load(args, &socket, None)?;
-        let stormy = load(args, &socket, Some(args.storm_depth))?;
-        if self.qsd {
-            stop_peer(&mut daemon);
-        } else {
-            stop(&mut daemon)?;
-        }
+        let stormy = load(args, &socket, Some(STORM_DEPTH))?;
+        let end = if self.qsd { stop_peer } else { stop };
+        end(&mut daemon)?;
         remove(&image)?;
         std::thread::sleep(REST);
         Ok(vec![

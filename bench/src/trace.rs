@@ -107,11 +107,8 @@ fn measure(args: &TraceArgs, trace: &Trace, who: Who, discards: bool) -> Result<
         Who::Qsd => args.place.start(qsd::serve("raw", &image, &socket, 1, false), &socket)?,
     };
     let figures = run(args, trace, &socket, &daemon, discards)?;
-    if who == Who::Qsd {
-        stop_peer(&mut daemon);
-    } else {
-        stop(&mut daemon)?;
-    }
+    let end = if who == Who::Qsd { stop_peer } else { stop };
+    end(&mut daemon)?;
     remove(&image)?;
     Ok(figures)
 }

@@ -6,43 +6,22 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use clap::Args;
 use flowstone_testkit::fuse::FuseHost;
 
-use super::{Mounted, Places};
+use super::{BANDWIDTH, Mounted, Places, ROUND_TRIP};
 use crate::experiment::{Experiment, table};
 
-/// Options.
-#[derive(Clone, Debug, Args)]
-pub struct AgainArgs {
-    /// Number of files.
-    #[arg(long, default_value_t = 100)]
-    files: u64,
-    /// Size of each file in bytes.
-    #[arg(long, default_value_t = 256 << 10)]
-    bytes: usize,
-    /// Round trip to the source, ms.
-    #[arg(long, default_value_t = 1)]
-    round_trip: u64,
-    /// Bandwidth of the link, bytes/s.
-    #[arg(long, default_value_t = 12_500_000)]
-    bandwidth: u64,
-}
-
+const FILES: u64 = 100;
+const FILE_BYTES: usize = 256 << 10;
 const POINT: &str = "first reads after a restart";
 const SECONDS: &str = "seconds";
 
 /// Measures, and returns a table.
-pub fn again(
-    args: &AgainArgs,
-    program: &Path,
-    rounds: usize,
-    experiment: &mut Experiment,
-) -> Result<String> {
+pub fn again(program: &Path, rounds: usize, experiment: &mut Experiment) -> Result<String> {
     let contenders = [("with copies and history", true), ("without", false)];
     for _ in 0..rounds {
         for (name, keeps) in contenders {
-            let time = first_pass(args, program, keeps)?;
+            let time = first_pass(program, keeps)?;
             experiment.add(POINT, name, &[(SECONDS, time.as_secs_f64())]);
         }
     }
@@ -53,12 +32,12 @@ pub fn again(
 }
 
 /// Returns the time that a second mount takes to read the files used by the first one.
-fn first_pass(args: &AgainArgs, program: &Path, keeps: bool) -> Result<Duration> {
+fn first_pass(program: &Path, keeps: bool) -> Result<Duration> {
     let places = Places::new(&["behind", "source", "mount", "copies", "state"])?;
     let (source, mount) = (places.at("source"), places.at("mount"));
-    let names: Vec<_> = (0..args.files).map(|file| file.to_string()).collect();
+    let names: Vec<_> = (0..FILES).map(|file| file.to_string()).collect();
     for name in &names {
-        fs::write(places.at("behind").join(name), vec![b'x'; args.bytes])?;
+        fs::write(places.at("behind").join(name), vec![b'x'; FILE_BYTES])?;
     }
     let host = FuseHost::mount_source(&source, &places.at("behind")).context("mount a source")?;
     let (copies, state) = (places.at("copies"), places.at("state"));
@@ -67,15 +46,15 @@ fn first_pass(args: &AgainArgs, program: &Path, keeps: bool) -> Result<Duration>
     let options: &[&str] = if keeps { &kept } else { &["--memory", "64M"] };
     let first = Mounted::start(program, &[], &source, &mount, options)?;
     if keeps {
-        first.copy(&names, args.files);
+        first.copy(&names, FILES);
     }
     first.end()?;
-    host.link(Duration::from_millis(args.round_trip), args.bandwidth);
+    host.link(ROUND_TRIP, BANDWIDTH);
     let second = Mounted::start(program, &[], &source, &mount, options)?;
     let start = Instant::now();
     for name in &names {
         let read = fs::read(mount.join(name))?.len();
-        ensure!(read == args.bytes, "{name} has {read} bytes");
+        ensure!(read == FILE_BYTES, "{name} has {read} bytes");
     }
     let time = start.elapsed();
     host.recover();

@@ -20,7 +20,11 @@ use serde_json::Value;
 
 use crate::experiment::Experiment;
 use crate::host::Host;
-use crate::place::{stop, succeed};
+use crate::place::{json, stop};
+
+/// Round trip to a slow source, and the bandwidth of its link in bytes per second.
+const ROUND_TRIP: Duration = Duration::from_millis(1);
+const BANDWIDTH: u64 = 12_500_000;
 
 /// Options.
 #[derive(Clone, Debug, Args)]
@@ -42,12 +46,12 @@ pub struct GuestArgs {
 #[derive(Clone, Debug, Subcommand)]
 enum What {
     /// Throughput as the cached part of files grows (Figs. 4 and 5 of the MultiCache paper).
-    Postmark(postmark::PostmarkArgs),
+    Postmark,
     /// Bytes read from the source, with the same memory as the page cache has without the file
     /// cache.
-    SameMemory(same_memory::SameMemoryArgs),
+    SameMemory,
     /// Reads of a second mount that has the copies and the history of the first one.
-    Again(again::AgainArgs),
+    Again,
     /// Speed of opens, reads, writes and name lookups compared with direct access to the files, and
     /// memory.
     Speed(speed::SpeedArgs),
@@ -62,9 +66,9 @@ pub fn guest(args: &GuestArgs) -> Result<()> {
     let mut experiment = Experiment::new(&format!("{:?}", args.what), host);
     let to = &mut experiment;
     let text = match &args.what {
-        What::Postmark(options) => postmark::postmark(options, &program, args.rounds, to),
-        What::SameMemory(options) => same_memory::same_memory(options, &program, args.rounds, to),
-        What::Again(options) => again::again(options, &program, args.rounds, to),
+        What::Postmark => postmark::postmark(&program, args.rounds, to),
+        What::SameMemory => same_memory::same_memory(&program, args.rounds, to),
+        What::Again => again::again(&program, args.rounds, to),
         What::Speed(options) => speed::speed(options, &program, args.rounds, to),
     }?;
     println!("{text}");
@@ -116,8 +120,7 @@ impl Mounted {
     }
 
     fn stats(&self) -> Result<Value> {
-        let stats = succeed(Command::new(&self.program).args(["stats", "--json"]).arg(&self.at))?;
-        serde_json::from_slice(&stats).context("the mount's stats")
+        json(Command::new(&self.program).args(["stats", "--json"]).arg(&self.at))
     }
 
     fn count(&self, name: &str) -> Result<u64> {

@@ -7,13 +7,12 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use clap::Args;
 use flowstone_testkit::fuse::FuseHost;
 
-use super::{Mounted, Places};
+use super::{BANDWIDTH, Mounted, Places, ROUND_TRIP};
 use crate::experiment::{Experiment, table};
 
 /// Number of cached files.
@@ -21,19 +20,8 @@ const CACHED: u64 = 16;
 /// Shares of reads of cached files, in percent; the first one is the baseline.
 const PARTS: [u64; 5] = [0, 10, 20, 50, 80];
 
-/// Options.
-#[derive(Clone, Debug, Args)]
-pub struct PostmarkArgs {
-    /// Bytes that are read and written at each point.
-    #[arg(long, default_value_t = 100 << 20)]
-    bytes: u64,
-    /// Round trip to the source, ms.
-    #[arg(long, default_value_t = 1)]
-    round_trip: u64,
-    /// Bandwidth of the link, bytes/s.
-    #[arg(long, default_value_t = 12_500_000)]
-    bandwidth: u64,
-}
+/// Bytes that are read and written at each point.
+const BYTES: u64 = 100 << 20;
 
 /// A kind of load.
 #[derive(Clone, Copy, Debug)]
@@ -55,16 +43,11 @@ const LOADS: [Load; 6] = [
 const MB_PER_S: &str = "mb_per_s";
 
 /// Measures, and returns a table.
-pub fn postmark(
-    args: &PostmarkArgs,
-    program: &Path,
-    rounds: usize,
-    experiment: &mut Experiment,
-) -> Result<String> {
+pub fn postmark(program: &Path, rounds: usize, experiment: &mut Experiment) -> Result<String> {
     for _ in 0..rounds {
         for load in LOADS {
             for part in PARTS {
-                let rate = measure(args, program, load, part)?;
+                let rate = measure(program, load, part)?;
                 experiment.add(&load.name(), &cached(part), &[(MB_PER_S, rate)]);
             }
         }
@@ -97,10 +80,10 @@ impl Load {
 }
 
 /// Returns bytes per microsecond: MB/s.
-fn measure(args: &PostmarkArgs, program: &Path, load: Load, part: u64) -> Result<f64> {
+fn measure(program: &Path, load: Load, part: u64) -> Result<f64> {
     let places = Places::new(&["behind", "source", "mount"])?;
     let at = |name: &str| places.at(name);
-    let operations = (args.bytes / load.file_bytes).clamp(16, 400);
+    let operations = (BYTES / load.file_bytes).clamp(16, 400);
     for number in 0..operations + CACHED {
         fs::write(at("behind").join(number.to_string()), vec![b'x'; load.file_bytes as usize])?;
     }
@@ -109,7 +92,7 @@ fn measure(args: &PostmarkArgs, program: &Path, load: Load, part: u64) -> Result
     let mounted = Mounted::start(program, &[], &at("source"), &at("mount"), &options)?;
     let cached: Vec<_> = (operations..operations + CACHED).map(|file| file.to_string()).collect();
     mounted.copy(&cached, CACHED);
-    host.link(Duration::from_millis(args.round_trip), args.bandwidth);
+    host.link(ROUND_TRIP, BANDWIDTH);
     let start = Instant::now();
     let (mut fresh, mut reads) = (0..operations, 0..);
     for operation in 0..operations {

@@ -7,7 +7,6 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use clap::Args;
 use flowstone_policy::simulator::Line;
 use flowstone_testkit::fuse::{Call, FuseHost};
 
@@ -19,40 +18,24 @@ use crate::memory_group::MemoryGroup;
 /// Memory of a file cache besides copies: its process, and cached pages of other files.
 const BESIDE_COPIES: u64 = 48 << 20;
 
-/// Options.
-#[derive(Clone, Debug, Args)]
-pub struct SameMemoryArgs {
-    /// Uses of files, 4 KiB to 1 MiB each, with the frequencies of Zipf's law (exponent 0.9); three
-    /// in ten uses are of files that are used once.
-    #[arg(long, default_value_t = 60_000)]
-    uses: usize,
-    /// Memory in percent of the bytes of all files.
-    #[arg(long, default_value_t = 5)]
-    percent: u64,
-    /// The file cache's policy.
-    #[arg(long, default_value = "default")]
-    policy: String,
-}
-
+/// Uses of files, 4 KiB to 1 MiB each, with the frequencies of Zipf's law (exponent 0.9); three in
+/// ten uses are of files that are used once.
+const USES: usize = 60_000;
+/// Memory in percent of the bytes of all files.
+const PERCENT: u64 = 5;
 const POINT: &str = "all seeds";
 const MEMORY: &str = "memory_mib";
 const GIB: &str = "from_source_gib";
 
 /// Measures one seed in each round, and returns a table.
-pub fn same_memory(
-    args: &SameMemoryArgs,
-    program: &Path,
-    rounds: usize,
-    experiment: &mut Experiment,
-) -> Result<String> {
+pub fn same_memory(program: &Path, rounds: usize, experiment: &mut Experiment) -> Result<String> {
     let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
-    let contenders = [("read", None), ("alone", None), ("cached", Some((program, &*args.policy)))];
+    let contenders = [("read", None), ("alone", None), ("cached", Some(program))];
     for seed in 1..=rounds as u64 {
         let lines = Load::Scan.lines(seed);
-        let uses = &lines[..args.uses.min(lines.len())];
+        let uses = &lines[..USES.min(lines.len())];
         let files: BTreeMap<_, _> = uses.iter().map(|it| (it.file.0, it.bytes)).collect();
-        let limit = files.values().sum::<u64>() / 100 * args.percent;
-        ensure!(limit > 2 * BESIDE_COPIES, "{limit} bytes are too few; have more --uses");
+        let limit = files.values().sum::<u64>() / 100 * PERCENT;
         for (name, cache) in contenders {
             let bytes = match name {
                 "read" => uses.iter().map(|it| it.bytes).sum(),
@@ -81,7 +64,7 @@ fn bytes_from_source(
     uses: &[Line],
     files: &BTreeMap<u64, u64>,
     limit: u64,
-    cache: Option<(&Path, &str)>,
+    cache: Option<&Path>,
 ) -> Result<u64> {
     let places = Places::new(&["behind", "source", "mount"])?;
     let (source, mount) = (places.at("source"), places.at("mount"));
@@ -93,9 +76,9 @@ fn bytes_from_source(
     let launcher = group.launcher();
     let launcher: Vec<_> = launcher.iter().map(String::as_str).collect();
     let mounted = match cache {
-        Some((program, policy)) => {
+        Some(program) => {
             let copies = (limit - BESIDE_COPIES).to_string();
-            let options = ["--policy", policy, "--memory", &copies];
+            let options = ["--policy", "default", "--memory", &copies];
             Some(Mounted::start(program, &launcher, &source, &mount, &options)?)
         }
         None => None,

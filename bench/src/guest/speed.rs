@@ -22,6 +22,8 @@ const MIB: usize = 1 << 20;
 /// Round trip to a remote source, and its number of files.
 const FAR: Duration = Duration::from_millis(1);
 const FAR_FILES: u32 = 2_000;
+/// Files in the folder that is listed.
+const FILES: u32 = 100_000;
 /// Opens that are timed together.
 const OPENS: u32 = 2000;
 
@@ -31,9 +33,6 @@ pub struct SpeedArgs {
     /// A local folder as the source [default: one for temporary files].
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Files in the folder that is listed.
-    #[arg(long, default_value_t = 100_000)]
-    files: u32,
 }
 
 type Work = fn(&Path) -> Result<()>;
@@ -88,7 +87,7 @@ pub fn speed(
     let source = source.as_path();
     let on_tmpfs = tempfile::NamedTempFile::new_in("/dev/shm").context("a file on tmpfs")?;
     write_whole(on_tmpfs.path(), FILE)?;
-    make_files(source, args.files)?;
+    make_files(source)?;
     // The large file does not fit as a copy.
     let options = ["--memory", "100M", "--policy", "multicache"];
     let mounted = Mounted::start(program, &[], source, &places.at("mount"), &options)?;
@@ -114,16 +113,16 @@ pub fn speed(
     let text = table(titles, rows);
     plain.end()?;
     mounted.end()?;
-    Ok(format!("{text}\nmemory with {} files known: {resident}", args.files))
+    Ok(format!("{text}\nmemory with {FILES} files known: {resident}"))
 }
 
-fn make_files(source: &Path, count: u32) -> Result<()> {
+fn make_files(source: &Path) -> Result<()> {
     write_whole(&source.join("copied"), FILE)?;
     write_whole(&source.join("large"), 2 * FILE)?;
     write_whole(&source.join("small"), 4096)?;
     let many = source.join("many");
     fs::create_dir(&many)?;
-    (0..count).try_for_each(|file| File::create(many.join(file.to_string())).map(drop))?;
+    (0..FILES).try_for_each(|file| File::create(many.join(file.to_string())).map(drop))?;
     Ok(())
 }
 

@@ -10,8 +10,8 @@ use flowstone_testkit::load::{Completion, LoadOptions};
 use super::contender::Contender;
 use super::point::{POINTS, Point};
 use super::settle::{Settle, settle};
-use crate::experiment::{Experiment, Figures, IOPS, figures, interval, median, table};
-use crate::place::{Place, drive, remove, seconds, stop, whole};
+use crate::experiment::{Experiment, Figures, IOPS, interval, median, table};
+use crate::place::{Place, remove, seconds, stop, whole};
 use crate::raw_file::fill;
 use crate::run::{Run, choose};
 use crate::size::parse_size;
@@ -22,13 +22,6 @@ pub struct CompareArgs {
     /// Measured seconds per point, round and contender.
     #[arg(long, default_value_t = 0.5)]
     runtime: f64,
-    /// Seconds before the measurement. An opened log image first writes into unallocated space,
-    /// which costs the host more.
-    #[arg(long, default_value_t = 0.2)]
-    ramp: f64,
-    /// Seconds of rest between two measurements.
-    #[arg(long, default_value_t = 0.3)]
-    pause: f64,
     /// Bytes of each image that are read and written.
     #[arg(long, default_value = "4G", value_parser = parse_size)]
     size: u64,
@@ -52,6 +45,11 @@ pub struct CompareArgs {
 const ROOM: u64 = 4;
 /// Divisor of the size of the image that is sorted, since it is sorted again in every round.
 const SETTLED_PART: u64 = 4;
+/// Time before measuring: an opened log image first writes into unallocated space, which costs the
+/// host more.
+const RAMP: Duration = Duration::from_millis(200);
+/// Rest between two measurements.
+const PAUSE: Duration = Duration::from_millis(300);
 const FILL_BYTES: u64 = 128 << 10;
 const BLOCK_BYTES: u64 = 4096;
 
@@ -62,7 +60,7 @@ pub fn compare(args: &CompareArgs) -> Result<()> {
         chosen.iter().for_each(|point| println!("{:<26} {}", point.name, point.title));
         return Ok(());
     }
-    let of = format!("log {} {} {}", args.ramp, args.runtime, args.size);
+    let of = format!("log {} {}", args.runtime, args.size);
     let mut experiment = args.run.experiment(&of)?;
     let bench = Bench { args };
     bench.make(&chosen)?;
@@ -126,7 +124,7 @@ impl Bench<'_> {
             self.serve_and_load(&image, 1, span, overwrite)?;
             settle(self.args.settle, &self.args.place, &image)?;
         }
-        let limit = seconds(Duration::from_secs_f64(self.args.ramp), self.args.runtime);
+        let limit = seconds(RAMP, self.args.runtime);
         self.serve_and_load(&image, contender.queues(point.queues), span, |load| LoadOptions {
             block_bytes: point.kib << 10,
             flush_every: point.flush_every,
@@ -145,14 +143,13 @@ impl Bench<'_> {
     ) -> Result<Figures> {
         let (place, socket) = (&self.args.place, self.args.run.dir.join("log.sock"));
         let direct = ["--direct", "on"].map(str::to_owned);
-        let mut daemon = place.serve(image, &socket, queues, &direct)?;
+        let command = place.command(image, &socket, queues, &direct)?;
         let mut load = place.load(&socket, "randread", 1);
         load.client = load.client.queues(queues);
         (load.completion, load.span_bytes) = (Completion::Eventfd, span);
-        let report = drive(&shape(load))?;
-        stop(&mut daemon)?;
-        std::thread::sleep(Duration::from_secs_f64(self.args.pause));
-        Ok(figures(&report))
+        let figures = place.measure(command, &shape(load), stop)?;
+        std::thread::sleep(PAUSE);
+        Ok(figures)
     }
 }
 
@@ -176,7 +173,7 @@ fn report(args: &CompareArgs, points: &[Point], experiment: &Experiment) -> Stri
         place.server_cpu,
         place.client_cpu,
         args.runtime,
-        args.ramp,
+        RAMP.as_secs_f64(),
         table("point | beside | its rate | log | ratio | target | met", rows),
     )
 }

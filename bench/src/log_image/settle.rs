@@ -1,14 +1,13 @@
 //! Restores the sequential order of a log image that was overwritten at random.
 
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use serde_json::Value;
 
-use crate::place::{Place, stop, succeed};
+use crate::place::{Place, stats, stop};
 
 /// Who does it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -38,20 +37,13 @@ fn idle(place: &Place, image: &Path) -> Result<()> {
         .map(str::to_owned);
     let mut daemon = place.serve(image, &socket, 1, &more)?;
     let end = Instant::now() + PATIENCE;
-    while !is_settled(&stats(place, &control)?)? {
+    while !is_settled(&stats(&place.program()?, &control)?)? {
         if Instant::now() > end {
             bail!("{} has not been put in order within {PATIENCE:?}", image.display());
         }
         std::thread::sleep(LOOK_EVERY);
     }
     stop(&mut daemon)
-}
-
-/// Returns the `stats --json` of a daemon.
-pub fn stats(place: &Place, control: &Path) -> Result<Value> {
-    let mut command = Command::new(place.program()?);
-    let stats = succeed(command.args(["stats", "--json", "--control"]).arg(control))?;
-    serde_json::from_slice(&stats).context("read `stats --json`")
 }
 
 /// Returns whether the daemon has sorted its only disk once since its start.

@@ -8,9 +8,8 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use serde_json::Value;
 
-use crate::place::{Place, succeed};
+use crate::place::{Place, json};
 
 /// Range of `create --reserve`, in percent.
 const RESERVES: std::ops::RangeInclusive<u32> = 3..=74;
@@ -18,8 +17,7 @@ const RESERVES: std::ops::RangeInclusive<u32> = 3..=74;
 /// Returns the live blocks of a full disk of `bytes` bytes as a share of its image, which must not
 /// be served.
 pub fn live_share(place: &Place, image: &Path, bytes: u64) -> Result<f64> {
-    let info = succeed(Command::new(place.program()?).args(["info", "--json"]).arg(image))?;
-    let info: Value = serde_json::from_slice(&info).context("read `info --json`")?;
+    let info = json(Command::new(place.program()?).args(["info", "--json"]).arg(image))?;
     let number = |key: &str| {
         info["log"][key].as_f64().with_context(|| format!("`info --json` has no log.{key}"))
     };

@@ -1,9 +1,8 @@
 //! Servers of several disks each, and their images.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use flowstone_testkit::load::{LoadOptions, LoadReport, run_together};
 use flowstone_testkit::process::Ready;
 use flowstone_testkit::{Daemon, DaemonCommand};
@@ -11,7 +10,7 @@ use serde_json::Value;
 use tempfile::{TempDir, tempdir_in};
 
 use super::PollersArgs;
-use crate::place::{Disk, serve_all, stop, succeed};
+use crate::place::{Disk, serve_all, stats, stop};
 use crate::raw_file::write_full;
 use crate::server::qsd;
 
@@ -171,9 +170,7 @@ impl Server {
 
     /// Returns its statistics.
     pub fn stats(&self) -> Result<Value> {
-        let mut ask = Command::new(&self.program);
-        ask.args(["stats", "--json", "--control"]).arg(control(self.dir.path()));
-        serde_json::from_slice(&succeed(&mut ask)?).context("read the statistics")
+        stats(&self.program, &control(self.dir.path()))
     }
 
     /// Ends it.

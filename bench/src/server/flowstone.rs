@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use flowstone_testkit::DaemonCommand;
 
 use super::{IdleDisk, Setting, socket};
-use crate::args::CompareArgs;
+use crate::args::{CompareArgs, MEMORY_BYTES};
 use crate::place::{Disk, serve, serve_all};
 use crate::point::Backend;
 
@@ -22,7 +22,7 @@ pub fn command(setting: &Setting<'_>) -> Result<DaemonCommand> {
         Backend::Tmpfs => command.args(["--format", "raw", "--direct", "off"]),
         Backend::Disk => command.args(["--format", "raw", "--direct", "on"]),
         Backend::Warm => {
-            let cache = (args.tmpfs_size * 3 / 2).to_string();
+            let cache = (MEMORY_BYTES * 3 / 2).to_string();
             command.args(["--format", "raw", "--direct", "on", "--cache", &cache])
         }
         // The format follows from their file names; so it does for the raw image compared with a
@@ -31,7 +31,6 @@ pub fn command(setting: &Setting<'_>) -> Result<DaemonCommand> {
             command.args(["--direct", "on"])
         }
     };
-    command = command.args(&args.flowstone_arg);
     Ok(match setting.image {
         Some(image) => command.arg(image),
         None => command,

@@ -15,8 +15,8 @@ use anyhow::{Context, Result, bail};
 use flowstone_testkit::load::{LoadOptions, LoadReport};
 use flowstone_testkit::{Daemon, DaemonCommand};
 
-use crate::args::CompareArgs;
-use crate::noise::{LIMIT_PERCENT, Noise};
+use crate::args::{CompareArgs, LOG_BYTES, MEMORY_BYTES};
+use crate::noise::Noise;
 use crate::place::{drive, stop, whole};
 use crate::point::{Backend, Point};
 use crate::sample::Sample;
@@ -53,13 +53,8 @@ pub enum Server {
     Flowstone,
     /// The same on a raw image, beside log images.
     FlowstoneRaw,
-    /// qemu-storage-daemon.
-    Qsd {
-        /// Its file I/O engine.
-        aio: Aio,
-        /// The export runs in its own iothread, which polls for a while before it sleeps.
-        iothread: bool,
-    },
+    /// qemu-storage-daemon with this file I/O engine.
+    Qsd(Aio),
     /// fio on the file itself: without a ring or a second process, so the practical limit.
     Fio,
 }
@@ -83,17 +78,14 @@ impl Server {
         match self {
             Server::Flowstone => "Flowstone".to_owned(),
             Server::FlowstoneRaw => "Flowstone, raw image".to_owned(),
-            Server::Qsd { aio, iothread } => qsd::name(aio, iothread, backend),
+            Server::Qsd(aio) => qsd::name(aio, backend),
             Server::Fio => "plain fio io_uring".to_owned(),
         }
     }
 
     /// Returns the servers to measure at a point.
-    pub fn for_point(point: &Point, args: &CompareArgs) -> Vec<Server> {
+    pub fn for_point(point: &Point) -> Vec<Server> {
         let mut servers = vec![Server::Flowstone];
-        if args.skip_peers {
-            return servers;
-        }
         let engines: &[Aio] = match point.backend {
             Backend::Null | Backend::Tmpfs | Backend::Warm => &[Aio::Uring],
             Backend::NewQcow2 => &[Aio::Native],
@@ -102,12 +94,7 @@ impl Server {
                 return vec![Server::Flowstone, Server::FlowstoneRaw];
             }
         };
-        for &aio in engines {
-            servers.push(Server::Qsd { aio, iothread: false });
-            if args.qsd_iothread {
-                servers.push(Server::Qsd { aio, iothread: true });
-            }
-        }
+        servers.extend(engines.iter().copied().map(Server::Qsd));
         if matches!(point.backend, Backend::Null | Backend::Tmpfs | Backend::Disk) {
             servers.push(Server::Fio);
         }
@@ -120,7 +107,7 @@ impl Server {
             Server::Flowstone | Server::FlowstoneRaw => {
                 args.place.program().err().map(|e| format!("{e:#}"))
             }
-            Server::Qsd { .. } => version(Path::new(qsd::PROGRAM)).err().map(|e| format!("{e:#}")),
+            Server::Qsd(_) => version(Path::new(qsd::PROGRAM)).err().map(|e| format!("{e:#}")),
             Server::Fio if point.backend == Backend::Null => {
                 Some("fio has no ring to measure on a disk that does nothing".to_owned())
             }
@@ -128,33 +115,13 @@ impl Server {
         }
     }
 
-    /// Measures, and repeats that while the machine is noisy and retries are left; returns the
-    /// quietest sample.
-    pub fn measure(self, setting: &Setting<'_>) -> Result<Sample> {
-        let mut best = self.measure_once(setting)?;
-        for _ in 0..setting.args.noise_retries {
-            if best.others_percent <= LIMIT_PERCENT {
-                break;
-            }
-            let again = self.measure_once(setting)?;
-            if again.others_percent < best.others_percent {
-                best = again;
-            }
-        }
-        Ok(best)
-    }
-
     /// Starts it, measures, stops it, and records how busy the machine was meanwhile.
-    fn measure_once(self, setting: &Setting<'_>) -> Result<Sample> {
+    pub fn measure(self, setting: &Setting<'_>) -> Result<Sample> {
         let noise = Noise::start();
         let sample = match self {
             Server::Flowstone | Server::FlowstoneRaw => flowstone_sample(setting),
-            Server::Qsd { aio, iothread } => {
-                // With an iothread, version 7.2 sometimes does not react to SIGTERM: it is killed
-                // instead.
-                let command = qsd::command(setting, aio, iothread)?;
-                serve_and_load(&command, setting).map(|(sample, _killed)| sample)
-            }
+            Server::Qsd(aio) => serve_and_load(&qsd::command(setting, aio)?, setting)
+                .map(|(sample, _killed)| sample),
             Server::Fio => fio::measure(setting),
         };
         Ok(Sample { others_percent: noise.others_percent(), ..sample? })
@@ -208,12 +175,12 @@ fn run_load(daemon: &Daemon, setting: &Setting<'_>) -> Result<LoadReport> {
     if point.backend == Backend::Warm {
         // Read in sequence once, so that it is cached.
         let read = LoadOptions::new(socket(setting)).workload("read").iodepth(4);
-        drive(&whole(read, WARM_BYTES, args.tmpfs_size))?;
+        drive(&whole(read, WARM_BYTES, MEMORY_BYTES))?;
     }
     let runtime = Duration::from_secs_f64(args.runtime);
     let mut options = point.load(&socket(setting), args.place.client_cpu, runtime);
     if point.backend == Backend::NewLog {
-        options.span_bytes = args.log_size;
+        options.span_bytes = LOG_BYTES;
     }
     options.server_pid = Some(daemon.pid());
     drive(&options)

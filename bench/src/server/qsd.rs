@@ -16,13 +16,13 @@ pub const PROGRAM: &str = "qemu-storage-daemon";
 const NULL: &str = "driver=null-co,size=8589934592,read-zeroes=off";
 
 /// Returns the name in tables.
-pub fn name(aio: Aio, iothread: bool, backend: Backend) -> String {
+pub fn name(aio: Aio, backend: Backend) -> String {
     let engine = match (backend, aio) {
         (Backend::Null, _) => "",
         (_, Aio::Native) => " aio=native",
         (_, Aio::Uring) => " io_uring",
     };
-    format!("QSD{engine}{}", if iothread { " iothread" } else { "" })
+    format!("QSD{engine}")
 }
 
 /// Adds an export, with the options of its node, to a command.
@@ -68,14 +68,10 @@ pub fn serve(
 }
 
 /// Returns the command of one export for one point.
-pub fn command(setting: &Setting<'_>, aio: Aio, iothread: bool) -> Result<DaemonCommand> {
+pub fn command(setting: &Setting<'_>, aio: Aio) -> Result<DaemonCommand> {
     let (socket, node) = (socket(setting), blockdev(setting, aio)?);
-    let mut command = DaemonCommand::new(PROGRAM).cpus(&[setting.args.place.server_cpu]);
-    if iothread {
-        command = command.args(["--object", "iothread,id=io"]);
-    }
-    let thread = iothread.then_some("io");
-    let command = export(command, "d", &node, &socket, setting.point.queues, thread);
+    let command = DaemonCommand::new(PROGRAM).cpus(&[setting.args.place.server_cpu]);
+    let command = export(command, "d", &node, &socket, setting.point.queues, None);
     Ok(command.ready(Ready::Sockets(vec![socket])))
 }
 

@@ -11,30 +11,20 @@ mod table;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use clap::Args;
 use flowstone_testkit::load::Completion;
 
-use crate::experiment::{Experiment, Figures, IOPS, Named, P50_US, P99_US, figures};
-use crate::place::{Place, drive, remove, stop, stop_peer};
+use crate::experiment::{Experiment, Figures, IOPS, Named, P50_US, P99_US};
+use crate::place::{End, Place, remove, stop, stop_peer};
 use crate::raw_file::fill;
 use crate::run::{Run, choose};
 use crate::server::{fio, qsd};
-use crate::size::parse_size;
 use environment::{ENVIRONMENTS, Environment, Ground};
 
 /// Options.
 #[derive(Clone, Debug, Args)]
 pub struct WritersArgs {
-    /// Bytes that each writer writes on the file system of DIR.
-    #[arg(long, default_value = "1G", value_parser = parse_size)]
-    job_size: u64,
-    /// Bytes that each writer writes on the other file systems.
-    #[arg(long, default_value = "128M", value_parser = parse_size)]
-    small_job_size: u64,
-    /// Seconds of rest between two measurements.
-    #[arg(long, default_value_t = 1.0)]
-    pause: f64,
     /// Only sequential or only random writes.
     #[arg(long, value_parser = ["write", "randwrite"])]
     rw: Option<String>,
@@ -47,6 +37,11 @@ pub struct WritersArgs {
     place: Place,
 }
 
+/// Bytes that each writer writes on the file system of DIR, and on the others.
+const JOB_BYTES: u64 = 1 << 30;
+const SMALL_JOB_BYTES: u64 = 128 << 20;
+/// Rest between two measurements.
+const PAUSE: Duration = Duration::from_secs(1);
 const WRITERS: usize = 8;
 const IODEPTH: u16 = 64;
 const BLOCK_BYTES: u64 = 4096;
@@ -87,11 +82,7 @@ impl Named for Who {
 /// Carries out the subcommand.
 pub fn writers(args: &WritersArgs) -> Result<()> {
     let chosen = choose(&ENVIRONMENTS, &args.only, |it| it.name)?;
-    for bytes in [args.job_size, args.small_job_size] {
-        ensure!(bytes > 0 && bytes % (1 << 20) == 0, "a job is a number of MiB, not {bytes} bytes");
-    }
-    let of = format!("writers {} {}", args.job_size, args.small_job_size);
-    let mut experiment = args.run.experiment(&of)?;
+    let mut experiment = args.run.experiment("writers")?;
     let dir = args.run.dir.canonicalize()?;
     let mut skipped = Vec::new();
     for environment in &chosen {
@@ -111,7 +102,7 @@ fn in_environment(
     dir: &Path,
     experiment: &mut Experiment,
 ) -> Result<()> {
-    let job = if environment.is_small() { args.small_job_size } else { args.job_size };
+    let job = if environment.is_small() { SMALL_JOB_BYTES } else { JOB_BYTES };
     let ground = environment.set_up(dir, WRITERS as u64 * job)?;
     let done = measure_all(args, environment, &ground, job, experiment);
     // An error of the measurement takes precedence over one of the removal.
@@ -135,7 +126,7 @@ fn measure_all(
             Who::Fio => measure_fio(args, environment, ground.dir(), rw, job),
             _ => measure(args, environment, ground.dir(), *who, rw, job),
         };
-        std::thread::sleep(Duration::from_secs_f64(args.pause));
+        std::thread::sleep(PAUSE);
         figures
     })
 }
@@ -163,27 +154,22 @@ fn measure(
         args.place.create_log(&image, disk, &[])?;
     }
     let socket = args.run.dir.join("writers.sock");
-    let mut daemon = if who == Who::Qsd {
-        let command = qsd::serve("raw", &image, &socket, queues, environment.is_buffered());
-        args.place.start(command, &socket)?
+    let (command, end): (_, End) = if who == Who::Qsd {
+        (qsd::serve("raw", &image, &socket, queues, environment.is_buffered()), stop_peer)
     } else {
         // Direct I/O unless the environment is buffered.
-        args.place.serve(&image, &socket, queues, &[])?
+        (args.place.command(&image, &socket, queues, &[])?, stop)
     };
     let mut load = args.place.load(&socket, rw, IODEPTH);
     load.client = load.client.queues(queues);
     (load.completion, load.parts) = (Completion::Eventfd, true);
     load.span_bytes = queues as u64 * job;
-    let report = drive(&load.ops(queues as u64 * job / BLOCK_BYTES))?;
-    if who == Who::Qsd {
-        stop_peer(&mut daemon);
-    } else {
-        stop(&mut daemon)?;
-    }
+    let load = load.ops(queues as u64 * job / BLOCK_BYTES);
+    let figures = args.place.measure(command, &load, end)?;
     if who == Who::Log {
         remove(&image)?;
     }
-    Ok(figures(&report))
+    Ok(figures)
 }
 
 /// Measures eight jobs of fio on the raw image itself.

@@ -1,7 +1,7 @@
 //! The table of the writers.
 
 use super::environment::ENVIRONMENTS;
-use super::{IODEPTH, PATTERNS, WRITERS, Who, WritersArgs, point};
+use super::{IODEPTH, JOB_BYTES, PATTERNS, SMALL_JOB_BYTES, WRITERS, Who, WritersArgs, point};
 use crate::experiment::{Experiment, IOPS, Of, P99_US, table};
 
 const TITLES: &str = "environment | writes | runs | raw | log | one raw writer | QSD | fio | \
@@ -29,9 +29,9 @@ pub fn render(args: &WritersArgs, skipped: &[(&str, String)], experiment: &Exper
          the client's CPU alone. Writes per second and ratios of each round: medians with their \
          95 % intervals.\n\n{}",
         experiment.host().sentence(),
-        args.job_size >> 20,
+        JOB_BYTES >> 20,
         experiment.host().device,
-        args.small_job_size >> 20,
+        SMALL_JOB_BYTES >> 20,
         args.place.server_cpu,
         args.place.client_cpu,
         table(TITLES, rows),

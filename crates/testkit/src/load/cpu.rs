@@ -8,8 +8,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::time::Duration;
 
-use serde::Serialize;
-
 use crate::{Error, Result};
 
 /// Two ticks: the largest difference of the two sources by rounding alone.
@@ -23,7 +21,7 @@ pub struct CpuSample {
 }
 
 /// CPU time between two samples.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuTime {
     /// Nanoseconds on a CPU.
     pub cpu_ns: u64,

@@ -7,14 +7,11 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
-use serde::Serialize;
-
 use crate::HANG;
 use crate::client::ClientOptions;
 
 /// The order of blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Random in the span.
     Random,
@@ -23,7 +20,7 @@ pub enum Order {
 }
 
 /// The mix of operations, in percent of all requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mix {
     /// Reads.
     pub read: u8,
@@ -51,7 +48,7 @@ impl Mix {
 }
 
 /// Order and mix together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workload {
     /// The order of blocks.
     pub order: Order,
@@ -62,7 +59,7 @@ pub struct Workload {
 impl FromStr for Workload {
     type Err = String;
 
-    /// Parses fio's words: read, write, randread, randwrite, rw, randrw, discard, randdiscard;
+    /// Parses fio's words: read, write, randread, randwrite, rw, randrw, randdiscard;
     /// `mix` is random with some of every operation.
     fn from_str(name: &str) -> Result<Self, String> {
         let half = Mix { read: 50, write: 50, discard: 0, zeroes: 0 };
@@ -71,7 +68,6 @@ impl FromStr for Workload {
             "read" => (Order::Sequential, Mix::READ),
             "write" => (Order::Sequential, Mix::WRITE),
             "rw" => (Order::Sequential, half),
-            "discard" => (Order::Sequential, Mix::DISCARD),
             "randread" => (Order::Random, Mix::READ),
             "randwrite" => (Order::Random, Mix::WRITE),
             "randrw" => (Order::Random, half),
@@ -84,8 +80,7 @@ impl FromStr for Workload {
 }
 
 /// How the client detects completions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completion {
     /// It polls the used ring and asks for no calls.
     Poll,
@@ -94,8 +89,7 @@ pub enum Completion {
 }
 
 /// The end of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// After this many requests over all queues.
     Ops(u64),

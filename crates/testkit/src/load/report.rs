@@ -1,32 +1,23 @@
-//! The results of a run, serialisable as JSON.
+//! The results of a run.
 
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use serde::Serialize;
 
 use super::cpu::CpuTime;
-use super::options::{Completion, LoadOptions, Workload};
+use super::options::LoadOptions;
 use super::source::Kind;
 use super::stats::Stats;
 
 /// Latencies in microseconds.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Latency {
     /// Number of requests.
     pub count: u64,
-    /// Mean.
-    pub mean_us: f64,
     /// Median.
     pub p50_us: f64,
-    /// 90th percentile.
-    pub p90_us: f64,
     /// 99th percentile.
     pub p99_us: f64,
-    /// 99.9th percentile.
-    pub p999_us: f64,
-    /// Longest.
-    pub max_us: f64,
 }
 
 impl Latency {
@@ -35,47 +26,25 @@ impl Latency {
         if histogram.is_empty() {
             return Latency::default();
         }
-        Latency {
-            count: histogram.len(),
-            mean_us: histogram.mean() / 1000.0,
-            p50_us: at(0.5),
-            p90_us: at(0.9),
-            p99_us: at(0.99),
-            p999_us: at(0.999),
-            max_us: histogram.max() as f64 / 1000.0,
-        }
+        Latency { count: histogram.len(), p50_us: at(0.5), p99_us: at(0.99) }
     }
 }
 
 /// The result of a run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub struct LoadReport {
-    /// The workload.
-    pub workload: Workload,
-    /// Request size.
-    pub block_bytes: u64,
-    /// Requests in flight per queue.
-    pub iodepth: u16,
     /// Configured requests per second and queue.
     pub rate: Option<f64>,
     /// Queues.
     pub queues: usize,
     /// Client threads.
     pub threads: usize,
-    /// How completions were detected.
-    pub completion: Completion,
-    /// EVENT_IDX was negotiated.
-    pub event_idx: bool,
-    /// Indirect descriptors were negotiated.
-    pub indirect: bool,
     /// Measured time.
     pub seconds: f64,
     /// Requests completed in it, without flushes.
     pub ops: u64,
     /// Requests per second.
     pub iops: f64,
-    /// Data moved per second, in MiB.
-    pub mib_per_second: f64,
     /// Latency of all requests except flushes.
     pub latency: Latency,
     /// Latency of reads.
@@ -90,22 +59,14 @@ pub struct LoadReport {
     pub kicks: u64,
     /// Calls received.
     pub calls: u64,
-    /// Times the client went to sleep.
-    pub sleeps: u64,
     /// Longest time in which a thread of the client saw no completion.
     pub longest_gap_ms: f64,
     /// Kicks per request.
     pub kicks_per_io: f64,
     /// Calls per request.
     pub calls_per_io: f64,
-    /// Completions per successful poll of the used ring.
-    pub reaped_per_batch: f64,
     /// CPU time of the server per request; absent without a server pid.
     pub server_us_per_io: Option<f64>,
-    /// CPU time of the server.
-    pub server_cpu: Option<CpuTime>,
-    /// CPU time of the client's threads per request.
-    pub client_us_per_io: f64,
     /// Requests not completed with OK, in the whole run.
     pub errors: u64,
     /// The first of them.
@@ -124,14 +85,11 @@ pub(super) struct Totals {
     pub(super) elapsed: Duration,
     /// Sum of the workers' rates.
     pub(super) iops: f64,
-    pub(super) client_cpu: Duration,
     pub(super) server_cpu: Option<CpuTime>,
     /// Time between the two samples of the server's CPU time.
     pub(super) server_elapsed: Duration,
     pub(super) verified_blocks: u64,
     pub(super) reconnects: u64,
-    pub(super) event_idx: bool,
-    pub(super) indirect: bool,
 }
 
 impl LoadReport {
@@ -139,24 +97,16 @@ impl LoadReport {
         let stats = &totals.stats;
         let ops = stats.ops();
         let per_io = |count: f64| if ops == 0 { 0.0 } else { count / ops as f64 };
-        let share = stats.transfers() as f64 / ops.max(1) as f64;
         // The server was sampled over slightly more time than the workers measured.
         let scale = totals.elapsed.as_secs_f64() / totals.server_elapsed.as_secs_f64().max(1e-9);
         let server_us = |cpu: CpuTime| per_io(cpu.cpu_ns as f64 / 1000.0 * scale.min(1.0));
         LoadReport {
-            workload: options.workload,
-            block_bytes: options.block_bytes,
-            iodepth: options.iodepth,
             rate: options.rate,
             queues: totals.queues,
             threads: options.thread_count(totals.queues),
-            completion: options.completion,
-            event_idx: totals.event_idx,
-            indirect: totals.indirect,
             seconds: totals.elapsed.as_secs_f64(),
             ops,
             iops: totals.iops,
-            mib_per_second: totals.iops * share * options.block_bytes as f64 / 1048576.0,
             latency: Latency::of(&stats.requests()),
             read: Latency::of(stats.of(Kind::Read)),
             write: Latency::of(stats.of(Kind::Write)),
@@ -164,14 +114,10 @@ impl LoadReport {
             flush: Latency::of(stats.of(Kind::Flush)),
             kicks: stats.kicks,
             calls: stats.calls,
-            sleeps: stats.sleeps,
             longest_gap_ms: stats.longest_gap_ns as f64 / 1e6,
             kicks_per_io: per_io(stats.kicks as f64),
             calls_per_io: per_io(stats.calls as f64),
-            reaped_per_batch: ops as f64 / stats.batches.max(1) as f64,
             server_us_per_io: totals.server_cpu.map(server_us),
-            server_cpu: totals.server_cpu,
-            client_us_per_io: per_io(totals.client_cpu.as_secs_f64() * 1e6),
             errors: stats.errors,
             first_error: stats.first_error.clone(),
             verified_blocks: totals.verified_blocks,

@@ -86,7 +86,6 @@ struct Act {
     /// By disk: the sum of the workers' rates.
     iops: Vec<f64>,
     elapsed: Duration,
-    client_cpu: Duration,
     server: Server,
 }
 
@@ -137,7 +136,6 @@ impl Act {
             stats: (0..disks).map(|_| Stats::new()).collect(),
             iops: vec![0.0; disks],
             elapsed: Duration::ZERO,
-            client_cpu: Duration::ZERO,
             server,
         };
         let threads = harvests.len();
@@ -149,7 +147,6 @@ impl Act {
                 act.stats[disk].add(stats);
             }
             act.elapsed = act.elapsed.max(harvest.elapsed);
-            act.client_cpu += harvest.cpu;
             for (turn, lane) in harvest.lanes.into_iter().enumerate() {
                 lanes[turn * threads + id] = Some(lane);
             }
@@ -166,8 +163,7 @@ impl Act {
         let totals = self.totals(lanes, stats, iops, &stages[disk..=disk]);
         let alone = loads.len() == 1;
         let server_cpu = totals.server_cpu.filter(|_| alone);
-        let client_cpu = if alone { totals.client_cpu } else { Duration::ZERO };
-        LoadReport::new(&loads[disk], Totals { server_cpu, client_cpu, ..totals })
+        LoadReport::new(&loads[disk], Totals { server_cpu, ..totals })
     }
 
     /// Returns the results of all disks.
@@ -195,13 +191,10 @@ impl Act {
             stats,
             elapsed: self.elapsed,
             iops,
-            client_cpu: self.client_cpu,
             server_cpu: self.server.cpu,
             server_elapsed: self.server.elapsed,
             verified_blocks,
             reconnects: stages.iter().map(Stage::reconnects).sum(),
-            event_idx: stages.iter().all(Stage::event_idx),
-            indirect: stages.iter().all(Stage::indirect),
         }
     }
 }

@@ -139,14 +139,6 @@ impl Stage {
         self.reconnects
     }
 
-    pub(super) fn event_idx(&self) -> bool {
-        self.negotiated.has(F_EVENT_IDX)
-    }
-
-    pub(super) fn indirect(&self) -> bool {
-        self.negotiated.has(F_INDIRECT_DESC)
-    }
-
     /// Hands memory, inflight region and rings over. Rings begin at the used index in memory: zero
     /// at first, and after a crash as QEMU does.
     fn start(&mut self, options: &LoadOptions) -> Result<()> {

@@ -15,8 +15,6 @@ pub(super) struct Stats {
     latency: [Histogram<u64>; 5],
     pub(super) kicks: u64,
     pub(super) calls: u64,
-    pub(super) sleeps: u64,
-    pub(super) batches: u64,
     /// Longest time between two polls that found completions.
     pub(super) longest_gap_ns: u64,
     pub(super) errors: u64,
@@ -32,8 +30,6 @@ impl Stats {
             latency: std::array::from_fn(|_| histogram()),
             kicks: 0,
             calls: 0,
-            sleeps: 0,
-            batches: 0,
             longest_gap_ns: 0,
             errors: 0,
             first_error: None,
@@ -43,8 +39,7 @@ impl Stats {
     /// Resets everything without freeing memory.
     pub(super) fn clear(&mut self) {
         self.latency.iter_mut().for_each(Histogram::reset);
-        (self.kicks, self.calls, self.sleeps, self.batches) = (0, 0, 0, 0);
-        self.longest_gap_ns = 0;
+        (self.kicks, self.calls, self.longest_gap_ns) = (0, 0, 0);
     }
 
     #[inline]
@@ -71,11 +66,6 @@ impl Stats {
         Kind::ALL.iter().filter(|&&kind| kind != Kind::Flush).map(|&k| self.of(k).len()).sum()
     }
 
-    /// Returns the number of requests that moved data.
-    pub(super) fn transfers(&self) -> u64 {
-        self.of(Kind::Read).len() + self.of(Kind::Write).len()
-    }
-
     pub(super) fn of(&self, kind: Kind) -> &Histogram<u64> {
         &self.latency[kind as usize]
     }
@@ -95,8 +85,6 @@ impl Stats {
         }
         self.kicks += other.kicks;
         self.calls += other.calls;
-        self.sleeps += other.sleeps;
-        self.batches += other.batches;
         self.longest_gap_ns = self.longest_gap_ns.max(other.longest_gap_ns);
         self.add_errors(other);
     }

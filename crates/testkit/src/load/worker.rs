@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::thread::set_current_timer_slack;
-use rustix::time::{ClockId, clock_gettime};
 
 use super::lane::Lane;
 use super::options::Completion;
@@ -41,8 +40,6 @@ pub(super) struct Harvest {
     pub(super) stats: Vec<Stats>,
     /// Measured time.
     pub(super) elapsed: Duration,
-    /// CPU time of the thread while measuring.
-    pub(super) cpu: Duration,
 }
 
 /// The mutable state of a worker.
@@ -56,8 +53,8 @@ struct Shift {
     disarmed_at: u64,
     /// The time of the last completions.
     answered_ns: u64,
-    started: (Instant, Duration),
-    ended: Option<(Instant, Duration)>,
+    started: Instant,
+    ended: Option<Instant>,
 }
 
 impl Worker<'_> {
@@ -162,8 +159,6 @@ impl Worker<'_> {
         }
         let due = self.lanes.iter().filter_map(Lane::due_ns).min();
         let nap = due.map(|due_ns| Duration::from_nanos(due_ns.saturating_sub(shift.now_ns())));
-        // Sleeps are per thread, not per disk: they are counted for the first disk.
-        shift.stats[0].sleeps += 1;
         wait_readable(fds, nap.unwrap_or(NAP).min(NAP))?;
         for (lane, fd) in self.lanes.iter_mut().zip(fds) {
             if !fd.revents().is_empty() {
@@ -194,7 +189,7 @@ impl Shift {
             answers: 0,
             disarmed_at: 0,
             answered_ns: 0,
-            started: (Instant::now(), thread_cpu()),
+            started: Instant::now(),
             ended: None,
         }
     }
@@ -216,7 +211,6 @@ impl Shift {
         if answers > 0 {
             self.answers += answers;
             stats.longest_gap_ns = stats.longest_gap_ns.max(now_ns - self.answered_ns);
-            stats.batches += 1;
             self.answered_ns = now_ns;
         }
         lane.refill(now_ns);
@@ -231,7 +225,7 @@ impl Shift {
         }
         self.stats.iter_mut().for_each(Stats::clear);
         self.answered_ns = self.now_ns();
-        self.started = (Instant::now(), thread_cpu());
+        self.started = Instant::now();
     }
 
     /// Ends measuring; only the first call has an effect.
@@ -240,7 +234,7 @@ impl Shift {
             for lane in lanes {
                 self.stats[lane.disk].calls += lane.ring.take_calls();
             }
-            self.ended = Some((Instant::now(), thread_cpu()));
+            self.ended = Some(Instant::now());
         }
     }
 
@@ -249,13 +243,7 @@ impl Shift {
             stats.errors += late.errors;
             stats.first_error = stats.first_error.take().or(late.first_error);
         }
-        let (end, cpu_end) = self.ended.unwrap_or(self.started);
-        let elapsed = end.duration_since(self.started.0);
-        Harvest { lanes, stats: self.stats, elapsed, cpu: cpu_end.saturating_sub(self.started.1) }
+        let elapsed = self.ended.unwrap_or(self.started).duration_since(self.started);
+        Harvest { lanes, stats: self.stats, elapsed }
     }
-}
-
-fn thread_cpu() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
