@@ -25,9 +25,6 @@ pub struct VmShare {
 }
 
 impl VmShare {
-    /// The share of a host's only VM.
-    pub const ALONE: Self = Self { cpus: 1.0, memory: 1.0, vms: 1 };
-
     /// Returns the share of one of `vms` equal VMs.
     fn mean(vms: usize) -> Self {
         let vms = vms.max(1);

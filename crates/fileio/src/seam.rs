@@ -21,6 +21,12 @@ pub struct Punched {
 
 /// A host file, shared by all queues of a disk.
 pub trait FileIo: Send + Sync {
+    /// Returns the file that a wrapper without facts of its own is over: methods with a default ask
+    /// it first.
+    fn below(&self) -> Option<&dyn FileIo> {
+        None
+    }
+
     /// Returns the size of the file in bytes.
     fn size(&self) -> io::Result<u64>;
 
@@ -37,74 +43,74 @@ pub trait FileIo: Send + Sync {
 
     /// Returns the number of extents of the file on the host, if it tells.
     fn extents(&self) -> Option<u64> {
-        None
+        self.below().and_then(|file| file.extents())
     }
 
     /// Returns whether freed space is passed on to the drive as a discard, and freeing costs no
     /// more than that: a device that takes discards. A file would have to allocate its space again.
     fn tells_drive(&self) -> bool {
-        false
+        self.below().is_some_and(|file| file.tells_drive())
     }
 
     /// Returns the erase unit of the device below in bytes, if it is known.
     fn erase_unit(&self) -> Option<u64> {
-        None
+        self.below().and_then(|file| file.erase_unit())
     }
 
     /// Returns whether reads and writes bypass the host's page cache.
     fn is_direct(&self) -> bool {
-        false
+        self.below().is_some_and(|file| file.is_direct())
     }
 
     /// Returns whether it honours [`FileRequest::dont_cache`].
     fn heeds_dont_cache(&self) -> bool {
-        false
+        self.below().is_some_and(|file| file.heeds_dont_cache())
     }
 
     /// Returns whether discarded space reads as zeroes without being written, so that a discard is
     /// a punch. A file's space does; a device's may not (dm-crypt, thin volumes, some SSDs).
     fn discards_to_zeroes(&self) -> bool {
-        true
+        self.below().is_none_or(|file| file.discards_to_zeroes())
     }
 
     /// Returns whether a discard has, or may have, an effect: a file system may be unable to free
     /// part of a file.
     fn takes_discards(&self) -> bool {
-        true
+        self.below().is_none_or(|file| file.takes_discards())
     }
 
     /// Returns whether the host zeroes a range by writing and keeps its space, for want of a call
     /// that does not. Then one request may zero a few MiB only.
     fn zeroes_are_written(&self) -> bool {
-        false
+        self.below().is_some_and(|file| file.zeroes_are_written())
     }
 
     /// Returns whether a completed write survives if the process is killed before it is flushed. It
     /// does in a host file; wrappers in tests may buffer it.
     fn survives_a_kill(&self) -> bool {
-        true
+        self.below().is_none_or(|file| file.survives_a_kill())
     }
 
     /// Returns the name of the host's file system if it is copy-on-write: allocated space does not
     /// guarantee that later writes to the range find space.
     fn copies_on_write(&self) -> io::Result<Option<&'static str>> {
-        Ok(None)
+        self.below().map_or(Ok(None), |file| file.copies_on_write())
     }
 
     /// Returns the statistics of space freed since the file was opened.
     fn punched(&self) -> Punched {
-        Punched::default()
+        self.below().map_or_else(Punched::default, |file| file.punched())
     }
 
     /// Returns the number of the device that serves requests; files with the same one contend for
     /// it. `None` for a file in memory.
     fn device(&self) -> Option<u64> {
-        None
+        self.below().and_then(|file| file.device())
     }
 
     /// Returns the clock by which requests take time: that of a model if the file is on one.
     fn clock(&self) -> Clock {
-        Clock::default()
+        self.below().map_or_else(Clock::default, |file| file.clock())
     }
 
     /// Returns the smallest unit in which the file can be read and written, in bytes.
@@ -112,7 +118,7 @@ pub trait FileIo: Send + Sync {
 
     /// Returns the engine that serves the file; `None` if it is not a file of the host.
     fn engine(&self) -> Option<Engine> {
-        None
+        self.below().and_then(|file| file.engine())
     }
 
     /// Describes the access to the file, in a few words for an operator.

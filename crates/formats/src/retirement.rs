@@ -1,8 +1,6 @@
 //! When a queue may be dropped without waiting (`Channel::retire`), over a host that does not
 //! answer until released: the same for every format.
 
-use std::io;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,8 +10,8 @@ use flowstone_block::{
     Channel, Completion, Extent, Layer, NextLook, Op, QueueContext, QueueDepth, Request, Sector,
     SectorCount,
 };
-use flowstone_fileio::{Access, FileChannel, FileCompletion, FileIo, FileOffset, FileRequest};
-use flowstone_sim::SimDisk;
+use flowstone_fileio::{Access, FileChannel, FileCompletion, FileRequest};
+use flowstone_sim::{SimDisk, Wrapped};
 
 use flowstone_image::{DiscardMode, Format};
 use flowstone_log::{self as log, LogImage, LogOptions};
@@ -22,15 +20,9 @@ use flowstone_qcow2::{self as qcow2, Memory, Qcow2Image, Qcow2Options};
 use flowstone_raw::RawImage;
 use flowstone_sim::wait_until;
 
-/// A host file that holds the requests of channels made after `hold()`.
-#[derive(Clone)]
-struct Host {
-    disk: SimDisk,
-    state: Arc<State>,
-}
-
+/// A host that holds the requests of channels made after `hold()`.
 #[derive(Default)]
-struct State {
+struct Host {
     holds: AtomicBool,
     /// Number of requests still carried out while it holds.
     passes: AtomicUsize,
@@ -39,62 +31,40 @@ struct State {
 }
 
 struct HostChannel {
-    state: Arc<State>,
+    host: Arc<Host>,
     is_held: bool,
     channel: Box<dyn FileChannel>,
     held: Vec<FileRequest>,
 }
 
 impl Host {
+    /// Makes an empty file of this size on it.
+    fn file(self: &Arc<Self>, bytes: u64) -> Box<Wrapped> {
+        let host = Arc::clone(self);
+        Box::new(Wrapped::new(&SimDisk::new(bytes), move |channel| {
+            let (host, held) = (Arc::clone(&host), Vec::new());
+            let is_held = host.holds.load(Ordering::Relaxed);
+            HostChannel { host, is_held, channel, held }
+        }))
+    }
+
     fn hold(&self) {
-        self.state.holds.store(true, Ordering::Relaxed);
+        self.holds.store(true, Ordering::Relaxed);
     }
 
     fn release(&self) {
-        self.state.holds.store(false, Ordering::Relaxed);
+        self.holds.store(false, Ordering::Relaxed);
     }
 
     fn let_pass(&self, requests: usize) {
-        self.state.passes.store(requests, Ordering::Relaxed);
-    }
-}
-
-impl FileIo for Host {
-    fn size(&self) -> io::Result<u64> {
-        self.disk.size()
-    }
-
-    fn set_size(&self, bytes: u64) -> io::Result<()> {
-        self.disk.set_size(bytes)
-    }
-
-    fn allocated_bytes(&self) -> io::Result<u64> {
-        self.disk.allocated_bytes()
-    }
-
-    fn next_data(&self, from: FileOffset) -> io::Result<Option<Range<FileOffset>>> {
-        self.disk.next_data(from)
-    }
-
-    fn block_bytes(&self) -> u32 {
-        self.disk.block_bytes()
-    }
-
-    fn describe(&self) -> String {
-        self.disk.describe()
-    }
-
-    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn FileChannel>> {
-        let (state, channel) = (Arc::clone(&self.state), self.disk.channel(context)?);
-        let is_held = state.holds.load(Ordering::Relaxed);
-        Ok(Box::new(HostChannel { state, is_held, channel, held: Vec::new() }))
+        self.passes.store(requests, Ordering::Relaxed);
     }
 }
 
 impl HostChannel {
     fn pass_on(&mut self) {
-        let holds = self.is_held && self.state.holds.load(Ordering::Relaxed);
-        let passes = if holds { self.state.passes.swap(0, Ordering::Relaxed) } else { usize::MAX };
+        let holds = self.is_held && self.host.holds.load(Ordering::Relaxed);
+        let passes = if holds { self.host.passes.swap(0, Ordering::Relaxed) } else { usize::MAX };
         let count = passes.min(self.held.len());
         self.held.drain(..count).for_each(|request| self.channel.submit(request));
         self.channel.kick();
@@ -121,33 +91,29 @@ impl FileChannel for HostChannel {
     }
 
     fn is_idle(&self) -> bool {
-        self.held.is_empty() && !self.state.is_busy.load(Ordering::Relaxed)
+        self.held.is_empty() && !self.host.is_busy.load(Ordering::Relaxed)
     }
 }
 
 /// A new image of a format over a host that holds all requests of queues from now on.
-fn image(format: Format) -> (Host, Box<dyn Layer>) {
+fn image(format: Format) -> (Arc<Host>, Box<dyn Layer>) {
     let capacity = SectorCount::new(8192);
-    let host = |bytes| Host { disk: SimDisk::new(bytes), state: Arc::default() };
+    let host = Arc::<Host>::default();
     let (path, mode, access) = (Path::new("image"), DiscardMode::Deallocate, Access::Write);
-    let (host, image): (Host, Box<dyn Layer>) = match format {
+    let image: Box<dyn Layer> = match format {
         Format::Raw => {
-            let host = host(capacity.bytes());
-            let file = Box::new(host.clone());
-            (host, Box::new(RawImage::open(path, file, mode, access).unwrap()))
+            let file = host.file(capacity.bytes());
+            Box::new(RawImage::open(path, file, mode, access).unwrap())
         }
         Format::Qcow2 => {
-            let host = host(0);
-            qcow2::create("new", &host, capacity, &Qcow2Options::default()).unwrap();
-            let file = Box::new(host.clone());
-            let image = Qcow2Image::open(path, file, None, mode, access, Memory::None).unwrap();
-            (host, Box::new(image))
+            let file = host.file(0);
+            qcow2::create("new", &*file, capacity, &Qcow2Options::default()).unwrap();
+            Box::new(Qcow2Image::open(path, file, None, mode, access, Memory::None).unwrap())
         }
         Format::Log => {
-            let host = host(SUPERBLOCK_AREA_BYTES);
-            log::create("new", &host, capacity, LogOptions::default()).unwrap();
-            let file = Box::new(host.clone());
-            (host, Box::new(LogImage::open(path, file, mode, access, None, None).unwrap()))
+            let file = host.file(SUPERBLOCK_AREA_BYTES);
+            log::create("new", &*file, capacity, LogOptions::default()).unwrap();
+            Box::new(LogImage::open(path, file, mode, access, None, None).unwrap())
         }
     };
     host.hold();
@@ -203,9 +169,9 @@ fn a_queue_does_not_retire_before_its_file_has_everything_back() {
     for format in FORMATS {
         let (host, image) = image(format);
         let mut queue = queue(&*image);
-        host.state.is_busy.store(true, Ordering::Relaxed);
+        host.is_busy.store(true, Ordering::Relaxed);
         let early = queue.retire();
-        host.state.is_busy.store(false, Ordering::Relaxed);
+        host.is_busy.store(false, Ordering::Relaxed);
         host.release();
         assert!(!early && queue.retire(), "{format}");
     }

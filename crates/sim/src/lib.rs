@@ -4,6 +4,7 @@
 //!   demand. It never serves a guest.
 //! * [`VolatileFile`]: a drive's write cache over a real file, in this process: killing the process
 //!   is a power cut. The daemon in `tests/power_cut` serves guests from it.
+//! * [`Wrapped`]: a [`SimDisk`] whose channels a test wraps.
 //! * [`Deadly`]: a [`SimDisk`] at which a thread panics on demand.
 //!
 //! A [`SimDisk`] is used like any host file, and records everything that changes it. At any time,
@@ -56,6 +57,7 @@ mod medium;
 mod schedule;
 mod state;
 mod volatile;
+mod wrapped;
 
 #[cfg(test)]
 mod tests;
@@ -68,3 +70,4 @@ pub use faults::{Call, Fault, Landed};
 pub use history::Moment;
 pub use schedule::Schedule;
 pub use volatile::{VolatileFile, open_volatile};
+pub use wrapped::Wrapped;

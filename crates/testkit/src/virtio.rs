@@ -24,8 +24,6 @@ pub const F_MQ: u64 = 1 << 12;
 pub const F_DISCARD: u64 = 1 << 13;
 /// WRITE_ZEROES is supported.
 pub const F_WRITE_ZEROES: u64 = 1 << 14;
-/// SECURE_ERASE is supported.
-pub const F_SECURE_ERASE: u64 = 1 << 16;
 /// Indirect descriptor tables.
 pub const F_INDIRECT_DESC: u64 = 1 << 28;
 /// `used_event` and `avail_event` instead of flags.

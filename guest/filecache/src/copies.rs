@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use flowstone_memory::mutant;
-use flowstone_policy::{Access, Curve, FileId, History, Order, Policy, Use};
+use flowstone_policy::{Access, Curve, FileId, History, Policy, Use};
 
 use crate::budget::Budget;
 use crate::copy::Copy;
@@ -41,8 +41,8 @@ struct Kept {
     home: u64,
     policy: Box<dyn Policy>,
     history: History,
-    orders: Vec<Order>,
-    /// Dirty files that the policy wants to be clean.
+    drops: Vec<FileId>,
+    /// Dirty files that the policy has dropped.
     to_write_back: Vec<Identity>,
     copies: HashMap<Identity, Arc<Copy>>,
     /// Files by the policy's number.
@@ -101,7 +101,7 @@ impl Copies {
             home,
             policy,
             history: History::new(HISTORY_FILES),
-            orders: Vec::new(),
+            drops: Vec::new(),
             to_write_back: Vec::new(),
             copies: HashMap::new(),
             identities: HashMap::new(),
@@ -135,8 +135,8 @@ impl Copies {
         kept.identities.insert(file, identity);
         let access = Access { file, usage, bytes: space, uses };
         kept.curve.used(&access);
-        let Kept { policy, orders, .. } = &mut *kept;
-        let keep = policy.used(&access, orders);
+        let Kept { policy, drops, .. } = &mut *kept;
+        let keep = policy.used(&access, drops);
         if !keep && !kept.policy.holds(file) {
             kept.identities.remove(&file);
         }
@@ -284,8 +284,8 @@ impl Copies {
     pub fn epoch(&self) {
         let mut kept = self.kept();
         kept.epochs += 1;
-        let Kept { policy, orders, .. } = &mut *kept;
-        policy.epoch(orders);
+        let Kept { policy, drops, .. } = &mut *kept;
+        policy.epoch(drops);
         kept.carry_out();
     }
 
@@ -296,8 +296,8 @@ impl Copies {
             return;
         }
         kept.limit = limit;
-        let Kept { policy, orders, .. } = &mut *kept;
-        policy.set_budget(limit.bytes, orders);
+        let Kept { policy, drops, .. } = &mut *kept;
+        policy.set_budget(limit.bytes, drops);
         kept.carry_out();
     }
 
@@ -359,24 +359,22 @@ impl Kept {
     fn holds_again(&mut self, identity: Identity, bytes: u64, uses_min: u32) -> bool {
         let file = self.id(identity);
         let uses = self.uses(identity).max(uses_min);
-        let Self { policy, orders, .. } = self;
+        let Self { policy, drops, .. } = self;
         let is_new = !self.copies.contains_key(&identity);
         let access = Access { file, usage: Use::Read, bytes, uses };
-        let holds = is_new && policy.used(&access, orders);
+        let holds = is_new && policy.used(&access, drops);
         if holds {
             self.identities.insert(file, identity);
         }
         holds
     }
 
-    /// Carries out the policy's orders. Dirty files are first written back, by another thread, and
+    /// Carries out the policy's drops. Dirty files are first written back, by another thread, and
     /// dropped then.
     fn carry_out(&mut self) {
-        for order in std::mem::take(&mut self.orders) {
-            let (Order::Drop(file) | Order::WriteBack(file)) = order;
+        for file in std::mem::take(&mut self.drops) {
             let is_dirty = |it: &&Identity| self.copies.get(it).is_some_and(|it| it.is_dirty());
             self.to_write_back.extend(self.identities.get(&file).filter(is_dirty));
-            let Order::Drop(file) = order else { continue };
             let Some(identity) = self.identities.remove(&file) else { continue };
             self.fills.remove(&identity);
             self.evictions += u64::from(self.take(identity));

@@ -7,7 +7,7 @@
 //! leader costs no reads.
 
 use crate::ordered::Ordered;
-use crate::{Access, FileId, Gdsf, Link, Lru, Multicache, Order, Policy, S3Fifo, Use};
+use crate::{Access, FileId, Gdsf, Link, Multicache, Policy, S3Fifo, Use};
 
 /// A shadow becomes the leader when its savings are this many times the leader's.
 const LEAD: f64 = 1.01;
@@ -30,8 +30,8 @@ pub struct Adaptive {
     wanted: Ordered<()>,
     /// Files held that the leader does not hold: evicted first.
     unwanted: Ordered<()>,
-    /// Buffer for the orders of a shadow.
-    shadow_orders: Vec<Order>,
+    /// Buffer for the drops of a shadow.
+    shadow_drops: Vec<FileId>,
 }
 
 impl Adaptive {
@@ -40,13 +40,13 @@ impl Adaptive {
         let policies: [Box<dyn Policy>; 4] = [
             Box::new(S3Fifo::new(budget)),
             Box::new(Gdsf::new(budget, link)),
-            Box::new(Lru::new(budget)),
+            Box::new(Gdsf::lru(budget)),
             // Keeps its files under a cyclic access pattern, under which the others get no hits.
             Box::new(Multicache::new(budget)),
         ];
         let shadows = policies.map(|policy| Shadow { policy, saved_s: 0.0 }).into();
         let [wanted, unwanted] = [(); 2].map(|()| Ordered::new());
-        Self { budget, link, shadows, leader: 0, wanted, unwanted, shadow_orders: Vec::new() }
+        Self { budget, link, shadows, leader: 0, wanted, unwanted, shadow_drops: Vec::new() }
     }
 
     fn run_shadows(&mut self, access: &Access) {
@@ -58,15 +58,14 @@ impl Adaptive {
             let shadow = &mut self.shadows[at];
             let saved = if shadow.policy.holds(access.file) { gain } else { 0.0 };
             shadow.saved_s = shadow.saved_s * (1.0 - 1.0 / MEMORY_USES) + saved;
-            shadow.policy.used(access, &mut self.shadow_orders);
+            shadow.policy.used(access, &mut self.shadow_drops);
             self.follow(at);
         }
     }
 
-    /// Follows the orders of a shadow, if it is the leader.
+    /// Follows the drops of a shadow, if it is the leader.
     fn follow(&mut self, at: usize) {
-        for order in self.shadow_orders.drain(..) {
-            let Order::Drop(file) = order else { continue };
+        for file in self.shadow_drops.drain(..) {
             if at == self.leader
                 && let Some(bytes) = self.wanted.remove(file)
             {
@@ -100,17 +99,17 @@ impl Adaptive {
         files.insert(file, bytes, ());
     }
 
-    fn make_room(&mut self, bytes: u64, orders: &mut Vec<Order>) {
+    fn make_room(&mut self, bytes: u64, drops: &mut Vec<FileId>) {
         while self.held_bytes() + bytes > self.budget {
             let oldest = self.unwanted.pop_first().or_else(|| self.wanted.pop_first());
             let Some(((), file, _)) = oldest else { return };
-            orders.push(Order::Drop(file));
+            drops.push(file);
         }
     }
 }
 
 impl Policy for Adaptive {
-    fn used(&mut self, access: &Access, orders: &mut Vec<Order>) -> bool {
+    fn used(&mut self, access: &Access, drops: &mut Vec<FileId>) -> bool {
         let Access { file, bytes, .. } = *access;
         self.run_shadows(access);
         self.choose_leader();
@@ -118,11 +117,11 @@ impl Policy for Adaptive {
         let is_wanted = self.shadows[self.leader].policy.holds(file);
         if bytes > self.budget || !(is_wanted || was_held) {
             if was_held {
-                orders.push(Order::Drop(file));
+                drops.push(file);
             }
             return false;
         }
-        self.make_room(bytes, orders);
+        self.make_room(bytes, drops);
         self.put(file, bytes);
         true
     }
@@ -132,18 +131,18 @@ impl Policy for Adaptive {
         self.take(file);
     }
 
-    fn set_budget(&mut self, bytes: u64, orders: &mut Vec<Order>) {
+    fn set_budget(&mut self, bytes: u64, drops: &mut Vec<FileId>) {
         self.budget = bytes;
         for at in 0..self.shadows.len() {
-            self.shadows[at].policy.set_budget(bytes, &mut self.shadow_orders);
+            self.shadows[at].policy.set_budget(bytes, &mut self.shadow_drops);
             self.follow(at);
         }
-        self.make_room(0, orders);
+        self.make_room(0, drops);
     }
 
-    fn epoch(&mut self, _orders: &mut Vec<Order>) {
+    fn epoch(&mut self, _drops: &mut Vec<FileId>) {
         for at in 0..self.shadows.len() {
-            self.shadows[at].policy.epoch(&mut self.shadow_orders);
+            self.shadows[at].policy.epoch(&mut self.shadow_drops);
             self.follow(at);
         }
     }

@@ -106,7 +106,7 @@ impl Curve {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Lru, Policy};
+    use crate::{Gdsf, Policy};
 
     fn access(file: u64, bytes: u64) -> Access {
         Access { file: FileId(file), usage: Use::Read, bytes, uses: 1 }
@@ -124,11 +124,11 @@ mod tests {
     fn the_curve_is_that_of_lru() {
         const STEP: u64 = 32 << 20;
         let mut curve = Curve::new(STEP * POINTS as u64);
-        let mut caches: Vec<Lru> = (1..=POINTS as u64).map(|at| Lru::new(STEP * at)).collect();
+        let mut caches: Vec<_> = (1..=POINTS as u64).map(|at| Gdsf::lru(STEP * at)).collect();
         let mut hits = [0_u32; POINTS];
         let mut state = 7_u64;
         let uses = 200_000;
-        let mut orders = Vec::new();
+        let mut drops = Vec::new();
         for _ in 0..uses {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let part = (state >> 40) as f64 / (1_u64 << 24) as f64;
@@ -138,7 +138,7 @@ mod tests {
             curve.used(&access);
             for (cache, hits) in caches.iter_mut().zip(&mut hits) {
                 *hits += u32::from(cache.holds(access.file));
-                cache.used(&access, &mut orders);
+                cache.used(&access, &mut drops);
             }
         }
         for (point, hits) in curve.points().iter().zip(hits) {

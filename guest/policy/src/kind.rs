@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{Adaptive, Gdsf, Link, Lru, Multicache, Policy, S3Fifo};
+use crate::{Adaptive, Gdsf, Link, Multicache, Policy, S3Fifo};
 
 /// A policy by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl PolicyKind {
         match self {
             Self::Default => Box::new(Adaptive::new(bytes, link)),
             Self::Multicache => Box::new(Multicache::new(bytes)),
-            Self::Lru => Box::new(Lru::new(bytes)),
+            Self::Lru => Box::new(Gdsf::lru(bytes)),
             Self::S3Fifo => Box::new(S3Fifo::new(bytes)),
             Self::Gdsf => Box::new(Gdsf::new(bytes, link)),
         }

@@ -2,7 +2,7 @@
 //! so that the simulator and the tests run the same code as a mount.
 //!
 //! ```text
-//!   open ──► History: counts the use ──► Policy: keep it, or pass ──► orders: write back, drop
+//!   open ──► History: counts the use ──► Policy: keep it, or pass ──► drops
 //!                      │
 //!                      └── prefetch: the files with the most to gain, at mount and in idle time
 //! ```
@@ -16,7 +16,6 @@ mod file;
 mod gdsf;
 mod history;
 mod kind;
-mod lru;
 mod multicache;
 mod ordered;
 mod policy;
@@ -29,9 +28,8 @@ pub use file::{Access, FileId, Link, Use};
 pub use gdsf::Gdsf;
 pub use history::{History, Record};
 pub use kind::PolicyKind;
-pub use lru::Lru;
 pub use multicache::{Multicache, Windows};
-pub use policy::{Order, Policy};
+pub use policy::Policy;
 pub use s3fifo::S3Fifo;
 
 #[cfg(test)]

@@ -10,7 +10,7 @@
 //! candidates at once, or is not held.
 
 use crate::ordered::Ordered;
-use crate::{Access, FileId, Order, Policy, Use};
+use crate::{Access, FileId, Policy, Use};
 
 /// The paper's thresholds and window sizes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,17 +52,17 @@ impl Multicache {
     }
 
     /// Evicts candidates, D before B, until at most `bytes_max` bytes are held, or none are left.
-    fn shrink(&mut self, bytes_max: u64, orders: &mut Vec<Order>) {
+    fn shrink(&mut self, bytes_max: u64, drops: &mut Vec<FileId>) {
         let window = |part: f64| (self.budget as f64 * part) as u64;
         let (write_window, read_window) =
             (window(self.windows.write_part), window(self.windows.read_part));
         while self.held_bytes() > bytes_max && self.write_map.bytes() > write_window {
             let Some(((), file, _)) = self.write_map.pop_first() else { break };
-            orders.extend([Order::WriteBack(file), Order::Drop(file)]);
+            drops.push(file);
         }
         while self.held_bytes() > bytes_max && self.read_map.bytes() > read_window {
             let Some(((), file, _)) = self.read_map.pop_first() else { break };
-            orders.push(Order::Drop(file));
+            drops.push(file);
         }
     }
 
@@ -74,21 +74,17 @@ impl Multicache {
 }
 
 impl Policy for Multicache {
-    fn used(&mut self, access: &Access, orders: &mut Vec<Order>) -> bool {
+    fn used(&mut self, access: &Access, drops: &mut Vec<FileId>) -> bool {
         let Access { file, usage, bytes, uses } = *access;
         let was_in = self.take(file);
         // A dirty file stays in the write map when it is read.
         let usage = if was_in == Some(Use::Write) { Use::Write } else { usage };
         if uses >= self.windows.usage_threshold {
-            self.shrink(self.budget.saturating_sub(bytes), orders);
+            self.shrink(self.budget.saturating_sub(bytes), drops);
         }
         let fits = self.held_bytes() + bytes <= self.budget;
         if uses < self.windows.usage_threshold || !fits {
-            match was_in {
-                Some(Use::Write) => orders.extend([Order::WriteBack(file), Order::Drop(file)]),
-                Some(Use::Read) => orders.push(Order::Drop(file)),
-                None => {}
-            }
+            drops.extend(was_in.map(|_| file));
             return false;
         }
         let map = if usage == Use::Read { &mut self.read_map } else { &mut self.write_map };
@@ -100,23 +96,19 @@ impl Policy for Multicache {
         self.take(file);
     }
 
-    fn set_budget(&mut self, bytes: u64, orders: &mut Vec<Order>) {
+    fn set_budget(&mut self, bytes: u64, drops: &mut Vec<FileId>) {
         self.budget = bytes;
-        self.shrink(bytes, orders);
+        self.shrink(bytes, drops);
         // The windows shrink with the budget in the paper's rule; the excess is evicted all the
         // same.
         while self.held_bytes() > bytes {
-            let from_write = self.write_map.pop_first();
-            if let Some(((), file, _)) = from_write {
-                orders.extend([Order::WriteBack(file), Order::Drop(file)]);
-            } else if let Some(((), file, _)) = self.read_map.pop_first() {
-                orders.push(Order::Drop(file));
-            }
+            let first = self.write_map.pop_first().or_else(|| self.read_map.pop_first());
+            drops.extend(first.map(|((), file, _)| file));
         }
     }
 
-    fn epoch(&mut self, orders: &mut Vec<Order>) {
-        self.shrink((self.budget as f64 * self.windows.mem_threshold) as u64, orders);
+    fn epoch(&mut self, drops: &mut Vec<FileId>) {
+        self.shrink((self.budget as f64 * self.windows.mem_threshold) as u64, drops);
     }
 
     fn holds(&self, file: FileId) -> bool {

@@ -2,34 +2,28 @@
 
 use crate::{Access, FileId};
 
-/// An order to the cache about a file that it holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// Write its changes to the shared storage. A `Drop` of it follows.
-    WriteBack(FileId),
-    /// Free its memory. The policy no longer counts it.
-    Drop(FileId),
-}
-
 /// Decides which files a cache holds.
+///
+/// It adds the files to be evicted to `drops`. The cache writes the changes of such a file to the
+/// shared storage, and frees its memory; the policy no longer counts it.
 ///
 /// Laws, for every sequence of calls: the files held are those of `used` calls that returned true,
 /// without those that were dropped or forgotten since; `held_bytes` is the sum of their sizes and
 /// never above the budget when a call returns.
 pub trait Policy: Send {
     /// Records an open of a file. Returns whether it is to be held from now on (it may be already);
-    /// orders the evictions needed for that.
-    fn used(&mut self, access: &Access, orders: &mut Vec<Order>) -> bool;
+    /// drops what is in its way.
+    fn used(&mut self, access: &Access, drops: &mut Vec<FileId>) -> bool;
 
     /// Forgets a file that is gone, or has changed behind the cache: it is no longer held, without
-    /// an order.
+    /// a drop.
     fn forget(&mut self, file: FileId);
 
     /// Sets the budget in bytes (M_g of the paper).
-    fn set_budget(&mut self, bytes: u64, orders: &mut Vec<Order>);
+    fn set_budget(&mut self, bytes: u64, drops: &mut Vec<FileId>);
 
     /// Ends a time epoch. Most policies do nothing.
-    fn epoch(&mut self, _orders: &mut Vec<Order>) {}
+    fn epoch(&mut self, _drops: &mut Vec<FileId>) {}
 
     /// Returns whether a file is held.
     fn holds(&self, file: FileId) -> bool;

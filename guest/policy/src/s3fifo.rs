@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use crate::ordered::Ordered;
-use crate::{Access, FileId, Order, Policy};
+use crate::{Access, FileId, Policy};
 
 /// Share of the small queue in the budget.
 const SMALL_PART: f64 = 0.1;
@@ -31,13 +31,13 @@ impl S3Fifo {
         Self { budget, small, main, ghosts, uses: HashMap::new() }
     }
 
-    fn make_room(&mut self, bytes: u64, orders: &mut Vec<Order>) {
+    fn make_room(&mut self, bytes: u64, drops: &mut Vec<FileId>) {
         while self.held_bytes() + bytes > self.budget {
             let small_max = (self.budget as f64 * SMALL_PART) as u64;
             let from_small = self.small.bytes() > small_max || self.main.bytes() == 0;
             let went = if from_small { self.leave_small() } else { self.leave_main() };
             match went {
-                Some(Some(file)) => orders.push(Order::Drop(file)),
+                Some(Some(file)) => drops.push(file),
                 Some(None) => {}
                 None => return,
             }
@@ -90,7 +90,7 @@ impl S3Fifo {
 }
 
 impl Policy for S3Fifo {
-    fn used(&mut self, access: &Access, orders: &mut Vec<Order>) -> bool {
+    fn used(&mut self, access: &Access, drops: &mut Vec<FileId>) -> bool {
         let Access { file, bytes, .. } = *access;
         if self.hit(file, bytes) {
             return true;
@@ -101,11 +101,11 @@ impl Policy for S3Fifo {
         self.forget(file);
         if bytes > self.budget / LARGEST_PART {
             if was_held {
-                orders.push(Order::Drop(file));
+                drops.push(file);
             }
             return false;
         }
-        self.make_room(bytes, orders);
+        self.make_room(bytes, drops);
         let queue = if is_known { &mut self.main } else { &mut self.small };
         queue.insert(file, bytes, ());
         true
@@ -118,9 +118,9 @@ impl Policy for S3Fifo {
         self.uses.remove(&file);
     }
 
-    fn set_budget(&mut self, bytes: u64, orders: &mut Vec<Order>) {
+    fn set_budget(&mut self, bytes: u64, drops: &mut Vec<FileId>) {
         self.budget = bytes;
-        self.make_room(0, orders);
+        self.make_room(0, drops);
     }
 
     fn holds(&self, file: FileId) -> bool {

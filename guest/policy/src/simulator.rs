@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::{Access, FileId, History, Link, Order, Policy, Use};
+use crate::{Access, FileId, History, Link, Policy, Use};
 
 /// Uses between two epochs: a trace has no clock.
 const EPOCH_USES: u64 = 100;
@@ -62,7 +62,7 @@ pub struct Outcome {
 pub fn run(policy: &mut dyn Policy, trace: &[Line], link: Link) -> Outcome {
     let mut history = History::new(HISTORY_FILES.min(trace.len() * 2));
     let mut outcome = Outcome::default();
-    let mut orders: Vec<Order> = Vec::new();
+    let mut drops = Vec::new();
     for &Line { usage, file, bytes } in trace {
         outcome.requests += 1;
         if usage == Use::Read {
@@ -77,12 +77,12 @@ pub fn run(policy: &mut dyn Policy, trace: &[Line], link: Link) -> Outcome {
             }
         }
         let uses = history.used(file, bytes);
-        policy.used(&Access { file, usage, bytes, uses }, &mut orders);
+        policy.used(&Access { file, usage, bytes, uses }, &mut drops);
         if outcome.requests.is_multiple_of(EPOCH_USES) {
-            policy.epoch(&mut orders);
+            policy.epoch(&mut drops);
         }
-        // No files exist behind the numbers: orders need no action.
-        orders.clear();
+        // No files exist behind the numbers: drops need no action.
+        drops.clear();
     }
     outcome
 }

@@ -110,7 +110,7 @@ impl Queue {
 }
 
 fn image(file: &Deadly) -> LogImage {
-    let boxed = Box::new(file.clone());
+    let boxed = file.file();
     LogImage::open(Path::new("image"), boxed, DiscardMode::Deallocate, Access::Write, None, None)
         .unwrap()
 }

@@ -22,7 +22,7 @@ use flowstone_log_format::{Address, SUPERBLOCK_AREA_BYTES, SegmentId};
 use flowstone_sim::{Moment, SimDisk};
 
 use super::history_model::{HistoryModel, SECTOR, Stamp, read_stamps, stamp};
-use super::scheduler::{Scheduled, with_hook};
+use super::scheduler::{scheduled, with_hook};
 use crate::channel::LogChannel;
 use crate::create::{LogOptions, create};
 use crate::disk::prepare;
@@ -405,7 +405,7 @@ pub struct Fixture {
 impl Fixture {
     /// Opens for writing the image that `model` describes.
     pub fn open(disk: &SimDisk, setup: Setup, model: HistoryModel, seed: u64) -> Result<Self> {
-        let file = Box::new(Scheduled(disk.clone()));
+        let file = Box::new(scheduled(disk));
         let (log, knowledge) = prepare("image".into(), file, false, Some(setup.streams()), None)?;
         let maintenance = Maintenance::new(Arc::clone(&log), knowledge.unwrap()).unwrap();
         let queues = (0..setup.queues).map(|_| queue(&log, false)).collect();

@@ -1,8 +1,6 @@
 //! Guests on threads of their own whose writes are held by cleaning, since it copies slowly on a
 //! full disk: they go on, leave, are stopped or killed, and no completed write is lost.
 
-use std::io;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -13,8 +11,8 @@ use fastrand::Rng;
 use flowstone_block::{
     Channel, Class, IoVec, NextLook, Op, QueueContext, QueueDepth, Reactor, Request,
 };
-use flowstone_fileio::{FileChannel, FileCompletion, FileIo, FileOffset, FileRequest};
-use flowstone_sim::{Fate, Moment, SimDisk};
+use flowstone_fileio::{FileChannel, FileCompletion, FileRequest};
+use flowstone_sim::{Fate, Moment, SimDisk, Wrapped};
 
 use super::crash::Tell;
 use super::fixture::{BLOCK_SECTORS, Fixture, Setup, contents_read_only, extent};
@@ -33,59 +31,35 @@ const WORKER: &str = "maintenance";
 const GUESTS: u64 = 3;
 const LEAVER: u64 = GUESTS;
 
-/// A disk on which the maintenance worker is slow, and guests are not.
-struct Slow(SimDisk);
+struct SlowChannel {
+    channel: Box<dyn FileChannel>,
+    is_slow: bool,
+}
 
-struct SlowChannel(Box<dyn FileChannel>);
-
-impl FileIo for Slow {
-    fn size(&self) -> io::Result<u64> {
-        self.0.size()
-    }
-
-    fn set_size(&self, bytes: u64) -> io::Result<()> {
-        self.0.set_size(bytes)
-    }
-
-    fn allocated_bytes(&self) -> io::Result<u64> {
-        self.0.allocated_bytes()
-    }
-
-    fn next_data(&self, from: FileOffset) -> io::Result<Option<Range<FileOffset>>> {
-        self.0.next_data(from)
-    }
-
-    fn block_bytes(&self) -> u32 {
-        self.0.block_bytes()
-    }
-
-    fn describe(&self) -> String {
-        self.0.describe()
-    }
-
-    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn FileChannel>> {
-        let channel = self.0.channel(context)?;
-        let is_worker = thread::current().name() == Some(WORKER);
-        Ok(if is_worker { Box::new(SlowChannel(channel)) } else { channel })
-    }
+/// Makes a disk on which the maintenance worker is slow, and guests are not.
+fn slow(disk: &SimDisk) -> Wrapped {
+    let is_worker = || thread::current().name() == Some(WORKER);
+    Wrapped::new(disk, move |channel| SlowChannel { channel, is_slow: is_worker() })
 }
 
 impl FileChannel for SlowChannel {
     fn submit(&mut self, request: FileRequest) {
-        thread::sleep(SLOW);
-        self.0.submit(request);
+        if self.is_slow {
+            thread::sleep(SLOW);
+        }
+        self.channel.submit(request);
     }
 
     fn kick(&mut self) {
-        self.0.kick();
+        self.channel.kick();
     }
 
     fn reap(&mut self, done: &mut Vec<FileCompletion>) {
-        self.0.reap(done);
+        self.channel.reap(done);
     }
 
     fn next_look(&mut self) -> NextLook {
-        self.0.next_look()
+        self.channel.next_look()
     }
 }
 
@@ -303,7 +277,7 @@ fn guests_that_are_held_go_on_leave_are_stopped_and_killed_and_lose_nothing() {
     let setup = Setup { blocks: 1024, reserve: Some(5), ..Setup::default() };
     let disk = setup.image();
     let (log, knowledge) =
-        prepare("image".into(), Box::new(Slow(disk.clone())), false, None, None).unwrap();
+        prepare("image".into(), Box::new(slow(&disk)), false, None, None).unwrap();
     let (done, all_done) = channel();
     let worker = spawn(&done, WORKER, {
         let log = Arc::clone(&log);

@@ -5,12 +5,10 @@
 //! middle of checkpoints and of cleaning, and each run is repeatable.
 
 use std::cell::RefCell;
-use std::io;
-use std::ops::Range;
 
-use flowstone_block::{NextLook, QueueContext};
-use flowstone_fileio::{FileChannel, FileCompletion, FileIo, FileOffset, FileRequest};
-use flowstone_sim::SimDisk;
+use flowstone_block::NextLook;
+use flowstone_fileio::{FileChannel, FileCompletion, FileRequest};
+use flowstone_sim::{SimDisk, Wrapped};
 
 thread_local! {
     static HOOK: RefCell<Option<Box<dyn FnMut()>>> = const { RefCell::new(None) };
@@ -33,45 +31,14 @@ fn run_hook() -> bool {
     true
 }
 
-/// See the module.
-#[derive(Clone)]
-pub struct Scheduled(pub SimDisk);
+/// Makes a file that runs the hook, over a disk.
+pub fn scheduled(disk: &SimDisk) -> Wrapped {
+    let mut file = Wrapped::new(disk, Queue);
+    file.heeds_dont_cache = true;
+    file
+}
 
 struct Queue(Box<dyn FileChannel>);
-
-impl FileIo for Scheduled {
-    fn size(&self) -> io::Result<u64> {
-        self.0.size()
-    }
-
-    fn set_size(&self, bytes: u64) -> io::Result<()> {
-        self.0.set_size(bytes)
-    }
-
-    fn allocated_bytes(&self) -> io::Result<u64> {
-        self.0.allocated_bytes()
-    }
-
-    fn next_data(&self, from: FileOffset) -> io::Result<Option<Range<FileOffset>>> {
-        self.0.next_data(from)
-    }
-
-    fn block_bytes(&self) -> u32 {
-        self.0.block_bytes()
-    }
-
-    fn heeds_dont_cache(&self) -> bool {
-        true
-    }
-
-    fn describe(&self) -> String {
-        self.0.describe()
-    }
-
-    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn FileChannel>> {
-        Ok(Box::new(Queue(self.0.channel(context)?)))
-    }
-}
 
 impl FileChannel for Queue {
     fn submit(&mut self, request: FileRequest) {

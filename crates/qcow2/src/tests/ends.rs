@@ -15,7 +15,7 @@ use super::fixture::{Guest, extent, new_disk, new_overlay, raw};
 const CLUSTER: u64 = 8;
 
 fn open(file: &Deadly, backing: Option<Box<dyn Image>>) -> Qcow2Image {
-    let (boxed, mode) = (Box::new(file.clone()), DiscardMode::Deallocate);
+    let (boxed, mode) = (file.file(), DiscardMode::Deallocate);
     Qcow2Image::open(Path::new("image"), boxed, backing, mode, Access::Write, Memory::None).unwrap()
 }
 

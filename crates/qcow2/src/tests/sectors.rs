@@ -1,16 +1,12 @@
 //! A device with sectors of 4 KiB, which refuses smaller requests: `--direct on`.
 
-use std::io;
-use std::ops::Range;
 use std::path::Path;
 
 use fastrand::Rng;
-use flowstone_block::{Errno, NextLook, Op, QueueContext, SectorCount};
-use flowstone_fileio::{
-    Access, FileChannel, FileCompletion, FileIo, FileOffset, FileOp, FileRequest,
-};
+use flowstone_block::{Errno, NextLook, Op, SectorCount};
+use flowstone_fileio::{Access, FileChannel, FileCompletion, FileOp, FileRequest};
 use flowstone_image::{CheckOptions, DiscardMode, Image};
-use flowstone_sim::SimDisk;
+use flowstone_sim::{SimDisk, Wrapped};
 
 use super::super::check;
 use super::super::{Memory, Qcow2Image};
@@ -19,38 +15,11 @@ use super::fixture::{Guest, assert_clean, contents, extent, new_disk, number};
 
 const SECTOR: u64 = 4096;
 
-/// A disk that is read and written in sectors of 4 KiB.
-#[derive(Clone)]
-struct LargeSectors(SimDisk);
-
-impl FileIo for LargeSectors {
-    fn size(&self) -> io::Result<u64> {
-        self.0.size()
-    }
-
-    fn set_size(&self, bytes: u64) -> io::Result<()> {
-        self.0.set_size(bytes)
-    }
-
-    fn allocated_bytes(&self) -> io::Result<u64> {
-        self.0.allocated_bytes()
-    }
-
-    fn next_data(&self, from: FileOffset) -> io::Result<Option<Range<FileOffset>>> {
-        self.0.next_data(from)
-    }
-
-    fn block_bytes(&self) -> u32 {
-        SECTOR as u32
-    }
-
-    fn describe(&self) -> String {
-        self.0.describe()
-    }
-
-    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn FileChannel>> {
-        Ok(Box::new(Strict { channel: self.0.channel(context)?, refused: Vec::new() }))
-    }
+/// Makes a disk that is read and written in sectors of 4 KiB.
+fn large_sectors(disk: &SimDisk) -> Wrapped {
+    let mut disk = Wrapped::new(disk, |channel| Strict { channel, refused: Vec::new() });
+    disk.block_bytes = SECTOR as u32;
+    disk
 }
 
 struct Strict {
@@ -89,7 +58,7 @@ impl FileChannel for Strict {
 }
 
 fn open(disk: &SimDisk, access: Access) -> flowstone_block::Result<Qcow2Image> {
-    let (file, mode) = (Box::new(LargeSectors(disk.clone())), DiscardMode::Deallocate);
+    let (file, mode) = (Box::new(large_sectors(disk)), DiscardMode::Deallocate);
     Qcow2Image::open(Path::new("image"), file, None, mode, access, Memory::None)
 }
 
@@ -151,7 +120,7 @@ fn an_image_on_sectors_of_4_kib_is_resized_put_in_order_and_repaired() {
     let entry = number(&disk, l1);
     disk.write_at(l1, &(entry & !(1 << 63)).to_be_bytes());
     let options = CheckOptions { data: false, repair: true };
-    let file = LargeSectors(disk.clone());
+    let file = large_sectors(&disk);
     let report = check("image", &file, Memory::None, options, &mut |_, _| {}).unwrap();
     assert_eq!((report.errors, report.repairs.len()), (vec![], 1));
     let image = open(&disk, Access::Read).unwrap();

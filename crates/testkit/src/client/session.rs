@@ -170,13 +170,6 @@ impl Session {
         }
     }
 
-    /// Removes all regions, one by one.
-    pub fn remove_memory(&mut self, memory: &Memory) -> Result<()> {
-        wire_regions(memory)
-            .iter()
-            .try_for_each(|region| self.message("REM_MEM_REG", |f| f.remove_mem_region(region)))
-    }
-
     /// Requests an inflight region from the backend.
     pub fn get_inflight(&mut self, queues: u16, queue_size: u16) -> Result<InflightArea> {
         let wish = VhostUserInflight::new(0, 0, queues, queue_size);

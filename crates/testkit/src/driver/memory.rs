@@ -57,15 +57,6 @@ impl Memory {
         self.regions.iter().find_map(|region| Slice::take(region, bytes, align)).ok_or_else(full)
     }
 
-    /// Allocates `bytes` from the region numbered `index` only.
-    pub fn alloc_in(&self, index: usize, bytes: usize, align: usize) -> Result<Slice> {
-        let full = || Error::Misuse(format!("no {bytes} bytes left in region {index}"));
-        self.regions
-            .get(index)
-            .and_then(|region| Slice::take(region, bytes, align))
-            .ok_or_else(full)
-    }
-
     /// Returns the regions, in guest-physical order.
     pub fn regions(&self) -> Vec<MemoryRegion> {
         self.regions.iter().map(|region| region.describe()).collect()

@@ -291,11 +291,6 @@ impl DriverQueue {
         self.avail_next
     }
 
-    /// Returns the used index that is popped next.
-    pub fn used_next(&self) -> u16 {
-        self.used_next
-    }
-
     /// Returns `used.idx` as written by the device.
     #[inline]
     pub fn used_index(&self) -> u16 {

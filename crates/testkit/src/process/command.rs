@@ -4,12 +4,11 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 
+use super::Daemon;
 use super::output::Capture;
-use super::{Daemon, flowstone_binary};
 use crate::{Error, HANG, Result};
 
 /// The sign that a daemon serves.
@@ -31,7 +30,6 @@ pub struct DaemonCommand {
     envs: Vec<(OsString, OsString)>,
     cpus: Vec<usize>,
     ready: Ready,
-    timeout: Duration,
 }
 
 impl DaemonCommand {
@@ -43,13 +41,7 @@ impl DaemonCommand {
             envs: Vec::new(),
             cpus: Vec::new(),
             ready: Ready::Listening(1),
-            timeout: HANG,
         }
-    }
-
-    /// Starts the flowstone binary of this build.
-    pub fn flowstone() -> Result<Self> {
-        Ok(Self::new(flowstone_binary()?))
     }
 
     /// Adds an argument.
@@ -79,12 +71,6 @@ impl DaemonCommand {
     /// Sets the sign of readiness.
     pub fn ready(mut self, ready: Ready) -> Self {
         self.ready = ready;
-        self
-    }
-
-    /// Limits the wait for readiness.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
         self
     }
 
@@ -122,11 +108,11 @@ impl DaemonCommand {
             Ready::Now => Ok(()),
             Ready::Listening(lines) => {
                 let what = format!("{lines} lines `listening on`");
-                daemon.wait_until(&what, self.timeout, |d| listening(&d.stdout()) >= *lines)
+                daemon.wait_until(&what, HANG, |d| listening(&d.stdout()) >= *lines)
             }
-            Ready::Sockets(paths) => daemon.wait_until("sockets exist", self.timeout, |_| {
-                paths.iter().all(|path| path.exists())
-            }),
+            Ready::Sockets(paths) => {
+                daemon.wait_until("sockets exist", HANG, |_| paths.iter().all(|path| path.exists()))
+            }
         }
     }
 }

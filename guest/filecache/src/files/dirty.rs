@@ -357,8 +357,8 @@ impl Files {
         Ok(Brought::Written)
     }
 
-    /// Writes back the files that have been dirty for long enough, and those that the policy wants
-    /// to be clean.
+    /// Writes back the files that have been dirty for long enough, and those that the policy has
+    /// dropped.
     pub fn write_back_old(&self) {
         let wanted = self.copies.take_to_write_back();
         let Some(time_max) = self.write_back.time_max() else { return };

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use flowstone_testkit::process::flowstone_binary;
 
 /// Returns the top folder of the source tree.
 #[must_use]
@@ -25,12 +26,9 @@ pub fn guest_folder() -> PathBuf {
     root().join("target/guest")
 }
 
-/// Returns the flowstone binary: `FLOWSTONE_BIN`, or the one cargo built beside this program.
+/// Returns the flowstone binary: `FLOWSTONE_BIN`, or the one cargo built near this program.
 pub fn flowstone() -> Result<PathBuf> {
-    if let Some(named) = std::env::var_os("FLOWSTONE_BIN") {
-        return Ok(named.into());
-    }
-    beside("flowstone").context("no flowstone binary here (cargo build -p flowstone-cli)")
+    Ok(flowstone_binary()?)
 }
 
 /// Returns `flowstone` with a simulated volatile write cache of the drive, which is lost with the

@@ -1,0 +1,69 @@
+//! A simulated disk whose channels a test wraps, to hold, delay, refuse or watch their requests.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use flowstone_block::QueueContext;
+use flowstone_fileio::{FileChannel, FileIo, FileOffset};
+
+use crate::SimDisk;
+
+type Wrap = dyn Fn(Box<dyn FileChannel>) -> Box<dyn FileChannel> + Send + Sync;
+
+/// See the module.
+#[derive(Clone)]
+pub struct Wrapped {
+    disk: SimDisk,
+    wrap: Arc<Wrap>,
+    /// The smallest unit of reads and writes: that of the disk, unless changed.
+    pub block_bytes: u32,
+    /// Whether it honours `dont_cache`: not unless changed.
+    pub heeds_dont_cache: bool,
+}
+
+impl Wrapped {
+    /// Wraps each channel to the disk by `wrap`, which runs on the channel's thread.
+    pub fn new<C: FileChannel + 'static>(
+        disk: &SimDisk,
+        wrap: impl Fn(Box<dyn FileChannel>) -> C + Send + Sync + 'static,
+    ) -> Self {
+        let wrap: Arc<Wrap> = Arc::new(move |channel| Box::new(wrap(channel)));
+        let block_bytes = disk.block_bytes();
+        Self { disk: disk.clone(), wrap, block_bytes, heeds_dont_cache: false }
+    }
+}
+
+impl FileIo for Wrapped {
+    fn size(&self) -> io::Result<u64> {
+        self.disk.size()
+    }
+
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        self.disk.set_size(bytes)
+    }
+
+    fn allocated_bytes(&self) -> io::Result<u64> {
+        self.disk.allocated_bytes()
+    }
+
+    fn next_data(&self, from: FileOffset) -> io::Result<Option<Range<FileOffset>>> {
+        self.disk.next_data(from)
+    }
+
+    fn heeds_dont_cache(&self) -> bool {
+        self.heeds_dont_cache
+    }
+
+    fn block_bytes(&self) -> u32 {
+        self.block_bytes
+    }
+
+    fn describe(&self) -> String {
+        self.disk.describe()
+    }
+
+    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn FileChannel>> {
+        Ok((self.wrap)(self.disk.channel(context)?))
+    }
+}
