@@ -63,7 +63,6 @@ pub fn tables(is_quick: bool) -> Vec<Table> {
     tables.push(segments(&sizes));
     tables.push(reserves(&sizes));
     tables.push(copies(&sizes));
-    tables.push(dead(&sizes));
     tables.push(records(&sizes));
     tables.push(ages(&sizes));
     tables.push(sata(&sizes));
@@ -90,11 +89,6 @@ impl Sizes {
     fn base(&self, load: &str) -> Vec<String> {
         let Self { disk, fill, .. } = self;
         vec![format!("--size={disk}"), format!("--fill={fill}"), format!("--generate={load}")]
-    }
-
-    /// Returns shares of the drive that the disk is.
-    fn fills(&self) -> Vec<(String, Vec<String>)> {
-        named(&[self.half, "0.65", self.fill], |fill| format!("--fill={fill}"))
     }
 
     fn table(
@@ -142,6 +136,12 @@ fn of_drives(sizes: &Sizes) -> Vec<Table> {
 /// Tables that vary the load, and the host's behaviour.
 fn of_hosts(sizes: &Sizes) -> Vec<Table> {
     let loads = ["uniform", "zipf:0.99", "hotcold:95/5", "sequential"];
+    let trims = vec![
+        column("at once", &["--ssd=trim=on"]),
+        column("after each GiB written", &["--ssd=trim=batch:1G"]),
+        column("never, a drive written before", &["--ssd=trim=off", "--aged"]),
+    ];
+    let fills = [sizes.half, "0.65", sizes.fill];
     let offset = format!("--ssd=block={},offset=", sizes.large);
     vec![
         sizes.table(
@@ -150,14 +150,13 @@ fn of_hosts(sizes: &Sizes) -> Vec<Table> {
             named(&loads, |load| format!("--generate={load}")),
             &["raw", "qcow2", "log"],
         ),
-        sizes.table("trim", "Total WAF by when the drive hears of TRIM, zipf .99", trims(), &BOTH),
+        sizes.table("trim", "Total WAF by when the drive hears of TRIM, zipf .99", trims, &BOTH),
         sizes.table(
             "fill",
             "Total WAF by how much of the drive the disk is, zipf .99",
-            sizes.fills(),
+            named(&fills, |fill| format!("--fill={fill}")),
             &BOTH,
         ),
-        fill_loads(sizes),
         sizes.table(
             "offset",
             "Total WAF by where the file begins among erase blocks of 8 MiB, zipf .99",
@@ -165,27 +164,6 @@ fn of_hosts(sizes: &Sizes) -> Vec<Table> {
             &BOTH,
         ),
     ]
-}
-
-/// When the drive hears of TRIM.
-fn trims() -> Vec<(String, Vec<String>)> {
-    vec![
-        column("at once", &["--ssd=trim=on"]),
-        column("after each GiB written", &["--ssd=trim=batch:1G"]),
-        column("never, a drive written before", &["--ssd=trim=off", "--aged"]),
-    ]
-}
-
-/// The fill at which one format begins to program less than the other depends on the load.
-fn fill_loads(sizes: &Sizes) -> Table {
-    let columns = ["uniform", "hotcold:95/5"].map(|load| {
-        sizes.fills().into_iter().map(move |(fill, options)| {
-            (format!("{load}, {fill}"), [options, vec![format!("--generate={load}")]].concat())
-        })
-    });
-    let columns = columns.into_iter().flatten().collect();
-    let title = "Total WAF by load and how much of the drive the disk is";
-    sizes.table("fill-loads", title, columns, &BOTH)
 }
 
 /// For hosts that keep the images of several guests on one drive.
@@ -226,12 +204,6 @@ fn copies(sizes: &Sizes) -> Table {
     let mut base = sizes.base("zipf:0.99");
     base.push("--format=log".to_owned());
     Table { name: "copies", title, columns, base, ..segments(sizes) }
-}
-
-/// Segments that are dead are of use to the drive when it hears of them.
-fn dead(sizes: &Sizes) -> Table {
-    let title = "Total WAF of log images by when the drive hears of dead segments and erase block";
-    Table { name: "dead", title, columns: trims(), ..copies(sizes) }
 }
 
 /// A record has the writes that are in flight at once.
