@@ -7,174 +7,163 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use flowstone_testkit::process::temp_dir;
-use serde::Serialize;
 
 use crate::args::CompareArgs;
-use crate::idle::{self, IdleSample};
+use crate::experiment::{Experiment, Figures, IOPS, Of};
+use crate::host::Host;
+use crate::idle;
 use crate::image::Images;
 use crate::point::{Point, selected};
-use crate::sample::{Sample, Summary};
-use crate::server::{Server, Setting};
+use crate::server::{Server, Setting, versions};
 
 /// Pause between measurements, for the disk to become idle.
 const REST: Duration = Duration::from_millis(300);
 
-/// All results of one point.
-#[derive(Debug, Serialize)]
-pub struct PointResult {
-    /// The point.
-    pub point: Point,
-    /// One entry per server.
-    pub servers: Vec<ServerResult>,
+/// What was measured, and what could not be.
+pub struct Report<'a> {
+    /// The options of the run.
+    pub args: &'a CompareArgs,
+    /// The figures, by the names of points and servers.
+    pub experiment: Experiment,
+    /// The points under load.
+    pub points: Vec<Group>,
+    /// The servers of idle disks, whose point is `idle::NAME`.
+    pub idle: Vec<Contender>,
 }
 
-/// The result of one server at one point.
-#[derive(Debug, Serialize)]
-pub struct ServerResult {
+/// The servers of a point.
+pub struct Group {
+    pub point: Point,
+    pub servers: Vec<Contender>,
+}
+
+/// A server at a point.
+pub struct Contender {
     /// Its name.
     pub name: String,
-    /// All samples, in order of rounds.
-    pub samples: Vec<Sample>,
-    /// Medians, if there are samples.
-    pub summary: Option<Summary>,
-    /// Reason why it was not measured at all.
+    /// The server.
+    pub server: Server,
+    /// Reason why it is not measured at all.
     pub skipped: Option<String>,
     /// Failures while measuring.
     pub failures: Vec<String>,
-    /// The server.
-    #[serde(skip)]
-    pub server: Server,
 }
 
-/// The result of one idle server.
-#[derive(Debug, Serialize)]
-pub struct IdleResult {
-    /// Its name.
-    pub name: String,
-    /// The measurement.
-    pub sample: Option<IdleSample>,
-    /// Reason why there is none.
-    pub problem: Option<String>,
-}
-
-/// Measures all selected points.
-pub fn compare(args: &CompareArgs, images: &Images<'_>) -> Result<Vec<PointResult>> {
-    let mut results: Vec<PointResult> = Point::all()
-        .into_iter()
-        .filter(|point| selected(&point.name, &args.only))
-        .map(|point| PointResult::new(point, args))
-        .collect();
+/// Measures all selected points, and idle disks.
+pub fn compare<'a>(args: &'a CompareArgs, images: &Images<'_>) -> Result<Report<'a>> {
+    let host = Host::inspect(versions(args), images.disk_place());
+    let (place, rounds) = (&args.place, args.rounds);
+    let of = format!(
+        "comparison, {rounds} rounds of {} s, CPUs {} and {}, disk image of {} bytes",
+        args.runtime, place.server_cpu, place.client_cpu, args.file_size
+    );
+    let mut experiment = Experiment::new(&of, host);
+    let chosen = Point::all().into_iter().filter(|point| selected(&point.name, &args.only));
+    let mut points: Vec<Group> = chosen.map(|point| Group::new(point, args)).collect();
     let dir = temp_dir()?;
-    for round in 0..args.rounds {
-        for result in &mut results {
-            result.measure(round, args, images, dir.path());
+    for round in 0..rounds {
+        eprintln!("round {} of {rounds}", round + 1);
+        for group in &mut points {
+            group.measure(round, args, images, dir.path(), &mut experiment);
         }
     }
-    results.iter_mut().for_each(PointResult::sum_up);
-    Ok(results)
+    let idle = compare_idle(args, &mut experiment);
+    Ok(Report { args, experiment, points, idle })
 }
 
 /// Measures idle disks, if selected.
-pub fn compare_idle(args: &CompareArgs) -> Vec<IdleResult> {
+fn compare_idle(args: &CompareArgs, experiment: &mut Experiment) -> Vec<Contender> {
     if !selected(idle::NAME, &args.only) {
         return Vec::new();
     }
-    let points = Point::all();
-    Server::for_point(&points[0])
-        .into_iter()
-        .filter(|server| *server != Server::Fio)
-        .map(|server| {
-            let name = server.name(points[0].backend);
-            eprintln!("{:<28} {name}", idle::NAME);
-            let sample = match server.missing(&points[0], args) {
-                Some(reason) => Err(format!("skipped: {reason}")),
-                None => idle::measure(server, args).map_err(|e| format!("failed: {e:#}")),
-            };
-            let problem = sample.as_ref().err().cloned();
-            IdleResult { name, sample: sample.ok(), problem }
-        })
-        .collect()
+    let mut servers = Contender::all(&Point::all()[0], args);
+    servers.retain(|contender| contender.server != Server::Fio);
+    for contender in servers.iter_mut().filter(|contender| contender.skipped.is_none()) {
+        contender.add(idle::NAME, idle::measure(contender.server, args), experiment);
+    }
+    servers
 }
 
-impl ServerResult {
-    /// Returns the ratios of a figure to another server's, round by round.
-    pub fn ratios(&self, to: &ServerResult, figure: fn(&Sample) -> f64) -> Vec<f64> {
-        let rounds = self.samples.iter().zip(&to.samples);
-        rounds.map(|(one, other)| figure(one) / figure(other)).collect()
+impl Report<'_> {
+    /// Returns the figures of the fastest of some servers.
+    pub fn best<'a>(&'a self, at: &'a Group, wanted: impl Fn(Server) -> bool) -> Option<Of<'a>> {
+        let wanted = at.servers.iter().filter(|contender| wanted(contender.server));
+        let figures = wanted.map(|contender| self.experiment.at(&at.point.name, &contender.name));
+        let rates = figures.filter_map(|of| Some((of, of.median(IOPS)?)));
+        rates.max_by(|(_, one), (_, other)| one.total_cmp(other)).map(|(of, _)| of)
+    }
+
+    /// Returns the figures of qemu-storage-daemon with its better engine.
+    pub fn best_qsd<'a>(&'a self, at: &'a Group) -> Option<Of<'a>> {
+        self.best(at, |server| matches!(server, Server::Qsd(_)))
+    }
+
+    /// Returns the number of measurements that failed.
+    pub fn failures(&self) -> usize {
+        let servers = self.points.iter().flat_map(|group| &group.servers).chain(&self.idle);
+        servers.map(|contender| contender.failures.len()).sum()
     }
 }
 
-impl PointResult {
+impl Group {
     fn new(point: Point, args: &CompareArgs) -> Self {
-        let server = |server: Server| ServerResult {
-            name: server.name(point.backend),
-            samples: Vec::new(),
-            summary: None,
-            skipped: server.missing(&point, args),
-            failures: Vec::new(),
-            server,
-        };
-        let servers = Server::for_point(&point).into_iter().map(server).collect();
-        PointResult { point, servers }
+        Self { servers: Contender::all(&point, args), point }
     }
 
-    fn measure(&mut self, round: usize, args: &CompareArgs, images: &Images<'_>, dir: &Path) {
-        let count = self.servers.len();
+    fn measure(
+        &mut self,
+        round: usize,
+        args: &CompareArgs,
+        images: &Images<'_>,
+        dir: &Path,
+        experiment: &mut Experiment,
+    ) {
+        let (point, count) = (&self.point, self.servers.len());
         for turn in 0..count {
-            let result = &mut self.servers[(turn + round) % count];
-            if result.skipped.is_some() {
+            let contender = &mut self.servers[(turn + round) % count];
+            if contender.skipped.is_some() {
                 continue;
             }
-            let sample = images.prepare(self.point.backend, result.server).and_then(|image| {
+            let figures = images.prepare(point.backend, contender.server).and_then(|image| {
                 let image = image.as_deref();
-                result.server.measure(&Setting { args, point: &self.point, image, dir })
+                contender.server.measure(&Setting { args, point, image, dir })
             });
-            progress(round, args, &self.point, &result.name, &sample);
-            match sample {
-                Ok(sample) => result.samples.push(sample),
-                Err(error) => result.failures.push(format!("round {}: {error:#}", round + 1)),
-            }
+            let figures = figures.with_context(|| format!("round {}", round + 1));
+            contender.add(&point.name, figures, experiment);
             std::thread::sleep(REST);
         }
     }
-
-    /// Returns the fastest of some servers.
-    pub fn best(&self, wanted: impl Fn(Server) -> bool) -> Option<&ServerResult> {
-        let rate = |result: &ServerResult| result.summary.as_ref().map(|summary| summary.iops);
-        let wanted = self.servers.iter().filter(|result| wanted(result.server));
-        wanted.filter(|result| result.summary.is_some()).max_by(|one, other| {
-            f64::total_cmp(&rate(one).unwrap_or(0.0), &rate(other).unwrap_or(0.0))
-        })
-    }
-
-    /// Returns qemu-storage-daemon with its better engine.
-    pub fn best_qsd(&self) -> Option<&ServerResult> {
-        self.best(|server| matches!(server, Server::Qsd(_)))
-    }
-
-    fn sum_up(&mut self) {
-        for result in &mut self.servers {
-            result.summary = Summary::of(&result.samples);
-        }
-    }
 }
 
-fn progress(
-    round: usize,
-    args: &CompareArgs,
-    point: &Point,
-    server: &str,
-    sample: &Result<Sample>,
-) {
-    let outcome = match sample {
-        Ok(sample) => format!(
-            "{:>9.0} IOPS  p50 {:>7.1} us  {:>6.2} us/IO  others {:>3.0} %",
-            sample.iops, sample.p50_us, sample.server_us_per_io, sample.others_percent
-        ),
-        Err(error) => format!("failed: {error:#}"),
-    };
-    let (round, rounds) = (round + 1, args.rounds);
-    eprintln!("{round}/{rounds} {:<24} {server:<20} {outcome}", point.name);
+impl Contender {
+    /// Returns the servers to measure at a point.
+    fn all(point: &Point, args: &CompareArgs) -> Vec<Self> {
+        let contender = |server: Server| Self {
+            name: server.name(point.backend),
+            server,
+            skipped: server.missing(point, args),
+            failures: Vec::new(),
+        };
+        Server::for_point(point).into_iter().map(contender).collect()
+    }
+
+    fn add(&mut self, point: &str, figures: Result<Figures>, experiment: &mut Experiment) {
+        match figures {
+            Ok(figures) => experiment.add(point, &self.name, &figures),
+            Err(error) => {
+                eprintln!("{point}, {}: failed: {error:#}", self.name);
+                self.failures.push(format!("{error:#}"));
+            }
+        }
+    }
+
+    /// Returns why there are no figures.
+    pub fn problem(&self) -> String {
+        match &self.skipped {
+            Some(reason) => format!("skipped: {reason}"),
+            None => format!("failed: {}", self.failures.join("; ")),
+        }
+    }
 }

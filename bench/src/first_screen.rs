@@ -2,10 +2,9 @@
 
 use std::fmt::Write;
 
-use crate::compare::{IdleResult, PointResult, ServerResult};
-use crate::experiment::interval;
-use crate::markdown::Report;
-use crate::sample::Sample;
+use crate::compare::{Group, Report};
+use crate::experiment::{CPU_US, IOPS, Of, P99_US};
+use crate::idle::{self, CPU_PERCENT, RSS_MIB, THREADS};
 use crate::server::Server;
 use crate::size::thousands;
 
@@ -35,16 +34,17 @@ pub fn render(report: &Report<'_>) -> String {
     );
     for (name, title) in ROWS {
         if let Some(point) = report.points.iter().find(|point| point.point.name == name) {
-            writeln!(text, "{}", row(title, point)).expect("strings take everything");
+            writeln!(text, "{}", row(title, report, point)).expect("strings take everything");
         }
     }
-    text += &idle_row(report.idle);
-    let versions = report.host.versions.iter().map(|(_, version)| version.as_str());
+    text += &idle_row(report);
+    let host = report.experiment.host();
+    let versions = host.versions.iter().map(|(_, version)| version.as_str());
     let versions: Vec<_> = versions.collect();
     write!(
         text,
         "\n{} Medians of {} rounds of {} s, servers in turn, ratios with their 95 % intervals; {}.",
-        report.host.sentence(),
+        host.sentence(),
         report.args.rounds,
         report.args.runtime,
         versions.join(", ")
@@ -53,53 +53,47 @@ pub fn render(report: &Report<'_>) -> String {
     text
 }
 
-fn row(title: &str, point: &PointResult) -> String {
-    let ours = point.best(|server| server == Server::Flowstone);
-    let qsd = point.best_qsd();
-    let beside = point.best(|server| matches!(server, Server::Fio | Server::FlowstoneRaw));
+fn row(title: &str, report: &Report<'_>, group: &Group) -> String {
+    let ours = report.best(group, |server| server == Server::Flowstone);
+    let qsd = report.best_qsd(group);
+    let beside = report.best(group, |server| matches!(server, Server::Fio | Server::FlowstoneRaw));
     format!(
         "| {title} | {} | {} | {} | {} | {} | {} |",
         figure(ours),
         figure(qsd),
-        ratio(ours, qsd, |sample| sample.iops),
+        ratio(ours, qsd, IOPS),
         figure(beside),
-        ratio(ours, beside, |sample| sample.iops),
-        ratio(ours, qsd.or(beside), |sample| sample.p99_us),
+        ratio(ours, beside, IOPS),
+        ratio(ours, qsd.or(beside), P99_US),
     )
 }
 
-fn figure(of: Option<&ServerResult>) -> String {
-    let summary = of.and_then(|result| result.summary.as_ref());
-    summary.map_or(String::new(), |summary| {
-        format!("{} ({:.2} us)", thousands(summary.iops), summary.server_us_per_io)
+fn figure(of: Option<Of<'_>>) -> String {
+    let rate = of.and_then(|of| of.median(IOPS));
+    of.zip(rate).map_or(String::new(), |(of, rate)| {
+        format!("{} ({} us)", thousands(rate), of.cell(CPU_US, 2))
     })
 }
 
-fn ratio(
-    of: Option<&ServerResult>,
-    to: Option<&ServerResult>,
-    figure: fn(&Sample) -> f64,
-) -> String {
-    of.zip(to).map_or(String::new(), |(of, to)| interval(of.ratios(to, figure)))
+fn ratio(of: Option<Of<'_>>, to: Option<Of<'_>>, figure: &str) -> String {
+    of.zip(to).map_or(String::new(), |(of, to)| of.ratio(to, figure))
 }
 
-fn idle_row(results: &[IdleResult]) -> String {
+fn idle_row(report: &Report<'_>) -> String {
+    if report.idle.is_empty() {
+        return String::new();
+    }
     let cell = |wanted: &str| {
-        let found = results.iter().find(|result| result.name.starts_with(wanted));
-        let sample = found.and_then(|result| result.sample.as_ref());
-        sample.map_or(String::new(), |sample| {
-            let (cpu, memory, threads) = (sample.cpu_percent, sample.rss_mib, sample.threads);
-            format!("{cpu:.3} %, {memory:.1} MiB, {threads} threads")
+        let found = report.idle.iter().find(|contender| contender.name.starts_with(wanted));
+        let own = found.map(|contender| report.experiment.at(idle::NAME, &contender.name));
+        own.filter(|own| own.median(CPU_PERCENT).is_some()).map_or(String::new(), |own| {
+            let [cpu, memory, threads] = [(CPU_PERCENT, 3), (RSS_MIB, 1), (THREADS, 0)]
+                .map(|(figure, digits)| own.cell(figure, digits));
+            format!("{cpu} %, {memory} MiB, {threads} threads")
         })
     };
-    match results {
-        [] => String::new(),
-        _ => format!(
-            "| 8 idle disks: CPU, memory | {} | {} | | | | |\n",
-            cell("Flowstone"),
-            cell("QSD")
-        ),
-    }
+    let (ours, qsd) = (cell("Flowstone"), cell("QSD"));
+    format!("| 8 idle disks: CPU, memory | {ours} | {qsd} | | | | |\n")
 }
 
 #[cfg(test)]

@@ -11,7 +11,6 @@ use anyhow::{Context, Result, ensure};
 use flowstone_testkit::load::CpuSample;
 use flowstone_testkit::process::{TERMINATE_TIMEOUT, temp_dir};
 use flowstone_testkit::{Client, ClientOptions, DaemonCommand, Status};
-use serde::Serialize;
 
 use crate::args::CompareArgs;
 use crate::experiment::Figures;
@@ -25,38 +24,19 @@ const DISK_BYTES: u64 = 64 << 20;
 const QUIET_TIME: Duration = Duration::from_secs(3);
 const WATCH: Duration = Duration::from_secs(5);
 
-/// The cost of idleness.
-#[derive(Clone, Debug, Serialize)]
-pub struct IdleSample {
-    /// Number of disks.
-    pub disks: usize,
-    /// CPU time as a share of one CPU, in percent.
-    pub cpu_percent: f64,
-    /// Number of times a thread went to sleep per second, i.e. of wake-ups.
-    pub wakeups_per_second: f64,
-    /// Number of threads.
-    pub threads: usize,
-    /// Resident memory in MiB.
-    pub rss_mib: f64,
-    /// The part of it not shared with files or other processes.
-    pub anonymous_mib: f64,
-}
-
-impl IdleSample {
-    /// Returns the figures of an experiment.
-    pub fn figures(&self) -> Figures {
-        vec![
-            ("cpu_percent", self.cpu_percent),
-            ("wakeups_per_second", self.wakeups_per_second),
-            ("threads", self.threads as f64),
-            ("rss_mib", self.rss_mib),
-            ("anonymous_mib", self.anonymous_mib),
-        ]
-    }
-}
+/// CPU time as a share of one CPU, in percent.
+pub const CPU_PERCENT: &str = "cpu_percent";
+/// Number of times a thread went to sleep per second, i.e. of wake-ups.
+pub const WAKEUPS: &str = "wakeups_per_second";
+/// Number of threads.
+pub const THREADS: &str = "threads";
+/// Resident memory in MiB.
+pub const RSS_MIB: &str = "rss_mib";
+/// The part of it not shared with files or other processes.
+pub const ANONYMOUS_MIB: &str = "anonymous_mib";
 
 /// Measures one server.
-pub fn measure(server: Server, args: &CompareArgs) -> Result<IdleSample> {
+pub fn measure(server: Server, args: &CompareArgs) -> Result<Figures> {
     let dir = temp_dir()?;
     let disks = make_disks(dir.path())?;
     match server {
@@ -77,30 +57,29 @@ fn make_disks(dir: &Path) -> Result<Vec<IdleDisk>> {
     (0..DISKS).map(disk).collect()
 }
 
-fn serve(command: &DaemonCommand, disks: &[IdleDisk]) -> Result<IdleSample> {
+fn serve(command: &DaemonCommand, disks: &[IdleDisk]) -> Result<Figures> {
     let mut daemon = command.spawn()?;
     let clients = disks.iter().map(|disk| use_once(&disk.socket)).collect::<Result<Vec<_>>>()?;
-    let sample = watch(daemon.pid(), disks.len(), WATCH)?;
+    let figures = watch(daemon.pid(), WATCH)?;
     drop(clients);
     daemon.terminate(TERMINATE_TIMEOUT)?;
-    Ok(sample)
+    Ok(figures)
 }
 
-/// Watches a server of `disks` disks for `time`, a moment after its last use.
-pub fn watch(pid: u32, disks: usize, time: Duration) -> Result<IdleSample> {
+/// Watches a server for `time`, a moment after its last use.
+pub fn watch(pid: u32, time: Duration) -> Result<Figures> {
     std::thread::sleep(QUIET_TIME);
     let (began, cpu, slept) = (Instant::now(), CpuSample::take(pid)?, sleeps(pid)?);
     std::thread::sleep(time);
     let seconds = began.elapsed().as_secs_f64();
     let spent = CpuSample::take(pid)?.since(&cpu);
-    Ok(IdleSample {
-        disks,
-        cpu_percent: spent.cpu_ns as f64 / 1e9 / seconds * 100.0,
-        wakeups_per_second: (sleeps(pid)? - slept) / seconds,
-        threads: fs::read_dir(format!("/proc/{pid}/task"))?.count(),
-        rss_mib: status_kib(pid, "VmRSS:")? / 1024.0,
-        anonymous_mib: status_kib(pid, "RssAnon:")? / 1024.0,
-    })
+    Ok(vec![
+        (CPU_PERCENT, spent.cpu_ns as f64 / 1e9 / seconds * 100.0),
+        (WAKEUPS, (sleeps(pid)? - slept) / seconds),
+        (THREADS, fs::read_dir(format!("/proc/{pid}/task"))?.count() as f64),
+        (RSS_MIB, status_kib(pid, "VmRSS:")? / 1024.0),
+        (ANONYMOUS_MIB, status_kib(pid, "RssAnon:")? / 1024.0),
+    ])
 }
 
 /// Connects, writes and reads one block, and stays connected.

@@ -35,25 +35,20 @@ mod qos;
 mod raw_file;
 mod record;
 mod run;
-mod sample;
 mod server;
 mod size;
 mod storm;
 mod trace;
 mod writers;
 
-use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand};
-use serde_json::json;
 
 use args::CompareArgs;
-use compare::{IdleResult, PointResult, compare, compare_idle};
-use host::Host;
+use compare::compare;
 use image::Images;
-use markdown::Report;
 use point::{Point, selected};
 
 /// Compares Flowstone, qemu-storage-daemon and plain fio in one interleaved run.
@@ -159,13 +154,10 @@ fn run(args: &CompareArgs) -> Result<()> {
     let any = Point::all().iter().any(|point| named(&point.name)) || named(idle::NAME);
     ensure!(any, "no point matches {:?}; see `flowstone-bench list`", args.only);
     let images = Images::new(args)?;
-    let host = Host::inspect(server::versions(args), images.disk_place());
-    let points = compare(args, &images)?;
-    let idle = compare_idle(args);
-    let report = Report { args, host: &host, points: &points, idle: &idle };
+    let report = compare(args, &images)?;
     println!("{}", markdown::render(&report));
     if let Some(path) = &args.json {
-        write_json(path, &report)?;
+        report.experiment.write(path)?;
     }
     if let Some(path) = &args.markdown {
         document::update(path, "bench", &markdown::render(&report))?;
@@ -173,39 +165,9 @@ fn run(args: &CompareArgs) -> Result<()> {
     if let Some(path) = &args.readme {
         document::update(path, "first-screen", &first_screen::render(&report))?;
     }
-    let failures = count_failures(&points, &idle);
+    let failures = report.failures();
     ensure!(failures == 0, "{failures} measurements failed; see above");
     Ok(())
-}
-
-fn write_json(path: &Path, report: &Report<'_>) -> Result<()> {
-    let Report { args, host, points, idle } = report;
-    let value = json!({
-        "command": std::env::args().collect::<Vec<_>>(),
-        "host": host,
-        "configuration": {
-            "rounds": args.rounds,
-            "runtime_s": args.runtime,
-            "server_cpu": args.place.server_cpu,
-            "client_cpu": args.place.client_cpu,
-            "file_bytes": args.file_size,
-            "tmpfs_bytes": args::MEMORY_BYTES,
-            "log_bytes": args::LOG_BYTES,
-            "queue_size": 128,
-        },
-        "points": points,
-        "idle": idle,
-    });
-    let text = serde_json::to_string_pretty(&value).context("encode the results")?;
-    std::fs::write(path, text + "\n").with_context(|| format!("write {}", path.display()))
-}
-
-fn count_failures(points: &[PointResult], idle: &[IdleResult]) -> usize {
-    let loaded = points.iter().flat_map(|point| &point.servers).map(|s| s.failures.len());
-    let failed = |result: &&IdleResult| {
-        result.problem.as_ref().is_some_and(|problem| problem.starts_with("failed"))
-    };
-    loaded.sum::<usize>() + idle.iter().filter(failed).count()
 }
 
 #[cfg(test)]

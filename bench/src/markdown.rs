@@ -2,26 +2,13 @@
 
 use std::fmt::Write;
 
-use crate::args::CompareArgs;
-use crate::compare::{IdleResult, PointResult, ServerResult};
-use crate::experiment::interval;
-use crate::host::Host;
-use crate::noise::LIMIT_PERCENT;
+use crate::compare::{Contender, Group, Report};
+use crate::experiment::{CALLS_PER_IO, CPU_US, IOPS, KICKS_PER_IO, Of, P50_US, P99_US};
+use crate::idle::{self, ANONYMOUS_MIB, CPU_PERCENT, RSS_MIB, THREADS, WAKEUPS};
+use crate::noise::{LIMIT_PERCENT, OTHERS_PERCENT};
 use crate::point::Backend;
 use crate::server::Server;
 use crate::size::thousands;
-
-/// The input of a report.
-pub struct Report<'a> {
-    /// The options of the run.
-    pub args: &'a CompareArgs,
-    /// The host of the run.
-    pub host: &'a Host,
-    /// Results under load.
-    pub points: &'a [PointResult],
-    /// Results of idle disks.
-    pub idle: &'a [IdleResult],
-}
 
 /// Renders the whole report.
 pub fn render(report: &Report<'_>) -> String {
@@ -48,18 +35,18 @@ pub fn render(report: &Report<'_>) -> String {
         let points: Vec<_> = report.points.iter().filter(|p| p.point.backend == backend).collect();
         if !points.is_empty() {
             line(&mut text, &format!("\n### {heading}\n"));
-            load_table(&mut text, &points);
+            load_table(&mut text, report, &points);
         }
     }
     if !report.idle.is_empty() {
         line(&mut text, "\n### Idle, 8 connected disks in one daemon\n");
-        idle_table(&mut text, report.idle);
+        idle_table(&mut text, report);
     }
     text
 }
 
 fn preamble(report: &Report<'_>) -> String {
-    let Report { args, host, .. } = report;
+    let (args, host) = (report.args, report.experiment.host());
     let mut text = String::new();
     let paragraphs = [
         host.sentence(),
@@ -88,75 +75,66 @@ fn preamble(report: &Report<'_>) -> String {
     text
 }
 
-fn load_table(text: &mut String, points: &[&PointResult]) {
+fn load_table(text: &mut String, report: &Report<'_>, points: &[&Group]) {
     line(
         text,
         "| point | server | IOPS median (min-max) | p50 us | p99 us | server CPU us/IO | \
          kicks/IO | calls/IO | vs QSD | vs fio | vs our raw |",
     );
     line(text, "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|");
-    for point in points {
-        for result in &point.servers {
-            line(text, &load_row(point, result));
+    for group in points {
+        for contender in &group.servers {
+            line(text, &load_row(report, group, contender));
         }
     }
 }
 
-fn ratio(result: &ServerResult, to: Option<&ServerResult>) -> String {
-    to.map_or("-".into(), |to| interval(result.ratios(to, |sample| sample.iops)))
-}
-
-fn load_row(point: &PointResult, result: &ServerResult) -> String {
-    let title = &point.point.title;
-    let Some(summary) = &result.summary else {
-        let reason = match &result.skipped {
-            Some(reason) => format!("skipped: {reason}"),
-            None => format!("failed: {}", result.failures.join("; ")),
-        };
-        return format!("| {title} | {} | {reason} | | | | | | | | |", result.name);
+fn load_row(report: &Report<'_>, group: &Group, contender: &Contender) -> String {
+    let Contender { name, failures, .. } = contender;
+    let title = &group.point.title;
+    let own = report.experiment.at(&group.point.name, name);
+    let Some(rate) = own.median(IOPS) else {
+        return format!("| {title} | {name} | {} | | | | | | | | |", contender.problem());
     };
-    let count = |count: Option<f64>| count.map_or("-".into(), |count| format!("{count:.3}"));
     let mut remarks = String::new();
-    if !result.failures.is_empty() {
-        write!(remarks, ", {} failed", result.failures.len()).expect("strings take everything");
+    if !failures.is_empty() {
+        remarks += &format!(", {} failed", failures.len());
     }
-    if summary.others_percent_max > LIMIT_PERCENT {
-        write!(remarks, ", noisy: {:.0} %", summary.others_percent_max)
-            .expect("strings take everything");
+    let others = own.all(OTHERS_PERCENT).into_iter().fold(0.0, f64::max);
+    if others > LIMIT_PERCENT {
+        remarks += &format!(", noisy: {others:.0} %");
     }
+    let rates = own.all(IOPS).into_iter();
+    let (least, most) = (rates.clone().fold(rate, f64::min), rates.fold(rate, f64::max));
+    let ratio = |to: Option<Of<'_>>| to.map_or("-".to_owned(), |to| own.ratio(to, IOPS));
     format!(
-        "| {title} | {} | {} ({}-{}){remarks} | {:.1} | {:.1} | {:.2} | {} | {} | {} | {} | {} |",
-        result.name,
-        thousands(summary.iops),
-        thousands(summary.iops_min),
-        thousands(summary.iops_max),
-        summary.p50_us,
-        summary.p99_us,
-        summary.server_us_per_io,
-        count(summary.kicks_per_io),
-        count(summary.calls_per_io),
-        ratio(result, point.best_qsd()),
-        ratio(result, point.best(|server| server == Server::Fio)),
-        ratio(result, point.best(|server| server == Server::FlowstoneRaw)),
+        "| {title} | {name} | {} ({}-{}){remarks} | {} | {} | {} | {} | {} | {} | {} | {} |",
+        thousands(rate),
+        thousands(least),
+        thousands(most),
+        own.cell(P50_US, 1),
+        own.cell(P99_US, 1),
+        own.cell(CPU_US, 2),
+        own.cell(KICKS_PER_IO, 3),
+        own.cell(CALLS_PER_IO, 3),
+        ratio(report.best_qsd(group)),
+        ratio(report.best(group, |server| server == Server::Fio)),
+        ratio(report.best(group, |server| server == Server::FlowstoneRaw)),
     )
 }
 
-fn idle_table(text: &mut String, results: &[IdleResult]) {
+fn idle_table(text: &mut String, report: &Report<'_>) {
     line(text, "| server | CPU % | wakeups/s | threads | RSS MiB | anonymous MiB |");
     line(text, "|---|---:|---:|---:|---:|---:|");
-    for result in results {
-        let cells = match &result.sample {
-            Some(sample) => format!(
-                "{:.3} | {:.1} | {} | {:.1} | {:.1}",
-                sample.cpu_percent,
-                sample.wakeups_per_second,
-                sample.threads,
-                sample.rss_mib,
-                sample.anonymous_mib
-            ),
-            None => format!("{} | | | |", result.problem.as_deref().unwrap_or("not measured")),
+    for contender in &report.idle {
+        let own = report.experiment.at(idle::NAME, &contender.name);
+        let digits =
+            [(CPU_PERCENT, 3), (WAKEUPS, 1), (THREADS, 0), (RSS_MIB, 1), (ANONYMOUS_MIB, 1)];
+        let cells = match own.median(CPU_PERCENT) {
+            Some(_) => digits.map(|(figure, digits)| own.cell(figure, digits)).join(" | "),
+            None => format!("{} | | | |", contender.problem()),
         };
-        line(text, &format!("| {} | {cells} |", result.name));
+        line(text, &format!("| {} | {cells} |", contender.name));
     }
 }
 
@@ -165,13 +143,4 @@ fn line(text: &mut String, content: &str) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn large_numbers_are_grouped() {
-        assert_eq!(thousands(7.4), "7");
-        assert_eq!(thousands(1_234_567.8), "1,234,568");
-        assert_eq!(thousands(100_000.0), "100,000");
-    }
-}
+mod tests;

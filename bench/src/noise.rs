@@ -7,6 +7,8 @@
 use std::fs;
 use std::time::Instant;
 
+/// The figure: CPU share used by other processes during a measurement.
+pub const OTHERS_PERCENT: &str = "others_percent";
 /// Limit above which a measurement is invalid.
 pub const LIMIT_PERCENT: f64 = 10.0;
 

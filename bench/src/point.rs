@@ -7,11 +7,9 @@
 use std::time::Duration;
 
 use flowstone_testkit::load::{Completion, Limit, LoadOptions};
-use serde::Serialize;
 
 /// The backend of the disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     /// Nothing: requests complete at once.
     Null,
@@ -54,7 +52,7 @@ impl Backend {
 }
 
 /// One row group of the tables.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub struct Point {
     /// Short name, for `--only` and for scripts.
     pub name: String,

@@ -7,8 +7,8 @@ use anyhow::Result;
 
 use super::PollersArgs;
 use super::server::{Disks, Server, TMPFS, Who};
-use crate::experiment::{Experiment, table};
-use crate::idle::{IdleSample, use_once, watch};
+use crate::experiment::{Experiment, Figures, table};
+use crate::idle::{ANONYMOUS_MIB, CPU_PERCENT, RSS_MIB, THREADS, WAKEUPS, use_once, watch};
 
 /// The memory of one disk is computed from the difference.
 const COUNTS: [usize; 2] = [8, 64];
@@ -24,25 +24,29 @@ const SETTLE: Duration = Duration::from_secs(2);
 /// Watches few and many disks of each server.
 pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String> {
     let [few, many] = COUNTS;
-    let mut rows = Vec::new();
+    let points = COUNTS.map(|count| format!("{count} disks, idle"));
     for who in WHO {
-        let [small, large] = [sample(args, who, few)?, sample(args, who, many)?];
-        let each = |figure: fn(&IdleSample) -> f64| {
-            (figure(&large) - figure(&small)) * 1024.0 / (many - few) as f64
-        };
-        for sample in [&small, &large] {
-            let point = format!("{} disks, idle", sample.disks);
-            experiment.add(&point, &who.name(), &sample.figures());
+        for (point, count) in points.iter().zip(COUNTS) {
+            experiment.add(point, &who.name(), &figures(args, who, count)?);
         }
-        rows.push(vec![
-            who.name(),
-            format!("{:.3}", large.cpu_percent),
-            format!("{:.1}", large.wakeups_per_second),
-            large.threads.to_string(),
-            format!("{:.0}", each(|it| it.anonymous_mib)),
-            format!("{:.0}", each(|it| it.rss_mib)),
-        ]);
     }
+    let rows = WHO.map(|who| {
+        let name = who.name();
+        let [small, large] = points.each_ref().map(|point| experiment.at(point, &name));
+        let each = |figure| {
+            let of_many = large.median(figure).zip(small.median(figure));
+            let each = of_many.map(|(large, small)| (large - small) * 1024.0 / (many - few) as f64);
+            each.map_or("-".to_owned(), |kib| format!("{kib:.0}"))
+        };
+        vec![
+            name.clone(),
+            large.cell(CPU_PERCENT, 3),
+            large.cell(WAKEUPS, 1),
+            large.cell(THREADS, 0),
+            each(ANONYMOUS_MIB),
+            each(RSS_MIB),
+        ]
+    });
     let titles = "server | CPU % | wake-ups/s | threads | own memory of a disk, KiB | \
                   with its guest's, KiB";
     Ok(format!(
@@ -53,14 +57,14 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
     ))
 }
 
-fn sample(args: &PollersArgs, who: Who, count: usize) -> Result<IdleSample> {
+fn figures(args: &PollersArgs, who: Who, count: usize) -> Result<Figures> {
     let disks = Disks { count, bytes: BYTES, sparse: true, dir: Path::new(TMPFS) };
     let server = Server::start(args, who, disks, &[args.place.server_cpu], "")?;
     let clients = server.sockets().iter().map(|socket| use_once(socket));
     let clients = clients.collect::<Result<Vec<_>>>()?;
     std::thread::sleep(SETTLE);
-    let sample = watch(server.pid(), count, WATCH)?;
+    let figures = watch(server.pid(), WATCH)?;
     drop(clients);
     server.stop()?;
-    Ok(sample)
+    Ok(figures)
 }

@@ -21,6 +21,7 @@ use clap::Args;
 use flowstone_testkit::load::LoadOptions;
 
 use crate::experiment::{CPU_US, Experiment, IOPS, Named, P50_US, P99_US, figures};
+use crate::idle::CPU_PERCENT;
 use crate::place::{Place, seconds};
 use crate::point::selected;
 use crate::run::Run;
@@ -49,9 +50,6 @@ pub struct PollersArgs {
 const RAMP: Duration = Duration::from_millis(150);
 
 type Part = fn(&PollersArgs, &mut Experiment) -> Result<String>;
-
-/// CPU time of the server in percent of one CPU.
-const CPU_PERCENT: &str = "cpu_percent";
 
 const PARTS: [(&str, Part); 7] = [
     ("share", share::measure),

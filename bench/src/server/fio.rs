@@ -10,14 +10,14 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use super::Setting;
+use crate::experiment::{CPU_US, Figures, IOPS, P50_US, P99_US};
 use crate::point::Backend;
-use crate::sample::Sample;
 
 /// The program.
 pub const PROGRAM: &str = "fio";
 
 /// Measures one job.
-pub fn measure(setting: &Setting<'_>) -> Result<Sample> {
+pub fn measure(setting: &Setting<'_>) -> Result<Figures> {
     let (args, point) = (setting.args, setting.point);
     let mut arguments = vec![
         "--time_based".to_owned(),
@@ -69,7 +69,7 @@ impl Job<'_> {
 }
 
 /// Runs fio and reads its report.
-pub fn run(arguments: &[String]) -> Result<Sample> {
+pub fn run(arguments: &[String]) -> Result<Figures> {
     let answer = Command::new(PROGRAM).args(arguments).output().context("run fio")?;
     let text = String::from_utf8_lossy(&answer.stdout);
     if !answer.status.success() {
@@ -80,7 +80,7 @@ pub fn run(arguments: &[String]) -> Result<Sample> {
     decode(&serde_json::from_str(json).context("read fio's report")?)
 }
 
-fn decode(report: &Value) -> Result<Sample> {
+fn decode(report: &Value) -> Result<Figures> {
     let job = &report["jobs"][0];
     let direction = ["read", "write"]
         .into_iter()
@@ -91,13 +91,10 @@ fn decode(report: &Value) -> Result<Sample> {
     let percentile = |at: &str| number(&direction["lat_ns"]["percentile"][at]);
     let iops = number(&direction["iops"])?;
     let cpu_share = (number(&job["usr_cpu"])? + number(&job["sys_cpu"])?) / 100.0;
-    Ok(Sample {
-        iops,
-        p50_us: percentile("50.000000")? / 1000.0,
-        p99_us: percentile("99.000000")? / 1000.0,
-        server_us_per_io: cpu_share * 1e6 / iops,
-        kicks_per_io: None,
-        calls_per_io: None,
-        others_percent: 0.0,
-    })
+    Ok(vec![
+        (IOPS, iops),
+        (P50_US, percentile("50.000000")? / 1000.0),
+        (P99_US, percentile("99.000000")? / 1000.0),
+        (CPU_US, cpu_share * 1e6 / iops),
+    ])
 }

@@ -16,10 +16,10 @@ use flowstone_testkit::load::{LoadOptions, LoadReport};
 use flowstone_testkit::{Daemon, DaemonCommand};
 
 use crate::args::{CompareArgs, LOG_BYTES, MEMORY_BYTES};
-use crate::noise::Noise;
+use crate::experiment::{Figures, figures};
+use crate::noise::{Noise, OTHERS_PERCENT};
 use crate::place::{drive, stop, whole};
 use crate::point::{Backend, Point};
-use crate::sample::Sample;
 
 pub use flowstone::idle_command as flowstone_idle;
 pub use qsd::idle_command as qsd_idle;
@@ -116,22 +116,23 @@ impl Server {
     }
 
     /// Starts it, measures, stops it, and records how busy the machine was meanwhile.
-    pub fn measure(self, setting: &Setting<'_>) -> Result<Sample> {
+    pub fn measure(self, setting: &Setting<'_>) -> Result<Figures> {
         let noise = Noise::start();
-        let sample = match self {
-            Server::Flowstone | Server::FlowstoneRaw => flowstone_sample(setting),
-            Server::Qsd(aio) => serve_and_load(&qsd::command(setting, aio)?, setting)
-                .map(|(sample, _killed)| sample),
-            Server::Fio => fio::measure(setting),
+        let mut figures = match self {
+            Server::Flowstone | Server::FlowstoneRaw => {
+                let (figures, mut daemon) = serve_and_load(&flowstone::command(setting)?, setting)?;
+                stop(&mut daemon)?;
+                figures
+            }
+            Server::Qsd(aio) => {
+                let (figures, _killed) = serve_and_load(&qsd::command(setting, aio)?, setting)?;
+                figures
+            }
+            Server::Fio => fio::measure(setting)?,
         };
-        Ok(Sample { others_percent: noise.others_percent(), ..sample? })
+        figures.push((OTHERS_PERCENT, noise.others_percent()));
+        Ok(figures)
     }
-}
-
-fn flowstone_sample(setting: &Setting<'_>) -> Result<Sample> {
-    let (sample, mut daemon) = serve_and_load(&flowstone::command(setting)?, setting)?;
-    stop(&mut daemon)?;
-    Ok(sample)
 }
 
 /// Returns the versions of all measured programs, as each program prints it.
@@ -162,12 +163,12 @@ fn socket(setting: &Setting<'_>) -> PathBuf {
     setting.dir.join("vhost.sock")
 }
 
-fn serve_and_load(command: &DaemonCommand, setting: &Setting<'_>) -> Result<(Sample, Daemon)> {
+fn serve_and_load(command: &DaemonCommand, setting: &Setting<'_>) -> Result<(Figures, Daemon)> {
     let _ = std::fs::remove_file(socket(setting));
     let daemon = command.spawn()?;
     let report = run_load(&daemon, setting)
         .with_context(|| format!("the server said: {}", daemon.stderr()))?;
-    Ok((Sample::from(&report), daemon))
+    Ok((figures(&report), daemon))
 }
 
 fn run_load(daemon: &Daemon, setting: &Setting<'_>) -> Result<LoadReport> {

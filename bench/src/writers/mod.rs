@@ -15,7 +15,7 @@ use anyhow::Result;
 use clap::Args;
 use flowstone_testkit::load::Completion;
 
-use crate::experiment::{Experiment, Figures, IOPS, Named, P50_US, P99_US};
+use crate::experiment::{Experiment, Figures, Named};
 use crate::place::{End, Place, remove, stop, stop_peer};
 use crate::raw_file::fill;
 use crate::run::{Run, choose};
@@ -196,6 +196,5 @@ fn measure_fio(
         "--thread".to_owned(),
         "--group_reporting".to_owned(),
     ]);
-    let sample = fio::run(&arguments)?;
-    Ok(vec![(IOPS, sample.iops), (P50_US, sample.p50_us), (P99_US, sample.p99_us)])
+    fio::run(&arguments)
 }
