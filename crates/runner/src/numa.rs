@@ -153,5 +153,6 @@ mod tests {
     fn this_host_has_a_node_or_says_nothing() {
         let host = Topology::of_host();
         assert!(host.nodes().iter().all(|node| !node.cpus.is_empty()));
+        assert!(!host.allowed.is_empty() && host.allowed == of_this_thread());
     }
 }

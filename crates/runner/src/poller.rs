@@ -272,15 +272,16 @@ impl Poller {
 
     fn count_looking(&mut self, time: Duration, now: Instant) {
         PollerCounters::add_time(&self.inbox.counters.looking_ns, time);
-        let wanted = self.tasks.iter().filter(|task| !task.looks_for.is_zero()).count();
-        let each = time / wanted.max(1) as u32;
+        let parts = self.tasks.iter().map(|task| task.own_part_of(time));
+        let wanted = parts.filter(|part| !part.is_zero()).count().max(1) as u32;
         for task in &mut self.tasks {
             task.queue.count_looking(time);
-            let most = match mutant("runner.poller.charges-the-polling-of-others") {
-                true => each,
-                false => each.min(task.looks_for),
+            let own = match mutant("runner.poller.charges-the-polling-of-others") {
+                true => time,
+                false => task.own_part_of(time),
             };
-            task.charge(most, now);
+            task.looked = task.looked.saturating_add(time);
+            task.charge(own / wanted, now);
         }
     }
 

@@ -68,13 +68,18 @@ fn a_disk_gets_no_more_requests_and_bytes_than_its_limit_says() {
 /// One disk with a high load, one with a low one, and a common limit.
 #[test]
 fn disks_of_a_group_share_its_limit_and_none_starves() {
+    // With a thread for each queue a disk wakes the thread of another one.
+    for threads in ["pollers = 'per-queue'\n", "pollers = 1\n"] {
+        a_group_shares_its_limit(threads);
+    }
+}
+
+fn a_group_shares_its_limit(threads: &str) {
     let place = Place::new();
     let line = "backend = 'mem:16M'\ngroup = 'web'";
     let file = config(&place, &[("hog", line), ("modest", line), ("free", "backend = 'mem:16M'")]);
     let groups = "[[group]]\nname = 'web'\niops = 3000\n";
-    // A disk wakes the thread of another one.
-    let threads = "pollers = 'per-queue'\n".to_owned();
-    let text = threads + &std::fs::read_to_string(&file).unwrap() + groups;
+    let text = threads.to_owned() + &std::fs::read_to_string(&file).unwrap() + groups;
     std::fs::write(&file, text).unwrap();
     let daemon = serve(&file, 3);
     // The hog always has more to do until the modest one is done, which would never be if it

@@ -10,16 +10,17 @@ use crate::many_disks::{config, serve};
 
 /// Serves two images of a format on the file system of the build; the engine is one used on
 /// devices.
-fn serve_two(place: &Place, suffix: &str) -> Daemon {
+/// With a thread for each queue a disk wakes the thread of another one.
+const THREADS: [&str; 2] = ["pollers = 'per-queue'\n", "pollers = 1\n"];
+
+fn serve_two(place: &Place, suffix: &str, threads: &str) -> Daemon {
     let line = |name: &str| {
         let image = format!("{name}.{suffix}");
         place.succeed(&["create", "--size", "64M", &image]);
         format!("image = {:?}\nengine = 'uring'", place.text(&image))
     };
     let file = config(place, &[("hog", &line("hog")), ("modest", &line("modest"))]);
-    // A disk wakes the thread of another one.
-    let threads = "pollers = 'per-queue'\n".to_owned();
-    std::fs::write(&file, threads + &std::fs::read_to_string(&file).unwrap()).unwrap();
+    std::fs::write(&file, threads.to_owned() + &std::fs::read_to_string(&file).unwrap()).unwrap();
     serve(&file, 2)
 }
 
@@ -40,8 +41,14 @@ fn checked(report: flowstone_testkit::Result<LoadReport>) -> LoadReport {
 /// qos`.)
 #[test]
 fn a_hog_waits_and_its_neighbour_does_not_and_alone_nobody_does() {
+    for threads in THREADS {
+        a_hog_waits(threads);
+    }
+}
+
+fn a_hog_waits(threads: &str) {
     let place = Place::new();
-    let daemon = serve_two(&place, "raw");
+    let daemon = serve_two(&place, "raw", threads);
     // Both were active when they were opened, and are for a moment after that.
     wait_until("alone it does not wait", || {
         let before = place.disk_stats("hog")["held_back"].clone();
@@ -118,7 +125,7 @@ fn devices_hear_of_the_vms_that_use_their_disks() {
 fn data_is_right_on_every_format_while_disks_contend() {
     for suffix in ["raw", "qcow2", "flow"] {
         let place = Place::new();
-        let daemon = serve_two(&place, suffix);
+        let daemon = serve_two(&place, suffix, THREADS[1]);
         let verified = |name| {
             let mut options = load(&place, name, "mix", 32).ops(3000);
             options.client = options.client.queues(2);

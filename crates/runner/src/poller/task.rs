@@ -46,8 +46,10 @@ pub(super) struct Task {
     pub deaf: Option<Instant>,
     /// Time until which the thread does not poll on its behalf.
     thrift: Instant,
-    /// How long the thread polls on its behalf in this idle period.
+    /// How long the thread polls on its behalf after its last work.
     pub looks_for: Duration,
+    /// How long the thread has polled since then.
+    pub looked: Duration,
     /// Whether a notification has ended a sleep and no work was found since.
     is_notified: bool,
     /// Consecutive spurious wake-ups.
@@ -80,6 +82,7 @@ impl Task {
             deaf: None,
             thrift,
             looks_for: Duration::ZERO,
+            looked: Duration::ZERO,
             is_notified,
             for_nothing,
             dead,
@@ -161,6 +164,7 @@ impl Task {
         match work {
             Some(Work { found, time }) => {
                 (self.empty_turns, self.is_notified, self.for_nothing) = (0, false, 0);
+                self.looked = Duration::ZERO;
                 self.charge(time, found + time);
             }
             // It could take nothing, so it is not known to be idle: it stays in every pass, and is
@@ -179,6 +183,11 @@ impl Task {
         if let Some(until) = budget.charge(time, now) {
             (self.rests, self.thrift) = (Some(until), until + THRIFT);
         }
+    }
+
+    /// Returns how much of `time`, for which its thread has polled, was on its behalf.
+    pub fn own_part_of(&self, time: Duration) -> Duration {
+        self.looks_for.saturating_sub(self.looked).min(time)
     }
 
     /// Returns how long to poll on its behalf.

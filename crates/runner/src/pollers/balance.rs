@@ -123,31 +123,38 @@ impl<'a> Pollers<'a> {
         (0..self.loads.len()).filter(|at| self.counts[*at] > 0)
     }
 
-    fn busiest(&self) -> Option<usize> {
-        self.used().max_by(|one, other| self.loads[*one].total_cmp(&self.loads[*other]))
+    /// Returns these pollers, the lightest first. Queues of one cannot run on all others where
+    /// nodes matter, so the first one is not always the one to move from or to.
+    fn by_load(&self, pollers: impl Iterator<Item = usize>) -> Vec<usize> {
+        let mut sorted: Vec<usize> = pollers.collect();
+        sorted.sort_by(|one, other| self.loads[*one].total_cmp(&self.loads[*other]));
+        sorted
     }
 
     /// Moves a queue of an overloaded poller to an unused one.
     fn grow(&self, queues: &[QueueLoad]) -> Option<Move> {
-        let from = self.busiest().filter(|at| self.loads[*at] > BUSY)?;
-        let to = (0..self.loads.len()).find(|at| self.counts[*at] == 0)?;
-        // Other used pollers with room come first.
-        let has_room = |at: usize| self.loads[at] + GAIN < ROOMY;
-        if self.used().any(has_room) {
-            return None;
-        }
-        self.best(queues, from, to)
+        let overloaded = self.used().filter(|at| self.loads[*at] > BUSY);
+        self.by_load(overloaded).into_iter().rev().find_map(|from| {
+            // Other used pollers with room come first.
+            let may = |at| queues.iter().any(|it| it.poller == from && self.may_run(it.home, at));
+            let has_room = |at: usize| self.loads[at] + GAIN < ROOMY && may(at);
+            if self.used().any(has_room) {
+                return None;
+            }
+            let mut unused = (0..self.loads.len()).filter(|at| self.counts[*at] == 0);
+            unused.find_map(|to| self.best(queues, from, to))
+        })
     }
 
     fn even_out(&self, queues: &[QueueLoad], spread: Spread) -> Option<Move> {
-        let from = self.busiest()?;
         let may = |at: &usize| spread == Spread::All || self.counts[*at] > 0;
-        let lightest = |one: &usize, other: &usize| self.loads[*one].total_cmp(&self.loads[*other]);
-        let to = (0..self.loads.len()).filter(may).min_by(lightest)?;
+        let others = self.by_load((0..self.loads.len()).filter(may));
         // Where nothing waits for a poller, a move gains nothing.
-        let waits = self.loads[from] > ROOMY;
-        let uneven = self.loads[from] - self.loads[to] > UNEVEN;
-        (waits && uneven).then(|| self.best(queues, from, to))?
+        let waiting = self.used().filter(|at| self.loads[*at] > ROOMY);
+        self.by_load(waiting).into_iter().rev().find_map(|from| {
+            let uneven = |to: &&usize| self.loads[from] - self.loads[**to] > UNEVEN;
+            others.iter().filter(uneven).find_map(|to| self.best(queues, from, *to))
+        })
     }
 
     /// Returns the queue whose move minimizes the load of the busier of the two, if that is worth
@@ -163,10 +170,12 @@ impl<'a> Pollers<'a> {
         (after(load) + GAIN < self.loads[from]).then_some(Move { queue, to })
     }
 
-    /// Moves a queue off the lightest poller if the others have room for all of its queues.
+    /// Moves a queue off the lightest poller of which the others have room for all queues.
     fn give_one_up(&self, queues: &[QueueLoad]) -> Option<Move> {
-        let lightest = |one: &usize, other: &usize| self.loads[*one].total_cmp(&self.loads[*other]);
-        let from = self.used().min_by(lightest)?;
+        self.by_load(self.used()).into_iter().find_map(|from| self.give_up(queues, from))
+    }
+
+    fn give_up(&self, queues: &[QueueLoad], from: usize) -> Option<Move> {
         let mut room: Vec<f64> = self.loads.iter().map(|load| ROOMY - load).collect();
         // All of them must fit before the first one moves; the largest goes first.
         let mut leaving: Vec<usize> =
@@ -304,6 +313,21 @@ mod tests {
             let nodes = queues.map(|queue| TWO_NODES[queue.poller]);
             assert_eq!(nodes, [Some(0), Some(0), Some(1), Some(0)]);
             assert_eq!(Pollers::of(&queues, &TWO_NODES).loads[1], 0.3, "though there is room");
+        }
+    }
+
+    /// Regression: only the first unused poller was looked at, which may be on another node.
+    #[test]
+    fn an_overloaded_poller_wakes_one_of_its_node() {
+        for foreign in [None, Some(at_home(1, 1, 0.1)), Some(at_home(1, 1, 0.95))] {
+            let mut queues = vec![at_home(0, 0, 0.6), at_home(0, 0, 0.6)];
+            queues.extend(foreign);
+            settle(&mut queues, &TWO_NODES, Spread::AsNeeded);
+            assert_eq!((queues[0].poller.min(queues[1].poller), used(&queues[..2], 4)), (0, 2));
+            // And gives it up again, also if another node has a lighter one.
+            queues[..2].iter_mut().for_each(|queue| queue.load = 0.15);
+            settle(&mut queues, &TWO_NODES, Spread::AsNeeded);
+            assert_eq!(used(&queues[..2], 4), 1, "{queues:?}");
         }
     }
 

@@ -32,7 +32,7 @@ fn overwritten_until(deadline: Instant) -> Result<()> {
     let Some(lab) = Lab::open_or_skip() else { return Ok(()) };
     let size = format!("{DISK_MIB}M");
     let image = lab.image_of(Format::Log, &size, &["--segment", "256K", "--reserve", "8"])?;
-    let mut daemon = lab.serve(&image, &["--queues", "2"])?;
+    let mut daemon = lab.serve(&image, &["--queues", "2", "--pollers", "per-queue"])?;
     let mut guest = lab.boot(&daemon, 2)?;
     guest.run(&write_all("write", 0))?;
     let mut round = 1;

@@ -91,12 +91,15 @@ fn interrupts_of_a_deep_load() -> Result<()> {
         "mkfs.ext4 -q /dev/vda; mount /dev/vda /mnt
          dd if=/dev/zero of=/mnt/file bs=1M count=64 oflag=direct 2>/dev/null; sync",
     )?;
-    for options in ["", "--poll never", "--poll always", "--pollers per-queue"] {
+    let own = "--pollers per-queue";
+    let polls =
+        ["--poll auto", "--poll never", "--poll always"].map(|poll| format!("{own} {poll}"));
+    for options in polls.iter().map(String::as_str).chain(["--pollers 1"]) {
         let words: Vec<&str> = options.split_whitespace().collect();
         restart(&mut daemon, &[&["--queues", "2"][..], &words].concat())?;
         for (rw, depth) in [("randread", DEEP), ("randwrite", DEEP), ("randread", SHALLOW)] {
             let cost = cost(&daemon, &mut guest, &format!("{ON_A_FILE} --rw={rw} {depth}"))?;
-            println!("{options:14} {rw:9} {depth} {cost:?}");
+            println!("{options:34} {rw:9} {depth} {cost:?}");
             // A commit of the file system may come between two readings.
             ensure!(cost.requests >= 4096 && cost.interrupts <= cost.calls + HANDFUL, "{cost:?}");
         }

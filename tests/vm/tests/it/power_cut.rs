@@ -32,7 +32,7 @@ const EXT4: FileSystem = FileSystem {
     disk_size: "128M",
     make: "mkfs.ext4 -q /dev/vda",
     check: "e2fsck -fn /dev/vda",
-    serve: &["--queues", "2"],
+    serve: &["--queues", "2", "--pollers", "per-queue"],
 };
 const XFS: FileSystem = FileSystem {
     name: "xfs",

@@ -16,7 +16,8 @@ const QUEUES: u16 = 2;
 const HANDSHAKE_ENDS: Duration = Duration::from_millis(100);
 /// Random delays: requests complete out of order, so only the in-flight log tells a restarted
 /// daemon which are undone.
-const OUT_OF_ORDER: [&str; 4] = ["--queues", "2", "--layer", "delay=0-5ms"];
+const OUT_OF_ORDER: [&str; 6] =
+    ["--queues", "2", "--pollers", "per-queue", "--layer", "delay=0-5ms"];
 /// Requests between two ends; three times this is far less than the load.
 const REQUESTS_BETWEEN_ENDS: u64 = 1500;
 const AWAY: Duration = Duration::from_millis(500);

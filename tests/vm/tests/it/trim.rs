@@ -16,7 +16,7 @@ fn deleted_small_files_give_their_space_back_in_few_calls() -> Result<()> {
         return Ok(());
     };
     let image = lab.image_of(Format::Raw, "192M", &[])?;
-    let mut daemon = lab.serve(&image, &["--queues", "2"])?;
+    let mut daemon = lab.serve(&image, &["--queues", "2", "--pollers", "per-queue"])?;
     let mut guest = lab.boot(&daemon, 2)?;
     let blocks = FILE_BYTES >> 12;
     guest.run(&format!(

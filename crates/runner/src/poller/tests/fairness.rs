@@ -121,15 +121,22 @@ fn a_queue_that_finds_something_is_heard() {
 /// one that polls always had no turns any more.
 #[test]
 fn polling_is_charged_to_the_disks_that_the_thread_polls_for() {
-    let mut fixture = Fixture::new(&[0, 1, 2], Duration::ZERO);
-    let tasks = &mut fixture.poller.tasks;
-    for task in tasks.iter_mut() {
-        task.spec.budget = Some(Arc::new(CpuBudget::new("5%".parse().unwrap())));
+    let mut fixture = Fixture::new(&[], Duration::ZERO);
+    for (disk, looks) in
+        [Duration::ZERO, Duration::MAX, Duration::from_micros(20)].into_iter().enumerate()
+    {
+        fixture.add(disk as u32, Box::new(Idle(looks)));
+        let budget = CpuBudget::new("5%".parse().unwrap());
+        fixture.poller.tasks[disk].spec.budget = Some(Arc::new(budget));
     }
-    (tasks[1].looks_for, tasks[2].looks_for) = (Duration::MAX, Duration::from_micros(20));
-    fixture.poller.count_looking(Duration::from_millis(10), later());
-    let rest = |task: &Task| task.rests.is_some();
-    assert_eq!(fixture.poller.tasks.iter().map(rest).collect::<Vec<_>>(), [false, true, false]);
+    let now = later();
+    // No queue finds work meanwhile, and each look asks all of them again.
+    for _ in 0..1000 {
+        fixture.poller.look_budget(now);
+        fixture.poller.count_looking(Duration::from_millis(1), now);
+    }
+    let rests = |task: &Task| task.rests.is_some();
+    assert_eq!(fixture.poller.tasks.iter().map(rests).collect::<Vec<_>>(), [false, true, false]);
 }
 
 #[test]
@@ -141,6 +148,47 @@ fn wake_ups_for_nothing_are_charged_to_the_budget_of_the_disk() {
     let counted = sleeps(&mut task, 1000, now);
     assert!((60..=75).contains(&counted), "{counted}");
     assert_eq!(sleeps(&mut notified(|_| true, Some("5%"), now), 1000, now), 1000);
+}
+
+/// A queue that has nothing to do, and is to be polled for this long.
+struct Idle(Duration);
+
+impl QueueRun for Idle {
+    fn turn(&mut self, _bytes_max: u64) -> Option<Work> {
+        None
+    }
+
+    fn is_leaving(&self) -> bool {
+        false
+    }
+
+    fn is_over(&mut self) -> bool {
+        false
+    }
+
+    fn begin_idle(&mut self, _now: Instant) -> Duration {
+        self.0
+    }
+
+    fn count_looking(&self, _time: Duration) {}
+
+    fn park(&mut self) -> bool {
+        false
+    }
+
+    fn next_look(&mut self) -> NextLook {
+        NextLook::OnWake
+    }
+
+    fn unpark(&mut self) -> bool {
+        false
+    }
+
+    fn count_sleep(&self, _time: Duration) {}
+
+    fn finish(self: Box<Self>) -> Part {
+        unreachable!("it does not end")
+    }
 }
 
 struct Notified {
