@@ -163,7 +163,7 @@ impl FileIo for HostFile {
                 Box::new(UringChannel::new(file, pool, *depth, reactor)?)
             }
             Engine::Sync => Box::new(self.pool_channel(reactor)),
-            Engine::Inline => Box::new(InlineChannel::new(file)),
+            Engine::Inline => Box::new(InlineChannel::new(file, self.pool_channel(reactor))),
         })
     }
 }

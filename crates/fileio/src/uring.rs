@@ -304,7 +304,7 @@ fn entry_for(files: &Descriptors, in_flight: &InFlight) -> squeue::Entry {
     let first = pieces.as_ptr().cast::<libc::iovec>();
     let count = pieces.len() as u32;
     let flags = files.flags(&request);
-    match request.op {
+    let entry = match request.op {
         FileOp::Read { offset, .. } => match pieces {
             [only] => opcode::Read::new(file, only.address(), only.bytes() as u32)
                 .offset(offset.get())
@@ -336,6 +336,12 @@ fn entry_for(files: &Descriptors, in_flight: &InFlight) -> squeue::Entry {
         FileOp::Allocate { offset, bytes } => {
             opcode::Fallocate::new(file, bytes).offset(offset.get()).mode(0).build()
         }
+    };
+    // The ring would copy what is in the page cache during the submission.
+    let copies_here = files.direct.is_none() && request.is_long_copy();
+    match copies_here && !mutant("fileio.uring.copies-any-length") {
+        true => entry.flags(squeue::Flags::ASYNC),
+        false => entry,
     }
 }
 

@@ -115,7 +115,7 @@ impl Poller {
                     warn!(%error, "a queue cannot run on another poller; it stays where it was");
                     orders.divert(&from);
                     let cause = Cause::Return;
-                    send(&from, Arrival { queue, spec, orders, ended, cause });
+                    self.send(&from, Arrival { queue, spec, orders, ended, cause });
                 }
                 Cause::Return => error!(%error, "a queue cannot run any more"),
             },
@@ -201,8 +201,17 @@ impl Poller {
             Some(to) => {
                 let from = Arc::clone(&self.inbox);
                 let cause = Cause::Move { from, drained };
-                send(&to, Arrival { queue, spec, orders, ended, cause });
+                self.send(&to, Arrival { queue, spec, orders, ended, cause });
             }
+        }
+    }
+
+    /// Hands a queue over to another poller. If that one has died, it runs here.
+    fn send(&self, to: &Inbox, arrival: Arrival) {
+        if let Err(back) = to.post(arrival) {
+            warn!(queue = ?back.spec.origin, "the poller of a queue that moves has died");
+            back.orders.divert(&self.inbox);
+            let _ = self.inbox.post(Arrival { cause: Cause::Return, ..*back });
         }
     }
 
@@ -275,12 +284,11 @@ impl Poller {
         let parts = self.tasks.iter().map(|task| task.own_part_of(time));
         let wanted = parts.filter(|part| !part.is_zero()).count().max(1) as u32;
         for task in &mut self.tasks {
-            task.queue.count_looking(time);
             let own = match mutant("runner.poller.charges-the-polling-of-others") {
                 true => time,
                 false => task.own_part_of(time),
             };
-            task.looked = task.looked.saturating_add(time);
+            task.count_looking(time);
             task.charge(own / wanted, now);
         }
     }
@@ -312,18 +320,10 @@ impl Poller {
             let time = from.elapsed();
             add(&self.inbox.counters.sleeps, 1);
             self.options.activity.woke();
-            self.tasks.iter().for_each(|task| task.queue.count_sleep(time));
+            self.tasks.iter_mut().for_each(|task| task.count_sleep(time));
         }
         self.tasks.iter_mut().for_each(Task::unpark);
         self.look_at_all = true;
-    }
-}
-
-/// Hands a queue over to another poller. If that poller has died, so has the daemon, which its
-/// monitor notices.
-fn send(to: &Inbox, arrival: Arrival) {
-    if to.post(arrival).is_err() {
-        error!("a queue's next poller has died; the queue takes no more requests");
     }
 }
 

@@ -112,6 +112,11 @@ impl Inbox {
         Ok(())
     }
 
+    /// Returns whether the thread has ended.
+    pub fn has_ended(&self) -> bool {
+        self.state().arrivals.is_none()
+    }
+
     /// Closes the inbox: nothing more is started, and the thread ends with its last queue.
     pub(super) fn close(&self) {
         self.state().closed = true;

@@ -135,19 +135,21 @@ impl Task {
 
     /// Returns whether its disk has used its CPU budget. A queue that is to leave does not rest.
     pub fn is_resting(&mut self) -> bool {
-        let waits = |until| Instant::now() < until && self.queue.may_rest();
-        let rests = self.rests.is_some_and(waits);
+        let rests = self.rests.is_some_and(|until| self.waits(until));
         if !rests {
             self.rests = None;
         }
         rests
     }
 
+    fn waits(&mut self, until: Instant) -> bool {
+        Instant::now() < until && self.guard(|queue| queue.may_rest()).unwrap_or(false)
+    }
+
     /// Returns whether it has caused too many spurious wake-ups. A queue that is to leave is never
     /// deaf.
     fn is_deaf(&mut self) -> bool {
-        let is_deaf = |until| Instant::now() < until && self.queue.may_rest();
-        if !self.deaf.is_some_and(is_deaf) {
+        if !self.deaf.is_some_and(|until| self.waits(until)) {
             self.deaf = None;
         }
         self.deaf.is_some()
@@ -194,7 +196,7 @@ impl Task {
     pub fn begin_idle(&mut self, now: Instant) -> Duration {
         self.looks_for = Duration::ZERO;
         if !self.dead {
-            let budget = self.queue.begin_idle(now);
+            let budget = self.guard(|queue| queue.begin_idle(now)).unwrap_or_default();
             self.looks_for = if now < self.thrift { Duration::ZERO } else { budget };
         }
         self.looks_for
@@ -243,8 +245,24 @@ impl Task {
     /// Called when its thread is awake. The notification of a task that rests is not consumed: no
     /// other one ends a sleep before.
     pub fn unpark(&mut self) {
-        if !self.dead && self.rests.is_none() && self.deaf.is_none() && self.queue.unpark() {
+        let hears = !self.dead && self.rests.is_none() && self.deaf.is_none();
+        if hears && self.guard(|queue| queue.unpark()) == Some(true) {
             (self.empty_turns, self.is_notified) = (0, true);
+        }
+    }
+
+    /// Counts time for which its thread has polled.
+    pub fn count_looking(&mut self, time: Duration) {
+        self.looked = self.looked.saturating_add(time);
+        if !self.dead {
+            self.guard(|queue| queue.count_looking(time));
+        }
+    }
+
+    /// Counts time for which its thread has slept.
+    pub fn count_sleep(&mut self, time: Duration) {
+        if !self.dead {
+            self.guard(|queue| queue.count_sleep(time));
         }
     }
 }

@@ -22,6 +22,7 @@ use crate::halves::{Whole, whole};
 use crate::queue_run::QueueSpec;
 use crate::served_disk::{DiskConfig, QUEUES, Served, disk, layer_of, load, on_disk};
 
+mod death;
 mod fairness;
 
 /// Running queues by disk and number, on pollers that all disks share.

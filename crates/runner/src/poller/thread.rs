@@ -121,6 +121,14 @@ impl Drop for PollerThread {
     }
 }
 
+#[cfg(test)]
+impl PollerThread {
+    /// Ends its inbox, as the death of the thread does.
+    pub fn die_for_test(&self) {
+        drop(EndsInbox(Arc::clone(&self.inbox)));
+    }
+}
+
 /// Warns that a thread is not pinned, if the budget allows it: a guest can cause threads to start
 /// as often as it likes.
 fn warn_unpinned(cpus: &CpuList, error: &io::Error) {

@@ -1,7 +1,7 @@
 //! Pollers that all queues share, and the thread that moves queues between them by their load.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use flowstone_block::mutant;
@@ -41,8 +41,8 @@ struct Shared {
     budget: Option<Arc<ProcessBudget>>,
     activity: Arc<Activity>,
     is_restless: bool,
-    /// Started on demand, outside the lock: that waits for a thread.
-    pollers: Vec<OnceLock<PollerThread>>,
+    /// Started on demand, and anew if one has died; outside the lock: that waits for a thread.
+    pollers: Vec<Mutex<Option<Arc<PollerThread>>>>,
     state: Mutex<State>,
 }
 
@@ -86,7 +86,7 @@ impl Balancer {
         let matters = topology.matters();
         let node_of = |cpus| topology.node_of_all(cpus).filter(|_| matters);
         let nodes = cpus.iter().map(node_of).collect();
-        let pollers = (0..pollers).map(|_| OnceLock::new()).collect();
+        let pollers = (0..pollers).map(|_| Mutex::default()).collect();
         let shared = Arc::new(Shared {
             spread,
             topology,
@@ -140,11 +140,12 @@ impl Balancer {
 
     /// Returns the counters of each started poller.
     pub fn report(&self) -> Vec<PollerReport> {
-        let Shared { cpus, topology, pollers, .. } = &*self.shared;
-        let report = |(poller, cpus): (&OnceLock<PollerThread>, _)| {
-            Some(PollerReport::of(cpus, topology, &poller.get()?.inbox().counters))
+        let Shared { cpus, topology, .. } = &*self.shared;
+        let report = |(at, cpus)| {
+            let poller = self.shared.poller(at)?;
+            Some(PollerReport::of(cpus, topology, &poller.inbox().counters))
         };
-        pollers.iter().zip(cpus).filter_map(report).collect()
+        cpus.iter().enumerate().filter_map(report).collect()
     }
 }
 
@@ -159,7 +160,7 @@ impl Shared {
         &self,
         home: Option<u32>,
         beside: Option<&Arc<Orders>>,
-    ) -> io::Result<(MutexGuard<'_, State>, &PollerThread)> {
+    ) -> io::Result<(MutexGuard<'_, State>, Arc<PollerThread>)> {
         loop {
             let mut state = self.state();
             state.forget_ended();
@@ -171,7 +172,7 @@ impl Shared {
                 loads.iter_mut().filter(|it| it.poller == other).for_each(|it| it.load += 1.0);
             }
             let at = place(home, &loads, &self.nodes, spread);
-            if let Some(poller) = self.pollers[at].get() {
+            if let Some(poller) = self.poller(at) {
                 return Ok((state, poller));
             }
             drop(state);
@@ -179,12 +180,27 @@ impl Shared {
         }
     }
 
+    fn place_of(&self, index: usize) -> MutexGuard<'_, Option<Arc<PollerThread>>> {
+        self.pollers[index].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the poller with this index, if it runs.
+    fn poller(&self, index: usize) -> Option<Arc<PollerThread>> {
+        self.place_of(index).clone().filter(runs)
+    }
+
     /// Starts the poller with this index, unless another thread has.
     fn start(&self, index: usize) -> io::Result<()> {
         let (cpus, budget) = (self.cpus[index].clone(), self.budget.clone());
         let activity = Arc::clone(&self.activity);
         let options = PollerOptions { index, cpus, budget, is_shared: true, activity };
-        let _ = self.pollers[index].set(PollerThread::spawn(format!("poller{index}"), options)?);
+        let started = Arc::new(PollerThread::spawn(format!("poller{index}"), options)?);
+        let mut place = self.place_of(index);
+        let other =
+            if place.as_ref().is_some_and(runs) { Some(started) } else { place.replace(started) };
+        // A drop joins the thread.
+        drop(place);
+        drop(other);
         Ok(())
     }
 
@@ -204,7 +220,7 @@ impl Shared {
             false => plan(&loads, &self.nodes, self.spread),
         };
         let Some(Move { queue, to }) = next else { return false };
-        let Some(poller) = self.pollers[to].get() else {
+        let Some(poller) = self.poller(to) else {
             drop(state);
             // The next look moves the queue.
             let started =
@@ -220,6 +236,10 @@ impl Shared {
         }
         true
     }
+}
+
+fn runs(poller: &Arc<PollerThread>) -> bool {
+    !poller.inbox().has_ended() || mutant("runner.balancer.uses-dead-pollers")
 }
 
 impl State {
@@ -251,5 +271,32 @@ impl State {
             QueueLoad { poller, load: queue.load, movable, home: queue.home }
         };
         self.0.iter().map(load).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flowstone_block::SectorCount;
+    use flowstone_layers::Null;
+
+    use super::*;
+    use crate::PollMode;
+    use crate::fake_guest::{Asks, FakeGuest, spec_of};
+
+    /// Regression: no queue could start any more until the daemon was restarted.
+    #[test]
+    fn a_poller_that_has_died_is_started_anew() {
+        let (cpus, topology) = (CpuList::default(), Topology::of_host());
+        let start = Balancer::start(1, Spread::AsNeeded, &cpus, topology, None, Arc::default());
+        let balancer = start.unwrap();
+        for _ in 0..3 {
+            let (_guest, queue) = FakeGuest::new(Asks::Flush);
+            let spec = spec_of(Arc::new(Null::new(SectorCount::new(1 << 12))), PollMode::Auto);
+            let running = balancer.run(Box::new(queue), spec, None, None).unwrap();
+            assert_eq!(balancer.report().len(), 1);
+            assert!(running.stop().is_some());
+            balancer.shared.poller(0).unwrap().die_for_test();
+        }
+        assert_eq!(balancer.report().len(), 0);
     }
 }

@@ -79,7 +79,7 @@ fn sleeps(task: &mut Task, at_most: u32, now: Instant) -> u32 {
 }
 
 /// A time later than all that the code under test reads: a rest until then does not end.
-fn later() -> Instant {
+pub fn later() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }
 
@@ -251,15 +251,15 @@ fn spec(disk: u32) -> QueueSpec {
     }
 }
 
-struct Fixture {
-    poller: Poller,
+pub struct Fixture {
+    pub poller: Poller,
     turns: Vec<Arc<AtomicU32>>,
     _ended: Vec<Receiver<Part>>,
 }
 
 impl Fixture {
     /// A poller with one queue for each of `disks`.
-    fn new(disks: &[u32], time: Duration) -> Self {
+    pub fn new(disks: &[u32], time: Duration) -> Self {
         let poller = Poller::new(PollerOptions::default()).unwrap();
         let mut fixture = Self { poller, turns: Vec::new(), _ended: Vec::new() };
         for disk in disks {
@@ -271,7 +271,7 @@ impl Fixture {
         fixture
     }
 
-    fn add(&mut self, disk: u32, queue: Box<dyn QueueRun>) {
+    pub fn add(&mut self, disk: u32, queue: Box<dyn QueueRun>) {
         let (ended, has_ended) = sync_channel(1);
         let orders = Arc::new(Orders::new(Arc::clone(&self.poller.inbox)));
         self.poller.tasks.push(Task::new(queue, spec(disk), orders, ended));
