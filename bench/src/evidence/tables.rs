@@ -19,6 +19,8 @@ struct Sizes {
     small: &'static str,
     /// Number of writes that need no cleaning.
     burst: &'static str,
+    /// Numbers of writes before and in the measured part, if not those of `replay`.
+    writes: &'static [&'static str],
     blocks: &'static [&'static str],
     segments: &'static [&'static str],
     /// A large erase block, and half of it.
@@ -33,6 +35,7 @@ const FULL: Sizes = Sizes {
     loose: "0.7",
     small: "1.6G",
     burst: "--ops=400000",
+    writes: &[],
     blocks: &["512K", "2M", "8M", "32M"],
     segments: &["1M", "2M", "8M", "32M"],
     large: "8M",
@@ -48,6 +51,8 @@ const QUICK: Sizes = Sizes {
     loose: "0.5",
     small: "256M",
     burst: "--ops=30000",
+    // Three times the disk, and twice.
+    writes: &["--warmup=196608", "--ops=131072"],
     blocks: &["512K", "1M"],
     segments: &["1M", "2M"],
     large: "1M",
@@ -89,7 +94,10 @@ impl Sizes {
     /// Returns the arguments of the base point, without the format.
     fn base(&self, load: &str) -> Vec<String> {
         let Self { disk, fill, .. } = self;
-        vec![format!("--size={disk}"), format!("--fill={fill}"), format!("--generate={load}")]
+        let mut base =
+            vec![format!("--size={disk}"), format!("--fill={fill}"), format!("--generate={load}")];
+        base.extend(self.writes.iter().map(|it| (*it).to_owned()));
+        base
     }
 
     fn table(
