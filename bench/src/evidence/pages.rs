@@ -11,6 +11,8 @@ use super::tables::{long, tables};
 use crate::document;
 use crate::plot::{Axes, Lines, draw};
 
+const PICTURE: &str = "erase-block.svg";
+
 /// The tables of each page.
 const PAGES: [(&str, &[&str]); 6] = [
     (
@@ -23,12 +25,16 @@ const PAGES: [(&str, &[&str]); 6] = [
             "trim",
             "spare",
             "fill",
+            "fill-loads",
             "images",
             "offset",
             "collector",
         ],
     ),
-    ("decisions.md", &["segment", "reserve", "age", "copies", "records", "streams", "resort"]),
+    (
+        "decisions.md",
+        &["segment", "reserve", "age", "copies", "records", "dead", "streams", "resort"],
+    ),
     ("method.md", &["checks"]),
     ("S1.md", &["sata", "files"]),
     ("S4.md", &["mail"]),
@@ -58,7 +64,7 @@ pub fn update(folder: &Path) -> Result<()> {
     for (page, name, text) in rendered(folder)? {
         document::update(&folder.join(page), name, &text)?;
     }
-    picture(folder)
+    picture(folder, &folder.join(PICTURE))
 }
 
 /// Returns each table that has data: its page, its name and its text.
@@ -88,7 +94,7 @@ pub fn rendered(folder: &Path) -> Result<Vec<(&'static str, &'static str, String
 }
 
 /// Draws the WAF by the size of erase blocks.
-fn picture(folder: &Path) -> Result<()> {
+fn picture(folder: &Path, to: &Path) -> Result<()> {
     let path = folder.join("data/erase-block.json");
     if !path.exists() {
         return Ok(());
@@ -104,7 +110,7 @@ fn picture(folder: &Path) -> Result<()> {
         lines.entry(line.clone()).or_default().push((kib, table.value(cell)?));
     }
     let axes = Axes { x: "erase block, KiB", y: "total WAF", is_log: true };
-    draw(&folder.join("erase-block.svg"), &axes, &lines)
+    draw(to, &axes, &lines)
 }
 
 #[cfg(test)]
@@ -124,6 +130,16 @@ mod tests {
             let page = std::fs::read_to_string(folder.join(page)).unwrap();
             assert!(page.contains(&text), "{name}: run `flowstone-bench evidence --only {name}`");
         }
+    }
+
+    #[test]
+    fn the_picture_shows_what_the_data_says() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/evidence");
+        let place = tempfile::tempdir().unwrap();
+        let drawn = place.path().join(PICTURE);
+        picture(&folder, &drawn).unwrap();
+        let [drawn, kept] = [drawn, folder.join(PICTURE)].map(|it| std::fs::read(it).unwrap());
+        assert!(drawn == kept, "run `flowstone-bench evidence --render`");
     }
 
     #[test]

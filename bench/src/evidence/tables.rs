@@ -19,6 +19,8 @@ struct Sizes {
     small: &'static str,
     /// Number of writes that need no cleaning.
     burst: &'static str,
+    /// Numbers of writes before and in the measured part, if not those of `replay`.
+    writes: &'static [&'static str],
     blocks: &'static [&'static str],
     segments: &'static [&'static str],
     /// A large erase block, and half of it.
@@ -33,6 +35,7 @@ const FULL: Sizes = Sizes {
     loose: "0.7",
     small: "1.6G",
     burst: "--ops=400000",
+    writes: &[],
     blocks: &["512K", "2M", "8M", "32M"],
     segments: &["1M", "2M", "8M", "32M"],
     large: "8M",
@@ -48,6 +51,8 @@ const QUICK: Sizes = Sizes {
     loose: "0.5",
     small: "256M",
     burst: "--ops=30000",
+    // Three times the disk, and twice.
+    writes: &["--warmup=196608", "--ops=131072"],
     blocks: &["512K", "1M"],
     segments: &["1M", "2M"],
     large: "1M",
@@ -64,6 +69,7 @@ pub fn tables(is_quick: bool) -> Vec<Table> {
     tables.push(reserves(&sizes));
     tables.push(copies(&sizes));
     tables.push(records(&sizes));
+    tables.push(dead_segments(&sizes));
     tables.push(ages(&sizes));
     tables.push(sata(&sizes));
     // Recorded guests have disks of a fixed size, and so have the checks.
@@ -88,7 +94,10 @@ impl Sizes {
     /// Returns the arguments of the base point, without the format.
     fn base(&self, load: &str) -> Vec<String> {
         let Self { disk, fill, .. } = self;
-        vec![format!("--size={disk}"), format!("--fill={fill}"), format!("--generate={load}")]
+        let mut base =
+            vec![format!("--size={disk}"), format!("--fill={fill}"), format!("--generate={load}")];
+        base.extend(self.writes.iter().map(|it| (*it).to_owned()));
+        base
     }
 
     fn table(
@@ -136,12 +145,17 @@ fn of_drives(sizes: &Sizes) -> Vec<Table> {
 /// Tables that vary the load, and the host's behaviour.
 fn of_hosts(sizes: &Sizes) -> Vec<Table> {
     let loads = ["uniform", "zipf:0.99", "hotcold:95/5", "sequential"];
-    let trims = vec![
-        column("at once", &["--ssd=trim=on"]),
-        column("after each GiB written", &["--ssd=trim=batch:1G"]),
-        column("never, a drive written before", &["--ssd=trim=off", "--aged"]),
-    ];
-    let fills = [sizes.half, "0.65", sizes.fill];
+    let fills = named(&[sizes.half, "0.65", sizes.fill], |fill| format!("--fill={fill}"));
+    let mut fills_of_loads = sizes.table(
+        "fill-loads",
+        "Total WAF by how much of the drive the disk is, uniform and 95/5",
+        fills.clone(),
+        &[],
+    );
+    for load in ["uniform", "hotcold:95/5"] {
+        let of_load = |format| [format!("--format={format}"), format!("--generate={load}")];
+        fills_of_loads.lines.extend(BOTH.map(|it| (format!("{it}, {load}"), of_load(it).to_vec())));
+    }
     let offset = format!("--ssd=block={},offset=", sizes.large);
     vec![
         sizes.table(
@@ -150,19 +164,29 @@ fn of_hosts(sizes: &Sizes) -> Vec<Table> {
             named(&loads, |load| format!("--generate={load}")),
             &["raw", "qcow2", "log"],
         ),
-        sizes.table("trim", "Total WAF by when the drive hears of TRIM, zipf .99", trims, &BOTH),
+        sizes.table("trim", "Total WAF by when the drive hears of TRIM, zipf .99", trims(), &BOTH),
         sizes.table(
             "fill",
             "Total WAF by how much of the drive the disk is, zipf .99",
-            named(&fills, |fill| format!("--fill={fill}")),
+            fills,
             &BOTH,
         ),
+        fills_of_loads,
         sizes.table(
             "offset",
             "Total WAF by where the file begins among erase blocks of 8 MiB, zipf .99",
             named(&["0", sizes.misfit], |at| format!("{offset}{at}")),
             &BOTH,
         ),
+    ]
+}
+
+/// When the drive hears of what is discarded.
+fn trims() -> Vec<(String, Vec<String>)> {
+    vec![
+        column("at once", &["--ssd=trim=on"]),
+        column("after each GiB written", &["--ssd=trim=batch:1G"]),
+        column("never, a drive written before", &["--ssd=trim=off", "--aged"]),
     ]
 }
 
@@ -211,6 +235,13 @@ fn records(sizes: &Sizes) -> Table {
     let title = "Total WAF of log images by requests in flight and erase block, zipf .99";
     let columns = named(&["1", "8", "32", "128"], |depth| format!("--iodepth={depth}"));
     Table { name: "records", title, columns, ..copies(sizes) }
+}
+
+/// The image tells of its dead segments at once, and the drive hears of them when it does.
+fn dead_segments(sizes: &Sizes) -> Table {
+    let title = "Total WAF of log images by when the drive hears of dead segments, zipf .99";
+    let columns = properties("block", sizes.blocks);
+    Table { name: "dead", title, columns, lines: trims(), ..copies(sizes) }
 }
 
 /// 0 is greedy, 1 the age as in LFS.

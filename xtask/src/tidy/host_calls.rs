@@ -10,11 +10,12 @@ use super::source::Source;
 
 /// Code run by those threads: all of the daemon and the runner, and the path of a request down to
 /// the engines.
-const SHARED: [&str; 21] = [
+const SHARED: [&str; 22] = [
     "crates/daemon/src/",
     "crates/control/src/",
     "crates/resources/src/",
     "crates/runner/src/",
+    "crates/host/src/",
     "crates/frontend/src/vhost_user/queue",
     "crates/classify/src/layer.rs",
     "crates/cache/src/",
@@ -35,8 +36,16 @@ const SHARED: [&str; 21] = [
 ];
 
 /// Calls that access a file system or a device, or wait for a request.
-const METHODS: [&str; 13] = [
+const METHODS: [&str; 21] = [
     "metadata",
+    "exists",
+    "try_exists",
+    "is_dir",
+    "is_file",
+    "flush",
+    "write_all",
+    "read_exact_at",
+    "write_all_at",
     "canonicalize",
     "allocated_bytes",
     "space",
@@ -51,9 +60,11 @@ const METHODS: [&str; 13] = [
     "recv",
 ];
 /// Functions that do, and types whose functions do.
-const FUNCTIONS: [&str; 10] = [
+const FUNCTIONS: [&str; 12] = [
     "fs",
     "File",
+    "OpenOptions",
+    "openat",
     "BlockingDisk",
     "BlockingFile",
     "fdatasync",
