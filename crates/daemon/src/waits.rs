@@ -2,7 +2,8 @@
 //! docs/durability.md, "What a request waits for", has the same table. `waits.rs` of `image` has
 //! those inside of one. A state that a thread or another queue ends is ended by its death, too.
 //!
-//! Nothing waits in the cache: a block that another request fills or writes is read below.
+//! In the cache a read waits for a read-ahead of its queue only: a block that another request fills
+//! or writes is read below.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -16,6 +17,7 @@ enum Wait {
     Limit,
     Device,
     Channel,
+    Ahead,
     OtherHalf,
     Return,
     Start,
@@ -23,6 +25,7 @@ enum Wait {
     Form,
     Stop,
     Opening,
+    Removal,
     Command,
     Report,
     Path,
@@ -39,6 +42,7 @@ enum Owner {
     FrontHalf,
     FormChanger,
     OpeningThread,
+    RemovingThread,
     ClientThread,
     ProbeThread,
     PathThread,
@@ -55,6 +59,7 @@ impl fmt::Display for Owner {
             Self::FrontHalf => "the half that takes requests",
             Self::FormChanger => "the thread that changes forms",
             Self::OpeningThread => "the thread that opens the disk",
+            Self::RemovingThread => "the thread that stops the disk",
             Self::ClientThread => "the thread of the client",
             Self::ProbeThread => "the thread that asks the image",
             Self::PathThread => "the thread that looks at a path",
@@ -63,11 +68,12 @@ impl fmt::Display for Owner {
 }
 
 impl Wait {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 16] = [
         Self::Turn,
         Self::Limit,
         Self::Device,
         Self::Channel,
+        Self::Ahead,
         Self::OtherHalf,
         Self::Return,
         Self::Start,
@@ -75,6 +81,7 @@ impl Wait {
         Self::Form,
         Self::Stop,
         Self::Opening,
+        Self::Removal,
         Self::Command,
         Self::Report,
         Self::Path,
@@ -88,6 +95,7 @@ impl Wait {
             Self::Channel => {
                 "a request with the disk; one in the ring while those in flight weigh too much"
             }
+            Self::Ahead => "a read in the cache: the read-ahead of its block",
             Self::OtherHalf => "a request that is handed over: the other thread of its queue",
             Self::Return => "the stop of the half that completes: the order to leave of the other",
             Self::Start => "a queue that is handed over to a poller: that it runs",
@@ -95,6 +103,7 @@ impl Wait {
             Self::Form => "the stop of a queue whose form changes, or is tried",
             Self::Stop => "a stop or a change of form: that nothing of the queue is in flight",
             Self::Opening => "the end of the daemon: a disk that starts",
+            Self::Removal => "a removal of a disk that leaves: that it has gone",
             Self::Command => "a client of the control socket: its answer, or a place",
             Self::Report => "`stats`, the stop of a disk: what its image says of itself",
             Self::Path => "a command that names a path: the look at another one",
@@ -106,11 +115,12 @@ impl Wait {
             Self::Turn | Self::Start | Self::Move | Self::Stop => Owner::Poller,
             Self::Limit => Owner::Clock,
             Self::Device => Owner::OtherDisk,
-            Self::Channel => Owner::Image,
+            Self::Channel | Self::Ahead => Owner::Image,
             Self::OtherHalf => Owner::BackHalf,
             Self::Return => Owner::FrontHalf,
             Self::Form => Owner::FormChanger,
             Self::Opening => Owner::OpeningThread,
+            Self::Removal => Owner::RemovingThread,
             Self::Command => Owner::ClientThread,
             Self::Report => Owner::ProbeThread,
             Self::Path => Owner::PathThread,
@@ -124,12 +134,14 @@ impl Wait {
             Self::Limit => "its place in the line is given up (`Admission`)",
             Self::Device => "its slots are given back (`SharedChannel`)",
             Self::Channel => "what the disk has comes back before the queue is dropped (`retire`)",
+            Self::Ahead => "a read-ahead that fails ends the wait, and the read goes below",
             Self::OtherHalf => "its ring is abandoned, and the front is woken (`BackLink`)",
             Self::Return => "the other half is stopped all the same",
             Self::Start | Self::Move => "what is posted to it comes back, or ends (`EndsInbox`)",
             Self::Form => "the queue is over",
             Self::Stop => "the queue's channel of ends is closed, and it is not given back",
             Self::Opening => "the disk is given up (`Disks::open`)",
+            Self::Removal => "the disk has gone all the same (`Disks::end`)",
             Self::Command => "its connection is closed, its place is free",
             Self::Report => "the question ends without an answer (`Question`)",
             Self::Path => "the next one looks (`Looks`)",
@@ -148,6 +160,7 @@ impl Wait {
             Self::Channel => {
                 &["a_queue_that_has_panicked_is_dropped_when_its_disk_has_nothing_of_it_any_more"]
             }
+            Self::Ahead => &["a_read_that_waits_for_a_read_ahead_is_read_by_itself_if_that_fails"],
             Self::OtherHalf => &[
                 "a_front_stops_whose_other_half_has_panicked",
                 "a_front_whose_other_half_has_panicked_sleeps_until_it_is_to_leave",
@@ -157,6 +170,7 @@ impl Wait {
             Self::Move => &["a_queue_that_moves_to_a_poller_that_ends_is_not_waited_for"],
             Self::Form => &["a_queue_stops_when_the_thread_that_changes_its_form_panics"],
             Self::Opening => &["a_disk_whose_opening_panics_is_not_waited_for"],
+            Self::Removal => &["a_disk_whose_stop_panics_is_gone"],
             Self::Command => &["a_command_that_panics_ends_its_client_alone"],
             Self::Report => &["an_image_that_panics_when_it_is_asked_is_not_waited_for"],
             Self::Path => &["a_look_at_a_path_that_panics_lets_the_next_one_look"],
@@ -180,7 +194,8 @@ fn the_document_names_each_state_its_owner_and_its_test() {
 #[test]
 fn each_state_names_tests_that_there_are() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let folders = ["src", "../control/src", "../runner/src", "../qos/src"].map(|it| here.join(it));
+    let folders = ["src", "../control/src", "../runner/src", "../qos/src", "../cache/tests"];
+    let folders = folders.map(|it| here.join(it));
     let tests = Wait::ALL.iter().flat_map(|wait| wait.shown_by());
     assert_tests(&folders.each_ref().map(PathBuf::as_path), tests);
 }

@@ -2,26 +2,29 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use flowstone_block::{
-    AlignedBuf, Channel, Completion, Geometry, IoVec, Layer, NextLook, Op, Origin, QueueContext,
-    QueueDepth, Request,
+    AlignedBuf, Channel, Completion, Errno, Geometry, IoVec, Layer, NextLook, Op, Origin,
+    QueueContext, QueueDepth, Request, SectorCount,
 };
 use flowstone_cache::{Cached, PolicyKind};
 use flowstone_layers::Mem;
 
 use crate::{cache, extent, mem};
 
-/// A disk whose channels can always be retired: the test is about the cache's own condition.
+/// A disk whose channels can always be retired: the tests are about the cache's own condition.
 struct Held {
     disk: Arc<Mem>,
     holds: Arc<AtomicBool>,
+    /// Number of reads of more than a block, which fail when they are let go.
+    long: Option<Arc<AtomicUsize>>,
 }
 
 struct HeldChannel {
     base: Box<dyn Channel>,
     holds: Arc<AtomicBool>,
+    long: Option<Arc<AtomicUsize>>,
     #[expect(clippy::vec_box, reason = "requests travel in their boxes")]
     held: Vec<Box<Request>>,
 }
@@ -33,12 +36,17 @@ impl Layer for Held {
 
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
         let (base, holds) = (self.disk.channel(context)?, Arc::clone(&self.holds));
-        Ok(Box::new(HeldChannel { base, holds, held: Vec::new() }))
+        Ok(Box::new(HeldChannel { base, holds, long: self.long.clone(), held: Vec::new() }))
     }
 }
 
 impl Channel for HeldChannel {
     fn submit(&mut self, request: Box<Request>) {
+        match &self.long {
+            Some(count) if is_long(&request) => drop(count.fetch_add(1, Ordering::Relaxed)),
+            Some(_) => return self.base.submit(request),
+            None => {}
+        }
         self.held.push(request);
     }
 
@@ -46,10 +54,15 @@ impl Channel for HeldChannel {
 
     fn reap(&mut self, done: &mut Vec<Completion>) {
         if !self.holds.load(Ordering::Relaxed) {
-            self.held.drain(..).for_each(|request| self.base.submit(request));
-            self.base.kick();
-            self.base.reap(done);
+            for request in self.held.drain(..) {
+                match self.long {
+                    Some(_) => done.push(Completion { request, outcome: Err(Errno::IO) }),
+                    None => self.base.submit(request),
+                }
+            }
         }
+        self.base.kick();
+        self.base.reap(done);
     }
 
     fn next_look(&mut self) -> NextLook {
@@ -61,12 +74,16 @@ impl Channel for HeldChannel {
     }
 }
 
+fn is_long(request: &Request) -> bool {
+    request.op.extent().is_some_and(|extent| extent.count() > SectorCount::new(8))
+}
+
 /// Regression: dropping a cached queue waited for its reads and blocked the other disks of its
 /// thread.
 #[test]
 fn a_queue_does_not_retire_before_its_reads_are_back() {
     let holds = Arc::new(AtomicBool::new(true));
-    let layer = Arc::new(Held { disk: mem(), holds: Arc::clone(&holds) });
+    let layer = Arc::new(Held { disk: mem(), holds: Arc::clone(&holds), long: None });
     let cached = Cached::new(layer, cache(PolicyKind::Lru), 0, false);
     let mut memory = AlignedBuf::zeroed(4096);
     let origin = Origin::Queue { disk: 0, queue: 0 };
@@ -81,4 +98,37 @@ fn a_queue_does_not_retire_before_its_reads_are_back() {
     holds.store(false, Ordering::Relaxed);
     assert!(!early, "its read is below");
     assert!(queue.retire() || queue.retire());
+}
+
+#[test]
+fn a_read_that_waits_for_a_read_ahead_is_read_by_itself_if_that_fails() {
+    let (holds, long) = (Arc::new(AtomicBool::new(true)), Arc::<AtomicUsize>::default());
+    let layer = Held { disk: mem(), holds: Arc::clone(&holds), long: Some(Arc::clone(&long)) };
+    let cached = Cached::new(Arc::new(layer), cache(PolicyKind::Lru), 0, false);
+    let mut memory = AlignedBuf::zeroed(4096);
+    let origin = Origin::Queue { disk: 0, queue: 0 };
+    let context = QueueContext { origin, ..QueueContext::alone(QueueDepth(8)).unwrap() };
+    let mut queue = cached.channel(&context).unwrap();
+    let mut done = Vec::new();
+    // In sequence, until one waits.
+    for block in 0..64 {
+        let mut request = Request::new(Op::Read(extent(block * 8, 8)), 0);
+        // SAFETY: the memory outlives the request, which comes back below.
+        request.memory.push(unsafe { IoVec::of(&mut memory) });
+        queue.submit(request);
+        queue.kick();
+        queue.reap(&mut done);
+        if done.is_empty() {
+            break;
+        }
+        assert_eq!(done.pop().unwrap().outcome, Ok(()));
+    }
+    queue.reap(&mut done);
+    assert!(long.load(Ordering::Relaxed) > 0 && done.is_empty(), "none waits");
+    holds.store(false, Ordering::Relaxed);
+    for _ in 0..8 {
+        queue.reap(&mut done);
+        queue.kick();
+    }
+    assert_eq!(done.pop().expect("it still waits").outcome, Ok(()));
 }

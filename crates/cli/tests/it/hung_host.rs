@@ -17,6 +17,7 @@ use crate::fixture::{Place, ask, pattern};
 use crate::hot_disks::{list, listed};
 use crate::kept_disks::keeper;
 use crate::many_disks::{config, serve, serve_command};
+use crate::reload::reload;
 
 /// A folder on a host that can be stopped, beside one on a healthy host.
 struct Hosts {
@@ -251,6 +252,32 @@ fn disks_that_are_removed_while_their_host_hangs_in_open_are_bounded() {
     wait_until("it is served", || {
         put("more") == 200 && listed(place, "more")["state"] == "serving"
     });
+    crate::fixture::stop(daemon);
+}
+
+/// Regression: neither it nor a later one ended, and the other disk was not changed.
+#[test]
+fn a_reload_that_removes_a_disk_whose_host_hangs_changes_the_others() {
+    let Some(hosts) = Hosts::new() else { return };
+    let daemon = hosts.serve("raw", "", "");
+    let mut guest = hosts.connect("hung");
+    assert_eq!(guest.write(0, &pattern(4096, 1)).unwrap(), Status::Ok);
+    drop(guest);
+    wait_until("it has gone", || listed(&hosts.place, "hung")["connected"] == false);
+    hosts.fake.stop();
+    let well = format!("image = {:?}\nlimit = 'iops=9'", hosts.place.text("well.raw"));
+    config(&hosts.place, &[("well", &well), ("new", "backend = 'null:1M'")]);
+    // A second one has no other thread that waits.
+    for _ in 0..2 {
+        let done = reload(&hosts.place);
+        let kept = "hung: it is being removed, and its host has not answered yet";
+        assert_eq!(done["kept"], json!([kept]), "{done}");
+        assert_eq!(threads(&daemon, "removal"), 1);
+    }
+    assert_eq!(disk(&hosts.place.stats(), "well")["limit"]["iops"], 9);
+    assert_eq!(hosts.connect("new").write(0, &pattern(4096, 1)).unwrap(), Status::Ok);
+    hosts.fake.release();
+    wait_until("the disk has gone", || list(&hosts.place).len() == 2);
     crate::fixture::stop(daemon);
 }
 

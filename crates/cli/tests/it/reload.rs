@@ -13,7 +13,7 @@ use crate::fixture::{Over, Place, stop};
 use crate::hot_disks::{list, listed, verify_until};
 use crate::many_disks::{config, serve};
 
-fn reload(place: &Place) -> Value {
+pub fn reload(place: &Place) -> Value {
     let control = place.text("control.sock");
     let text = place.succeed(&["reload", "--json", "--control", &control]);
     serde_json::from_str(&text).unwrap()

@@ -1,5 +1,6 @@
 //! Removal of a disk with everything that belongs to it.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, PoisonError};
 use std::thread::sleep;
 use std::time::Duration;
@@ -22,7 +23,7 @@ pub(super) const CANCELLED_MAX: usize = 32;
 pub enum Removal {
     /// None: the disk is gone.
     Done,
-    /// The caller stops the disk and [releases](Disks::let_go) it.
+    /// The caller [ends](Disks::end) the disk.
     Stop(u32, Arc<Disk>),
     /// The caller [waits](Disks::wait_until_gone) for the thread that stops it.
     Wait(Leaving),
@@ -66,22 +67,13 @@ impl Disks {
         Ok(removal)
     }
 
-    /// Waits until nothing else uses a stopped disk, then drops it: its image is closed, and its
-    /// number may be reused.
-    pub fn let_go(&self, number: u32, mut disk: Arc<Disk>) {
-        // A report, the resource monitor or a resize may use it for a moment.
-        let mut pause = LOOK_AGAIN;
-        loop {
-            disk = match Arc::try_unwrap(disk) {
-                Ok(last) => {
-                    drop(last);
-                    return self.give_up(number);
-                }
-                Err(disk) => disk,
-            };
-            sleep(pause);
-            pause = (2 * pause).min(LOOK_AGAIN_MAX);
-        }
+    /// Stops a disk, waits until nothing else uses it, and drops it: its image is closed, and its
+    /// number may be reused. The disk goes, too, if the stop panics: others wait for that.
+    pub fn end<D, T>(&self, number: u32, disk: Arc<D>, stop: impl FnOnce(&D) -> T) -> T {
+        let _gone = GivesUp { disks: self, number };
+        let stopped = catch_unwind(AssertUnwindSafe(|| stop(&disk)));
+        drop(alone(disk));
+        stopped.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// Waits until a disk that is being stopped is gone.
@@ -93,6 +85,31 @@ impl Disks {
         while is_there(&table) {
             table = self.settled.wait(table).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+}
+
+/// Gives up a disk when it is dropped.
+struct GivesUp<'a> {
+    disks: &'a Disks,
+    number: u32,
+}
+
+impl Drop for GivesUp<'_> {
+    fn drop(&mut self) {
+        self.disks.give_up(self.number);
+    }
+}
+
+/// Waits until nothing else uses it: a report, the resource monitor or a resize may for a moment.
+fn alone<D>(mut shared: Arc<D>) -> D {
+    let mut pause = LOOK_AGAIN;
+    loop {
+        shared = match Arc::try_unwrap(shared) {
+            Ok(last) => return last,
+            Err(shared) => shared,
+        };
+        sleep(pause);
+        pause = (2 * pause).min(LOOK_AGAIN_MAX);
     }
 }
 

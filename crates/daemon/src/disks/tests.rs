@@ -120,3 +120,19 @@ fn so_many_disks_are_removed_while_they_are_opened_and_no_more() {
     disks.open(numbers[5], "d5", || Ok(())).unwrap();
     assert!(is_done(&last) && remove("d0").is_err());
 }
+
+/// Regression: its name was taken for ever, and each further removal of it had a waiting thread.
+#[test]
+fn a_disk_whose_stop_panics_is_gone() {
+    let disks = Disks::default();
+    let number = begin(&disks, "dead");
+    assert!(disks.begin_start(number));
+    let Ok(Removal::Wait(leaving)) = disks.begin_removal("dead", false) else { panic!() };
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| disks.wait_until_gone(leaving));
+        let stops = scope.spawn(|| disks.end(number, Arc::new(()), |()| panic!("the mistake")));
+        assert!(stops.join().is_err());
+        waits.join().unwrap();
+    });
+    begin(&disks, "dead");
+}

@@ -191,21 +191,31 @@ impl Daemon {
     }
 
     /// Removes a disk. When this returns its socket is gone and its image is closed.
-    pub(super) fn remove(&self, name: &str, force: bool) -> Result<Answer, Refused> {
-        let in_order = self.lock_changes();
+    fn remove(&self, name: &str, force: bool) -> Result<Answer, Refused> {
+        let removal = self.begin_removal(name, force)?;
+        self.end_removal(name, removal)?;
+        Ok(json!({ "name": name, "removed": true }).into())
+    }
+
+    /// Begins the removal of a disk; waits for no disk.
+    pub(super) fn begin_removal(&self, name: &str, force: bool) -> Result<Removal, Refused> {
+        let _in_order = self.lock_changes();
         let subject = Subject::Disk(name.to_owned());
         self.check_kept(&subject)?;
         self.disks.check_removal(name, force)?;
         // First: a record that cannot be removed would bring the disk back after a restart.
         let before = self.state.as_ref().and_then(|state| state.get(&subject));
         self.keep(subject.clone(), |record| *record = Record::of(&record.subject()))?;
-        let removal = self.disks.begin_removal(name, force).inspect_err(|_| {
+        self.disks.begin_removal(name, force).inspect_err(|_| {
             // A guest has connected meanwhile.
             let Some(before) = before else { return };
             let kept = self.keep(subject, |record| *record = before);
             kept.unwrap_or_else(|error| error!("{error}"));
-        })?;
-        drop(in_order);
+        })
+    }
+
+    /// Waits until a disk is gone, for as long as its host takes.
+    pub(super) fn end_removal(&self, name: &str, removal: Removal) -> flowstone_block::Result<()> {
         let outcome = match removal {
             Removal::Done => Ok(()),
             Removal::Wait(leaving) => {
@@ -214,17 +224,14 @@ impl Daemon {
             }
             Removal::Stop(number, disk) => {
                 disk.begin_stop();
-                let stopped = disk.stop(Instant::now() + STOP_PATIENCE);
-                self.disks.let_go(number, disk);
-                stopped
+                self.disks.end(number, disk, |disk| disk.stop(Instant::now() + STOP_PATIENCE))
             }
         };
         match &outcome {
             Ok(()) => info!(disk = name, "removed"),
             Err(error) => error!(disk = name, "removed: {error}"),
         }
-        outcome?;
-        Ok(json!({ "name": name, "removed": true }).into())
+        outcome
     }
 }
 

@@ -1,7 +1,10 @@
 //! Reload of the configuration: applies what can change while guests run, and lists the rest.
 
 use std::collections::BTreeSet;
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, TryLockError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use flowstone_block::{Error, Result};
 use flowstone_control::{DiskChange, DiskWord, Origin};
@@ -11,7 +14,7 @@ use tracing::{error, info};
 
 use super::Daemon;
 use crate::config::{Config, DiskConfig, Keys};
-use crate::disks::Begun;
+use crate::disks::{Begun, Removal};
 use crate::state::Subject;
 
 /// Keys that can change while a guest runs.
@@ -20,6 +23,11 @@ const LIVE: [&str; 2] = ["limit", "weight"];
 const ACCESS: [&str; 2] = ["socket-group", "socket-mode"];
 /// Reason for leaving a disk or group unchanged.
 pub(super) const ADDED: &str = "it was added on the control socket";
+/// Reason why a disk still exists.
+const LEAVING: &str = "it is being removed, and its host has not answered yet";
+
+/// Time that a reload waits for the disks that it removes, before it adds others in their places.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Result of a reload.
 #[derive(Debug, Default, Serialize)]
@@ -56,13 +64,14 @@ impl Daemon {
         self.reload_groups(&config, &mut done);
         let before = self.disks.written();
         let names: BTreeSet<String> = config.disks.iter().map(DiskConfig::name).collect();
+        let mut leaving = Vec::new();
         for (name, (origin, keys)) in &before {
             // A disk configured with an error is not a removed one.
             let is_there = names.contains(name) || config.refuses(name, keys);
             if *origin == Origin::File && !is_there {
-                match self.remove(name, false) {
-                    Ok(_) => done.removed.push(name.clone()),
-                    Err(refused) => done.kept.push(format!("{name}: {}", refused.error)),
+                match self.remove_beside(name) {
+                    Ok(gone) => leaving.push((name, gone)),
+                    Err(error) => done.kept.push(format!("{name}: {error}")),
                 }
             }
         }
@@ -73,12 +82,44 @@ impl Daemon {
                     done.kept.push(format!("{name}: {ADDED}"));
                 }
                 Some((Origin::File, keys)) => self.reload_disk(disk, keys, &mut done),
-                None => self.reload_new(disk.clone(), &mut done),
+                None => {}
             }
+        }
+        let until = Instant::now() + REMOVAL_PATIENCE;
+        for (name, gone) in leaving {
+            let left = until.saturating_duration_since(Instant::now());
+            match gone.recv_timeout(left) {
+                Ok(Ok(())) => done.removed.push(name.clone()),
+                Ok(Err(error)) => done.kept.push(format!("{name}: {error}")),
+                Err(_) => done.kept.push(format!("{name}: {LEAVING}")),
+            }
+        }
+        for disk in config.disks.iter().filter(|disk| !before.contains_key(&disk.name())) {
+            self.reload_new(disk.clone(), &mut done);
         }
         self.reload_gone_groups(&config, &mut done);
         info!("read again: {}", json!(done));
         Ok(json!(done))
+    }
+
+    /// Removes a disk on a thread of its own: its host may hang. Returns where its end is told.
+    fn remove_beside(self: &Arc<Self>, name: &str) -> Result<Receiver<Result<()>>> {
+        let ((tell, told), (give, given)) = (sync_channel(1), sync_channel(1));
+        let (daemon, its) = (Arc::clone(self), name.to_owned());
+        let end = move || {
+            if let Ok(removal) = given.recv() {
+                let _ = tell.send(daemon.end_removal(&its, removal));
+            }
+        };
+        // First: without it the disk would be stopping for ever.
+        let thread = thread::Builder::new().name("removal".into()).spawn(end);
+        thread.map_err(|error| Error::host("the thread of a removal", error, "try again later"))?;
+        match self.begin_removal(name, false).map_err(|refused| refused.error)? {
+            // An earlier reload has a thread that waits, or the thread that opens it does.
+            Removal::Wait(_) => {}
+            removal => give.send(removal).expect("the thread waits for it"),
+        }
+        Ok(told)
     }
 
     fn reload_new(self: &Arc<Self>, disk: DiskConfig, done: &mut Reloaded) {
