@@ -9,26 +9,41 @@
 //! Times are seconds since the layer was made, `q1` is queue 1 of the disk, `own` means that the
 //! request is not from a guest, and the number is the request's tag. The class is shown unless it
 //! is data.
+//!
+//! A thread of the layer writes the lines. If the file is slower than the requests, lines are lost,
+//! and a line says how many: `2.000000000 lost 17`.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use flowstone_block::{
     Channel, Class, Completion, Geometry, Layer, NextLook, Origin, QueueContext, Request,
 };
 
+/// Lines that wait for the file; about 6 MB.
+const LINES_MAX: usize = 1 << 16;
+/// Time that the end of the disk waits for the last lines.
+const LAST_LINES: Duration = Duration::from_secs(1);
+
 /// The log layer.
 pub struct Log {
-    base: Arc<dyn Layer>,
+    // First: the file has its last line before the image is closed.
     sink: Arc<Sink>,
+    base: Arc<dyn Layer>,
 }
 
 struct Sink {
     start: Instant,
-    file: Mutex<BufWriter<File>>,
+    /// To the thread that writes; taken at the end.
+    lines: Option<SyncSender<String>>,
+    lost: Arc<AtomicU64>,
+    ended: Mutex<Receiver<()>>,
 }
 
 struct LogChannel {
@@ -39,22 +54,61 @@ struct LogChannel {
 impl Log {
     /// Logs the requests to `base` and their completions to a new file at `path`.
     pub fn new(base: Arc<dyn Layer>, path: &Path) -> io::Result<Self> {
-        let file = Mutex::new(BufWriter::new(File::create(path)?));
-        let sink = Arc::new(Sink { start: Instant::now(), file });
-        Ok(Self { base, sink })
+        let file = BufWriter::new(File::create(path)?);
+        let (lines, waiting) = sync_channel(LINES_MAX);
+        let (end, ended) = sync_channel(1);
+        let (start, lost) = (Instant::now(), Arc::<AtomicU64>::default());
+        let count = Arc::clone(&lost);
+        let write = move || {
+            write_lines(file, start, &waiting, &count);
+            let _ = end.send(());
+        };
+        thread::Builder::new().name("request log".into()).spawn(write)?;
+        let sink = Arc::new(Sink { start, lines: Some(lines), lost, ended: Mutex::new(ended) });
+        Ok(Self { sink, base })
     }
 }
 
 impl Sink {
     fn line(&self, origin: Origin, words: std::fmt::Arguments<'_>) {
-        let time = self.start.elapsed();
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        // A full disk under the log must not stop the guest: the log is then truncated.
-        let _ = writeln!(file, "{}.{:09} {origin} {words}", time.as_secs(), time.subsec_nanos());
+        let line = format!("{} {origin} {words}\n", since(self.start));
+        let Some(lines) = &self.lines else { return };
+        if lines.try_send(line).is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
     }
+}
 
-    fn flush(&self) {
-        let _ = self.file.lock().unwrap_or_else(PoisonError::into_inner).flush();
+impl Drop for Sink {
+    fn drop(&mut self) {
+        self.lines = None;
+        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let _ = ended.recv_timeout(LAST_LINES);
+    }
+}
+
+fn since(start: Instant) -> String {
+    let time = start.elapsed();
+    format!("{}.{:09}", time.as_secs(), time.subsec_nanos())
+}
+
+/// Writes lines until there are no more senders. A full disk under the log must not stop the guest:
+/// the log is then truncated.
+fn write_lines(
+    mut file: BufWriter<File>,
+    start: Instant,
+    lines: &Receiver<String>,
+    lost: &AtomicU64,
+) {
+    while let Ok(first) = lines.recv() {
+        for line in std::iter::once(first).chain(lines.try_iter()) {
+            let _ = file.write_all(line.as_bytes());
+        }
+        match lost.swap(0, Ordering::Relaxed) {
+            0 => {}
+            count => drop(writeln!(file, "{} lost {count}", since(start))),
+        }
+        let _ = file.flush();
     }
 }
 
@@ -103,17 +157,10 @@ impl Channel for LogChannel {
     }
 
     fn next_look(&mut self) -> NextLook {
-        self.sink.flush();
         self.base.next_look()
     }
 
     fn retire(&mut self) -> bool {
         self.base.retire()
-    }
-}
-
-impl Drop for LogChannel {
-    fn drop(&mut self) {
-        self.sink.flush();
     }
 }

@@ -91,12 +91,41 @@ fn the_log_has_a_line_for_each_request_and_each_completion() {
     let mut disk = BlockingDisk::new(&layer).unwrap();
     disk.write(Sector::new(8), &mut [0; 512]).unwrap();
     disk.run(Op::Flush).unwrap();
-    drop(disk);
+    drop((disk, layer));
     let text = std::fs::read_to_string(&path).unwrap();
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 4, "{text}");
     assert!(lines[0].contains("own submit 0 write sectors 8+1 priority 0x0"), "{text}");
     assert!(lines[3].ends_with("own finish 0 ok"), "{text}");
+}
+
+/// Regression: the queue waited for the file, and so did all disks of its poller.
+#[test]
+fn a_log_that_is_not_written_holds_up_no_request_and_says_what_it_has_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pipe");
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mkfifoat(rustix::fs::CWD, &path, mode).unwrap();
+    let pipe = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    let layer = Log::new(mem(), &path).unwrap();
+    let mut disk = BlockingDisk::new(&layer).unwrap();
+    // Two lines each: more than the pipe and the layer take.
+    for _ in 0..40_000 {
+        disk.run(Op::Flush).unwrap();
+    }
+    let reader = std::thread::spawn(move || {
+        let mut lines = io::BufRead::lines(io::BufReader::new(pipe));
+        let (mut count, mut lost) = (0, 0);
+        while count + lost < 80_000 {
+            match lines.next().unwrap().unwrap().split_once(" lost ") {
+                Some((_, number)) => lost += number.parse::<u64>().unwrap(),
+                None => count += 1,
+            }
+        }
+        (count, lost)
+    });
+    let (count, lost) = reader.join().unwrap();
+    assert!(lost > 0 && count + lost == 80_000, "{count} lines and {lost} lost ones");
 }
 
 #[test]
