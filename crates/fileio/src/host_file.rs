@@ -4,8 +4,8 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use flowstone_block::{QueueContext, Reactor};
 use rustix::fs::{SeekFrom, fstatfs, seek};
@@ -25,13 +25,12 @@ const COPY_ON_WRITE: [(u64, &str); 3] =
 pub struct HostFile {
     files: Arc<Descriptors>,
     engine: Engine,
-    /// Created when a channel first needs it: an io_uring disk may never need it.
-    pool: OnceLock<Arc<Pool>>,
+    pool: Arc<Pool>,
 }
 
 impl HostFile {
     pub(crate) fn new(files: Descriptors, engine: Engine) -> Self {
-        Self { files: Arc::new(files), engine, pool: OnceLock::new() }
+        Self { files: Arc::new(files), engine, pool: Arc::default() }
     }
 
     fn is_block_device(&self) -> bool {
@@ -39,8 +38,7 @@ impl HostFile {
     }
 
     fn pool_channel(&self, reactor: &Reactor) -> PoolChannel {
-        let pool = self.pool.get_or_init(Arc::default);
-        PoolChannel::new(Arc::clone(pool), Arc::clone(&self.files), reactor)
+        PoolChannel::new(Arc::clone(&self.pool), Arc::clone(&self.files), reactor)
     }
 }
 

@@ -13,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use flowstone_block::{Errno, NextLook, Reactor, Waker, mutant};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tracing::error;
 
 use crate::blocking;
@@ -30,6 +31,9 @@ pub(crate) struct Pool {
     work: Condvar,
     /// Starts a thread that serves the pool.
     start: fn(Arc<Self>) -> io::Result<()>,
+    /// CPUs of the thread that opened the file. A thread of the pool is started by one that runs
+    /// queues, which may be pinned.
+    cpus: Option<CpuSet>,
 }
 
 impl Default for Pool {
@@ -38,7 +42,8 @@ impl Default for Pool {
             let builder = thread::Builder::new().name("flowstone-sync".into());
             builder.spawn(move || pool.serve()).map(drop)
         };
-        Self { state: Mutex::default(), work: Condvar::new(), start }
+        let cpus = sched_getaffinity(None).ok();
+        Self { state: Mutex::default(), work: Condvar::new(), start, cpus }
     }
 }
 
@@ -121,8 +126,16 @@ impl Pool {
     }
 
     fn serve(&self) {
+        self.unpin();
         while let Some(job) = self.next_job() {
             job.run();
+        }
+    }
+
+    fn unpin(&self) {
+        if let Some(cpus) = &self.cpus {
+            // If that is refused, it shares a queue's CPU.
+            let _ = sched_setaffinity(None, cpus);
         }
     }
 

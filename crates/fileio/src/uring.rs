@@ -171,7 +171,12 @@ impl UringChannel {
 
 impl FileChannel for UringChannel {
     fn submit(&mut self, request: FileRequest) {
-        if goes_to_the_pool(request.op) {
+        // The ring would copy what is in the page cache during the submission, and a worker of the
+        // ring that copies long is missed by all disks of the thread.
+        let copies_long = self.file.direct.is_none()
+            && request.is_long_copy()
+            && !mutant("fileio.uring.copies-any-length");
+        if copies_long || goes_to_the_pool(request.op) {
             return self.pool.submit(request);
         }
         if !Bounce::is_needed(self.file.direct.as_ref(), &request) {
@@ -304,7 +309,7 @@ fn entry_for(files: &Descriptors, in_flight: &InFlight) -> squeue::Entry {
     let first = pieces.as_ptr().cast::<libc::iovec>();
     let count = pieces.len() as u32;
     let flags = files.flags(&request);
-    let entry = match request.op {
+    match request.op {
         FileOp::Read { offset, .. } => match pieces {
             [only] => opcode::Read::new(file, only.address(), only.bytes() as u32)
                 .offset(offset.get())
@@ -336,12 +341,6 @@ fn entry_for(files: &Descriptors, in_flight: &InFlight) -> squeue::Entry {
         FileOp::Allocate { offset, bytes } => {
             opcode::Fallocate::new(file, bytes).offset(offset.get()).mode(0).build()
         }
-    };
-    // The ring would copy what is in the page cache during the submission.
-    let copies_here = files.direct.is_none() && request.is_long_copy();
-    match copies_here && !mutant("fileio.uring.copies-any-length") {
-        true => entry.flags(squeue::Flags::ASYNC),
-        false => entry,
     }
 }
 

@@ -28,6 +28,8 @@ use flowstone_block::{
 
 /// Lines that wait for the file; about 6 MB.
 const LINES_MAX: usize = 1 << 16;
+/// Lines that are written together.
+const LINES_AT_ONCE: usize = 1 << 10;
 /// Time that the end of the disk waits for the last lines.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
@@ -101,15 +103,20 @@ fn write_lines(
     lost: &AtomicU64,
 ) {
     while let Ok(first) = lines.recv() {
-        for line in std::iter::once(first).chain(lines.try_iter()) {
+        for line in std::iter::once(first).chain(lines.try_iter().take(LINES_AT_ONCE)) {
             let _ = file.write_all(line.as_bytes());
         }
-        match lost.swap(0, Ordering::Relaxed) {
-            0 => {}
-            count => drop(writeln!(file, "{} lost {count}", since(start))),
-        }
-        let _ = file.flush();
+        tell_of_lost(&mut file, start, lost);
     }
+    tell_of_lost(&mut file, start, lost);
+}
+
+fn tell_of_lost(file: &mut BufWriter<File>, start: Instant, lost: &AtomicU64) {
+    match lost.swap(0, Ordering::Relaxed) {
+        0 => {}
+        count => drop(writeln!(file, "{} lost {count}", since(start))),
+    }
+    let _ = file.flush();
 }
 
 impl Layer for Log {

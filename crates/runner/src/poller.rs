@@ -18,7 +18,7 @@ use tracing::{error, warn};
 
 pub use self::activity::Activity;
 pub use self::counters::PollerCounters;
-use self::handover::{Arrival, Cause};
+use self::handover::{Arrival, Cause, EndsInbox};
 pub use self::handover::{Inbox, NotRun, Orders, RunningQueue};
 use self::shares::Shares;
 use self::task::{THRIFT, Task};
@@ -38,6 +38,8 @@ const BUDGET_LOOK: Duration = Duration::from_millis(1);
 
 /// The state of a poller's thread.
 struct Poller {
+    // First: if the thread dies, a drop of the tasks may wait for hosts, and no queue is to come.
+    _ends: EndsInbox,
     // Before the reactor's last handle: tasks have watches and rings in it.
     tasks: Vec<Task>,
     reactor: Reactor,
@@ -62,6 +64,7 @@ impl Poller {
         let inbox = Arc::new(Inbox::new(options.index, reactor.waker()));
         let now = Instant::now();
         Ok(Self {
+            _ends: EndsInbox(Arc::clone(&inbox)),
             tasks: Vec::new(),
             reactor,
             inbox,

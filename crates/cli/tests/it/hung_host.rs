@@ -272,12 +272,17 @@ fn a_reload_that_removes_a_disk_whose_host_hangs_changes_the_others() {
         let done = reload(&hosts.place);
         let kept = "hung: it is being removed, and its host has not answered yet";
         assert_eq!(done["kept"], json!([kept]), "{done}");
-        assert_eq!(threads(&daemon, "removal"), 1);
+        wait_until("one thread waits", || threads(&daemon, "removal") == 1);
     }
     assert_eq!(disk(&hosts.place.stats(), "well")["limit"]["iops"], 9);
     assert_eq!(hosts.connect("new").write(0, &pattern(4096, 1)).unwrap(), Status::Ok);
+    let hung = format!("image = {:?}", hosts.place.text("at/hung.raw"));
+    config(&hosts.place, &[("hung", &hung), ("well", &well), ("new", "backend = 'null:1M'")]);
+    let refused = reload(&hosts.place)["refused"].to_string();
+    assert!(refused.contains("disk hung: it is being removed"), "{refused}");
     hosts.fake.release();
     wait_until("the disk has gone", || list(&hosts.place).len() == 2);
+    assert_eq!(reload(&hosts.place)["added"], json!(["hung"]));
     crate::fixture::stop(daemon);
 }
 

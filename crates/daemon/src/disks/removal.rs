@@ -1,9 +1,10 @@
 //! Removal of a disk with everything that belongs to it.
 
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, PoisonError};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flowstone_block::{Error, mutant};
 use flowstone_control::{Event, Refused};
@@ -79,12 +80,30 @@ impl Disks {
     /// Waits until a disk that is being stopped is gone.
     pub fn wait_until_gone(&self, leaving: Leaving) {
         let mut table = self.table();
-        let is_there = |table: &Table| {
-            table.known.get(&leaving.number).is_some_and(|entry| entry.count == leaving.count)
-        };
-        while is_there(&table) {
+        while table.has(leaving) {
             table = self.settled.wait(table).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// The same until a deadline. Returns whether it has gone.
+    pub fn has_gone_by(&self, leaving: Leaving, until: Instant) -> bool {
+        let mut table = self.table();
+        while table.has(leaving) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let woken = self.settled.wait_timeout(table, left);
+            (table, _) = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+        true
+    }
+
+    /// Returns the names of the disks that are being stopped.
+    pub fn stopping(&self) -> BTreeSet<String> {
+        let table = self.table();
+        let stopping = table.visible().filter(|(_, it)| matches!(it.state, State::Stopping));
+        stopping.map(|(_, entry)| entry.name.clone()).collect()
     }
 }
 
@@ -114,6 +133,10 @@ fn alone<D>(mut shared: Arc<D>) -> D {
 }
 
 impl Table {
+    fn has(&self, leaving: Leaving) -> bool {
+        self.known.get(&leaving.number).is_some_and(|entry| entry.count == leaving.count)
+    }
+
     /// Returns the number of the disk of this name, if it may be removed.
     fn removable(&self, name: &str, force: bool) -> Result<u32, Refused> {
         let what = || format!("disk remove {name}");

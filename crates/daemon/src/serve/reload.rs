@@ -1,7 +1,7 @@
 //! Reload of the configuration: applies what can change while guests run, and lists the rest.
 
 use std::collections::BTreeSet;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use tracing::{error, info};
 
 use super::Daemon;
 use crate::config::{Config, DiskConfig, Keys};
-use crate::disks::{Begun, Removal};
+use crate::disks::{Begun, Leaving, Removal};
 use crate::state::Subject;
 
 /// Keys that can change while a guest runs.
@@ -43,6 +43,14 @@ pub(super) struct Reloaded {
     pub refused: Vec<String>,
 }
 
+/// A disk that leaves.
+enum Leaves {
+    /// Its thread tells when it has gone.
+    Ours(Receiver<Result<()>>),
+    /// Another thread stops it.
+    Others(Leaving),
+}
+
 impl Daemon {
     /// Reloads the configuration; changes nothing if it cannot be read.
     pub(super) fn reload(self: &Arc<Self>) -> Result<Value> {
@@ -64,7 +72,7 @@ impl Daemon {
         self.reload_groups(&config, &mut done);
         let before = self.disks.written();
         let names: BTreeSet<String> = config.disks.iter().map(DiskConfig::name).collect();
-        let mut leaving = Vec::new();
+        let (mut leaving, stopping) = (Vec::new(), self.disks.stopping());
         for (name, (origin, keys)) in &before {
             // A disk configured with an error is not a removed one.
             let is_there = names.contains(name) || config.refuses(name, keys);
@@ -81,20 +89,22 @@ impl Daemon {
                 Some((Origin::Api, _)) => {
                     done.kept.push(format!("{name}: {ADDED}"));
                 }
+                Some(_) if stopping.contains(&name) => {}
                 Some((Origin::File, keys)) => self.reload_disk(disk, keys, &mut done),
                 None => {}
             }
         }
         let until = Instant::now() + REMOVAL_PATIENCE;
-        for (name, gone) in leaving {
-            let left = until.saturating_duration_since(Instant::now());
-            match gone.recv_timeout(left) {
-                Ok(Ok(())) => done.removed.push(name.clone()),
-                Ok(Err(error)) => done.kept.push(format!("{name}: {error}")),
-                Err(_) => done.kept.push(format!("{name}: {LEAVING}")),
+        for (name, leaves) in leaving {
+            match self.wait_for_removal(leaves, until) {
+                Some(Ok(())) => done.removed.push(name.clone()),
+                Some(Err(error)) => done.kept.push(format!("{name}: {error}")),
+                None => done.kept.push(format!("{name}: {LEAVING}")),
             }
         }
-        for disk in config.disks.iter().filter(|disk| !before.contains_key(&disk.name())) {
+        // What is stopping since an earlier reload is refused by name if it still is.
+        let is_new = |name: String| !before.contains_key(&name) || stopping.contains(&name);
+        for disk in config.disks.iter().filter(|disk| is_new(disk.name())) {
             self.reload_new(disk.clone(), &mut done);
         }
         self.reload_gone_groups(&config, &mut done);
@@ -102,8 +112,8 @@ impl Daemon {
         Ok(json!(done))
     }
 
-    /// Removes a disk on a thread of its own: its host may hang. Returns where its end is told.
-    fn remove_beside(self: &Arc<Self>, name: &str) -> Result<Receiver<Result<()>>> {
+    /// Removes a disk on a thread of its own: its host may hang.
+    fn remove_beside(self: &Arc<Self>, name: &str) -> Result<Leaves> {
         let ((tell, told), (give, given)) = (sync_channel(1), sync_channel(1));
         let (daemon, its) = (Arc::clone(self), name.to_owned());
         let end = move || {
@@ -115,11 +125,28 @@ impl Daemon {
         let thread = thread::Builder::new().name("removal".into()).spawn(end);
         thread.map_err(|error| Error::host("the thread of a removal", error, "try again later"))?;
         match self.begin_removal(name, false).map_err(|refused| refused.error)? {
-            // An earlier reload has a thread that waits, or the thread that opens it does.
-            Removal::Wait(_) => {}
-            removal => give.send(removal).expect("the thread waits for it"),
+            Removal::Wait(leaving) => Ok(Leaves::Others(leaving)),
+            removal => {
+                give.send(removal).expect("the thread waits for it");
+                Ok(Leaves::Ours(told))
+            }
         }
-        Ok(told)
+    }
+
+    /// Returns how the removal ended, if it has by then.
+    fn wait_for_removal(&self, leaves: Leaves, until: Instant) -> Option<Result<()>> {
+        match leaves {
+            Leaves::Others(leaving) => self.disks.has_gone_by(leaving, until).then_some(Ok(())),
+            Leaves::Ours(told) => {
+                let left = until.saturating_duration_since(Instant::now());
+                match told.recv_timeout(left) {
+                    Ok(ended) => Some(ended),
+                    Err(RecvTimeoutError::Timeout) => None,
+                    // Its thread has panicked, and it has gone all the same.
+                    Err(RecvTimeoutError::Disconnected) => Some(Ok(())),
+                }
+            }
+        }
     }
 
     fn reload_new(self: &Arc<Self>, disk: DiskConfig, done: &mut Reloaded) {

@@ -15,7 +15,7 @@ const PIECE_BYTES: usize = 2 << 20;
 #[test]
 fn a_queue_that_runs_its_own_job_does_not_hold_the_pool() {
     let start = |_| Err(io::Error::from_raw_os_error(libc::EAGAIN));
-    let pool = Arc::new(Pool { state: Mutex::default(), work: Condvar::new(), start });
+    let pool = Arc::new(Pool { state: Mutex::default(), work: Condvar::new(), start, cpus: None });
     let zeroes = File::open("/dev/zero").unwrap();
     let file = Arc::new(Descriptors::new(zeroes, None, FileKind::Regular).unwrap());
     let reactor = Reactor::new().unwrap();
@@ -101,7 +101,7 @@ fn a_request_whose_call_panics_is_answered_and_its_thread_goes_on() {
 #[test]
 fn a_queue_that_runs_its_own_job_outlives_a_panic_of_its_call() {
     let start = |_| Err(io::Error::from_raw_os_error(libc::EAGAIN));
-    let pool = Arc::new(Pool { state: Mutex::default(), work: Condvar::new(), start });
+    let pool = Arc::new(Pool { state: Mutex::default(), work: Condvar::new(), start, cpus: None });
     let reactor = Reactor::new().unwrap();
     let mut channel = PoolChannel::new(pool, file_of_zeroes(), &reactor);
     channel.submit(FileRequest::new(DEADLY, MemoryList::EMPTY, 5));
@@ -121,7 +121,7 @@ fn a_server_is_asked_by_no_queues_thread_although_there_is_no_other() {
         false => Err(io::Error::from_raw_os_error(libc::EAGAIN)),
         true => thread::Builder::new().spawn(move || pool.serve()).map(drop),
     };
-    let pool = Arc::new(Pool { state: Mutex::default(), work: Condvar::new(), start });
+    let pool = Arc::new(Pool { state: Mutex::default(), work: Condvar::new(), start, cpus: None });
     let file = tempfile::tempfile().unwrap();
     let mut file = Descriptors::new(file, None, FileKind::Regular).unwrap();
     file.asks_server = true;
@@ -142,4 +142,20 @@ fn a_server_is_asked_by_no_queues_thread_although_there_is_no_other() {
         channel.reap(&mut done);
     }
     assert_eq!(done[0].outcome, Ok(()));
+}
+
+/// Regression: with pinned queues all threads of a file shared the CPU of the one that started them.
+#[test]
+fn threads_of_a_file_run_where_the_thread_that_opened_it_may() {
+    let before = sched_getaffinity(None).unwrap();
+    let pool = Pool::default();
+    let mut one = CpuSet::new();
+    one.set((0..CpuSet::MAX_CPU).find(|cpu| before.is_set(*cpu)).unwrap());
+    // On a thread of its own, for the affinity of this one.
+    let after = thread::spawn(move || {
+        sched_setaffinity(None, &one).unwrap();
+        pool.unpin();
+        sched_getaffinity(None).unwrap()
+    });
+    assert_eq!(after.join().unwrap(), before);
 }

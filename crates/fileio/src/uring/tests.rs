@@ -92,29 +92,24 @@ fn a_write_without_memory_for_its_stand_in_was_not_asked_of_the_host() {
 
 /// Regression: the ring copied 504 MiB from the page cache during the submission.
 #[test]
-fn a_long_copy_from_or_to_the_page_cache_goes_to_a_worker() {
+fn a_long_copy_from_or_to_the_page_cache_is_made_by_a_thread_of_the_file() {
     let limits = DirectLimits { offset_bytes: 512, memory_bytes: 512 };
-    for (direct, bytes, is_async) in [
+    for (direct, bytes, is_long) in [
         (None, 2 << 20, false),
         (None, (2 << 20) + 4096, true),
         (Some(limits), (2 << 20) + 4096, false),
     ] {
         let mut buffer = AlignedBuf::zeroed(bytes);
-        let list = [
-            // SAFETY: the buffer outlives the channel.
-            unsafe { IoVec::of(&mut buffer) },
-        ];
-        let channel = channel(direct);
-        let op = FileOp::Read { offset: FileOffset::new(0), bytes: bytes as u64 };
-        // SAFETY: the list outlives the entry, which is not submitted.
-        let request = FileRequest::new(op, unsafe { MemoryList::new(&list) }, 0);
-        let (moved, rest, bounce, refusals) = (0, Vec::new(), None, 0);
-        let in_flight = InFlight { request, moved, rest, bounce, refusals };
-        let entry = entry_for(&channel.file, &in_flight);
-        // SAFETY: the entry is the kernel's struct of 64 bytes, all of which were set.
-        let of_kernel: [u8; 64] = unsafe { std::mem::transmute_copy(&entry) };
-        let asynchronous = squeue::Flags::ASYNC.bits();
-        assert_eq!(of_kernel[1] & asynchronous != 0, is_async, "{direct:?} {bytes}");
+        // SAFETY: the buffer outlives the channel.
+        let list = [unsafe { IoVec::of(&mut buffer) }];
+        let mut channel = channel(direct);
+        let (offset, bytes) = (FileOffset::new(0), bytes as u64);
+        let op = FileOp::Write { offset, bytes, durable: false };
+        // SAFETY: the list outlives the channel.
+        channel.submit(FileRequest::new(op, unsafe { MemoryList::new(&list) }, 0));
+        assert_eq!(channel.in_flight.is_empty(), is_long, "{direct:?} {bytes}");
+        assert_eq!(!channel.pool.is_idle(), is_long);
+        drop(channel);
     }
 }
 

@@ -129,8 +129,8 @@ impl Task {
 
     /// Returns whether it gets turns now.
     pub fn has_turns(&mut self) -> bool {
-        (!self.dead || mutant("runner.poller.panicked-queue-gets-turns"))
-            && (self.rests.is_none() || !self.is_resting())
+        (self.rests.is_none() || !self.is_resting())
+            && (!self.dead || mutant("runner.poller.panicked-queue-gets-turns"))
     }
 
     /// Returns whether its disk has used its CPU budget. A queue that is to leave does not rest.
@@ -157,8 +157,10 @@ impl Task {
 
     /// Gives the queue a turn; see [`QueueRun::turn`].
     pub fn turn(&mut self, bytes_max: u64) -> Option<Work> {
+        let was_dead = self.dead;
         let is_deaf = self.deaf.is_some() && self.is_deaf();
-        if is_deaf && mutant("runner.task.completes-nothing-while-deaf") {
+        let dies = self.dead && !was_dead;
+        if dies || (is_deaf && mutant("runner.task.completes-nothing-while-deaf")) {
             return None;
         }
         let bytes_max = if is_deaf { 0 } else { bytes_max };
@@ -208,7 +210,7 @@ impl Task {
             self.woken_for_nothing(now);
         }
         // Nothing is taken from a ring while its disk rests.
-        let is_heard = !self.dead && !self.is_resting() && !self.is_deaf();
+        let is_heard = !self.is_resting() && !self.is_deaf() && !self.dead;
         is_heard && self.guard(|queue| queue.park()).unwrap_or(true)
     }
 

@@ -10,7 +10,7 @@ use tracing::warn;
 
 use super::Poller;
 use super::activity::Activity;
-use super::handover::{Arrival, Cause, EndsInbox, Inbox, NotRun, Orders, RunningQueue};
+use super::handover::{Arrival, Cause, Inbox, NotRun, Orders, RunningQueue};
 use crate::CpuList;
 use crate::cpu_budget::ProcessBudget;
 use crate::cpus::pin_this_thread;
@@ -55,7 +55,6 @@ impl PollerThread {
             // Here, since a reactor stays on its thread.
             match Poller::new(options) {
                 Ok(poller) => {
-                    let _ends = EndsInbox(Arc::clone(&poller.inbox));
                     let _ = report.send(Ok(Arc::clone(&poller.inbox)));
                     poller.run();
                 }
@@ -112,10 +111,11 @@ impl StartingQueue {
 }
 
 impl Drop for PollerThread {
-    /// Joins the thread. A panic in it has been logged.
+    /// Joins the thread, unless it has died: then it may wait for the hosts of its disks.
     fn drop(&mut self) {
+        let has_died = self.inbox.has_ended();
         self.inbox.close();
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = self.thread.take().filter(|_| !has_died) {
             let _ = thread.join();
         }
     }
@@ -125,7 +125,7 @@ impl Drop for PollerThread {
 impl PollerThread {
     /// Ends its inbox, as the death of the thread does.
     pub fn die_for_test(&self) {
-        drop(EndsInbox(Arc::clone(&self.inbox)));
+        drop(super::EndsInbox(Arc::clone(&self.inbox)));
     }
 }
 
