@@ -152,3 +152,22 @@ fn event(recorded: Recorded, is_coarse: bool) -> Event {
     let at = Some(Duration::from_nanos(at_ns));
     Event { at, class, durable, ..Event::new(kind, offset, op.bytes()) }
 }
+
+#[cfg(test)]
+mod tests {
+    use flowstone_layers::Recorder;
+
+    use super::*;
+
+    #[test]
+    fn a_recording_whose_client_panics_is_not_waited_for() {
+        let recorder = Arc::<Recorder>::default();
+        let recording = recorder.begin().unwrap();
+        recorder.close();
+        std::thread::scope(|scope| {
+            let dies = scope.spawn(move || assert!(!recording.is_over(), "the mistake"));
+            recorder.wait(Instant::now() + Duration::from_secs(3600));
+            assert!(dies.join().is_err());
+        });
+    }
+}

@@ -25,6 +25,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
 use tracing::{error, info, warn};
 
+use self::commands::Changes;
 use self::plan::Plan;
 use crate::config::{Config, DaemonConfig, DiskConfig};
 use crate::disk::Disk;
@@ -60,9 +61,7 @@ struct Daemon {
     resource_monitor: ResourceMonitor,
     recordings: Places,
     state: Option<State>,
-    /// Held while a disk or group is added or removed and the change is persisted, so that the last
-    /// request takes effect last.
-    changes: Mutex<()>,
+    changes: Changes,
 }
 
 /// Serves all disks of `config` until SIGTERM or SIGINT; `opener` opens the files of images. Prints
@@ -112,7 +111,7 @@ fn run(config: Config, shared: Shared) -> Result<()> {
         resource_monitor,
         recordings,
         state,
-        changes: Mutex::default(),
+        changes: Changes::default(),
     });
     // Names and sockets are reserved before a client can request one, and all disks are listed.
     let disks = daemon.begin(plan.disks);

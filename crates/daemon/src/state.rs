@@ -137,29 +137,41 @@ impl State {
     pub fn change(&self, subject: Subject, change: impl FnOnce(&mut Record)) -> Result<()> {
         self.check(&subject)?;
         let mut records = self.records();
-        let number = records.get(&subject).map(|kept| kept.number);
-        let number = number.map_or_else(|| self.free_number(&records), Ok);
-        let before = records.get(&subject).map(|kept| kept.record.clone());
-        let mut record = before.unwrap_or_else(|| Record::of(&subject));
-        change(&mut record);
-        let done = number.and_then(|number| {
-            if record.says_nothing() {
-                self.remove(number)
-            } else {
-                self.write(number, &record.text())
+        let before = records.get(&subject).map(|kept| (kept.number, kept.record.clone()));
+        let is_new = before.is_none();
+        let (number, mut record) = match before {
+            Some(before) => before,
+            None => {
+                (self.free_number(&records).map_err(|it| self.failed(it))?, Record::of(&subject))
             }
-            .map(|()| number)
-        });
-        let number = done.map_err(|error| {
-            let name = format!("state-dir {}", self.path.display());
-            Error::host(name, error, "make room, make it writable, or put it back")
-        })?;
-        if record.says_nothing() {
-            records.remove(&subject);
+        };
+        if is_new {
+            // First: whatever becomes of the write, the next one has the same file.
+            records.insert(subject.clone(), Kept { number, record: record.clone() });
+        }
+        change(&mut record);
+        let done = if record.says_nothing() {
+            self.remove(number)
         } else {
-            records.insert(subject, Kept { number, record });
+            self.write(number, &record.text())
+        };
+        match done {
+            Ok(()) if record.says_nothing() => drop(records.remove(&subject)),
+            Ok(()) => drop(records.insert(subject, Kept { number, record })),
+            Err(error) => {
+                let there = self.folder.names();
+                if is_new && there.is_ok_and(|names| !names.contains(&name(number))) {
+                    records.remove(&subject);
+                }
+                return Err(self.failed(error));
+            }
         }
         Ok(())
+    }
+
+    fn failed(&self, error: io::Error) -> Error {
+        let name = format!("state-dir {}", self.path.display());
+        Error::host(name, error, "make room, make it writable, or put it back")
     }
 
     fn free_number(&self, records: &BTreeMap<Subject, Kept>) -> io::Result<u64> {

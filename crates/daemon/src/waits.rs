@@ -26,6 +26,9 @@ enum Wait {
     Stop,
     Opening,
     Removal,
+    Use,
+    Recording,
+    Change,
     Command,
     Report,
     Path,
@@ -43,6 +46,7 @@ enum Owner {
     FormChanger,
     OpeningThread,
     RemovingThread,
+    UsingThread,
     ClientThread,
     ProbeThread,
     PathThread,
@@ -60,6 +64,9 @@ impl fmt::Display for Owner {
             Self::FormChanger => "the thread that changes forms",
             Self::OpeningThread => "the thread that opens the disk",
             Self::RemovingThread => "the thread that stops the disk",
+            Self::UsingThread => {
+                "the thread that uses it: of a command, a report, the monitor of resources"
+            }
             Self::ClientThread => "the thread of the client",
             Self::ProbeThread => "the thread that asks the image",
             Self::PathThread => "the thread that looks at a path",
@@ -68,7 +75,7 @@ impl fmt::Display for Owner {
 }
 
 impl Wait {
-    const ALL: [Self; 16] = [
+    const ALL: [Self; 19] = [
         Self::Turn,
         Self::Limit,
         Self::Device,
@@ -82,6 +89,9 @@ impl Wait {
         Self::Stop,
         Self::Opening,
         Self::Removal,
+        Self::Use,
+        Self::Recording,
+        Self::Change,
         Self::Command,
         Self::Report,
         Self::Path,
@@ -104,6 +114,11 @@ impl Wait {
             Self::Stop => "a stop or a change of form: that nothing of the queue is in flight",
             Self::Opening => "the end of the daemon: a disk that starts",
             Self::Removal => "a removal of a disk that leaves: that it has gone",
+            Self::Use => "a removal: that nothing else uses the disk, which is stopped",
+            Self::Recording => "the stop of a disk: the ends of its recordings, for 3 s",
+            Self::Change => {
+                "a command that adds, changes or removes: that the one before it is in `state-dir`"
+            }
             Self::Command => "a client of the control socket: its answer, or a place",
             Self::Report => "`stats`, the stop of a disk: what its image says of itself",
             Self::Path => "a command that names a path: the look at another one",
@@ -121,7 +136,8 @@ impl Wait {
             Self::Form => Owner::FormChanger,
             Self::Opening => Owner::OpeningThread,
             Self::Removal => Owner::RemovingThread,
-            Self::Command => Owner::ClientThread,
+            Self::Use => Owner::UsingThread,
+            Self::Recording | Self::Change | Self::Command => Owner::ClientThread,
             Self::Report => Owner::ProbeThread,
             Self::Path => Owner::PathThread,
         }
@@ -142,6 +158,11 @@ impl Wait {
             Self::Stop => "the queue's channel of ends is closed, and it is not given back",
             Self::Opening => "the disk is given up (`Disks::open`)",
             Self::Removal => "the disk has gone all the same (`Disks::end`)",
+            Self::Use => "it lets go of the disk",
+            Self::Recording => "its recording has ended (`Recording`)",
+            Self::Change => {
+                "the next one is made (`Changes`), and has the same file (`State::change`)"
+            }
             Self::Command => "its connection is closed, its place is free",
             Self::Report => "the question ends without an answer (`Question`)",
             Self::Path => "the next one looks (`Looks`)",
@@ -171,6 +192,12 @@ impl Wait {
             Self::Form => &["a_queue_stops_when_the_thread_that_changes_its_form_panics"],
             Self::Opening => &["a_disk_whose_opening_panics_is_not_waited_for"],
             Self::Removal => &["a_disk_whose_stop_panics_is_gone"],
+            Self::Use => &["a_removal_does_not_wait_for_a_thread_that_has_panicked_with_the_disk"],
+            Self::Recording => &["a_recording_whose_client_panics_is_not_waited_for"],
+            Self::Change => &[
+                "a_change_whose_thread_panics_does_not_hold_up_the_next_one",
+                "after_a_change_that_failed_or_panicked_at_its_end_the_next_one_has_the_same_file",
+            ],
             Self::Command => &["a_command_that_panics_ends_its_client_alone"],
             Self::Report => &["an_image_that_panics_when_it_is_asked_is_not_waited_for"],
             Self::Path => &["a_look_at_a_path_that_panics_lets_the_next_one_look"],

@@ -366,7 +366,7 @@ fn a_host_that_stops_holds_up_its_own_disk_only_beside_a_cache() {
 
 #[test]
 fn a_host_that_stops_holds_up_its_own_disk_only_where_forms_are_chosen() {
-    with_every_format("pollers = 1\n", "auto");
+    with_every_format("pollers = 'auto'\n", "auto");
 }
 
 #[test]

@@ -136,3 +136,21 @@ fn a_disk_whose_stop_panics_is_gone() {
     });
     begin(&disks, "dead");
 }
+
+#[test]
+fn a_removal_does_not_wait_for_a_thread_that_has_panicked_with_the_disk() {
+    let disks = Disks::default();
+    let (number, disk) = (begin(&disks, "used"), Arc::new(()));
+    assert!(disks.begin_start(number));
+    let theirs = Arc::clone(&disk);
+    std::thread::scope(|scope| {
+        let (stopped, is_stopped) = std::sync::mpsc::channel();
+        let uses = scope.spawn(move || {
+            is_stopped.recv().unwrap();
+            assert_eq!(Arc::strong_count(&theirs), 1, "the mistake");
+        });
+        disks.end(number, disk, |()| stopped.send(()).unwrap());
+        assert!(uses.join().is_err());
+    });
+    begin(&disks, "used");
+}

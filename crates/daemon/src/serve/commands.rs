@@ -1,6 +1,6 @@
 //! Runs the commands of control clients. No lock is held across work.
 
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use flowstone_block::Error;
@@ -20,6 +20,18 @@ use crate::qos_control::NewShare;
 use crate::report::{Durations, Report};
 use crate::state::{Record, Subject};
 use crate::{metrics, recording};
+
+/// The order of changes of disks and groups: each is made and persisted before the next one begins,
+/// so that the last request takes effect last.
+#[derive(Default)]
+pub(super) struct Changes(Mutex<()>);
+
+impl Changes {
+    /// Waits until no other change is being made. One whose thread has panicked is over.
+    fn begin(&self) -> MutexGuard<'_, ()> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 impl Daemon {
     pub(super) fn execute(self: &Arc<Self>, command: Command) -> Result<Answer, Refused> {
@@ -146,7 +158,7 @@ impl Daemon {
     }
 
     pub(super) fn lock_changes(&self) -> MutexGuard<'_, ()> {
-        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.changes.begin()
     }
 
     /// Refuses a subject with several files in the state directory.
@@ -239,4 +251,22 @@ impl Daemon {
 fn answer(report: impl Serialize) -> Answer {
     let text = serde_json::to_string(&report).expect("a report is plain values");
     Answer::Text("application/json", text + "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_whose_thread_panics_does_not_hold_up_the_next_one() {
+        let changes = Changes::default();
+        std::thread::scope(|scope| {
+            let dies = scope.spawn(|| {
+                let _in_order = changes.begin();
+                panic!("the mistake")
+            });
+            assert!(dies.join().is_err_and(|panic| panic.is::<&str>()));
+        });
+        drop(changes.begin());
+    }
 }

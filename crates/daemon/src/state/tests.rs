@@ -2,7 +2,9 @@
 
 mod power;
 
+use std::cell::Cell;
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use flowstone_testkit::wait_for;
 
@@ -128,4 +130,76 @@ fn what_was_set_holds_until_the_configuration_changes() {
     assert_eq!(says("100").len(), 2);
     assert_eq!(says("200").keys().collect::<Vec<_>>(), ["limit"]);
     assert_eq!(says("100").keys().collect::<Vec<_>>(), ["limit"]);
+}
+
+thread_local! {
+    /// What the next sync of the folder does.
+    static NEXT_SYNC: Cell<fn() -> io::Result<()>> = const { Cell::new(|| Ok(())) };
+}
+
+/// A folder whose syncs fail and panic when they are told to.
+struct Failing(HostFolder);
+
+impl Folder for Failing {
+    fn names(&self) -> io::Result<Vec<String>> {
+        self.0.names()
+    }
+
+    fn read(&self, name: &str) -> io::Result<String> {
+        self.0.read(name)
+    }
+
+    fn write(&self, name: &str, text: &str) -> io::Result<()> {
+        self.0.write(name, text)
+    }
+
+    fn sync_file(&self, name: &str) -> io::Result<()> {
+        self.0.sync_file(name)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.0.rename(from, to)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.0.remove(name)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        NEXT_SYNC.replace(|| Ok(()))().and_then(|()| self.0.sync())
+    }
+}
+
+/// Regression: the next change made another file about the disk, and after a restart neither was
+/// used.
+#[test]
+fn after_a_change_that_failed_or_panicked_at_its_end_the_next_one_has_the_same_file() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = HostFolder::open(place.path()).unwrap();
+    let state = State::read(place.path(), Box::new(Failing(folder))).unwrap();
+    let set = |name: &str, weight: &str| {
+        let set = |record: &mut Record| record.set("weight", weight.into(), None);
+        catch_unwind(AssertUnwindSafe(|| state.change(disk(name), set)))
+    };
+    NEXT_SYNC.set(|| Err(io::ErrorKind::StorageFull.into()));
+    assert!(set("failed", "1").unwrap().is_err());
+    NEXT_SYNC.set(|| panic!("the mistake"));
+    assert!(set("died", "2").is_err());
+    set("died", "3").unwrap().unwrap();
+    set("failed", "4").unwrap().unwrap();
+    let again = State::open(place.path()).unwrap();
+    assert_eq!((again.disputed().count(), again.all().len()), (0, 2));
+    assert_eq!(again.get(&disk("died")).unwrap().set["weight"], "3");
+    assert_eq!(again.get(&disk("failed")).unwrap().set["weight"], "4");
+}
+
+/// Names of disks that could not be kept do not pile up.
+#[test]
+fn nothing_stays_of_a_change_that_left_no_file() {
+    let place = tempfile::tempdir().unwrap();
+    let state = State::open(place.path()).unwrap();
+    // Its temporary file cannot be written.
+    fs::create_dir(place.path().join("0.new")).unwrap();
+    state.change(disk("a"), |record| record.set("weight", "7".into(), None)).unwrap_err();
+    assert!(state.all().is_empty());
 }
