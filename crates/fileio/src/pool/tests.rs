@@ -144,7 +144,7 @@ fn a_server_is_asked_by_no_queues_thread_although_there_is_no_other() {
     assert_eq!(done[0].outcome, Ok(()));
 }
 
-/// Regression: with pinned queues all threads of a file shared the CPU of the one that started them.
+/// Regression: threads of a file shared the CPU of the pinned queue that had started them.
 #[test]
 fn threads_of_a_file_run_where_the_thread_that_opened_it_may() {
     let before = sched_getaffinity(None).unwrap();
