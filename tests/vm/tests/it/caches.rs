@@ -7,6 +7,8 @@ use flowstone_testkit::page_cache::resident;
 use flowstone_testkit::truth::{Holds, Truth};
 use flowstone_vmtest::framework::lab::{Format, Lab};
 
+use crate::classes::wait_for_layout;
+
 /// Many small commits, which wrap around in the journal.
 const COMMITS: &str = "
     mount /dev/vda /mnt
@@ -48,7 +50,8 @@ fn journal_in_page_cache(lab: &Lab, name: &str, pdc: &str) -> Result<(usize, usi
     let mut daemon = lab.serve_as(name, &image, &["--direct", "off", "--pdc", pdc])?;
     let mut guest = lab.boot(&daemon, 1)?;
     guest.run("mkfs.ext4 -q -J size=4 /dev/vda")?;
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    // What it writes before that is no journal yet.
+    wait_for_layout(&daemon, &["\"kind\":\"ext4\"", "\"journal_bytes\":4194304"])?;
     guest.run(COMMITS)?;
     guest.power_off()?;
     let counted = count_journal(&image);
@@ -75,7 +78,8 @@ fn journals_in_log_images_do_not_stay_in_the_page_cache() -> Result<()> {
     let mut daemon = lab.serve(&image, &["--direct", "off"])?;
     let mut guest = lab.boot(&daemon, 1)?;
     guest.run("mkfs.ext4 -q -b 4096 -J size=4 /dev/vda")?;
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    // What it writes before that is no journal yet.
+    wait_for_layout(&daemon, &["\"kind\":\"ext4\"", "\"journal_bytes\":4194304"])?;
     guest.run(COMMITS)?;
     guest.power_off()?;
     let (pages, bytes) = (resident(&image), std::fs::read(&image)?);
