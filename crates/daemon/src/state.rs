@@ -145,7 +145,7 @@ impl State {
                 (self.free_number(&records).map_err(|it| self.failed(it))?, Record::of(&subject))
             }
         };
-        if is_new {
+        if is_new && !mutant("daemon.state.takes-a-file-when-it-is-written") {
             // First: whatever becomes of the write, the next one has the same file.
             records.insert(subject.clone(), Kept { number, record: record.clone() });
         }

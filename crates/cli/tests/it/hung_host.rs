@@ -1,5 +1,5 @@
-//! Two disks, and a host that stops answering for one of them: on one poller in every form, engine
-//! and format, and on threads of their own.
+//! Two disks, and a host that stops answering for one of them: on shared pollers in every form,
+//! engine and format, and on threads of their own.
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;

@@ -79,24 +79,15 @@ impl Disks {
 
     /// Waits until a disk that is being stopped is gone.
     pub fn wait_until_gone(&self, leaving: Leaving) {
-        let mut table = self.table();
-        while table.has(leaving) {
-            table = self.settled.wait(table).unwrap_or_else(PoisonError::into_inner);
-        }
+        let waited = self.settled.wait_while(self.table(), |table| table.has(leaving));
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// The same until a deadline. Returns whether it has gone.
     pub fn has_gone_by(&self, leaving: Leaving, until: Instant) -> bool {
-        let mut table = self.table();
-        while table.has(leaving) {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            let woken = self.settled.wait_timeout(table, left);
-            (table, _) = woken.unwrap_or_else(PoisonError::into_inner);
-        }
-        true
+        let (table, left) = (self.table(), until.saturating_duration_since(Instant::now()));
+        let waited = self.settled.wait_timeout_while(table, left, |table| table.has(leaving));
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
     /// Returns the names of the disks that are being stopped.
