@@ -3,6 +3,7 @@
 //! No disk waits for another: they are opened in parallel, commands look one up and release the
 //! lock, and at the end all stop in parallel, each flushed and closed as soon as it can be.
 
+mod changes;
 mod commands;
 mod groups;
 mod plan;
@@ -25,7 +26,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
 use tracing::{error, info, warn};
 
-use self::commands::Changes;
+use self::changes::Changes;
 use self::plan::Plan;
 use crate::config::{Config, DaemonConfig, DiskConfig};
 use crate::disk::Disk;

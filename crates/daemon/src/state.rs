@@ -27,7 +27,10 @@ const NEW: &str = "new";
 pub struct State {
     path: PathBuf,
     folder: Box<dyn Folder>,
+    /// Not locked while the host is asked: it may hang, and others only read.
     records: Mutex<BTreeMap<Subject, Kept>>,
+    /// Locked while a record changes.
+    changing: Mutex<()>,
     /// Files that cannot be read; they are left in place.
     unreadable: Vec<Error>,
     /// Subjects with several files, by number: none is used, and all are left in place.
@@ -95,7 +98,7 @@ impl State {
             }
         }
         let (path, records) = (path.to_owned(), Mutex::new(records));
-        Ok(Self { path, folder, records, unreadable, disputed })
+        Ok(Self { path, folder, records, changing: Mutex::default(), unreadable, disputed })
     }
 
     fn records(&self) -> MutexGuard<'_, BTreeMap<Subject, Kept>> {
@@ -136,35 +139,41 @@ impl State {
     /// removed.
     pub fn change(&self, subject: Subject, change: impl FnOnce(&mut Record)) -> Result<()> {
         self.check(&subject)?;
-        let mut records = self.records();
-        let before = records.get(&subject).map(|kept| (kept.number, kept.record.clone()));
+        let _alone = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.records().get(&subject).map(|kept| (kept.number, kept.record.clone()));
         let is_new = before.is_none();
-        let (number, mut record) = match before {
-            Some(before) => before,
-            None => {
-                (self.free_number(&records).map_err(|it| self.failed(it))?, Record::of(&subject))
-            }
+        let mut record = before.as_ref().map_or_else(|| Record::of(&subject), |it| it.1.clone());
+        change(&mut record);
+        if is_new && record.says_nothing() {
+            // No file is about it.
+            return Ok(());
+        }
+        let number = match before {
+            Some((number, _)) => number,
+            None => self.free_number().map_err(|error| self.failed(error))?,
         };
         if is_new && !mutant("daemon.state.takes-a-file-when-it-is-written") {
             // First: whatever becomes of the write, the next one has the same file.
-            records.insert(subject.clone(), Kept { number, record: record.clone() });
+            let record = Record::of(&subject);
+            self.records().insert(subject.clone(), Kept { number, record });
         }
-        change(&mut record);
         let done = if record.says_nothing() {
             self.remove(number)
         } else {
             self.write(number, &record.text())
         };
-        match done {
-            Ok(()) if record.says_nothing() => drop(records.remove(&subject)),
-            Ok(()) => drop(records.insert(subject, Kept { number, record })),
-            Err(error) => {
-                let there = self.folder.names();
-                if is_new && there.is_ok_and(|names| !names.contains(&name(number))) {
-                    records.remove(&subject);
-                }
-                return Err(self.failed(error));
+        if let Err(error) = done {
+            let there = self.folder.names();
+            if is_new && there.is_ok_and(|names| !names.contains(&name(number))) {
+                self.records().remove(&subject);
             }
+            return Err(self.failed(error));
+        }
+        let mut records = self.records();
+        if record.says_nothing() {
+            records.remove(&subject);
+        } else {
+            records.insert(subject, Kept { number, record });
         }
         Ok(())
     }
@@ -174,9 +183,10 @@ impl State {
         Error::host(name, error, "make room, make it writable, or put it back")
     }
 
-    fn free_number(&self, records: &BTreeMap<Subject, Kept>) -> io::Result<u64> {
+    fn free_number(&self) -> io::Result<u64> {
         // Files that cannot be read have numbers, too.
         let names = self.folder.names()?;
+        let records = self.records();
         let is_free = |number: &u64| {
             records.values().all(|kept| kept.number != *number) && !names.contains(&name(*number))
         };

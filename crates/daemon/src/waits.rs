@@ -116,9 +116,7 @@ impl Wait {
             Self::Removal => "a removal of a disk that leaves: that it has gone",
             Self::Use => "a removal: that nothing else uses the disk, which is stopped",
             Self::Recording => "the stop of a disk: the ends of its recordings, for 3 s",
-            Self::Change => {
-                "a command that adds, changes or removes: that the one before it is in `state-dir`"
-            }
+            Self::Change => "a command that adds, changes or removes: the one before it, for 10 s",
             Self::Command => "a client of the control socket: its answer, or a place",
             Self::Report => "`stats`, the stop of a disk: what its image says of itself",
             Self::Path => "a command that names a path: the look at another one",

@@ -19,6 +19,7 @@ mod host_file_systems;
 mod host_trouble;
 mod hostile_guest;
 mod hot_disks;
+mod hung_changes;
 mod hung_host;
 mod kept_disks;
 mod limits;

@@ -1,6 +1,6 @@
 //! Runs the commands of control clients. No lock is held across work.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use flowstone_block::Error;
@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use toml::Table;
 use tracing::{error, info};
 
+use super::changes::InOrder;
 use super::{Daemon, STOP_PATIENCE};
 use crate::cache_report::CacheReport;
 use crate::config::{DiskConfig, DiskTable, table_of};
@@ -20,18 +21,6 @@ use crate::qos_control::NewShare;
 use crate::report::{Durations, Report};
 use crate::state::{Record, Subject};
 use crate::{metrics, recording};
-
-/// The order of changes of disks and groups: each is made and persisted before the next one begins,
-/// so that the last request takes effect last.
-#[derive(Default)]
-pub(super) struct Changes(Mutex<()>);
-
-impl Changes {
-    /// Waits until no other change is being made. One whose thread has panicked is over.
-    fn begin(&self) -> MutexGuard<'_, ()> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 impl Daemon {
     pub(super) fn execute(self: &Arc<Self>, command: Command) -> Result<Answer, Refused> {
@@ -115,7 +104,7 @@ impl Daemon {
     fn add(self: &Arc<Self>, name: &str, table: Table) -> Result<Answer, Refused> {
         let config = self.config.disk(name, table)?;
         let added = table_of::<DiskTable>(&config.keys);
-        let in_order = self.lock_changes();
+        let in_order = self.begin_change()?;
         self.check_kept(&Subject::Disk(name.to_owned()))?;
         if let Some(group) = &config.beside.group
             && self.shared.groups.get(group).is_none()
@@ -157,7 +146,7 @@ impl Daemon {
         self.disks.open(number, name, || Err(error))
     }
 
-    pub(super) fn lock_changes(&self) -> MutexGuard<'_, ()> {
+    pub(super) fn begin_change(&self) -> flowstone_block::Result<InOrder<'_>> {
         self.changes.begin()
     }
 
@@ -181,8 +170,8 @@ impl Daemon {
         &self,
         disk: &Arc<Disk>,
         share: NewShare,
-    ) -> flowstone_block::Result<MutexGuard<'_, ()>> {
-        let in_order = self.lock_changes();
+    ) -> flowstone_block::Result<InOrder<'_>> {
+        let in_order = self.begin_change()?;
         if !self.disks.serving().iter().any(|it| Arc::ptr_eq(it, disk)) {
             let what = format!("disk set {}", disk.name);
             return Err(Error::busy(what, "it is being removed", "see `flowstone disk list`"));
@@ -211,7 +200,7 @@ impl Daemon {
 
     /// Begins the removal of a disk; waits for no disk.
     pub(super) fn begin_removal(&self, name: &str, force: bool) -> Result<Removal, Refused> {
-        let _in_order = self.lock_changes();
+        let _in_order = self.begin_change()?;
         let subject = Subject::Disk(name.to_owned());
         self.check_kept(&subject)?;
         self.disks.check_removal(name, force)?;
@@ -251,22 +240,4 @@ impl Daemon {
 fn answer(report: impl Serialize) -> Answer {
     let text = serde_json::to_string(&report).expect("a report is plain values");
     Answer::Text("application/json", text + "\n")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_change_whose_thread_panics_does_not_hold_up_the_next_one() {
-        let changes = Changes::default();
-        std::thread::scope(|scope| {
-            let dies = scope.spawn(|| {
-                let _in_order = changes.begin();
-                panic!("the mistake")
-            });
-            assert!(dies.join().is_err_and(|panic| panic.is::<&str>()));
-        });
-        drop(changes.begin());
-    }
 }

@@ -43,7 +43,7 @@ impl Daemon {
     /// Adds a group with the keys of a `[[group]]`.
     pub(super) fn add_group(&self, name: &str, table: Table) -> Result<Answer, Refused> {
         let limit = limit_of_group(name, table)?;
-        let _in_order = self.lock_changes();
+        let _in_order = self.begin_change()?;
         self.check_kept(&Subject::Group(name.to_owned()))?;
         if self.shared.groups.add(name, limit, Origin::Api)? {
             let added: Table =
@@ -69,7 +69,7 @@ impl Daemon {
     /// Removes a group that has no disks.
     pub(super) fn remove_group(&self, name: &str) -> Result<Answer, Refused> {
         let what = || format!("group remove {name}");
-        let _in_order = self.lock_changes();
+        let _in_order = self.begin_change()?;
         self.check_kept(&Subject::Group(name.to_owned()))?;
         if self.shared.groups.get(name).is_none() {
             return Err(unknown(what()));
@@ -94,14 +94,14 @@ impl Daemon {
         let what = || format!("group set {name}");
         let refuse = |why: String| Error::invalid(what(), why, "see `flowstone help group set`");
         let limit: Limit = limit.parse().map_err(refuse)?;
-        let _in_order = self.lock_changes();
+        let _in_order = self.begin_change()?;
         self.check_kept(&Subject::Group(name.to_owned()))?;
         let group = self.shared.groups.get(name).ok_or_else(|| unknown(what()))?;
         self.set_limit(name, &group, limit)?;
         Ok(self.group(name).into())
     }
 
-    /// Persists a limit, then sets it. The caller holds the lock of changes.
+    /// Persists a limit, then sets it. The caller has begun the change.
     fn set_limit(&self, name: &str, group: &Group, limit: Limit) -> flowstone_block::Result<()> {
         let written = self.shared.groups.written().remove(name);
         let was = written.filter(|(origin, _)| *origin == Origin::File);
@@ -114,8 +114,12 @@ impl Daemon {
     }
 
     /// Adds new groups of the configuration, and sets limits that it has changed.
-    pub(super) fn reload_groups(&self, config: &Config, done: &mut Reloaded) {
-        let _in_order = self.lock_changes();
+    pub(super) fn reload_groups(
+        &self,
+        config: &Config,
+        done: &mut Reloaded,
+    ) -> flowstone_block::Result<()> {
+        let _in_order = self.begin_change()?;
         let before = self.shared.groups.written();
         for group in config.groups.all() {
             let (name, title) = (&group.name, format!("group {}", group.name));
@@ -135,6 +139,7 @@ impl Daemon {
                 Some(_) => {}
             }
         }
+        Ok(())
     }
 
     /// Removes groups that are no longer in the configuration, after its disks.

@@ -69,7 +69,7 @@ impl Daemon {
         let config = Config::read(path, typed)?;
         let mut done = Reloaded::default();
         done.refused.extend(config.refused.iter().map(ToString::to_string));
-        self.reload_groups(&config, &mut done);
+        self.reload_groups(&config, &mut done)?;
         let before = self.disks.written();
         let names: BTreeSet<String> = config.disks.iter().map(DiskConfig::name).collect();
         let (mut leaving, stopping) = (Vec::new(), self.disks.stopping());
@@ -197,13 +197,17 @@ impl Daemon {
             Err(error) => done.refused.push(error.to_string()),
             Ok(_) => {
                 let mut keys = before.clone();
+                // What was set stays in a `state-dir` that hangs, and the configuration wins.
+                let in_order = self.begin_change().inspect_err(|error| error!("{error}")).ok();
                 for key in live {
                     match disk.keys.get(key) {
                         Some(value) => keys.insert(key.clone(), value.clone()),
                         None => keys.remove(key),
                     };
                     done.changed.push(format!("{name}: {key}"));
-                    self.forget(Subject::Disk(name.clone()), key);
+                    if in_order.is_some() {
+                        self.forget(Subject::Disk(name.clone()), key);
+                    }
                 }
                 self.disks.rewrite(&name, &keys);
             }
