@@ -113,7 +113,7 @@ impl Wait {
             Self::Form => "the stop of a queue whose form changes, or is tried",
             Self::Stop => "a stop or a change of form: that nothing of the queue is in flight",
             Self::Opening => "the end of the daemon: a disk that starts",
-            Self::Removal => "a removal of a disk that leaves: that it has gone",
+            Self::Removal => "a removal of a disk that leaves: that it has gone, for 10 s",
             Self::Use => "a removal: that nothing else uses the disk, which is stopped",
             Self::Recording => "the stop of a disk: the ends of its recordings, for 3 s",
             Self::Change => "a command that adds, changes or removes: the one before it, for 10 s",

@@ -2,7 +2,7 @@
 
 use std::{fs, thread};
 
-use flowstone_testkit::{Status, wait_until};
+use flowstone_testkit::{HANG, Status, wait_until};
 use serde_json::json;
 
 use crate::fixture::{ask, pattern};
@@ -15,7 +15,7 @@ use crate::reload::reload;
 #[test]
 fn a_reload_that_removes_a_disk_whose_host_hangs_changes_the_others() {
     let Some(hosts) = Hosts::new() else { return };
-    let daemon = hosts.serve("raw", "", "");
+    let mut daemon = hosts.serve("raw", "", "");
     let mut guest = hosts.connect("hung");
     assert_eq!(guest.write(0, &pattern(4096, 1)).unwrap(), Status::Ok);
     drop(guest);
@@ -30,8 +30,15 @@ fn a_reload_that_removes_a_disk_whose_host_hangs_changes_the_others() {
         assert_eq!(done["kept"], json!([kept]), "{done}");
         wait_until("one thread waits", || threads(&daemon, "removal") == 1);
     }
+    // What has nothing in common with the disk that leaves does not wait for it.
+    daemon.wait_stderr("has not answered yet disk=\"hung\"", HANG).unwrap();
+    let said = daemon.stderr();
+    let line = |text: &str| said.lines().position(|line| line.contains(text)).unwrap();
+    assert!(line("added disk=\"new\"") < line("has not answered yet disk=\"hung\""), "{said}");
     assert_eq!(disk(&hosts.place.stats(), "well")["limit"]["iops"], 9);
     assert_eq!(hosts.connect("new").write(0, &pattern(4096, 1)).unwrap(), Status::Ok);
+    let (status, said) = ask(&hosts.place, "DELETE", "/v1/disks/hung", "");
+    assert!(status == 409 && said.contains("has not answered yet"), "{status} {said}");
     let hung = format!("image = {:?}", hosts.place.text("at/hung.raw"));
     config(&hosts.place, &[("hung", &hung), ("well", &well), ("new", "backend = 'null:1M'")]);
     let refused = reload(&hosts.place)["refused"].to_string();

@@ -114,6 +114,25 @@ fn each_kind_of_change_beside_a_verified_load() {
     stop(daemon);
 }
 
+/// However it is called then.
+#[test]
+fn a_disk_takes_the_image_and_the_socket_of_one_that_leaves() {
+    let place = Place::new();
+    place.succeed(&["create", "--size", "1M", "disk.raw"]);
+    let image = format!("image = {:?}", place.text("disk.raw"));
+    let file = config(&place, &[("old", &image), ("b", NULL)]);
+    let daemon = serve(&file, 2);
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(&file, text.replacen("name = \"old\"", "name = \"new\"", 1)).unwrap();
+    let done = reload(&place);
+    assert_eq!((&done["removed"], &done["added"]), (&json!(["old"]), &json!(["new"])), "{done}");
+    wait_until("it is served", || listed(&place, "new")["state"] == "serving");
+    let mut guest = Client::connect(ClientOptions::new(place.path("old.sock"))).unwrap();
+    assert_eq!(guest.write(0, &[1; 512]).unwrap(), Status::Ok);
+    drop(guest);
+    stop(daemon);
+}
+
 /// Regression: a key was misspelt, and the disk was removed, with its settings.
 #[test]
 fn a_disk_that_is_written_with_a_mistake_stays_as_it_is() {

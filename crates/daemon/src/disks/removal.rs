@@ -10,6 +10,7 @@ use flowstone_block::{Error, mutant};
 use flowstone_control::{Event, Refused};
 
 use super::{Disks, State, Table};
+use crate::config::DiskConfig;
 use crate::disk::Disk;
 
 /// Time between two checks whether others still use a disk: initially, and at most.
@@ -26,7 +27,7 @@ pub enum Removal {
     Done,
     /// The caller [ends](Disks::end) the disk.
     Stop(u32, Arc<Disk>),
-    /// The caller [waits](Disks::wait_until_gone) for the thread that stops it.
+    /// The caller [waits](Disks::has_gone_by) for the thread that stops it.
     Wait(Leaving),
 }
 
@@ -77,17 +78,22 @@ impl Disks {
         stopped.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Waits until a disk that is being stopped is gone.
-    pub fn wait_until_gone(&self, leaving: Leaving) {
-        let waited = self.settled.wait_while(self.table(), |table| table.has(leaving));
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
-    }
-
-    /// The same until a deadline. Returns whether it has gone.
+    /// Waits until a disk that is being stopped is gone, or a deadline. Returns whether it is.
     pub fn has_gone_by(&self, leaving: Leaving, until: Instant) -> bool {
         let (table, left) = (self.table(), until.saturating_duration_since(Instant::now()));
         let waited = self.settled.wait_timeout_while(table, left, |table| table.has(leaving));
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    /// Returns whether a disk that is being stopped has the name, socket or image of a new one.
+    pub fn replaces_one_that_leaves(&self, new: &DiskConfig) -> bool {
+        let table = self.table();
+        let mut stopping = table.visible().filter(|(_, it)| matches!(it.state, State::Stopping));
+        stopping.any(|(_, entry)| {
+            let (old, image) = (&entry.config, &new.stack.image);
+            let has_its_image = image.is_some() && *image == old.stack.image;
+            entry.name == new.name() || new.socket == old.socket || has_its_image
+        })
     }
 
     /// Returns the names of the disks that are being stopped.

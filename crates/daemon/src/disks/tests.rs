@@ -128,11 +128,12 @@ fn a_disk_whose_stop_panics_is_gone() {
     let number = begin(&disks, "dead");
     assert!(disks.begin_start(number));
     let Ok(Removal::Wait(leaving)) = disks.begin_removal("dead", false) else { panic!() };
+    let hour = Instant::now() + Duration::from_secs(3600);
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| disks.wait_until_gone(leaving));
+        let waits = scope.spawn(|| disks.has_gone_by(leaving, hour));
         let stops = scope.spawn(|| disks.end(number, Arc::new(()), |()| panic!("the mistake")));
         assert!(stops.join().is_err());
-        waits.join().unwrap();
+        assert!(waits.join().unwrap());
     });
     begin(&disks, "dead");
 }
@@ -153,4 +154,31 @@ fn a_removal_does_not_wait_for_a_thread_that_has_panicked_with_the_disk() {
         assert!(uses.join().is_err());
     });
     begin(&disks, "used");
+}
+
+#[test]
+fn a_new_disk_replaces_one_that_leaves_if_it_has_its_name_socket_or_image() {
+    let disks = Disks::default();
+    let with = |name: &str, socket: &str, image: Option<&str>| {
+        let mut config = DiskConfig::new(name, Path::new(socket));
+        config.stack.image = image.map(Into::into);
+        config
+    };
+    for (old, image) in [("old", Some("/a.raw")), ("null", None)] {
+        let old = with(old, &format!("/{old}.sock"), image);
+        let Ok(Begun::Opens(number)) = disks.begin(&old, Origin::File) else { panic!() };
+        assert!(disks.begin_start(number));
+    }
+    let again = [
+        with("old", "/new.sock", None),
+        with("new", "/old.sock", None),
+        with("new", "/new.sock", Some("/a.raw")),
+    ];
+    let others = [with("new", "/new.sock", None), with("new", "/new.sock", Some("/b.raw"))];
+    let replaces = |new: &DiskConfig| disks.replaces_one_that_leaves(new);
+    assert!(!again.iter().any(replaces), "none leaves");
+    for name in ["old", "null"] {
+        assert!(matches!(disks.begin_removal(name, false), Ok(Removal::Wait(_))));
+    }
+    assert!(again.iter().all(replaces) && !others.iter().any(replaces));
 }

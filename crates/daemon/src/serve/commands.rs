@@ -11,6 +11,7 @@ use toml::Table;
 use tracing::{error, info};
 
 use super::changes::InOrder;
+use super::reload::{LEAVING, REMOVAL_PATIENCE};
 use super::{Daemon, STOP_PATIENCE};
 use crate::cache_report::CacheReport;
 use crate::config::{DiskConfig, DiskTable, table_of};
@@ -215,12 +216,16 @@ impl Daemon {
         })
     }
 
-    /// Waits until a disk is gone, for as long as its host takes.
+    /// Waits until a disk is gone: for as long as its host takes, if this stops it.
     pub(super) fn end_removal(&self, name: &str, removal: Removal) -> flowstone_block::Result<()> {
         let outcome = match removal {
             Removal::Done => Ok(()),
             Removal::Wait(leaving) => {
-                self.disks.wait_until_gone(leaving);
+                // It has a place of the control socket, beside the one of the thread that stops it.
+                if !self.disks.has_gone_by(leaving, Instant::now() + REMOVAL_PATIENCE) {
+                    let what = format!("disk remove {name}");
+                    return Err(Error::busy(what, LEAVING, "try again later"));
+                }
                 Ok(())
             }
             Removal::Stop(number, disk) => {

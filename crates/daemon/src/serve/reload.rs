@@ -10,7 +10,7 @@ use flowstone_block::{Error, Result};
 use flowstone_control::{DiskChange, DiskWord, Origin};
 use serde::Serialize;
 use serde_json::{Value, json};
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use super::Daemon;
 use crate::config::{Config, DiskConfig, Keys};
@@ -24,10 +24,13 @@ const ACCESS: [&str; 2] = ["socket-group", "socket-mode"];
 /// Reason for leaving a disk or group unchanged.
 pub(super) const ADDED: &str = "it was added on the control socket";
 /// Reason why a disk still exists.
-const LEAVING: &str = "it is being removed, and its host has not answered yet";
+pub(super) const LEAVING: &str = "it is being removed, and its host has not answered yet";
 
-/// Time that a reload waits for the disks that it removes, before it adds others in their places.
-const REMOVAL_PATIENCE: Duration = Duration::from_secs(10);
+/// Time that a reload waits for the disks that it removes before it adds those that have nothing in
+/// common with them.
+const SHORT_PATIENCE: Duration = Duration::from_secs(1);
+/// Time that a reload, or a second removal, waits for a disk that leaves.
+pub(super) const REMOVAL_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Result of a reload.
 #[derive(Debug, Default, Serialize)]
@@ -70,15 +73,15 @@ impl Daemon {
         let mut done = Reloaded::default();
         done.refused.extend(config.refused.iter().map(ToString::to_string));
         self.reload_groups(&config, &mut done)?;
-        let before = self.disks.written();
+        let (before, stopping) = (self.disks.written(), self.disks.stopping());
         let names: BTreeSet<String> = config.disks.iter().map(DiskConfig::name).collect();
-        let (mut leaving, stopping) = (Vec::new(), self.disks.stopping());
+        let mut leaving = Vec::new();
         for (name, (origin, keys)) in &before {
             // A disk configured with an error is not a removed one.
             let is_there = names.contains(name) || config.refuses(name, keys);
             if *origin == Origin::File && !is_there {
                 match self.remove_beside(name) {
-                    Ok(gone) => leaving.push((name, gone)),
+                    Ok(gone) => leaving.push((name.clone(), gone)),
                     Err(error) => done.kept.push(format!("{name}: {error}")),
                 }
             }
@@ -94,22 +97,48 @@ impl Daemon {
                 None => {}
             }
         }
-        let until = Instant::now() + REMOVAL_PATIENCE;
-        for (name, leaves) in leaving {
-            match self.wait_for_removal(leaves, until) {
-                Some(Ok(())) => done.removed.push(name.clone()),
-                Some(Err(error)) => done.kept.push(format!("{name}: {error}")),
-                None => done.kept.push(format!("{name}: {LEAVING}")),
-            }
-        }
         // What is stopping since an earlier reload is refused by name if it still is.
         let is_new = |name: String| !before.contains_key(&name) || stopping.contains(&name);
-        for disk in config.disks.iter().filter(|disk| is_new(disk.name())) {
-            self.reload_new(disk.clone(), &mut done);
-        }
+        let new = config.disks.iter().filter(|disk| is_new(disk.name())).collect();
+        self.replace_disks(leaving, new, &mut done);
         self.reload_gone_groups(&config, &mut done);
         info!("read again: {}", json!(done));
         Ok(json!(done))
+    }
+
+    /// Adds disks, each when those that leave have gone, or after a while.
+    fn replace_disks(
+        self: &Arc<Self>,
+        mut leaving: Vec<(String, Leaves)>,
+        mut new: Vec<&DiskConfig>,
+        done: &mut Reloaded,
+    ) {
+        let began = Instant::now();
+        for patience in [SHORT_PATIENCE, REMOVAL_PATIENCE] {
+            leaving.retain_mut(|(name, leaves)| {
+                let ended = self.wait_for_removal(leaves, began + patience);
+                match &ended {
+                    Some(Ok(())) => done.removed.push(name.clone()),
+                    Some(Err(error)) => done.kept.push(format!("{name}: {error}")),
+                    None => {}
+                }
+                ended.is_none()
+            });
+            let is_first = patience == SHORT_PATIENCE;
+            if !is_first {
+                for (name, _) in &leaving {
+                    warn!(disk = name, "{LEAVING}");
+                    done.kept.push(format!("{name}: {LEAVING}"));
+                }
+            }
+            new.retain(|disk| {
+                let waits = is_first && self.disks.replaces_one_that_leaves(disk);
+                if !waits {
+                    self.reload_new((*disk).clone(), done);
+                }
+                waits
+            });
+        }
     }
 
     /// Removes a disk on a thread of its own: its host may hang.
@@ -134,9 +163,9 @@ impl Daemon {
     }
 
     /// Returns how the removal ended, if it has by then.
-    fn wait_for_removal(&self, leaves: Leaves, until: Instant) -> Option<Result<()>> {
+    fn wait_for_removal(&self, leaves: &Leaves, until: Instant) -> Option<Result<()>> {
         match leaves {
-            Leaves::Others(leaving) => self.disks.has_gone_by(leaving, until).then_some(Ok(())),
+            Leaves::Others(leaving) => self.disks.has_gone_by(*leaving, until).then_some(Ok(())),
             Leaves::Ours(told) => {
                 let left = until.saturating_duration_since(Instant::now());
                 match told.recv_timeout(left) {
@@ -156,7 +185,10 @@ impl Daemon {
             Begun::Opens(number) => self.open_added(&name, number, disk),
         });
         match begun {
-            Ok(()) => done.added.push(name),
+            Ok(()) => {
+                info!(disk = name, "added");
+                done.added.push(name);
+            }
             Err(error) => done.refused.push(error.to_string()),
         }
     }
