@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use flowstone_block::{Error, mutant};
 use flowstone_control::{Event, Refused};
 
-use super::{Disks, State, Table};
+use super::{Disks, Entry, State, Table};
 use crate::config::DiskConfig;
 use crate::disk::Disk;
 
@@ -87,9 +87,7 @@ impl Disks {
 
     /// Returns whether a disk that is being stopped has the name, socket or image of a new one.
     pub fn replaces_one_that_leaves(&self, new: &DiskConfig) -> bool {
-        let table = self.table();
-        let mut stopping = table.visible().filter(|(_, it)| matches!(it.state, State::Stopping));
-        stopping.any(|(_, entry)| {
+        self.table().stopping().any(|entry| {
             let (old, image) = (&entry.config, &new.stack.image);
             let has_its_image = image.is_some() && *image == old.stack.image;
             entry.name == new.name() || new.socket == old.socket || has_its_image
@@ -98,9 +96,7 @@ impl Disks {
 
     /// Returns the names of the disks that are being stopped.
     pub fn stopping(&self) -> BTreeSet<String> {
-        let table = self.table();
-        let stopping = table.visible().filter(|(_, it)| matches!(it.state, State::Stopping));
-        stopping.map(|(_, entry)| entry.name.clone()).collect()
+        self.table().stopping().map(|entry| entry.name.clone()).collect()
     }
 }
 
@@ -130,6 +126,10 @@ fn alone<D>(mut shared: Arc<D>) -> D {
 }
 
 impl Table {
+    fn stopping(&self) -> impl Iterator<Item = &Entry> {
+        self.known.values().filter(|entry| matches!(entry.state, State::Stopping))
+    }
+
     fn has(&self, leaving: Leaving) -> bool {
         self.known.get(&leaving.number).is_some_and(|entry| entry.count == leaving.count)
     }

@@ -33,15 +33,12 @@ impl Changes {
     }
 
     fn begin_by(&self, until: Instant) -> Result<InOrder<'_>> {
-        let mut is_made = self.is_made();
-        while *is_made {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                let why = "an earlier change is still being written to state-dir";
-                return Err(Error::busy("a change", why, "check its host, and try again later"));
-            }
-            let woken = self.over.wait_timeout(is_made, left);
-            (is_made, _) = woken.unwrap_or_else(PoisonError::into_inner);
+        let left = until.saturating_duration_since(Instant::now());
+        let waited = self.over.wait_timeout_while(self.is_made(), left, |is_made| *is_made);
+        let (mut is_made, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if *is_made {
+            let why = "an earlier change is still being written to state-dir";
+            return Err(Error::busy("a change", why, "check its host, and try again later"));
         }
         *is_made = true;
         Ok(InOrder(self))

@@ -109,36 +109,41 @@ impl Daemon {
     /// Adds disks, each when those that leave have gone, or after a while.
     fn replace_disks(
         self: &Arc<Self>,
-        mut leaving: Vec<(String, Leaves)>,
-        mut new: Vec<&DiskConfig>,
+        leaving: Vec<(String, Leaves)>,
+        new: Vec<&DiskConfig>,
         done: &mut Reloaded,
     ) {
         let began = Instant::now();
-        for patience in [SHORT_PATIENCE, REMOVAL_PATIENCE] {
-            leaving.retain_mut(|(name, leaves)| {
-                let ended = self.wait_for_removal(leaves, began + patience);
-                match &ended {
-                    Some(Ok(())) => done.removed.push(name.clone()),
-                    Some(Err(error)) => done.kept.push(format!("{name}: {error}")),
-                    None => {}
-                }
-                ended.is_none()
-            });
-            let is_first = patience == SHORT_PATIENCE;
-            if !is_first {
-                for (name, _) in &leaving {
-                    warn!(disk = name, "{LEAVING}");
-                    done.kept.push(format!("{name}: {LEAVING}"));
-                }
-            }
-            new.retain(|disk| {
-                let waits = is_first && self.disks.replaces_one_that_leaves(disk);
-                if !waits {
-                    self.reload_new((*disk).clone(), done);
-                }
-                waits
-            });
+        let leaving = self.wait_for_removals(leaving, began + SHORT_PATIENCE, done);
+        let replaces = |disk: &&DiskConfig| self.disks.replaces_one_that_leaves(disk);
+        let (replacing, others): (Vec<_>, Vec<_>) = new.into_iter().partition(replaces);
+        self.reload_new(&others, done);
+        for (name, _) in self.wait_for_removals(leaving, began + REMOVAL_PATIENCE, done) {
+            warn!(disk = name, "{LEAVING}");
+            done.kept.push(format!("{name}: {LEAVING}"));
         }
+        self.reload_new(&replacing, done);
+    }
+
+    /// Returns the removals that have not ended by then.
+    fn wait_for_removals(
+        &self,
+        mut leaving: Vec<(String, Leaves)>,
+        until: Instant,
+        done: &mut Reloaded,
+    ) -> Vec<(String, Leaves)> {
+        leaving.retain(|(name, leaves)| match self.wait_for_removal(leaves, until) {
+            Some(Ok(())) => {
+                done.removed.push(name.clone());
+                false
+            }
+            Some(Err(error)) => {
+                done.kept.push(format!("{name}: {error}"));
+                false
+            }
+            None => true,
+        });
+        leaving
     }
 
     /// Removes a disk on a thread of its own: its host may hang.
@@ -178,18 +183,20 @@ impl Daemon {
         }
     }
 
-    fn reload_new(self: &Arc<Self>, disk: DiskConfig, done: &mut Reloaded) {
-        let name = disk.name();
-        let begun = self.disks.begin(&disk, Origin::File).and_then(|begun| match begun {
-            Begun::IsThere => Ok(()),
-            Begun::Opens(number) => self.open_added(&name, number, disk),
-        });
-        match begun {
-            Ok(()) => {
-                info!(disk = name, "added");
-                done.added.push(name);
+    fn reload_new(self: &Arc<Self>, disks: &[&DiskConfig], done: &mut Reloaded) {
+        for disk in disks {
+            let name = disk.name();
+            let begun = self.disks.begin(disk, Origin::File).and_then(|begun| match begun {
+                Begun::IsThere => Ok(()),
+                Begun::Opens(number) => self.open_added(&name, number, (*disk).clone()),
+            });
+            match begun {
+                Ok(()) => {
+                    info!(disk = name, "added");
+                    done.added.push(name);
+                }
+                Err(error) => done.refused.push(error.to_string()),
             }
-            Err(error) => done.refused.push(error.to_string()),
         }
     }
 
