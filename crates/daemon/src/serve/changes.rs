@@ -2,7 +2,8 @@
 //! so that the last request takes effect last.
 //!
 //! The host of `state-dir` may hang, and a change that waits for another one has a place of the
-//! control socket: it is refused after a while.
+//! control socket: it is refused after a while, and at once if that one has taken long already. So
+//! a reload, which makes many changes, waits once.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,7 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Lets one change be made at a time.
 #[derive(Default)]
 pub(super) struct Changes {
-    is_made: Mutex<bool>,
+    /// When the change that is being made began.
+    made_since: Mutex<Option<Instant>>,
     over: Condvar,
 }
 
@@ -23,31 +25,36 @@ pub(super) struct Changes {
 pub(super) struct InOrder<'changes>(&'changes Changes);
 
 impl Changes {
-    fn is_made(&self) -> MutexGuard<'_, bool> {
-        self.is_made.lock().unwrap_or_else(PoisonError::into_inner)
+    fn made_since(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.made_since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until no other change is being made; an error if that takes long.
     pub(super) fn begin(&self) -> Result<InOrder<'_>> {
-        self.begin_by(Instant::now() + PATIENCE)
+        self.begin_within(PATIENCE)
     }
 
-    fn begin_by(&self, until: Instant) -> Result<InOrder<'_>> {
-        let left = until.saturating_duration_since(Instant::now());
-        let waited = self.over.wait_timeout_while(self.is_made(), left, |is_made| *is_made);
-        let (mut is_made, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        if *is_made {
-            let why = "an earlier change is still being written to state-dir";
-            return Err(Error::busy("a change", why, "check its host, and try again later"));
+    fn begin_within(&self, patience: Duration) -> Result<InOrder<'_>> {
+        let began = Instant::now();
+        let mut made_since = self.made_since();
+        while let Some(since) = *made_since {
+            let until = began.min(since) + patience;
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let why = "an earlier change is still being written to state-dir";
+                return Err(Error::busy("a change", why, "check its host, and try again later"));
+            }
+            let woken = self.over.wait_timeout(made_since, left);
+            (made_since, _) = woken.unwrap_or_else(PoisonError::into_inner);
         }
-        *is_made = true;
+        *made_since = Some(Instant::now());
         Ok(InOrder(self))
     }
 }
 
 impl Drop for InOrder<'_> {
     fn drop(&mut self) {
-        *self.0.is_made() = false;
+        *self.0.made_since() = None;
         self.0.over.notify_one();
     }
 }
@@ -61,10 +68,10 @@ mod tests {
     #[test]
     fn a_change_whose_thread_panics_does_not_hold_up_the_next_one() {
         let changes = Changes::default();
-        let hour = Instant::now() + Duration::from_secs(3600);
+        let hour = Duration::from_secs(3600);
         thread::scope(|scope| {
-            let first = changes.begin_by(hour).unwrap();
-            let waits = scope.spawn(|| changes.begin_by(hour).map(drop));
+            let first = changes.begin_within(hour).unwrap();
+            let waits = scope.spawn(|| changes.begin_within(hour).map(drop));
             let dies = scope.spawn(move || {
                 let _in_order = first;
                 panic!("the mistake")
@@ -77,10 +84,10 @@ mod tests {
     #[test]
     fn a_change_that_waits_for_long_is_refused_and_the_next_one_is_made() {
         let changes = Changes::default();
-        let first = changes.begin_by(Instant::now()).unwrap();
-        let refused = changes.begin_by(Instant::now()).map(drop).unwrap_err().to_string();
+        let first = changes.begin_within(Duration::ZERO).unwrap();
+        let refused = changes.begin_within(Duration::ZERO).map(drop).unwrap_err().to_string();
         assert!(refused.contains("an earlier change is still being written"), "{refused}");
         drop(first);
-        changes.begin_by(Instant::now()).unwrap();
+        changes.begin_within(Duration::ZERO).unwrap();
     }
 }

@@ -230,23 +230,23 @@ impl Daemon {
             if ACCESS.into_iter().any(has) {
                 found.set_access(access)?;
             }
-            found.change(&change, |_| Ok(()))
+            // Until what was set by hand is forgotten: else the change of a client could come in
+            // between, be answered, and be forgotten.
+            let in_order = self.begin_change()?;
+            found.change(&change, |_| Ok(()))?;
+            Ok(in_order)
         });
         match changed {
             Err(error) => done.refused.push(error.to_string()),
-            Ok(_) => {
+            Ok(_in_order) => {
                 let mut keys = before.clone();
-                // What was set stays in a `state-dir` that hangs, and the configuration wins.
-                let in_order = self.begin_change().inspect_err(|error| error!("{error}")).ok();
                 for key in live {
                     match disk.keys.get(key) {
                         Some(value) => keys.insert(key.clone(), value.clone()),
                         None => keys.remove(key),
                     };
                     done.changed.push(format!("{name}: {key}"));
-                    if in_order.is_some() {
-                        self.forget(Subject::Disk(name.clone()), key);
-                    }
+                    self.forget(Subject::Disk(name.clone()), key);
                 }
                 self.disks.rewrite(&name, &keys);
             }
