@@ -3,17 +3,20 @@
 //! Several traces are those of VMs that share a cache: they are interleaved so that all of them end
 //! together. A VM's size determines its weight.
 
+mod rivals;
 mod trace;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use flowstone_cache::{BlockId, FREQ_THRESHOLD, Outcome, Policy, PolicyKind, VmSize, Vms};
+use flowstone_cache::{BlockId, FREQ_THRESHOLD, Outcome, PolicyKind, VmSize, Vms};
 use serde::Serialize;
 
+use self::rivals::{Lirs, Rival, Sieve};
 use self::trace::BLOCK_BYTES;
 use crate::plot::{Axes, Lines, draw};
 use crate::size::parse_size;
@@ -25,9 +28,10 @@ pub struct CacheArgs {
     /// as one VM.
     #[arg(long, value_name = "FILE", required = true)]
     trace: Vec<PathBuf>,
-    /// Policies: multicache, multicache-relative, lru, s3fifo, default [default: all].
+    /// Policies: multicache-count, multicache-weight, multicache-relative, lru, s3fifo, default, as
+    /// well as sieve and lirs, which Flowstone does not have [default: all].
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
-    policy: Vec<PolicyKind>,
+    policy: Vec<Contender>,
     /// Sizes of the cache.
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = parse_size)]
     #[arg(required_unless_present = "fraction")]
@@ -47,6 +51,40 @@ pub struct CacheArgs {
     /// Draw the hit ratio over the size, one line per policy.
     #[arg(long, value_name = "SVG")]
     plot: Option<PathBuf>,
+}
+
+/// A policy that is compared.
+#[derive(Clone, Copy, Debug)]
+enum Contender {
+    Ours(PolicyKind),
+    Sieve,
+    Lirs,
+}
+
+impl Contender {
+    fn all() -> impl Iterator<Item = Self> {
+        PolicyKind::ALL.into_iter().map(Self::Ours).chain([Self::Sieve, Self::Lirs])
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Ours(kind) => kind.name(),
+            Self::Sieve => "sieve",
+            Self::Lirs => "lirs",
+        }
+    }
+}
+
+impl FromStr for Contender {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "sieve" => Ok(Self::Sieve),
+            "lirs" => Ok(Self::Lirs),
+            ours => ours.parse().map(Self::Ours),
+        }
+    }
 }
 
 /// The result of one policy at one size.
@@ -86,7 +124,8 @@ pub fn cache(args: &CacheArgs) -> Result<()> {
     let sizes: Vec<u64> = args.bytes.iter().copied().chain(parts).collect();
     let too_small = sizes.iter().find(|bytes| **bytes < BLOCK_BYTES);
     ensure!(too_small.is_none(), "a cache holds at least one block of 4 KiB; give a larger size");
-    let policies = if args.policy.is_empty() { &PolicyKind::ALL[..] } else { &args.policy };
+    let all: Vec<_> = Contender::all().collect();
+    let policies = if args.policy.is_empty() { &all } else { &args.policy };
     if !args.json {
         print_head(&blocks, footprint, traces.len());
     }
@@ -94,9 +133,12 @@ pub fn cache(args: &CacheArgs) -> Result<()> {
     for policy in policies {
         for bytes in &sizes {
             let capacity = usize::try_from(bytes / BLOCK_BYTES)?;
-            let mut cache = policy.build(capacity, args.freq_threshold, 0);
-            cache.set_vms(&vms);
-            let line = simulate(policy.name(), *bytes, &mut *cache, &blocks, traces.len());
+            let mut access = match policy {
+                Contender::Ours(kind) => ours(*kind, capacity, args.freq_threshold, &vms),
+                Contender::Sieve => rival(Sieve::new(capacity)),
+                Contender::Lirs => rival(Lirs::new(capacity)),
+            };
+            let line = simulate(policy.name(), *bytes, &mut access, &blocks, traces.len());
             if args.json {
                 println!("{}", serde_json::to_string(&line)?);
             } else {
@@ -147,25 +189,52 @@ fn merge(traces: &[Vec<u64>]) -> Vec<BlockId> {
     timed.into_iter().map(|(_, block)| block).collect()
 }
 
+/// Accesses a block of a simulated cache.
+type Access = Box<dyn FnMut(BlockId) -> Became>;
+
+/// What became of a block that was accessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Became {
+    Hit,
+    Inserted,
+    Refused,
+}
+
+fn ours(kind: PolicyKind, capacity: usize, threshold: f64, vms: &Arc<Vms>) -> Access {
+    let mut cache = kind.build(capacity, threshold, 0);
+    cache.set_vms(vms);
+    let mut evicted = Vec::new();
+    Box::new(move |block| {
+        evicted.clear();
+        match cache.access(block, &mut evicted) {
+            Outcome::Hit(_) => Became::Hit,
+            Outcome::Inserted(_) => Became::Inserted,
+            Outcome::Refused => Became::Refused,
+        }
+    })
+}
+
+fn rival(mut cache: impl Rival + 'static) -> Access {
+    Box::new(move |block| if cache.hits(block) { Became::Hit } else { Became::Inserted })
+}
+
 fn simulate(
     name: &'static str,
     bytes: u64,
-    cache: &mut dyn Policy,
+    access: &mut Access,
     blocks: &[BlockId],
     traces: usize,
 ) -> Line {
     let mut vms = vec![OfVm::default(); traces];
     let mut insertions = 0;
-    let mut evicted = Vec::new();
     for block in blocks {
         let vm = &mut vms[block.disk() as usize];
         vm.requests += 1;
-        match cache.access(*block, &mut evicted) {
-            Outcome::Hit(_) => vm.hits += 1,
-            Outcome::Inserted(_) => insertions += 1,
-            Outcome::Refused => {}
+        match access(*block) {
+            Became::Hit => vm.hits += 1,
+            Became::Inserted => insertions += 1,
+            Became::Refused => {}
         }
-        evicted.clear();
     }
     let ratio = |hits: u64, requests: u64| hits as f64 / requests.max(1) as f64;
     vms.iter_mut().for_each(|vm| vm.hit_ratio = ratio(vm.hits, vm.requests));
@@ -216,8 +285,9 @@ mod tests {
     #[test]
     fn each_vm_has_its_own_hits() {
         let blocks = merge(&[vec![1, 1, 1, 1], vec![1, 2, 3, 4]]);
-        let mut cache = PolicyKind::Lru.build(10, 0.0, 0);
-        let line = simulate("lru", 40960, &mut *cache, &blocks, 2);
+        let vms = Arc::new(Vms::default());
+        let mut access = ours(PolicyKind::Lru, 10, 0.0, &vms);
+        let line = simulate("lru", 40960, &mut access, &blocks, 2);
         assert_eq!((line.hits, line.insertions), (3, 5));
         assert_eq!(line.vms.iter().map(|vm| vm.hits).collect::<Vec<_>>(), [3, 0]);
     }

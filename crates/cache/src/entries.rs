@@ -8,11 +8,35 @@ use crate::prefetch::prefetch;
 /// No entry.
 const NONE: u32 = u32::MAX;
 
-/// Greatest count: the rest of the word is the queue.
-const COUNT_MAX: u32 = (1 << QUEUE_SHIFT) - 1;
+/// Greatest count: the rest of the word is the time of the last use, and the queue.
+const COUNT_MAX: u32 = (1 << TIME_SHIFT) - 1;
+const TIME_SHIFT: u32 = 8;
 const QUEUE_SHIFT: u32 = 20;
+/// Times are modulo this.
+const TIMES: u32 = 1 << (QUEUE_SHIFT - TIME_SHIFT);
+/// Times in which as many blocks are inserted as there is room for.
+const TIMES_PER_ROUND: usize = 256;
+/// Greatest age of an entry that was looked at: less than half of all times by more than a round of
+/// looks takes, so that no age wraps.
+const AGE_MAX: u32 = TIMES / 4;
 /// Most queues that there can be.
 pub const QUEUES_MAX: usize = 1 << (u32::BITS - QUEUE_SHIFT);
+
+/// A time, counted in insertions, modulo 4,096.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Time(u32);
+
+impl Time {
+    const fn new(time: u64) -> Self {
+        Self((time % TIMES as u64) as u32)
+    }
+
+    /// Returns whether this is before another time, if neither is more than 2,047 before the other.
+    pub const fn is_before(self, other: Self) -> bool {
+        let distance = other.0.wrapping_sub(self.0) % TIMES;
+        distance != 0 && distance < TIMES / 2
+    }
+}
 
 /// A block that a policy remembers. Packed: there are millions of them.
 #[derive(Clone, Copy, Debug)]
@@ -23,13 +47,21 @@ struct Entry {
     before: u32,
     /// Next entry towards the back; of a free entry, the next free one.
     after: u32,
-    /// The policy's count, and the queue.
+    /// The policy's count, the time of the last use, and the queue.
     word: u32,
 }
 
 impl Entry {
     const fn queue(&self) -> usize {
         (self.word >> QUEUE_SHIFT) as usize
+    }
+
+    const fn time(&self) -> Time {
+        Time(self.word >> TIME_SHIFT & (TIMES - 1))
+    }
+
+    const fn set_time(&mut self, time: Time) {
+        self.word = self.word & !((TIMES - 1) << TIME_SHIFT) | time.0 << TIME_SHIFT;
     }
 }
 
@@ -48,6 +80,11 @@ pub struct Entries {
     /// First free entry.
     free: u32,
     queues: Vec<Queue>,
+    inserted: u64,
+    inserted_per_time: u64,
+    now: Time,
+    /// The entry that is looked at next for its age.
+    looked_at: usize,
 }
 
 impl Entries {
@@ -58,6 +95,10 @@ impl Entries {
             entries: Vec::with_capacity(blocks),
             free: NONE,
             queues: Vec::new(),
+            inserted: 0,
+            inserted_per_time: (blocks / TIMES_PER_ROUND).max(1) as u64,
+            now: Time::default(),
+            looked_at: 0,
         };
         entries.have_queues(queues);
         entries
@@ -119,9 +160,39 @@ impl Entries {
         *word = *word & !COUNT_MAX | count.min(COUNT_MAX);
     }
 
+    /// Returns the time at which an entry was inserted or [touched](Self::touch) last.
+    pub fn last_use(&self, place: Place) -> Time {
+        self.entries[place.0 as usize].time()
+    }
+
+    /// Sets the time of an entry to now.
+    pub fn touch(&mut self, place: Place) {
+        self.entries[place.0 as usize].set_time(self.now);
+    }
+
+    /// Returns how many blocks have been inserted.
+    pub fn inserted(&self) -> u64 {
+        self.inserted
+    }
+
+    /// Bounds the age of the next entry.
+    fn bound_age(&mut self) {
+        let oldest = Time(self.now.0.wrapping_sub(AGE_MAX) % TIMES);
+        if let Some(entry) = self.entries.get_mut(self.looked_at)
+            && entry.time().is_before(oldest)
+        {
+            entry.set_time(oldest);
+        }
+        self.looked_at = if self.looked_at < self.entries.len() { self.looked_at + 1 } else { 0 };
+    }
+
     /// Adds a new block at the front of a queue, with a count of 0.
     pub fn insert(&mut self, block: BlockId, queue: usize) -> Place {
-        let entry = Entry { block, before: NONE, after: NONE, word: 0 };
+        self.inserted += 1;
+        self.now = Time::new(self.inserted / self.inserted_per_time);
+        self.bound_age();
+        let word = self.now.0 << TIME_SHIFT;
+        let entry = Entry { block, before: NONE, after: NONE, word };
         let id = if let Some(unused) = self.entries.get_mut(self.free as usize) {
             let id = std::mem::replace(&mut self.free, unused.after);
             *unused = entry;
@@ -172,7 +243,7 @@ impl Entries {
         let front = self.queues[queue].front;
         let entry = &mut self.entries[id as usize];
         (entry.before, entry.after) = (NONE, front);
-        entry.word = entry.word & COUNT_MAX | (queue as u32) << QUEUE_SHIFT;
+        entry.word = entry.word & ((1 << QUEUE_SHIFT) - 1) | (queue as u32) << QUEUE_SHIFT;
         match self.entries.get_mut(front as usize) {
             Some(next) => next.before = id,
             None => self.queues[queue].back = id,
@@ -201,6 +272,29 @@ mod tests {
     use std::collections::VecDeque;
 
     use super::*;
+
+    #[test]
+    fn times_follow_each_other_round() {
+        for (one, other, is_before) in
+            [(0, 1, true), (1, 0, false), (5, 5, false), (4095, 4096, true), (10, 2058, false)]
+        {
+            assert_eq!(Time::new(one).is_before(Time::new(other)), is_before, "{one} {other}");
+        }
+    }
+
+    #[test]
+    fn an_entry_has_the_time_of_its_last_use() {
+        let mut entries = Entries::with_capacity(512, 3);
+        let place = entries.insert(BlockId(1), 2);
+        let after_insertion = entries.last_use(place);
+        (2..512).for_each(|block| _ = entries.insert(BlockId(block), 0));
+        entries.set_count(place, u32::MAX);
+        entries.move_to_front(place, 1);
+        assert_eq!(entries.last_use(place), after_insertion);
+        entries.touch(place);
+        assert!(after_insertion.is_before(entries.last_use(place)));
+        assert_eq!((entries.queue(place), entries.count(place)), (1, COUNT_MAX));
+    }
 
     /// The same steps on plain queues.
     #[test]

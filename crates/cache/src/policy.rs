@@ -16,7 +16,7 @@ use self::adaptive::Adaptive;
 use self::floors::Floors;
 use self::lru::Lru;
 use self::multicache::{MultiCache, Rule};
-use self::s3fifo::{S3Fifo, Shape};
+use self::s3fifo::S3Fifo;
 use crate::names::{BlockId, Place};
 use crate::vms::Vms;
 
@@ -164,7 +164,7 @@ impl PolicyKind {
                 Box::new(MultiCache::new(capacity, threshold, Rule::Relative))
             }
             Self::Lru => Box::new(Lru::new(capacity)),
-            Self::S3Fifo => Box::new(S3Fifo::new(capacity, Shape::PAPER)),
+            Self::S3Fifo => Box::new(S3Fifo::published(capacity)),
             Self::Adaptive => Box::new(Adaptive::new(capacity, key)),
         }
     }

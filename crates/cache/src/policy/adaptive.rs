@@ -1,12 +1,13 @@
 //! The default policy: S3-FIFO with a shape that adapts to the load.
 //!
 //! No shape of S3-FIFO suits all loads: with a large small queue that promotes every block used
-//! again it is nearly LRU, with a tiny one a filter against scans. So several shapes run in
-//! parallel, each on a miniature cache that sees only a sample of the blocks, chosen by a hash of
-//! their number, and is smaller by the same factor (miniature simulation: Waldspurger et al.,
-//! "Cache modeling and optimization using miniature simulations", ATC 2017). The cache itself takes
-//! the shape with the most recent hits. A change of shape evicts nothing: queues only change in
-//! length as blocks come and go.
+//! again it is nearly LRU, with a tiny one a filter against scans, and with LIRS's rule for ghosts
+//! it keeps its part of a loop. So several shapes run in parallel, each on a miniature cache that
+//! sees only a sample of the blocks, chosen by a hash of their number, and is smaller by the same
+//! factor (miniature simulation: Waldspurger et al., "Cache modeling and optimization using
+//! miniature simulations", ATC 2017). The cache itself takes the shape with the most recent hits. A
+//! change of shape evicts nothing: what is above the part of the small queue goes on to the main
+//! queue as blocks come and go.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,22 +18,27 @@ use super::{Kept, Outcome, Policy};
 use crate::names::{BlockId, Place, spread};
 use crate::vms::Vms;
 
-/// The candidates: from a filter against scans to nearly LRU.
-const SHAPES: [Shape; 6] =
-    [shape(0.01, 2), shape(0.1, 1), shape(0.1, 2), shape(0.3, 2), shape(0.9, 1), shape(0.9, 2)];
+/// The candidates: from nearly LIRS over filters against scans to nearly LRU.
+const SHAPES: [Shape; 5] = [
+    Shape { by_recency: true, ..shape(0.01, 1) },
+    shape(0.01, 2),
+    shape(0.1, 2),
+    shape(0.3, 2),
+    shape(0.9, 2),
+];
 /// Index of the initial shape: nearly LRU, which is never far off the best.
-const FIRST: usize = 5;
+const FIRST: usize = 4;
 /// Least size of a miniature cache, so that its hits are significant.
 const SAMPLE_BLOCKS_MIN: usize = 2048;
 /// Greatest inverse of the sampling rate.
 const SAMPLED_OF_MAX: u64 = 256;
 /// Choices of the shape per as many accesses as the capacity has blocks.
-const CHOICES_PER_CAPACITY: usize = 4;
-/// Factor by which hits decay with each choice: half after 23.
-const DECAY: f64 = 0.97;
+const CHOICES_PER_CAPACITY: usize = 8;
+/// Factor by which hits decay with each choice: half after as many accesses as 8 capacities.
+const DECAY: f64 = 0.989;
 
 const fn shape(small: f64, promote: u32) -> Shape {
-    Shape { small, promote, ghosts: 1.0 }
+    Shape { small, promote, ghosts: 1.0, by_recency: false }
 }
 
 /// S3-FIFO with the shape chosen last.

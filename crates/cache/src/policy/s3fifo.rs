@@ -5,18 +5,27 @@
 //! use gives a block another turn; others are evicted and remembered as ghosts. A block that comes
 //! back while it is a ghost goes to the main queue at once.
 //!
+//! An extension ([`settling`]): what the small queue has above its part once the cache is full goes
+//! on to the main queue. By the rule above its oldest blocks would be evicted, and a loop that is
+//! longer than the cache would not be hit until ghosts have come back.
+//!
 //! An extension for several VMs ([`floors`](super::floors)): a block at the end of a queue that its
 //! VM must not lose goes to that VM's queue of protected blocks. When the VM takes in more than its
 //! bounds allow, the oldest of these is evicted first.
+
+mod settling;
+mod shape;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use flowstone_block::mutant;
 
+use self::settling::{MOVES_MAX, Settling};
+pub use self::shape::Shape;
 use super::floors::Floors;
 use super::{EVICTIONS_MAX, Kept, Outcome, Policy};
-use crate::entries::Entries;
+use crate::entries::{Entries, Time};
 use crate::names::{BlockId, Place};
 use crate::vms::Vms;
 
@@ -26,6 +35,8 @@ const TURNS_MAX: usize = 64;
 /// Protected blocks of a VM that are checked, per eviction, for one that is not to be protected any
 /// more.
 const PROTECTED_LOOKS: usize = 8;
+/// Blocks at the end of the main queue that are checked for one that is older than a ghost.
+const LOOKS: usize = 4;
 /// Greatest count of uses.
 const COUNT_MAX: u32 = 3;
 
@@ -36,22 +47,6 @@ const GHOSTS: usize = 2;
 /// and must not be lost, the oldest at the back.
 const PROTECTED: usize = 3;
 
-/// Division of the capacity.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shape {
-    /// Size of the small queue, as a fraction of the capacity.
-    pub small: f64,
-    /// Uses in the small queue that promote a block to the main queue.
-    pub promote: u32,
-    /// Number of ghosts, as a fraction of the capacity.
-    pub ghosts: f64,
-}
-
-impl Shape {
-    /// The parameters of the paper, as in its authors' simulator.
-    pub const PAPER: Self = Self { small: 0.1, promote: 2, ghosts: 0.9 };
-}
-
 /// An S3-FIFO cache.
 #[derive(Debug)]
 pub struct S3Fifo {
@@ -59,6 +54,8 @@ pub struct S3Fifo {
     capacity_max: usize,
     places: usize,
     shape: Shape,
+    /// Whether blocks of the small queue above its part go on to the main queue.
+    settling: Settling,
     floors: Floors,
     entries: Entries,
     /// Blocks in queues of protected ones.
@@ -79,6 +76,7 @@ impl S3Fifo {
             capacity_max: capacity,
             places,
             shape,
+            settling: Settling::new(capacity),
             floors: Floors::default(),
             entries: Entries::with_capacity(places, PROTECTED),
             protected: 0,
@@ -91,8 +89,14 @@ impl S3Fifo {
         Self { floors: Floors::new(key), ..self }
     }
 
-    /// Changes the shape.
+    /// Makes the policy as its authors have it.
+    pub fn published(capacity: usize) -> Self {
+        Self { settling: Settling::never(), ..Self::new(capacity, Shape::PAPER) }
+    }
+
+    /// Changes the shape. No block is evicted for it.
     pub fn reshape(&mut self, shape: Shape) {
+        self.settling.is_due |= self.shape != shape;
         self.shape = shape;
     }
 
@@ -103,6 +107,21 @@ impl S3Fifo {
         self.entries.have_queues(PROTECTED + vms.len());
     }
 
+    /// Returns whether the block at the end of the main queue was used before then. Blocks there
+    /// that have been used, or used later, get another turn: they hide older ones.
+    fn main_is_older(&mut self, then: Time) -> bool {
+        for _ in 0..LOOKS {
+            let Some(place) = self.entries.back(MAIN) else { return true };
+            let uses = self.entries.count(place);
+            if uses == 0 && self.entries.last_use(place).is_before(then) {
+                return true;
+            }
+            self.entries.set_count(place, uses.saturating_sub(1));
+            self.entries.move_to_front(place, MAIN);
+        }
+        false
+    }
+
     fn part(&self, share: f64) -> usize {
         (self.capacity as f64 * share) as usize
     }
@@ -110,8 +129,7 @@ impl S3Fifo {
     /// Returns the count of a block's uses.
     #[cfg(test)]
     pub fn uses(&mut self, block: BlockId) -> Option<u32> {
-        let (place, _) = self.entries.find(block)?;
-        Some(self.entries.count(place))
+        self.entries.find(block).map(|(place, _)| self.entries.count(place))
     }
 
     /// Evicts a block, for one more of the VM `by`.
@@ -119,10 +137,11 @@ impl S3Fifo {
         if let Some(gone) = self.evict_protected(by) {
             return Some(gone);
         }
+        if self.settling.is_due {
+            self.settle();
+        }
         for _ in 0..TURNS_MAX {
-            let shared = self.capacity.saturating_sub(self.protected);
-            let small = (shared as f64 * self.shape.small) as usize;
-            let from_small = self.entries.len(SMALL) >= small.max(1);
+            let from_small = !self.settling.is_due && self.entries.len(SMALL) >= self.small_part();
             let Some(place) = self.back(from_small) else { break };
             let gone = match self.protect(place, by) {
                 Some(queue) => self.evict_from(queue, by, 1),
@@ -136,6 +155,25 @@ impl S3Fifo {
         let place = self.back(false).or_else(protected)?;
         self.entries.set_count(place, 0);
         self.end_of_queue(place)
+    }
+
+    /// Returns the size that the small queue is to have.
+    fn small_part(&self) -> usize {
+        let shared = self.capacity.saturating_sub(self.protected);
+        ((shared as f64 * self.shape.small) as usize).max(1)
+    }
+
+    /// Moves some of the blocks of the small queue above its part to the main queue.
+    fn settle(&mut self) {
+        let part = self.small_part();
+        for _ in 0..MOVES_MAX {
+            match self.entries.back(SMALL) {
+                Some(oldest) if self.entries.len(SMALL) > part => {
+                    self.entries.move_to_front(oldest, MAIN);
+                }
+                _ => self.settling.is_due = false,
+            }
+        }
     }
 
     /// Evicts a protected block that its VM may lose: of the VM `by`, or of another one, in turn.
@@ -266,25 +304,27 @@ impl Policy for S3Fifo {
         let found = self.entries.find(block);
         let is_hit = found.is_some_and(|(_, queue)| queue != GHOSTS);
         let uses = self.floors.access(block, is_hit);
-        match found {
+        let queue = match found {
             Some((ghost, GHOSTS)) => {
+                let then = self.entries.last_use(ghost);
                 // Removed first, so that making room does not drop it.
                 self.entries.remove(ghost);
+                if self.shape.by_recency && !self.main_is_older(then) { SMALL } else { MAIN }
             }
             Some((place, _)) => {
                 let uses = (self.entries.count(place) + uses).min(COUNT_MAX * uses);
                 self.entries.set_count(place, uses);
+                self.entries.touch(place);
                 return Outcome::Hit(place);
             }
-            None => {}
-        }
+            None => SMALL,
+        };
         let by = self.floors.vm(block);
         for _ in 0..EVICTIONS_MAX {
             if self.len() >= self.capacity {
                 evicted.extend(self.evict(by));
             }
         }
-        let queue = if found.is_some() { MAIN } else { SMALL };
         self.floors.count_in(block);
         Outcome::Inserted(self.entries.insert(block, queue))
     }
@@ -314,7 +354,9 @@ impl Policy for S3Fifo {
     }
 
     fn resize(&mut self, capacity: usize, evictions_max: usize, evicted: &mut Vec<Kept>) {
-        self.capacity = capacity.clamp(2, self.capacity_max);
+        let capacity = capacity.clamp(2, self.capacity_max);
+        let before = std::mem::replace(&mut self.capacity, capacity);
+        self.settling.resized(before, self.capacity, self.entries.inserted());
         self.floors.resize(self.capacity);
         let over = self.len().saturating_sub(self.capacity);
         for _ in 0..over.min(evictions_max) {
