@@ -194,7 +194,10 @@ fn what_one_guest_deletes_another_can_use() -> Result<()> {
         let goal = before.saturating_sub(GOES_MIB * MIB * 9 / 10);
         daemon.wait_for("space for the other", |stats| stats.allocated_bytes <= goal)?;
     }
-    on_each(&mut second, write)?;
+    // An image that has just asked the full host again refuses writes for a moment.
+    let again =
+        format!("n=0; until {write} 2>/dev/null; do n=$((n + 1)); [ $n -lt 30 ]; sleep 1; done");
+    on_each(&mut second, &again)?;
     let read = format!("dd if=/dev/$d bs=1M iflag=direct count={WANTED_MIB} status=none");
     on_each(&mut second, &format!("{read} | cmp - /tmp/random"))?;
     on_each(&mut first, "umount /$d; mount /dev/$d /$d; xxhsum -q -c /$d/sum; umount /$d")?;
