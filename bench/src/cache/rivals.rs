@@ -110,10 +110,11 @@ impl Rival for Sieve {
 pub struct Lirs {
     capacity: usize,
     lir_max: usize,
-    /// All blocks used since the least recently used one of low recency (LIR), which is its end.
+    /// All blocks used since the least recently used block of low inter-reference recency (LIR),
+    /// which is its end.
     stack: Order,
     lir: HashSet<BlockId>,
-    /// Kept blocks of high recency (HIR): the next to be evicted.
+    /// Kept blocks of high inter-reference recency (HIR): the next to be evicted.
     resident: Order,
     /// Blocks of the stack that are not kept.
     ghosts: Order,
@@ -132,7 +133,7 @@ impl Lirs {
         }
     }
 
-    /// Drops blocks of high recency from the end of the stack.
+    /// Drops HIR blocks from the end of the stack.
     fn prune(&mut self) {
         while let Some(block) = self.stack.back().filter(|block| !self.lir.contains(block)) {
             self.stack.remove(block);

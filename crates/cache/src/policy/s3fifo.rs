@@ -1,5 +1,5 @@
-//! S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023), with the
-//! sizes fixed by its authors as parameters.
+//! S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023), with
+//! parameters ([`Shape`]).
 //!
 //! New blocks enter a small queue. At its end, blocks used again go on to the main queue, where a
 //! use gives a block another turn; others are evicted and remembered as ghosts. A block that comes

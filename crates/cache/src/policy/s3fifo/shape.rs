@@ -1,6 +1,6 @@
-//! The sizes of an S3-FIFO cache and its rules, fixed by its authors, as parameters.
+//! The parameters of an S3-FIFO cache: the sizes that its authors fix, and a rule of LIRS.
 
-/// Division of the capacity.
+/// The sizes of the queues, and when a block goes to the main queue.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
     /// Size of the small queue, as a fraction of the capacity.
