@@ -6,6 +6,7 @@ use std::process::Command;
 
 use flowstone_testkit::process::Ready;
 use flowstone_testkit::{DaemonCommand, HANG, wait_until};
+use serde_json::Value;
 
 use crate::fixture::{Mount, PROGRAM};
 
@@ -32,6 +33,8 @@ fn stats_say_what_is_held() {
     assert_eq!(mount.stat("cached_bytes"), 3 * 4096 + 2048, "whole pages, and what else it takes");
     assert_eq!(mount.stat("limit_bytes"), 8 << 20);
     assert_eq!(mount.stats()["limit_by"], "memory");
+    let said = mount.run(&["stats", "--json"], &[]);
+    assert_eq!(serde_json::from_slice::<Value>(&said.stdout).unwrap(), mount.stats());
     let text = String::from_utf8(mount.run(&["stats"], &[]).stdout).unwrap();
     assert!(text.contains("cached    1 files, 14.0 KiB of 8.0 MiB (--memory)"), "{text}");
     assert!(text.contains("dirty     0 B, 0 conflicts\nsource    up\n"), "{text}");

@@ -2,10 +2,11 @@
 //! it is dropped.
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{BufRead, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use flowstone_filecache::control::{Question, ask};
 use flowstone_testkit::fuse::FuseHost;
 use flowstone_testkit::process::Ready;
 use flowstone_testkit::{Daemon, DaemonCommand, HANG, TempDir, skip, wait_for, wait_until};
@@ -156,10 +157,18 @@ impl Mount {
 
     /// Reads a file until it is served from a copy.
     pub fn wait_for_copy(&self, name: &str) {
-        wait_until("there is a copy", || {
+        self.wait_for_copies(&[name]);
+    }
+
+    /// The same for files that all have changed: it takes as long as for one.
+    pub fn wait_for_copies(&self, names: &[impl AsRef<Path>]) {
+        let is_hit = |name: &Path| {
             let before = self.stat("hits");
-            fs::read(self.at(name)).unwrap();
+            fs::read(self.root().join(name)).unwrap();
             self.stat("hits") > before
+        };
+        wait_until("there are copies", || {
+            names.iter().filter(|it| !is_hit(it.as_ref())).count() == 0
         });
     }
 
@@ -172,9 +181,10 @@ impl Mount {
 
     /// Returns all counters.
     pub fn stats(&self) -> Value {
-        let output = self.run(&["stats", "--json"], &[]);
-        assert!(output.status.success(), "{output:?}");
-        serde_json::from_slice(&output.stdout).unwrap()
+        // As the command does, without a process for each look.
+        let mut line = String::new();
+        ask(&self.root(), &Question::Stats).unwrap().read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap()
     }
 
     /// Runs another command of the program on this mount.

@@ -16,7 +16,7 @@ fn kept(folder: &Path) -> Option<Mount> {
     let options = ["--dir", folder.to_str().unwrap(), "--size", "64M"];
     let mount = Mount::start(&options)?;
     FILES.iter().for_each(|name| mount.write_source(name, vec![b'x'; 100_000]));
-    FILES.iter().for_each(|name| mount.wait_for_copy(name));
+    mount.wait_for_copies(&FILES);
     wait_until("copies are on the disk", || names(folder) == FILES.len());
     Some(mount)
 }
@@ -123,10 +123,9 @@ fn remembered(state: &Path) -> Option<Mount> {
     let options = ["--state", state.to_str().unwrap(), "--epoch", "200ms"];
     let mount = Mount::start(&options)?;
     fs::create_dir(mount.source("folder")).unwrap();
-    for name in FILES {
-        mount.write_source(&format!("folder/{name}"), vec![b'x'; 100_000]);
-        mount.wait_for_copy(&format!("folder/{name}"));
-    }
+    let paths = FILES.map(|name| format!("folder/{name}"));
+    paths.iter().for_each(|path| mount.write_source(path, vec![b'x'; 100_000]));
+    mount.wait_for_copies(&paths);
     Some(mount)
 }
 

@@ -139,7 +139,8 @@ fn attributes_after_a_change_are_those_of_the_change(options: &[&str]) {
         fs::hard_link(mount.source(&name("one", number)), mount.source(&name("two", number)))
             .unwrap();
     }
-    (0..CHANGES.len()).for_each(|number| mount.wait_for_copy(&name("one", number)));
+    let files: Vec<_> = (0..CHANGES.len()).map(|number| name("one", number)).collect();
+    mount.wait_for_copies(&files);
     // In parallel: operations on one file do not affect another.
     thread::scope(|scope| {
         for (number, (what, change)) in CHANGES.iter().enumerate() {
