@@ -154,6 +154,10 @@ pub trait FrontHalf: Send + 'static {
     /// Returns the requests of a chain to the disk; none if it is answered without.
     fn requests(start: &Self::Start) -> &[Box<Request>];
 
+    /// Called before a taken chain waits for the other half on another thread: if the daemon dies
+    /// meanwhile, the chain is not suspected.
+    fn set_aside(&mut self, start: &Self::Start);
+
     /// Takes back a done chain, whose head may then be used again, with its request if it had one.
     fn take_back(&mut self, head: u16, request: Option<Box<Request>>);
 }
@@ -162,6 +166,9 @@ pub trait FrontHalf: Send + 'static {
 pub trait BackHalf: Send + 'static {
     /// See [`FrontHalf::Start`].
     type Start: Send + 'static;
+
+    /// Called before a chain begins that the other half has [set aside](FrontHalf::set_aside).
+    fn take_up(&mut self, start: &Self::Start);
 
     /// Begins a chain from the other half. Passes its requests to `submit`, each of which is to be
     /// completed. Returns the head of a chain that needs no disk, which is answered here.

@@ -84,6 +84,7 @@ impl<Q: GuestQueue> Chains for BackChains<Q> {
         while taken.chains < batch.chains().min(handed_over) && batch.goes_on() {
             let Ok(start) = self.half.starts.pop() else { break };
             taken.chains += 1;
+            self.half.back.take_up(&start);
             match self.half.back.begin(start, |request| disk.submit(request, batch)) {
                 Some(head) => {
                     taken.answered += 1;

@@ -124,6 +124,7 @@ impl<Q: GuestQueue, T: Throttle> FrontTask<Q, T> {
             op.bytes()
         };
         let bytes = requests.iter().map(|request| spend(request.op)).sum();
+        self.half.front.set_aside(&start);
         assert!(self.half.starts.push(start).is_ok(), "there is room for every head");
         bytes
     }

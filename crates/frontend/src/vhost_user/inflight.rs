@@ -24,7 +24,8 @@
 //! `used_idx`. If the ring's index and `used_idx` differ at start-up, the daemon died between the
 //! last two steps, and the list names the marks to clear. Requests still marked then are replayed,
 //! oldest first and one at a time. Before a replay both counts are raised; when the disk has the
-//! request, the low one is cleared. So a request that crashes the daemon is told from one that a
+//! request, the low one is cleared. While a request waits for the other half of its queue on
+//! another thread, the low one is as before. So a request that crashes the daemon is told from one that a
 //! killed daemon happened to have in flight (see [`Undone`]).
 
 use std::fs::File;
@@ -234,6 +235,15 @@ impl RingLog {
         (inflight == 1).then(|| (self.read(Self::entry(head) + AT_COUNTER), undone))
     }
 
+    /// Changes how many deaths a request is suspected of, unless it has been answered.
+    fn write_in_hand(&self, head: u16, change: impl FnOnce(u8) -> u8) {
+        let at = Self::entry(head) + AT_MARK;
+        let [inflight, deaths] = self.read::<u16>(at).to_ne_bytes();
+        if inflight == 1 {
+            self.write(at, marked(deaths >> 4, change(deaths & 15)));
+        }
+    }
+
     fn finish_interrupted_publish(&self, used_index: u16) {
         let batch = used_index.wrapping_sub(self.read(AT_USED_IDX));
         let mut head: u16 = self.read(AT_LAST_BATCH_HEAD);
@@ -268,6 +278,11 @@ impl AvailLog {
         self.ring.write(RingLog::entry(head) + AT_MARK, marked(started + 1, in_hand + 1));
     }
 
+    /// Takes it back that a request is in hand, while it waits for the other half.
+    pub fn set_aside(&mut self, head: u16) {
+        self.ring.write_in_hand(head, |in_hand| in_hand.saturating_sub(1));
+    }
+
     /// Unmarks a chain that turned out not to be a request.
     pub fn abandon(&mut self, head: u16) {
         self.ring.write(RingLog::entry(head) + AT_MARK, UNMARKED);
@@ -280,6 +295,13 @@ impl UsedLog {
         self.ring.region.mapping.is_broken()
     }
 
+    /// Counts a request as in hand again.
+    pub fn take_up(&mut self, head: u16) {
+        if !mutant("frontend.inflight.never-takes-up") {
+            self.ring.write_in_hand(head, |in_hand| in_hand + 1);
+        }
+    }
+
     /// Takes over a marked request that is about to go to the disk.
     pub fn take_over(&mut self, head: u16) {
         self.in_hand.push(head);
@@ -288,11 +310,8 @@ impl UsedLog {
     /// Called when the disk has all started requests: a later death is not attributed to them.
     pub fn handed_over(&mut self) {
         while let Some(head) = self.in_hand.pop() {
-            let at = RingLog::entry(head) + AT_MARK;
-            let [inflight, deaths] = self.ring.read::<u16>(at).to_ne_bytes();
-            // It may have been answered already.
-            if inflight == 1 && !mutant("frontend.inflight.never-hands-over") {
-                self.ring.write(at, marked(deaths >> 4, 0));
+            if !mutant("frontend.inflight.never-hands-over") {
+                self.ring.write_in_hand(head, |_| 0);
             }
         }
     }

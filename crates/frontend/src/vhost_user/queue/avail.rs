@@ -365,6 +365,15 @@ impl FrontHalf for AvailHalf {
     }
 
     #[inline]
+    fn set_aside(&mut self, start: &Start) {
+        if let Some(log) = &mut self.parts.log
+            && !mutant("frontend.queue.suspects-what-waits")
+        {
+            log.set_aside(start.head);
+        }
+    }
+
+    #[inline]
     fn requests(start: &Start) -> &[Box<Request>] {
         match &start.work {
             Work::Submit(request) => slice::from_ref(request),

@@ -83,6 +83,13 @@ impl BackHalf for UsedHalf {
     type Start = Start;
 
     #[inline]
+    fn take_up(&mut self, start: &Start) {
+        if let Some(log) = &mut self.log {
+            log.take_up(start.head);
+        }
+    }
+
+    #[inline]
     fn begin(&mut self, start: Start, mut submit: impl FnMut(Box<Request>)) -> Option<u16> {
         let Start { head, status, work } = start;
         let pending = Pending { status, parts: work.parts(), outcome: Ok(()) };

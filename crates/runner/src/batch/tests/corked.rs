@@ -319,6 +319,25 @@ fn requests_that_the_disk_has_are_not_blamed_for_kills() {
     }
 }
 
+/// Regression: on a busy host, chains that waited for the other thread of their queue at two kills
+/// were answered with errors.
+#[test]
+fn requests_that_wait_for_the_other_thread_are_not_blamed_for_kills() {
+    let (guest, mut queue) = guest(CHAINS);
+    for _ in 0..6 {
+        let (log, leave): (Arc<Mutex<Log>>, Arc<AtomicBool>) = Default::default();
+        let mut life = run(queue, true, &leave, Corked::new(&log, Box::new(|_, _| {})));
+        assert!(life.tasks[0].turn(u64::MAX).is_some(), "the front takes nothing");
+        assert!(log.lock().unwrap().submitted.is_empty());
+        drop(life);
+        queue = guest.queue();
+    }
+    let (log, leave): (Arc<Mutex<Log>>, Arc<AtomicBool>) = Default::default();
+    run(queue, true, &leave, Corked::new(&log, Box::new(|_, _| {}))).turns();
+    assert_eq!(guest.used(), CHAINS);
+    assert!((0..CHAINS).all(|at| guest.used_at(at).1 == 0), "one is answered with an error");
+}
+
 /// A stretch of a batch is at most 16 requests on a slow disk: the second one is timed separately.
 #[test]
 fn each_stretch_shows_what_the_one_before_has_completed() {
