@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use flowstone_testkit::load::{Limit, LoadOptions, LoadReport, run};
+use flowstone_testkit::load::{Completion, Limit, LoadOptions, LoadReport, run};
 use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT, flowstone_binary};
 use flowstone_testkit::{Daemon, DaemonCommand};
 use serde_json::Value;
@@ -84,10 +84,11 @@ impl Place {
         Ok(command.cpus(&[self.server_cpu]).spawn()?)
     }
 
-    /// Returns a load of one thread on the CPU of clients.
+    /// Returns a load of one thread on the CPU of clients, which polls.
     pub fn load(&self, socket: &Path, rw: &str, iodepth: u16) -> LoadOptions {
         let load = LoadOptions::new(socket).workload(rw).iodepth(iodepth);
-        LoadOptions { threads: 1, cpus: vec![self.client_cpu], ..load }
+        let completion = Completion::Poll;
+        LoadOptions { threads: 1, cpus: vec![self.client_cpu], completion, ..load }
     }
 
     /// Starts a server of one disk, loads the disk, and ends the server.

@@ -83,7 +83,6 @@ pub fn disk(dir: &Path, name: &str, engine: EngineChoice, direct: DirectChoice) 
 pub fn load(socket: &Path, ops: u64, seed: u64) -> LoadReport {
     let mut options = LoadOptions::new(socket).workload("mix").iodepth(8).ops(ops);
     options.client.queues = usize::from(QUEUES);
-    options.completion = flowstone_testkit::load::Completion::Eventfd;
     options.flush_every = 16;
     (options.verify, options.verify_final, options.discard_zeroes) = (true, true, true);
     options.seed = seed;

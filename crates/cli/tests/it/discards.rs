@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use flowstone_testkit::load::{Completion, LoadOptions, Mix, Order, Workload, run};
+use flowstone_testkit::load::{LoadOptions, Mix, Order, Workload, run};
 use flowstone_testkit::{Request, Status, virtio};
 
 use crate::fixture::{Place, stop};
@@ -260,7 +260,6 @@ fn a_storm_of_discards_from_several_queues_loses_nothing() {
         options.client = options.client.queues(3);
         let mix = Mix { read: 25, write: 35, discard: 30, zeroes: 10 };
         options.workload = Workload { order: Order::Random, mix };
-        options.completion = Completion::Eventfd;
         options.span_bytes = 8 * MIB;
         options.flush_every = 40;
         (options.verify, options.verify_final, options.discard_zeroes) = (true, true, true);

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use flowstone_testkit::load::{Completion, LoadOptions, run};
+use flowstone_testkit::load::{LoadOptions, run};
 use flowstone_testkit::{Client, ClientOptions, Request, Status};
 
 use crate::fixture::{Over, Place, ask, pattern, stop};
@@ -26,7 +26,6 @@ fn load(
     let mut options = LoadOptions::new(socket).workload("randrw").iodepth(iodepth).ops(ops);
     options.client = options.client.queues(queues);
     options.block_bytes = block_bytes;
-    options.completion = Completion::Eventfd;
     let began = Instant::now();
     let report = run(&options).unwrap();
     assert_eq!((report.errors, report.ops), (0, ops), "{:?}", report.first_error);

@@ -5,6 +5,8 @@
 //! nothing else in flight, the range reads as zeroes.
 
 use std::collections::HashMap;
+use std::thread;
+use std::time::Duration;
 
 use fastrand::Rng;
 use flowstone_testkit::{Client, Request, Status};
@@ -15,6 +17,8 @@ const QUEUES: usize = 4;
 /// Queue depth.
 const DEPTH: usize = 4;
 const REQUESTS: u64 = 4000;
+/// Time until the next look for answers.
+const PAUSE: Duration = Duration::from_micros(50);
 /// A few clusters and blocks, so that requests collide.
 const SECTORS: u64 = 512;
 const SECTORS_MAX: u64 = 72;
@@ -147,7 +151,9 @@ impl Storm {
         self.flights.insert((queue, ticket.0), flight);
     }
 
-    fn reap(&mut self, queue: usize) {
+    /// Checks the answers of a queue. Returns how many there were.
+    fn reap(&mut self, queue: usize) -> usize {
+        let mut answers = 0;
         while let Some(answer) = self.client.poll(queue).unwrap() {
             let flight = self.flights.remove(&(queue, answer.ticket.0)).unwrap();
             assert_eq!(answer.status, Status::Ok, "{:?}", flight.what);
@@ -158,12 +164,15 @@ impl Storm {
                 What::Change(_) => self.oracle.complete(&flight, oldest),
                 What::Flush => {}
             }
+            answers += 1;
         }
+        answers
     }
 
     fn run(&mut self) {
         let mut left = REQUESTS;
         while left > 0 || !self.flights.is_empty() {
+            let mut done = 0;
             for queue in 0..QUEUES {
                 let room = DEPTH - self.client.in_flight(queue);
                 let some = self.random.usize(..=room).min(left as usize);
@@ -172,7 +181,10 @@ impl Storm {
                 if some > 0 {
                     self.client.notify(queue).unwrap();
                 }
-                self.reap(queue);
+                done += some + self.reap(queue);
+            }
+            if done == 0 {
+                thread::sleep(PAUSE);
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use flowstone_testkit::load::{Completion, CpuSample, Limit, LoadOptions, run};
+use flowstone_testkit::load::{CpuSample, Limit, LoadOptions, run};
 use flowstone_testkit::{Client, ClientOptions, Daemon, DaemonCommand, HANG, skip, wait_for};
 use serde_json::Value;
 
@@ -51,7 +51,6 @@ fn checked(place: &Place, name: &str, ops: u64, seed: u64) -> LoadOptions {
     let mut options = LoadOptions::new(place.path(&format!("{name}.sock")));
     options = options.workload("mix").iodepth(8).ops(ops);
     options.client.queues = QUEUES;
-    options.completion = Completion::Eventfd;
     options.flush_every = 16;
     (options.verify, options.verify_final, options.discard_zeroes) = (true, true, true);
     options.seed = seed;
@@ -242,21 +241,30 @@ fn kill_under_load(head: &str, of_disk: &str, ops: u64, is_time: impl Fn(&Place)
                 scope.spawn(move || {
                     while !killed.load(Ordering::Relaxed) {
                         let report = run(&options).unwrap();
-                        assert_eq!((report.errors, report.verified_blocks > 0), (0, true));
+                        if report.errors > 0 {
+                            return Some(format!("{name}: {:?}", report.first_error));
+                        }
+                        assert!(report.verified_blocks > 0);
                         options.seed += disks.len() as u64;
                     }
+                    None
                 })
             })
             .collect();
-        let mut kills = 0;
+        let (mut kills, mut said) = (0, String::new());
         while kills < 3 && !loads.iter().any(|load| load.is_finished()) {
             if is_time(&place) {
                 daemon.kill().unwrap();
+                said += &daemon.stderr();
                 daemon = serve(&place, &disks);
                 kills += 1;
             }
         }
         killed.store(true, Ordering::Relaxed);
+        for load in loads {
+            let failed = load.join().unwrap();
+            assert!(failed.is_none(), "{failed:?}; {said}{}", daemon.stderr());
+        }
     });
     stop(daemon);
     for (_, image) in disks {

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 
-use flowstone_testkit::load::{Completion, LoadOptions, run};
+use flowstone_testkit::load::{LoadOptions, run};
 use flowstone_testkit::process::Ready;
 use flowstone_testkit::{
     Client, Daemon, DaemonCommand, HANG, Request, Status, virtio, wait_for, wait_until,
@@ -138,7 +138,7 @@ fn a_load_is_recorded_whole_and_replayed_as_it_was() {
     let mut options =
         LoadOptions::new(place.path("disk.sock")).workload("mix").iodepth(16).ops(20_000);
     options.client = options.client.queues(4);
-    (options.completion, options.flush_every) = (Completion::Eventfd, 50);
+    options.flush_every = 50;
     let report = run(&options).unwrap();
     assert_eq!((report.errors, report.first_error), (0, None));
     let counted = place.disk_stats("disk")["total"]["requests"].clone();

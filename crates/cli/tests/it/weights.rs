@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use flowstone_testkit::load::{Completion, LoadOptions, LoadReport, run};
+use flowstone_testkit::load::{LoadOptions, LoadReport, run};
 use flowstone_testkit::{Client, ClientOptions, Daemon, Status, wait_until};
 
 use crate::fixture::{Over, Place, stop};
@@ -26,9 +26,7 @@ fn serve_two(place: &Place, suffix: &str, threads: &str) -> Daemon {
 
 fn load(place: &Place, name: &str, workload: &str, iodepth: u16) -> LoadOptions {
     let socket = place.path(&format!("{name}.sock"));
-    let mut options = LoadOptions::new(socket).workload(workload).iodepth(iodepth);
-    options.completion = Completion::Eventfd;
-    options
+    LoadOptions::new(socket).workload(workload).iodepth(iodepth)
 }
 
 fn checked(report: flowstone_testkit::Result<LoadReport>) -> LoadReport {

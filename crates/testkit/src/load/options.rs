@@ -169,7 +169,7 @@ impl LoadOptions {
             burst: 1,
             threads: 0,
             cpus: Vec::new(),
-            completion: Completion::Poll,
+            completion: Completion::Eventfd,
             limit: Limit::Time { ramp: Duration::ZERO, runtime: Duration::from_secs(1) },
             flush_every: 0,
             zipf: None,
