@@ -1,6 +1,6 @@
 //! The lab of a guest test: a place to run and a folder of its own, or a reason to skip.
 //!
-//! An emulated guest keeps a processor busy most of the time. So there are as many places as
+//! An emulated guest keeps a processor busy two thirds of the time. So there is one place more than
 //! processors; each is a file lock, which works across threads and programs.
 
 use std::fs::{self, File, TryLockError};
@@ -199,11 +199,11 @@ fn ready(mut guest: Guest) -> Result<Guest> {
     Ok(guest)
 }
 
-/// Waits until there are fewer guests than processors.
+/// Waits until there are no more guests than processors.
 fn wait_for_place() -> Result<File> {
-    let places = thread::available_parallelism().map_or(1, usize::from);
+    let processors = thread::available_parallelism().map_or(1, usize::from);
     loop {
-        for number in 0..places {
+        for number in 0..=processors {
             let place = File::create(workspace::guest_folder().join(format!("place-{number}")))?;
             match place.try_lock() {
                 Ok(()) => return Ok(place),

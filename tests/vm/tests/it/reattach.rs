@@ -7,7 +7,8 @@ use flowstone_vmtest::framework::lab::{Format, Lab};
 use crate::load::{DISK_CHECKSUM, check_clean, verified_load};
 
 #[test]
-fn data_is_there_for_the_next_qemu_after_a_quit() -> Result<()> {
+#[ignore = "a kill is harder on it"]
+fn soak_data_is_there_for_the_next_qemu_after_a_quit() -> Result<()> {
     data_outlives(Format::Raw, Guest::quit)
 }
 
