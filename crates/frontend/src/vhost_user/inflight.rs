@@ -25,8 +25,8 @@
 //! last two steps, and the list names the marks to clear. Requests still marked then are replayed,
 //! oldest first and one at a time. Before a replay both counts are raised; when the disk has the
 //! request, the low one is cleared. While a request waits for the other half of its queue on
-//! another thread, the low one is as before. So a request that crashes the daemon is told from one that a
-//! killed daemon happened to have in flight (see [`Undone`]).
+//! another thread, the low one is as before. So a request that crashes the daemon is told from one
+//! that a killed daemon happened to have in flight (see [`Undone`]).
 
 use std::fs::File;
 use std::io;

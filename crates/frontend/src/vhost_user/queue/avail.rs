@@ -121,17 +121,10 @@ impl AvailHalf {
         self.memory().is_broken() || self.parts.log.as_ref().is_some_and(AvailLog::is_broken)
     }
 
-    pub(super) fn count_life(&mut self, undone: Undone) {
-        if let Some(log) = &mut self.parts.log {
-            log.begin_again(undone);
-        }
-    }
-
+    /// Changes the in-flight log, if there is one.
     #[inline]
-    pub(super) fn mark(&mut self, head: u16) {
-        if let Some(log) = &mut self.parts.log {
-            log.begin(head);
-        }
+    pub(super) fn log(&mut self, change: impl FnOnce(&mut AvailLog)) {
+        self.parts.log.as_mut().map(change);
     }
 
     /// Checks a head from the avail ring and records it as taken.
@@ -142,7 +135,7 @@ impl AvailHalf {
             Some(slot) if slot.busy => self.fail(QueueFault::HeadInUse),
             Some(_) => {
                 if !mutant("frontend.queue.marks-after-submission") {
-                    self.mark(head);
+                    self.log(|log| log.begin(head));
                 }
                 self.parts.next_avail = self.parts.next_avail.wrapping_add(1);
                 return true;
@@ -359,17 +352,15 @@ impl FrontHalf for AvailHalf {
             return None;
         }
         if !mutant("frontend.queue.counts-a-life-after-submission") {
-            self.count_life(undone);
+            self.log(|log| log.begin_again(undone));
         }
         self.start(head, deadly)
     }
 
     #[inline]
     fn set_aside(&mut self, start: &Start) {
-        if let Some(log) = &mut self.parts.log
-            && !mutant("frontend.queue.suspects-what-waits")
-        {
-            log.set_aside(start.head);
+        if !mutant("frontend.queue.suspects-what-waits") {
+            self.log(|log| log.set_aside(start.head));
         }
     }
 
