@@ -58,7 +58,7 @@ fn xfs_on_a_log_image_and_four_queues_keeps_its_files_with_a_cache() -> Result<(
 }
 
 #[test]
-#[ignore = "btrfs has one queue, and ext4 four"]
+#[ignore = "log images have btrfs with one queue, and raw ones ext4 with four"]
 fn soak_ext4_on_one_queue_keeps_its_files() -> Result<()> {
     keeps_its_files(&EXT4, Format::Raw, 1, host_checks_ext4)
 }
@@ -76,7 +76,8 @@ fn soak_xfs_on_four_queues_keeps_its_files() -> Result<()> {
 }
 
 #[test]
-fn btrfs_on_one_queue_keeps_its_files() -> Result<()> {
+#[ignore = "log images have btrfs with one queue, and raw ones have ext4"]
+fn soak_btrfs_on_one_queue_keeps_its_files() -> Result<()> {
     keeps_its_files(&BTRFS, Format::Raw, 1, |_| Ok(()))
 }
 
@@ -108,7 +109,8 @@ fn ext4_on_a_qcow2_image_keeps_its_files_and_gives_space_back_with_four_queues()
 }
 
 #[test]
-fn xfs_on_a_qcow2_image_keeps_its_files_and_gives_space_back_with_four_queues() -> Result<()> {
+#[ignore = "power cuts have XFS on a qcow2 image, and ext4 is on one here"]
+fn soak_xfs_on_a_qcow2_image_keeps_its_files_and_gives_space_back_with_four_queues() -> Result<()> {
     keeps_its_files(&XFS, Format::Qcow2, 4, |_| Ok(()))
 }
 
