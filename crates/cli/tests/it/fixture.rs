@@ -162,10 +162,11 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Ends a daemon by SIGTERM; it must exit with 0.
+/// Ends a daemon by SIGTERM; it must exit with 0. What it said is shown if the test fails later.
 pub fn stop(mut daemon: Daemon) {
     let status = daemon.terminate(HANG).unwrap();
-    assert!(status.success(), "{status}: {}", daemon.stderr());
+    println!("{}", daemon.stderr());
+    assert!(status.success(), "{status}");
 }
 
 /// Returns bytes that depend on their position.
