@@ -235,7 +235,7 @@ impl RingLog {
         (inflight == 1).then(|| (self.read(Self::entry(head) + AT_COUNTER), undone))
     }
 
-    /// Changes how many deaths a request is suspected of, unless it has been answered.
+    /// Changes the low count of a request, unless it has been answered already.
     fn write_in_hand(&self, head: u16, change: impl FnOnce(u8) -> u8) {
         let at = Self::entry(head) + AT_MARK;
         let [inflight, deaths] = self.read::<u16>(at).to_ne_bytes();
@@ -278,7 +278,7 @@ impl AvailLog {
         self.ring.write(RingLog::entry(head) + AT_MARK, marked(started + 1, in_hand + 1));
     }
 
-    /// Takes it back that a request is in hand, while it waits for the other half.
+    /// Counts a request as not in hand while it waits for the other half.
     pub fn set_aside(&mut self, head: u16) {
         self.ring.write_in_hand(head, |in_hand| in_hand.saturating_sub(1));
     }

@@ -158,7 +158,7 @@ impl GuestQueue for VirtQueue {
             let head = start.head;
             self.begin(start, &mut submit, &mut taken);
             if mutant("frontend.queue.marks-after-submission") {
-                self.avail.log(|log| log.begin(head));
+                self.avail.with_log(|log| log.begin(head));
             }
         }
         taken
@@ -169,7 +169,7 @@ impl GuestQueue for VirtQueue {
         if let Some(start) = self.avail.take_undone() {
             self.begin(start, submit, &mut taken);
             if mutant("frontend.queue.counts-a-life-after-submission") {
-                undone.inspect(|undone| self.avail.log(|log| log.begin_again(*undone)));
+                undone.inspect(|undone| self.avail.with_log(|log| log.begin_again(*undone)));
             }
         }
         taken

@@ -123,7 +123,7 @@ impl AvailHalf {
 
     /// Changes the in-flight log, if there is one.
     #[inline]
-    pub(super) fn log(&mut self, change: impl FnOnce(&mut AvailLog)) {
+    pub(super) fn with_log(&mut self, change: impl FnOnce(&mut AvailLog)) {
         self.parts.log.as_mut().map(change);
     }
 
@@ -135,7 +135,7 @@ impl AvailHalf {
             Some(slot) if slot.busy => self.fail(QueueFault::HeadInUse),
             Some(_) => {
                 if !mutant("frontend.queue.marks-after-submission") {
-                    self.log(|log| log.begin(head));
+                    self.with_log(|log| log.begin(head));
                 }
                 self.parts.next_avail = self.parts.next_avail.wrapping_add(1);
                 return true;
@@ -352,7 +352,7 @@ impl FrontHalf for AvailHalf {
             return None;
         }
         if !mutant("frontend.queue.counts-a-life-after-submission") {
-            self.log(|log| log.begin_again(undone));
+            self.with_log(|log| log.begin_again(undone));
         }
         self.start(head, deadly)
     }
@@ -360,7 +360,7 @@ impl FrontHalf for AvailHalf {
     #[inline]
     fn set_aside(&mut self, start: &Start) {
         if !mutant("frontend.queue.suspects-what-waits") {
-            self.log(|log| log.set_aside(start.head));
+            self.with_log(|log| log.set_aside(start.head));
         }
     }
 
