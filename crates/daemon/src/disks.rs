@@ -23,7 +23,7 @@ use crate::config::{DiskConfig, Keys};
 use crate::disk::Disk;
 
 use self::refusal::Refusal;
-pub use self::removal::{Leaving, Removal};
+pub use self::removal::{Leaving, Removal, close};
 
 /// The error of a thread that has panicked.
 pub fn died(what: &str) -> Error {

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, Error, Result};
+use flowstone_block::{Errno, Error, Result, mutant};
 use flowstone_control::{ControlServer, Origin};
 use flowstone_fileio::FileOpener;
 use flowstone_resources::GuestAgents;
@@ -30,7 +30,7 @@ use self::changes::Changes;
 use self::plan::Plan;
 use crate::config::{Config, DaemonConfig, DiskConfig};
 use crate::disk::Disk;
-use crate::disks::{Begun, Disks, died};
+use crate::disks::{self, Begun, Disks, died};
 use crate::memory_charge;
 use crate::open_files;
 use crate::recording::Places;
@@ -352,7 +352,7 @@ enum Stop {
 impl Stop {
     fn begin(disk: Arc<Disk>, deadline: Instant) -> Self {
         let theirs = Arc::clone(&disk);
-        let stop = move || theirs.stop(deadline);
+        let stop = move || end(theirs, deadline);
         match Builder::new().name(format!("{}/stop", disk.name)).spawn(stop) {
             Ok(thread) => Self::Beside(thread),
             Err(_) => Self::Later(disk),
@@ -362,9 +362,19 @@ impl Stop {
     fn end(self, deadline: Instant) -> Result<()> {
         match self {
             Self::Beside(thread) => thread.join().unwrap_or_else(|_| Err(died("stopping a disk"))),
-            Self::Later(disk) => disk.stop(deadline),
+            Self::Later(disk) => end(disk, deadline),
         }
     }
+}
+
+/// Stops a disk and closes its image. The process may exit afterwards, so nothing else may be left
+/// to close it.
+fn end(disk: Arc<Disk>, deadline: Instant) -> Result<()> {
+    let stopped = disk.stop(deadline);
+    if !mutant("daemon.stop.leaves-images-to-others") {
+        disks::close(disk);
+    }
+    stopped
 }
 
 /// Adds the limit and its value to an error of "too many open files".

@@ -309,6 +309,35 @@ fn a_log_image_that_is_recovered_is_listed_with_its_progress() {
     crate::fixture::stop(daemon);
 }
 
+/// Regression: the process exited while a report, or the resource monitor, was the last to use a
+/// disk. Its image stayed as after a kill: a qcow2 image had leaks, and could not be moved.
+#[test]
+fn an_image_that_a_report_uses_is_closed_before_the_daemon_exits() {
+    for format in ["qcow2", "flow"] {
+        let Some(hosts) = Hosts::new() else { return };
+        let mut daemon = hosts.serve(format, "", "");
+        assert_eq!(hosts.connect("hung").write(0, &pattern(1 << 20, 3)).unwrap(), Status::Ok);
+        hosts.fake.keep(Call::GetAttr);
+        let control = hosts.place.text("control.sock");
+        std::thread::scope(|scope| {
+            // The daemon may exit before it answers.
+            scope.spawn(|| hosts.place.run(&["stats", "--control", &control]));
+            hosts.fake.wait_until_kept();
+            daemon.signal(Signal::TERM).unwrap();
+            wait_until("the disk stops", || !hosts.place.path("hung.sock").exists());
+            hosts.fake.recover();
+        });
+        assert!(daemon.wait(HANG).unwrap().success(), "{}", daemon.stderr());
+        let image = hosts.place.text(&format!("at/hung.{format}"));
+        let info = hosts.place.succeed(&["info", "--json", &image]);
+        let info: Value = serde_json::from_str(&info).unwrap();
+        assert_ne!(info["log"]["clean"], false, "{info}");
+        let mut files = fs::read_dir(hosts.place.path("behind")).unwrap();
+        let is_left = files.any(|it| it.unwrap().path().extension().is_some_and(|it| it == "redo"));
+        assert!(!is_left, "the redo file is left");
+    }
+}
+
 fn with_every_format(head: &str, form: &str) {
     for format in ["raw", "qcow2", "flow"] {
         for engine in ["uring", "sync"] {

@@ -74,7 +74,7 @@ impl Disks {
     pub fn end<D, T>(&self, number: u32, disk: Arc<D>, stop: impl FnOnce(&D) -> T) -> T {
         let _gone = GivesUp { disks: self, number };
         let stopped = catch_unwind(AssertUnwindSafe(|| stop(&disk)));
-        drop(alone(disk));
+        close(disk);
         stopped.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
@@ -112,14 +112,12 @@ impl Drop for GivesUp<'_> {
     }
 }
 
-/// Waits until nothing else uses it: a report, the resource monitor or a resize may for a moment.
-fn alone<D>(mut shared: Arc<D>) -> D {
+/// Waits until nothing else uses a disk, and drops it: its image is closed. A report, the resource
+/// monitor or a resize may use it for a moment.
+pub fn close<D>(mut disk: Arc<D>) {
     let mut pause = LOOK_AGAIN;
-    loop {
-        shared = match Arc::try_unwrap(shared) {
-            Ok(last) => return last,
-            Err(shared) => shared,
-        };
+    while let Err(shared) = Arc::try_unwrap(disk) {
+        disk = shared;
         sleep(pause);
         pause = (2 * pause).min(LOOK_AGAIN_MAX);
     }
