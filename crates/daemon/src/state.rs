@@ -29,8 +29,6 @@ pub struct State {
     folder: Box<dyn Folder>,
     /// Not locked while the host is asked: it may hang, and others only read.
     records: Mutex<BTreeMap<Subject, Kept>>,
-    /// Locked while a record changes.
-    changing: Mutex<()>,
     /// Files that cannot be read; they are left in place.
     unreadable: Vec<Error>,
     /// Subjects with several files, by number: none is used, and all are left in place.
@@ -98,7 +96,7 @@ impl State {
             }
         }
         let (path, records) = (path.to_owned(), Mutex::new(records));
-        Ok(Self { path, folder, records, changing: Mutex::default(), unreadable, disputed })
+        Ok(Self { path, folder, records, unreadable, disputed })
     }
 
     fn records(&self) -> MutexGuard<'_, BTreeMap<Subject, Kept>> {
@@ -136,10 +134,9 @@ impl State {
     }
 
     /// Changes the record of a subject; the change is durable when this returns. An empty record is
-    /// removed.
+    /// removed. Changes are made one after the other (`serve::changes`).
     pub fn change(&self, subject: Subject, change: impl FnOnce(&mut Record)) -> Result<()> {
         self.check(&subject)?;
-        let _alone = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.records().get(&subject).map(|kept| (kept.number, kept.record.clone()));
         let is_new = before.is_none();
         let mut record = before.as_ref().map_or_else(|| Record::of(&subject), |it| it.1.clone());

@@ -122,7 +122,7 @@ impl Daemon {
                     record.set.clear();
                     record.was.clear();
                 };
-                if let Err(error) = self.keep(Subject::Disk(name.to_owned()), keep) {
+                if let Err(error) = self.keep(&in_order, Subject::Disk(name.to_owned()), keep) {
                     self.disks.give_up(number);
                     return Err(error.into());
                 }
@@ -156,9 +156,10 @@ impl Daemon {
         self.state.as_ref().map_or(Ok(()), |state| state.check(subject))
     }
 
-    /// Persists a change, if there is a state directory.
+    /// Persists a change that is being made, if there is a state directory.
     pub(super) fn keep(
         &self,
+        _in_order: &InOrder<'_>,
         subject: Subject,
         change: impl FnOnce(&mut Record),
     ) -> flowstone_block::Result<()> {
@@ -180,7 +181,7 @@ impl Daemon {
         if share.limit.is_some() || share.weight.is_some() {
             let written = self.disks.keys_of(&disk.name);
             let was = |key: &str| written.get(key).map(|values| values.join(","));
-            self.keep(Subject::Disk(disk.name.clone()), |record| {
+            self.keep(&in_order, Subject::Disk(disk.name.clone()), |record| {
                 if let Some(limit) = share.limit {
                     record.set("limit", limit.to_string(), was("limit"));
                 }
@@ -201,17 +202,17 @@ impl Daemon {
 
     /// Begins the removal of a disk; waits for no disk.
     pub(super) fn begin_removal(&self, name: &str, force: bool) -> Result<Removal, Refused> {
-        let _in_order = self.begin_change()?;
+        let in_order = self.begin_change()?;
         let subject = Subject::Disk(name.to_owned());
         self.check_kept(&subject)?;
         self.disks.check_removal(name, force)?;
         // First: a record that cannot be removed would bring the disk back after a restart.
         let before = self.state.as_ref().and_then(|state| state.get(&subject));
-        self.keep(subject.clone(), |record| *record = Record::of(&record.subject()))?;
+        self.keep(&in_order, subject.clone(), |record| *record = Record::of(&record.subject()))?;
         self.disks.begin_removal(name, force).inspect_err(|_| {
             // A guest has connected meanwhile.
             let Some(before) = before else { return };
-            let kept = self.keep(subject, |record| *record = before);
+            let kept = self.keep(&in_order, subject, |record| *record = before);
             kept.unwrap_or_else(|error| error!("{error}"));
         })
     }

@@ -9,6 +9,7 @@ use toml::Table;
 use tracing::{info, warn};
 
 use super::Daemon;
+use super::changes::InOrder;
 use super::plan::Plan;
 use super::reload::{ADDED, Reloaded};
 use crate::config::{Config, limit_of_group};
@@ -43,7 +44,7 @@ impl Daemon {
     /// Adds a group with the keys of a `[[group]]`.
     pub(super) fn add_group(&self, name: &str, table: Table) -> Result<Answer, Refused> {
         let limit = limit_of_group(name, table)?;
-        let _in_order = self.begin_change()?;
+        let in_order = self.begin_change()?;
         self.check_kept(&Subject::Group(name.to_owned()))?;
         if self.shared.groups.add(name, limit, Origin::Api)? {
             let added: Table =
@@ -52,7 +53,7 @@ impl Daemon {
                 *record = Record::of(&record.subject());
                 record.added = Some(added);
             };
-            if let Err(error) = self.keep(Subject::Group(name.to_owned()), keep) {
+            if let Err(error) = self.keep(&in_order, Subject::Group(name.to_owned()), keep) {
                 self.shared.groups.remove(name);
                 return Err(error.into());
             }
@@ -60,7 +61,7 @@ impl Daemon {
         } else if let Some(group) = self.shared.groups.get(name) {
             // Replaces a limit set since.
             if group.limit() != limit {
-                self.set_limit(name, &group, limit)?;
+                self.set_limit(&in_order, name, &group, limit)?;
             }
         }
         Ok(self.group(name).into())
@@ -69,7 +70,7 @@ impl Daemon {
     /// Removes a group that has no disks.
     pub(super) fn remove_group(&self, name: &str) -> Result<Answer, Refused> {
         let what = || format!("group remove {name}");
-        let _in_order = self.begin_change()?;
+        let in_order = self.begin_change()?;
         self.check_kept(&Subject::Group(name.to_owned()))?;
         if self.shared.groups.get(name).is_none() {
             return Err(unknown(what()));
@@ -83,7 +84,7 @@ impl Daemon {
             return Err(Error::busy(what(), why, "remove its disks first").into());
         }
         let forget = |record: &mut Record| *record = Record::of(&record.subject());
-        self.keep(Subject::Group(name.to_owned()), forget)?;
+        self.keep(&in_order, Subject::Group(name.to_owned()), forget)?;
         self.shared.groups.remove(name);
         info!(group = name, "removed");
         Ok(json!({ "name": name, "removed": true }).into())
@@ -94,19 +95,25 @@ impl Daemon {
         let what = || format!("group set {name}");
         let refuse = |why: String| Error::invalid(what(), why, "see `flowstone help group set`");
         let limit: Limit = limit.parse().map_err(refuse)?;
-        let _in_order = self.begin_change()?;
+        let in_order = self.begin_change()?;
         self.check_kept(&Subject::Group(name.to_owned()))?;
         let group = self.shared.groups.get(name).ok_or_else(|| unknown(what()))?;
-        self.set_limit(name, &group, limit)?;
+        self.set_limit(&in_order, name, &group, limit)?;
         Ok(self.group(name).into())
     }
 
-    /// Persists a limit, then sets it. The caller has begun the change.
-    fn set_limit(&self, name: &str, group: &Group, limit: Limit) -> flowstone_block::Result<()> {
+    /// Persists a limit, then sets it.
+    fn set_limit(
+        &self,
+        in_order: &InOrder<'_>,
+        name: &str,
+        group: &Group,
+        limit: Limit,
+    ) -> flowstone_block::Result<()> {
         let written = self.shared.groups.written().remove(name);
         let was = written.filter(|(origin, _)| *origin == Origin::File);
         // First: a limit that cannot be persisted is not set.
-        self.keep(Subject::Group(name.to_owned()), |record| {
+        self.keep(in_order, Subject::Group(name.to_owned()), |record| {
             record.set("limit", limit.to_string(), was.map(|(_, limit)| limit.to_string()));
         })?;
         group.set_limit(limit);
@@ -119,7 +126,7 @@ impl Daemon {
         config: &Config,
         done: &mut Reloaded,
     ) -> flowstone_block::Result<()> {
-        let _in_order = self.begin_change()?;
+        let in_order = self.begin_change()?;
         let before = self.shared.groups.written();
         for group in config.groups.all() {
             let (name, title) = (&group.name, format!("group {}", group.name));
@@ -133,7 +140,7 @@ impl Daemon {
                 Some((Origin::Api, _)) => done.kept.push(format!("{title}: {ADDED}")),
                 Some((Origin::File, was)) if *was != limit => {
                     self.shared.groups.rewrite(name, limit);
-                    self.forget(Subject::Group(name.clone()), "limit");
+                    self.forget(&in_order, Subject::Group(name.clone()), "limit");
                     done.changed.push(format!("{title}: limit"));
                 }
                 Some(_) => {}

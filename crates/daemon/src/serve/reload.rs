@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tracing::{error, info, warn};
 
 use super::Daemon;
+use super::changes::InOrder;
 use crate::config::{Config, DiskConfig, Keys};
 use crate::disks::{Begun, Leaving, Removal};
 use crate::state::Subject;
@@ -238,7 +239,7 @@ impl Daemon {
         });
         match changed {
             Err(error) => done.refused.push(error.to_string()),
-            Ok(_in_order) => {
+            Ok(in_order) => {
                 let mut keys = before.clone();
                 for key in live {
                     match disk.keys.get(key) {
@@ -246,7 +247,7 @@ impl Daemon {
                         None => keys.remove(key),
                     };
                     done.changed.push(format!("{name}: {key}"));
-                    self.forget(Subject::Disk(name.clone()), key);
+                    self.forget(&in_order, Subject::Disk(name.clone()), key);
                 }
                 self.disks.rewrite(&name, &keys);
             }
@@ -254,8 +255,8 @@ impl Daemon {
     }
 
     /// Drops the persisted setting of a key.
-    pub(super) fn forget(&self, subject: Subject, key: &str) {
-        let forgotten = self.keep(subject, |record| record.forget(key));
+    pub(super) fn forget(&self, in_order: &InOrder<'_>, subject: Subject, key: &str) {
+        let forgotten = self.keep(in_order, subject, |record| record.forget(key));
         forgotten.unwrap_or_else(|error| error!("{error}"));
     }
 }
