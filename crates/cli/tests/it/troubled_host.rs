@@ -1,16 +1,17 @@
 //! Verified loads on a faulty host: it stops, is slow, fails calls before or after it has executed
 //! them, and the daemon is killed meanwhile.
 
-use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use fastrand::Rng;
 use flowstone_testkit::fuse::FuseHost;
 use flowstone_testkit::load::{Limit, LoadOptions, VerifyMap, run_with_map};
-use flowstone_testkit::{Daemon, HANG};
+use flowstone_testkit::{Daemon, HANG, Request, Status};
 use rustix::process::Signal;
 
-use crate::fixture::{Place, stop};
+use crate::fixture::{Place, pattern, stop};
 
 const FORMATS: [&str; 3] = ["raw", "qcow2", "flow"];
 const FORMS: [&[&str]; 8] = [
@@ -36,11 +37,20 @@ struct Trouble<'form> {
 
 impl<'form> Trouble<'form> {
     fn new(format: &str, form: &'form [&'form str], seed: u64) -> Option<Self> {
+        Self::on(FuseHost::mount, format, form, seed)
+    }
+
+    fn on(
+        mount: impl FnOnce(&Path, &Path) -> io::Result<FuseHost>,
+        format: &str,
+        form: &'form [&'form str],
+        seed: u64,
+    ) -> Option<Self> {
         let place = Place::new();
         let [at, behind] = ["at", "behind"].map(|name| place.path(name));
         fs::create_dir(&at).unwrap();
         fs::create_dir(&behind).unwrap();
-        let host = FuseHost::mount_or_skip(&at, &behind)?;
+        let host = FuseHost::or_skip(mount(&at, &behind))?;
         let image = format!("at/disk.{format}");
         place.succeed(&["create", "--size", "24M", &image]);
         Some(Self { host, place, image, form, seed, random: Rng::with_seed(seed) })
@@ -144,6 +154,34 @@ fn nothing_is_lost_on_a_host_in_trouble() {
         if nothing_is_lost(format, form, fastrand::u64(..), time).is_none() {
             return;
         }
+    }
+}
+
+/// The guest never flushes: each write must be durable when it is acknowledged, alone and in a
+/// group. No sync follows the last one.
+#[test]
+fn what_a_guest_writes_through_survives_a_power_cut_of_the_host() {
+    const BYTES: usize = 64 << 10;
+    for (format, form) in ["raw", "flow"].iter().flat_map(|it| FORMS.map(|form| (it, form))) {
+        let Some(trouble) = Trouble::on(FuseHost::mount_source, format, form, 0) else { return };
+        let mut daemon = trouble.serve();
+        let mut guest = trouble.place.client();
+        guest.set_wce(false).unwrap();
+        let data = pattern(16 * BYTES, 3);
+        for (number, piece) in (0..).zip(data.chunks(BYTES)) {
+            guest.submit(0, &Request::write(number * BYTES as u64 / 512, piece)).unwrap();
+            if number >= 7 {
+                guest.notify(0).unwrap();
+                assert!(guest.drain(0).unwrap().iter().all(|done| done.status == Status::Ok));
+            }
+        }
+        daemon.kill().unwrap();
+        trouble.host.lose_unsynced();
+        // The kernel may have cached what the host has lost.
+        let image = trouble.image.replacen("at/", "behind/", 1);
+        trouble.place.succeed(&["convert", &image, "back.raw"]);
+        let back = fs::read(trouble.place.path("back.raw")).unwrap();
+        assert!(back[..data.len()] == data, "{trouble}");
     }
 }
 

@@ -108,15 +108,17 @@ impl FuseHost {
         Ok(Self { at: at.to_owned(), state, bell, thread: Some(thread) })
     }
 
-    /// Mounts it; `None`, with a message, if that is not possible.
+    /// [Mounts](Self::mount) it; `None`, with a message, if that is not possible.
     pub fn mount_or_skip(at: &Path, behind: &Path) -> Option<Self> {
-        match Self::mount(at, behind) {
-            Ok(host) => Some(host),
-            Err(why) => {
-                skip(format_args!("no FUSE file system to be had (/dev/fuse, mount): {why}"));
-                None
-            }
-        }
+        Self::or_skip(Self::mount(at, behind))
+    }
+
+    /// Returns what was mounted; `None`, with a message, if that was not possible.
+    pub fn or_skip(mounted: io::Result<Self>) -> Option<Self> {
+        let say = |why| {
+            skip(format_args!("no FUSE file system to be had (/dev/fuse, mount): {why}"));
+        };
+        mounted.map_err(say).ok()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
