@@ -1,11 +1,11 @@
 //! Options of the comparison, as parsed.
 
+use flowstone_block::parse_size;
 use std::path::PathBuf;
 
 use clap::Args;
 
 use crate::place::Place;
-use crate::size::parse_size;
 
 /// Size of the images on tmpfs and in a cache.
 pub const MEMORY_BYTES: u64 = 1 << 30;

@@ -19,7 +19,7 @@ use serde::Serialize;
 use self::rivals::{Lirs, Rival, Sieve};
 use self::trace::BLOCK_BYTES;
 use crate::plot::{Axes, Lines, draw};
-use crate::size::parse_size;
+use flowstone_block::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

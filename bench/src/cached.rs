@@ -19,7 +19,7 @@ use crate::place::{Place, drive, remove, seconds, serve, stop_peer, whole};
 use crate::point::selected;
 use crate::run::Run;
 use crate::server::qsd;
-use crate::size::parse_size;
+use flowstone_block::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

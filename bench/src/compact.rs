@@ -12,7 +12,7 @@ use flowstone_testkit::load::{Completion, LoadOptions};
 use crate::experiment::{Experiment, table};
 use crate::place::{create, drive, program, remove, seconds, serve, stop, succeed, whole};
 use crate::run::Run;
-use crate::size::parse_size;
+use flowstone_block::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

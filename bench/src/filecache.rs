@@ -3,6 +3,7 @@
 
 mod made_up;
 
+use flowstone_block::parse_size;
 use std::collections::HashMap;
 use std::path::PathBuf;
 
@@ -13,7 +14,6 @@ use flowstone_policy::{Link, PolicyKind};
 use serde::Serialize;
 
 pub use self::made_up::Load;
-use crate::size::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

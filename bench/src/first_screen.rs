@@ -3,10 +3,10 @@
 use std::fmt::Write;
 
 use crate::compare::{Group, Report};
+use crate::experiment::thousands;
 use crate::experiment::{CPU_US, IOPS, Of, P99_US};
 use crate::idle::{self, CPU_PERCENT, RSS_MIB, THREADS};
 use crate::server::Server;
-use crate::size::thousands;
 
 /// Names of the points, and their titles in the table.
 const ROWS: [(&str, &str); 13] = [

@@ -36,7 +36,6 @@ mod raw_file;
 mod record;
 mod run;
 mod server;
-mod size;
 mod storm;
 mod trace;
 mod writers;

@@ -5,6 +5,7 @@
 //! overlay, and Flowstone serves the base itself as well: the difference is the cost of the
 //! overlay. All take turns within a round.
 
+use flowstone_block::parse_size;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -17,7 +18,6 @@ use crate::experiment::{Figures, IOPS, table, turns};
 use crate::place::{Place, remove, seconds, serve, stop_peer, succeed};
 use crate::run::Run;
 use crate::server::qsd;
-use crate::size::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

@@ -19,7 +19,7 @@ use crate::experiment::{CPU_US, Experiment, Figures, IOPS, figures, table, turns
 use crate::place::{Place, create, drive, seconds, serve, stop, whole};
 use crate::point::selected;
 use crate::run::Run;
-use crate::size::parse_size;
+use flowstone_block::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

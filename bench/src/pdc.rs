@@ -5,6 +5,7 @@
 //! that the journal is recognised; its blocks are written as by jbd2, the rest of the load is drawn
 //! by Zipf's law.
 
+use flowstone_block::parse_size;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,6 @@ use crate::experiment::{Experiment, Figures, table};
 use crate::memory_group::MemoryGroup;
 use crate::place::{program, remove, serve, stats, stop_peer};
 use crate::run::Run;
-use crate::size::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

@@ -15,7 +15,7 @@ use crate::experiment::{Figures, IOPS, Named, table};
 use crate::place::{End, Place, remove, seconds, serve, stop, stop_peer, succeed, whole};
 use crate::run::Run;
 use crate::server::qsd;
-use crate::size::parse_size;
+use flowstone_block::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

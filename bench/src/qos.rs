@@ -20,7 +20,7 @@ use crate::experiment::{Experiment, Figures, IOPS, Named, figures, signed, table
 use crate::place::{Disk, Place, drive, remove, seconds, serve_all, stop};
 use crate::point::selected;
 use crate::run::Run;
-use crate::size::parse_size;
+use flowstone_block::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

@@ -17,7 +17,7 @@ use crate::experiment::{Figures, Named, interval, table};
 use crate::place::{Place, drive, remove, seconds, serve, stop, stop_peer, whole};
 use crate::run::{Run, choose};
 use crate::server::qsd;
-use crate::size::parse_size;
+use flowstone_block::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

@@ -106,7 +106,7 @@ fn picture(folder: &Path, to: &Path) -> Result<()> {
     let width = table.columns.len();
     for (index, cell) in data.cells.iter().enumerate() {
         let (line, column) = (&table.lines[index / width].0, &table.columns[index % width].0);
-        let kib = crate::size::parse_size(column).map_err(anyhow::Error::msg)? as f64 / 1024.0;
+        let kib = flowstone_block::parse_size(column).map_err(anyhow::Error::msg)? as f64 / 1024.0;
         lines.entry(line.clone()).or_default().push((kib, table.value(cell)?));
     }
     let axes = Axes { x: "erase block, KiB", y: "total WAF", is_log: true };

@@ -1,7 +1,5 @@
 //! Medians, and their confidence intervals by the sign test, which assumes no distribution.
 
-use crate::size::thousands;
-
 /// Chance that the true median lies on one given side of the interval.
 const ONE_SIDE: f64 = 0.025;
 
@@ -65,4 +63,17 @@ pub(super) fn outside(count: usize) -> Option<usize> {
         sum += chance;
     }
     cut
+}
+
+/// Formats 1234567.8 as 1,234,568.
+pub fn thousands(value: f64) -> String {
+    let digits = format!("{value:.0}");
+    let mut grouped = String::with_capacity(digits.len() * 4 / 3);
+    for (position, digit) in digits.chars().enumerate() {
+        if position > 0 && (digits.len() - position).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
 }

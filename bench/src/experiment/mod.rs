@@ -26,7 +26,7 @@ use crate::host::Host;
 pub use figures::{
     CALLS_PER_IO, CPU_US, Figures, GAP_MS, IOPS, KICKS_PER_IO, P50_US, P99_US, figures,
 };
-pub use interval::{interval, median, signed, spread};
+pub use interval::{interval, median, signed, spread, thousands};
 pub use table::{Of, table};
 
 /// A point or a contender.

@@ -1,5 +1,6 @@
 //! Measures the points, round by round, and prints a table with targets.
 
+use flowstone_block::parse_size;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,7 +15,6 @@ use crate::experiment::{Experiment, Figures, IOPS, interval, median, table};
 use crate::place::{Place, remove, seconds, stop, whole};
 use crate::raw_file::fill;
 use crate::run::{Run, choose};
-use crate::size::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

@@ -1,6 +1,7 @@
 //! The time until a daemon serves a large image: after a clean stop, and after a kill with the
 //! longest possible replay.
 
+use flowstone_block::parse_size;
 use std::path::Path;
 use std::time::Instant;
 
@@ -12,7 +13,6 @@ use flowstone_testkit::load::{Completion, LoadOptions};
 use crate::experiment::{interval, table};
 use crate::place::{Place, drive, remove, stop, whole};
 use crate::run::Run;
-use crate::size::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

@@ -4,6 +4,7 @@
 //! `stats`. Latency is compared with that of the same load on an image with so much space that
 //! nothing is cleaned.
 
+use flowstone_block::parse_size;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -18,7 +19,6 @@ use super::share::{greedy, live_share, reserve_for};
 use crate::experiment::{Experiment, GAP_MS, IOPS, interval, table};
 use crate::place::{Place, drive, remove, stats, stop, whole};
 use crate::run::{Run, choose};
-use crate::size::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

@@ -7,13 +7,11 @@ mod anchors;
 mod calls;
 mod clocks;
 mod documents;
-mod functions;
 mod host_calls;
 mod imports;
 mod lists;
 mod mutants;
 mod named_tests;
-mod safety;
 mod sizes;
 mod source;
 mod stages;
@@ -30,10 +28,8 @@ pub fn run(workspace: &Path) -> Result<()> {
     let list = |name: &str| List::read(&workspace.join("xtask/tidy").join(name));
     let complaints = [
         imports::check(&sources, &list("import-circles")?),
-        functions::check(&sources, &list("long-functions")?),
         sizes::check(&sources, &list("long-files")?),
         sizes::check_widths(&sources),
-        safety::check(&sources),
         host_calls::check(&sources, &list("host-calls")?),
         clocks::check(&sources, &list("host-time")?),
         stages::check_dependencies(workspace)?,
