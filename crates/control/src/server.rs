@@ -19,8 +19,8 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioTimer;
 use serde::Serialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::runtime::Builder;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
@@ -34,8 +34,6 @@ use super::{Answer, CLIENTS_MAX, Command, Handler, PATIENCE, REQUEST_BYTES_MAX, 
 const REFUSAL_TIME: Duration = Duration::from_millis(10);
 /// Pause after a failed accept: missing resources (descriptors) take time to be freed.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// Time for which an idle blocking thread is kept.
-const IDLE_THREAD: Duration = Duration::from_secs(1);
 
 type Sent = Response<Either<Full<Bytes>, Stream>>;
 
@@ -96,7 +94,8 @@ fn serve(
     handler: Arc<Handler>,
     patience: Duration,
 ) -> io::Result<()> {
-    let runtime = runtime(name)?;
+    // All connections are on the thread that runs it; commands have threads of their own.
+    let runtime = Builder::new_current_thread().enable_all().build()?;
     let serve = move || {
         runtime.block_on(async {
             match listener() {
@@ -107,17 +106,6 @@ fn serve(
     };
     thread::Builder::new().name(name.into()).spawn(serve)?;
     Ok(())
-}
-
-/// Makes a runtime: all connections on the thread that runs it, and up to one blocking thread per
-/// client.
-fn runtime(name: &str) -> io::Result<Runtime> {
-    Builder::new_current_thread()
-        .enable_all()
-        .max_blocking_threads(CLIENTS_MAX)
-        .thread_keep_alive(IDLE_THREAD)
-        .thread_name(name)
-        .build()
 }
 
 async fn accept(listener: Listener, handler: Arc<Handler>, patience: Duration) {
@@ -220,7 +208,7 @@ impl Client {
         }
     }
 
-    /// Runs the command on a blocking thread.
+    /// Runs the command on a thread of its own.
     async fn carry_out(self, command: Command, rest: Option<Incoming>, patience: Duration) -> Sent {
         let (handler, place) = (self.handler, Arc::clone(&self.place));
         let work = move || {
@@ -228,7 +216,11 @@ impl Client {
             drop(place);
             outcome
         };
-        match tokio::task::spawn_blocking(work).await {
+        let outcome = match beside(work) {
+            Ok(outcome) => outcome.await,
+            Err(error) => return refusal(&error.into()),
+        };
+        match outcome {
             Ok(Ok(Answer::Document(value))) => sent(StatusCode::OK, JSON, json(&value)),
             Ok(Ok(Answer::Begun(value))) => sent(StatusCode::ACCEPTED, JSON, json(&value)),
             Ok(Ok(Answer::Text(kind, text))) => {
@@ -239,14 +231,33 @@ impl Client {
                 let Some(rest) = rest else { return refusal(&died().into()) };
                 let (sink, enough, stream) = stream::answer(rest, patience);
                 let place = self.place;
-                tokio::task::spawn_blocking(move || {
+                let work = move || {
                     trace(sink, enough);
                     drop(place);
-                });
-                streamed(ZSTD, stream)
+                };
+                match beside(work) {
+                    Ok(_) => streamed(ZSTD, stream),
+                    Err(error) => refusal(&error.into()),
+                }
             }
             Ok(Err(refused)) => refusal(&refused),
             Err(_) => refusal(&died().into()),
+        }
+    }
+}
+
+/// Runs `work` on a new thread, which may block. If none can be started the work is dropped: tokio
+/// would queue it, and a command that was refused would take effect later.
+fn beside<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<oneshot::Receiver<T>> {
+    let (tell, told) = oneshot::channel();
+    // The client may have disconnected.
+    let run = move || drop(tell.send(work()));
+    match thread::Builder::new().name("command".into()).spawn(run) {
+        Ok(_) => Ok(told),
+        Err(error) => {
+            Err(Error::host("the thread of a request", error, "raise the limit of processes"))
         }
     }
 }

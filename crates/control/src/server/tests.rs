@@ -1,8 +1,10 @@
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use flowstone_testkit::{HANG, wait_until};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::Value;
 
 use super::*;
@@ -175,4 +177,55 @@ fn a_client_that_has_gone_keeps_its_place_until_its_command_ends() {
     wait_until("a client is served", || {
         Client::connect(&place.path()).is_ok_and(|mut it| it.run(&Command::Numa).is_ok())
     });
+}
+
+const CHILD: &str = "FLOWSTONE_TEST_PROCESS_LIMIT";
+/// An unused user ID: its processes are counted separately.
+const USER: libc::uid_t = 54_322;
+
+/// Regression: a command that was refused because no thread could be started took effect with a
+/// later one, and after as many as there are places the socket refused everybody for ever. The
+/// limit applies to a whole process: this test runs itself in another one.
+#[test]
+fn a_command_without_a_thread_is_refused_for_good() {
+    if std::env::var_os(CHILD).is_some() {
+        return ask_without_threads();
+    }
+    let name = "server::tests::a_command_without_a_thread_is_refused_for_good";
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = child.args(["--exact", name, "--nocapture"]).env(CHILD, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("asked without a thread"), "it ran something else: {said}");
+}
+
+fn ask_without_threads() {
+    if rustix::process::geteuid().is_root() {
+        // Root is exempt from the limit. SAFETY: it changes who this process is, and no memory.
+        assert_eq!(unsafe { libc::setuid(USER) }, 0);
+    }
+    let calls = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&calls);
+    let place = Place::new(HANG, move |_| count.fetch_add(1, Ordering::Relaxed).into());
+    let ask = || {
+        let mut client = place.connect();
+        client
+            .write_all(b"GET /v1/stats HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            .unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let limit = getrlimit(Resource::Nproc);
+    setrlimit(Resource::Nproc, Rlimit { current: Some(1), ..limit }).unwrap();
+    assert!(thread::Builder::new().spawn(|| ()).is_err(), "the limit does not hold here");
+    for _ in 0..=CLIENTS_MAX {
+        let refused = ask();
+        assert!(refused.contains("raise the limit of processes"), "{refused}");
+    }
+    setrlimit(Resource::Nproc, limit).unwrap();
+    let answer = ask();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("0\n"), "{answer}");
+    assert_eq!(calls.load(Ordering::Relaxed), 1);
+    println!("asked without a thread");
 }
