@@ -317,18 +317,11 @@ impl Disks {
         Some(served)
     }
 
-    /// After [`stop`](Self::stop): waits until `deadline` for disks that had begun to listen; they
-    /// stop by themselves.
-    pub fn wait_for_late_ones(&self, deadline: Instant) {
-        let mut table = self.table();
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if table.known.is_empty() || left.is_zero() {
-                return;
-            }
-            let woken = self.settled.wait_timeout(table, left);
-            table = woken.unwrap_or_else(PoisonError::into_inner).0;
-        }
+    /// After [`stop`](Self::stop): waits for disks that had begun to listen or to leave; they stop by
+    /// themselves.
+    pub fn wait_for_late_ones(&self) {
+        let are_there = |table: &mut Table| !table.known.is_empty();
+        drop(self.settled.wait_while(self.table(), are_there));
     }
 }
 

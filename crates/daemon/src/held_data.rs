@@ -2,11 +2,14 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::Builder;
 
 use flowstone_block::{Extent, Sector};
 use flowstone_image::Image;
+
+use crate::disk::Disk;
 
 /// Answers buffered between the threads.
 const WAITING_MAX: usize = 1024;
@@ -24,25 +27,26 @@ pub struct HeldData {
     /// `None` when all ranges are known.
     answers: Option<Receiver<Answer>>,
     failure: Option<io::Error>,
+    /// Ends the query.
+    is_enough: Arc<AtomicBool>,
 }
 
 impl HeldData {
-    /// Starts the query. The thread holds `place` until it ends.
-    pub fn of(image: Arc<dyn Image>, place: Arc<()>) -> io::Result<Self> {
+    /// Starts the query. The thread holds `place` and the disk until it ends, so that its image is
+    /// not closed before. A disk without an image has no known ranges.
+    pub fn of(disk: Arc<Disk>, place: Arc<()>) -> io::Result<Self> {
         let (tell, answers) = sync_channel(WAITING_MAX);
+        let is_enough = Arc::<AtomicBool>::default();
+        let ends = Arc::clone(&is_enough);
         let ask = move || {
-            let end = walk(&*image, &tell);
+            let image = disk.stack.image.as_deref();
+            let end = image.map_or(Ok(()), |image| walk(image, &tell, &ends));
             // Dropped before the answer is sent: the receiver may then release the disk.
-            drop((image, place));
+            drop((disk, place));
             let _ = tell.send(Answer::End(end));
         };
         Builder::new().name("held data".into()).stack_size(STACK_BYTES).spawn(ask)?;
-        Ok(Self { answers: Some(answers), failure: None })
-    }
-
-    /// For a disk without an image: no ranges are known.
-    pub fn none() -> Self {
-        Self { answers: None, failure: None }
+        Ok(Self { answers: Some(answers), failure: None, is_enough })
     }
 
     /// Returns the next range if it is known already.
@@ -65,12 +69,21 @@ impl HeldData {
     }
 }
 
-/// Sends all ranges, adjacent ones merged; ends early when the recording has ended.
-fn walk(image: &dyn Image, tell: &SyncSender<Answer>) -> io::Result<()> {
+impl Drop for HeldData {
+    fn drop(&mut self) {
+        self.is_enough.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Sends all ranges, adjacent ones merged; ends early when that is enough.
+fn walk(image: &dyn Image, tell: &SyncSender<Answer>, is_enough: &AtomicBool) -> io::Result<()> {
     let send = |extent| tell.send(Answer::Data(extent)).is_ok();
     let mut run: Option<Extent> = None;
     let mut at = Sector::new(0);
     while let Some(extent) = image.next_data(at)? {
+        if is_enough.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         at = extent.end();
         let longer = run.map_or(Some(extent), |run| run.merge(extent));
         if longer.is_none() && !run.is_none_or(send) {

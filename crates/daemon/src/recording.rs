@@ -54,20 +54,17 @@ impl Places {
 }
 
 /// Begins a recording of all requests from now on.
-pub fn begin(places: &Places, disk: &Disk, is_coarse: bool) -> Result<Answer> {
-    let busy = |why: String| Error::busy(format!("record {}", disk.name), why, "try again later");
+pub fn begin(places: &Places, disk: Arc<Disk>, is_coarse: bool) -> Result<Answer> {
+    let name = disk.name.clone();
+    let busy = |why: String| Error::busy(format!("record {name}"), why, "try again later");
     let place =
         places.take().ok_or_else(|| busy(format!("{RECORDINGS_MAX} recordings are running")))?;
     let recording =
         disk.stack.recorder.begin().ok_or_else(|| busy("the daemon is stopping".into()))?;
-    let image = disk.stack.image.clone();
-    let format = image.as_ref().map_or("none".to_owned(), |image| image.format().to_string());
-    let held = image.map_or_else(
-        || Ok(HeldData::none()),
-        |image| HeldData::of(image, Arc::clone(&place)).map_err(|error| busy(error.to_string())),
-    )?;
+    let image = disk.stack.image.as_ref();
+    let format = image.map_or("none".to_owned(), |image| image.format().to_string());
     let size = disk.stack.top.geometry().capacity.bytes();
-    let name = disk.name.clone();
+    let held = HeldData::of(disk, Arc::clone(&place)).map_err(|error| busy(error.to_string()))?;
     let session = Session { recording, held, is_coarse };
     Ok(Answer::Trace(Box::new(move |client, enough| {
         info!(disk = name, "a recording begins");

@@ -336,7 +336,7 @@ impl Daemon {
                 outcome = outcome.and(Err(error));
             }
         }
-        self.disks.wait_for_late_ones(deadline);
+        self.disks.wait_for_late_ones();
         Some(outcome)
     }
 }

@@ -5,7 +5,7 @@ use flowstone_testkit::{Client, ClientOptions, DaemonCommand, HANG, skip};
 use rustix::fs::statfs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 use tempfile::TempDir;
@@ -167,6 +167,12 @@ pub fn stop(mut daemon: Daemon) {
     let status = daemon.terminate(HANG).unwrap();
     println!("{}", daemon.stderr());
     assert!(status.success(), "{status}");
+}
+
+/// Returns whether a qcow2 image in this folder was not closed in order.
+pub fn has_redo_file(folder: &Path) -> bool {
+    let mut files = std::fs::read_dir(folder).unwrap();
+    files.any(|file| file.unwrap().path().extension().is_some_and(|it| it == "redo"))
 }
 
 /// Returns bytes that depend on their position.

@@ -4,15 +4,18 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use flowstone_testkit::load::{LoadOptions, run_with_map};
 use flowstone_testkit::process::Ready;
 use flowstone_testkit::{
-    Client, ClientOptions, Daemon, DaemonCommand, HANG, Status, wait_for, wait_until,
+    Client, ClientOptions, Daemon, DaemonCommand, HANG, Request, Status, wait_for, wait_until,
 };
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::fixture::{Over, Place, ask, pattern, stop};
+use crate::fixture::{Over, Place, ask, has_redo_file, pattern, stop};
+use crate::hung_host::Hosts;
 
 /// Starts a daemon with one permanent disk.
 fn daemon(place: &Place, args: &[&str]) -> Daemon {
@@ -230,29 +233,39 @@ fn soak_disks_come_and_go() {
     disks_come_and_go(500);
 }
 
-/// A hanging host leaves its disk stopping, and has no other effect.
+/// A hanging host leaves its disk stopping, and delays the end. Regression: the daemon exited after
+/// three seconds, and the image was as after a kill.
 #[test]
 fn a_disk_that_takes_long_to_stop_holds_up_no_other() {
-    let place = Place::new();
-    let mut daemon = daemon(&place, &[]);
-    add(&place, "slow", &["--backend", "null:1M", "--layer", "delay=60000ms"]);
-    let mut guest = client(&place, "slow");
-    guest.submit(0, &flowstone_testkit::Request::read(0, 512)).unwrap();
+    let Some(hosts) = Hosts::new() else { return };
+    let place = &hosts.place;
+    place.succeed(&["create", "--size", "16M", "at/slow.qcow2"]);
+    let mut daemon = daemon(place, &[]);
+    add(place, "slow", &[&place.text("at/slow.qcow2")]);
+    let mut guest = client(place, "slow");
+    assert_eq!(guest.write(0, &pattern(4096, 1)).unwrap(), Status::Ok);
+    hosts.fake.stop();
+    guest.submit(0, &Request::flush()).unwrap();
     guest.notify(0).unwrap();
-    let taken = || place.disk_stats("slow")["total"]["submit_us"]["count"].as_u64().unwrap();
-    wait_until("it is taken", || taken() > 0);
+    wait_until("the host is asked", || !hosts.fake.held().is_empty());
     let mut removal = DaemonCommand::new(env!("CARGO_BIN_EXE_flowstone"))
         .args(["disk", "remove", "--force", "--control", &place.text("control.sock"), "slow"])
         .ready(Ready::Now)
         .spawn()
         .unwrap();
-    wait_until("it stops", || listed(&place, "slow")["state"] == "stopping");
-    add(&place, "a", &["--backend", "null:1M"]);
-    remove(&place, &["a"]);
-    assert!(refused(&place, "slow", &["--backend", "null:1M"]).contains("it is being removed"));
+    wait_until("it stops", || listed(place, "slow")["state"] == "stopping");
+    add(place, "a", &["--backend", "null:1M"]);
+    remove(place, &["a"]);
+    assert!(refused(place, "slow", &["--backend", "null:1M"]).contains("it is being removed"));
     assert!(removal.try_wait().unwrap().is_none());
-    let status = daemon.terminate(HANG).unwrap();
+    daemon.signal(Signal::TERM).unwrap();
+    wait_until("the others have stopped", || !place.path("disk.sock").exists());
+    // As long as the daemon waits for a monitor.
+    thread::sleep(Duration::from_secs(4));
+    assert!(daemon.try_wait().unwrap().is_none(), "it did not wait");
+    hosts.fake.release();
+    let status = daemon.wait(HANG).unwrap();
     assert!(status.success(), "{status}: {}", daemon.stderr());
+    assert!(!has_redo_file(&place.path("behind")));
     let _ = removal.wait(HANG);
-    assert!(!Path::new(&place.text("disk.sock")).exists());
 }

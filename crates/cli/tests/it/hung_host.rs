@@ -13,7 +13,7 @@ use flowstone_testkit::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::fixture::{Place, ask, pattern};
+use crate::fixture::{Place, ask, has_redo_file, pattern};
 use crate::hot_disks::{list, listed};
 use crate::kept_disks::keeper;
 use crate::many_disks::{config, serve, serve_command};
@@ -332,9 +332,7 @@ fn an_image_that_a_report_uses_is_closed_before_the_daemon_exits() {
         let info = hosts.place.succeed(&["info", "--json", &image]);
         let info: Value = serde_json::from_str(&info).unwrap();
         assert_ne!(info["log"]["clean"], false, "{info}");
-        let mut files = fs::read_dir(hosts.place.path("behind")).unwrap();
-        let is_left = files.any(|it| it.unwrap().path().extension().is_some_and(|it| it == "redo"));
-        assert!(!is_left, "the redo file is left");
+        assert!(!has_redo_file(&hosts.place.path("behind")), "it is left");
     }
 }
 

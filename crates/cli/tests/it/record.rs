@@ -15,7 +15,7 @@ use flowstone_trace::{Class, Event, Kind, Totals, Trace, read};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::fixture::{Place, pattern, stop};
+use crate::fixture::{Place, has_redo_file, pattern, stop};
 
 /// I/O priorities of jbd2, and of metadata marked by the guest module.
 const JOURNAL_IOPRIO: u32 = 0x4003;
@@ -225,6 +225,33 @@ fn a_trace_begins_with_what_the_disk_is_and_holds() {
         let end = "# requests=0 lost=0\n";
         assert_eq!(text_until(&mut trace, &mut frames, end), format!("{beginning}{end}"));
         stop(daemon);
+    }
+}
+
+/// Regression: what reads the contents of the disk for a recording kept the image open after the
+/// disk had been removed, and was cut off by the end of the daemon: the redo file stayed.
+#[test]
+fn an_image_is_closed_though_a_recording_reads_its_contents() {
+    let place = Place::new();
+    // One range of data, which takes long to find.
+    let create = ["create", "--size", "32G", "--preallocation", "metadata", "disk.qcow2"];
+    for is_removed in [true, false] {
+        place.succeed(&create);
+        let mut daemon = place.serve(&["--name", "disk", "disk.qcow2"]);
+        let mut recorder = record(&place, "trace", &[]);
+        daemon.wait_stderr("a recording begins", HANG).unwrap();
+        if is_removed {
+            let control = place.text("control.sock");
+            place.succeed(&["disk", "remove", "--force", "--control", &control, "disk"]);
+        } else {
+            daemon.signal(Signal::TERM).unwrap();
+            assert!(daemon.wait(HANG).unwrap().success());
+        }
+        assert!(!has_redo_file(&place.path("")), "it was removed: {is_removed}");
+        recorder.wait(HANG).unwrap();
+        for name in ["disk.qcow2", "trace"] {
+            fs::remove_file(place.path(name)).unwrap();
+        }
     }
 }
 

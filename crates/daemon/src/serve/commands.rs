@@ -43,7 +43,7 @@ impl Daemon {
             Command::Change(disk, change) => self.change(&disk, &change),
             Command::Record { disk, coarse } => {
                 let disk = self.disks.find("record", &disk)?;
-                Ok(recording::begin(&self.recordings, &disk, coarse)?)
+                Ok(recording::begin(&self.recordings, disk, coarse)?)
             }
             Command::Groups => Ok(self.list_groups().into()),
             Command::AddGroup(name, table) => self.add_group(&name, table),
