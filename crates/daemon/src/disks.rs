@@ -236,9 +236,11 @@ impl Disks {
         let opened = catch_unwind(AssertUnwindSafe(open));
         let opened = opened.unwrap_or_else(|_| Err(died(&format!("disk {name}"))));
         let mut table = self.table();
+        let is_over = table.end.is_some();
         match table.known.get_mut(&number).map(|entry| &mut entry.state) {
             // Everything that was opened has been closed by now.
             Some(State::Cancelled | State::Stopping) => self.forget(&mut table, number),
+            Some(_) if is_over => self.forget(&mut table, number),
             Some(state @ (State::Opening | State::Starting)) => {
                 if let Err(error) = &opened {
                     let failed = Failed::of(Some(name.to_owned()), error);

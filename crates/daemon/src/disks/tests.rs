@@ -71,7 +71,9 @@ fn a_disk_that_starts_is_waited_for_at_the_end() {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(20));
             has_stopped.store(true, Ordering::Relaxed);
-            disks.give_up(number);
+            // Its socket could not be bound.
+            let failed = || Err(Error::busy("slow", "another daemon listens", "stop that"));
+            disks.open(number, "slow", failed).unwrap_err();
         });
         disks.wait_for_late_ones();
         assert!(has_stopped.load(Ordering::Relaxed));
