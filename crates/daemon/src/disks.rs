@@ -319,8 +319,8 @@ impl Disks {
         Some(served)
     }
 
-    /// After [`stop`](Self::stop): waits for disks that had begun to listen or to leave; they stop by
-    /// themselves.
+    /// After [`stop`](Self::stop): waits for disks that had begun to listen or to leave; they stop
+    /// by themselves.
     pub fn wait_for_late_ones(&self) {
         let are_there = |table: &mut Table| !table.known.is_empty();
         drop(self.settled.wait_while(self.table(), are_there));
