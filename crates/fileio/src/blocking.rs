@@ -57,6 +57,7 @@ fn transfer_all(files: &Descriptors, request: &FileRequest, pieces: &[IoVec]) ->
     let (file, flags) = (&files.file, files.flags(request));
     match request.op {
         FileOp::Read { offset, .. } => {
+            let file = files.to_read(request);
             transfer(pieces, offset, |pieces, at| read_some(file, pieces, at, flags))
         }
         FileOp::Write { offset, .. } => {

@@ -12,6 +12,7 @@ pub struct BlockingFile {
     channel: Box<dyn FileChannel>,
     reactor: Reactor,
     done: Vec<FileCompletion>,
+    dont_cache: bool,
 }
 
 /// Requests that [`BlockingFile::read_many`] and its like have in flight.
@@ -22,7 +23,12 @@ impl BlockingFile {
     pub fn new(file: &dyn FileIo) -> io::Result<Self> {
         let context = QueueContext::alone(QueueDepth(DEPTH as u16))?;
         let channel = file.channel(&context)?;
-        Ok(Self { channel, reactor: context.reactor, done: Vec::new() })
+        Ok(Self { channel, reactor: context.reactor, done: Vec::new(), dont_cache: false })
+    }
+
+    /// Sets whether its reads and writes are to stay out of the host's page cache.
+    pub fn set_dont_cache(&mut self, dont_cache: bool) {
+        self.dont_cache = dont_cache;
     }
 
     /// Returns the reactor, by which other threads end [`wait`](Self::wait).
@@ -67,7 +73,7 @@ impl BlockingFile {
         let list = [unsafe { IoVec::of(memory) }];
         // SAFETY: as above. An operation without memory has an empty list.
         let memory = unsafe { MemoryList::new(&list[..usize::from(!memory.is_empty())]) };
-        self.carry_out(FileRequest::new(op, memory, 0))
+        self.carry_out(FileRequest::new(op, memory, 0).dont_cache(self.dont_cache))
     }
 
     /// Carries out a request of another channel, and waits for its completion.
@@ -107,7 +113,8 @@ impl BlockingFile {
                 let op = op(*offset, memory.len() as u64);
                 // SAFETY: `lists` is not touched until all have completed.
                 let memory = unsafe { MemoryList::new(&lists[started]) };
-                self.channel.submit(FileRequest::new(op, memory, started));
+                let request = FileRequest::new(op, memory, started).dont_cache(self.dont_cache);
+                self.channel.submit(request);
                 started += 1;
             }
             while let Some(completion) = self.next() {

@@ -37,7 +37,7 @@ pub(crate) struct Descriptors {
     /// Another description of the file, for syncs: the kernel reports a write-back error once per
     /// description, and an error that a durable write has consumed must reach a flush all the same.
     /// One serves all queues: an image has one sync in flight at a time, and all queues get its
-    /// outcome.
+    /// outcome. Reads that stay out of the page cache use it, too.
     pub sync: File,
     /// The limits of direct I/O; `None` if requests go through the page cache.
     pub direct: Option<DirectLimits>,
@@ -138,6 +138,14 @@ impl Descriptors {
     /// Returns the description to sync.
     pub fn to_sync(&self) -> &File {
         if mutant("fileio.sync.names-the-description-of-writes") { &self.file } else { &self.sync }
+    }
+
+    /// Returns the description to read. Where the page cache is to keep nothing of it there is no
+    /// readahead either, which would go on behind what is read.
+    pub fn to_read(&self, request: &FileRequest) -> &File {
+        let reads_ahead = mutant("fileio.read.goes-on-into-the-page-cache");
+        let keeps_out = request.dont_cache && self.page_cache.is_some() && !reads_ahead;
+        if keeps_out { &self.sync } else { &self.file }
     }
 
     /// Returns the bytes that the host has allocated to a file.

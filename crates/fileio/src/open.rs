@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use flowstone_block::{Error, ErrorKind, Result};
 use flowstone_host::may_ask_a_server;
-use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::fs::{Advice, OFlags, fadvise, fcntl_setfl};
 
 use crate::again::{DESCRIPTORS, open_again};
 use crate::descriptor::{Descriptors, FileKind};
@@ -192,6 +192,10 @@ impl OpenOptions {
         let is_cached = direct.is_none() && engine != Engine::Inline;
         let page_cache = (is_cached && self.dont_cache).then(|| PageCache::of(&file));
         let sync = open_again(&file, path, Path::new(DESCRIPTORS))?;
+        if page_cache.is_some() {
+            // Without effect for syncs.
+            let _ = fadvise(&sync, 0, None, Advice::Random);
+        }
         let mut files = Descriptors::with_sync(file, sync, direct, kind);
         files.page_cache = page_cache;
         files.asks_server = may_ask_a_server(&files.file);

@@ -86,11 +86,12 @@ impl PageCache {
     fn remember(&self, offset: FileOffset, bytes: u64) {
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         let has_room = written.fresh.len() < RANGES_MAX;
-        match written.fresh.last_mut() {
-            // Journals are written sequentially.
-            Some((start, length)) if *start + *length == offset.get() => *length += bytes,
-            _ if has_room => written.fresh.push((offset.get(), bytes)),
-            _ => {}
+        // Journals are written sequentially, and so are the copies of a log image beside them.
+        let mut ranges = written.fresh.iter_mut();
+        match ranges.find(|(start, length)| *start + *length == offset.get()) {
+            Some((_, length)) => *length += bytes,
+            None if has_room => written.fresh.push((offset.get(), bytes)),
+            None => {}
         }
     }
 

@@ -310,15 +310,19 @@ fn entry_for(files: &Descriptors, in_flight: &InFlight) -> squeue::Entry {
     let count = pieces.len() as u32;
     let flags = files.flags(&request);
     match request.op {
-        FileOp::Read { offset, .. } => match pieces {
-            [only] => opcode::Read::new(file, only.address(), only.bytes() as u32)
-                .offset(offset.get())
-                .rw_flags(flags)
-                .build(),
-            _ => {
-                opcode::Readv::new(file, first, count).offset(offset.get()).rw_flags(flags).build()
+        FileOp::Read { offset, .. } => {
+            let file = Fd(files.to_read(&request).as_raw_fd());
+            match pieces {
+                [only] => opcode::Read::new(file, only.address(), only.bytes() as u32)
+                    .offset(offset.get())
+                    .rw_flags(flags)
+                    .build(),
+                _ => opcode::Readv::new(file, first, count)
+                    .offset(offset.get())
+                    .rw_flags(flags)
+                    .build(),
             }
-        },
+        }
         FileOp::Write { offset, .. } => match pieces {
             [only] => opcode::Write::new(file, only.address(), only.bytes() as u32)
                 .offset(offset.get())

@@ -91,6 +91,8 @@ pub struct DiskStats {
 /// Background work of a log image.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct LogStats {
+    /// Segments whose live blocks the cleaner has copied.
+    pub cleaned_segments: u64,
     /// Completed passes of sorting the image.
     pub resort_passes: u64,
 }

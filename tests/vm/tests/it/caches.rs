@@ -1,10 +1,13 @@
 //! A guest's re-reads do not reach the disk, and its journal stays out of caches.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use flowstone_testkit::page_cache::resident;
 use flowstone_testkit::truth::{Holds, Truth};
+use flowstone_testkit::wait_for;
+use flowstone_vmtest::framework::daemon::Daemon;
 use flowstone_vmtest::framework::lab::{Format, Lab};
 
 use crate::classes::wait_for_layout;
@@ -69,7 +72,11 @@ fn count_journal(image: &Path) -> (usize, usize) {
 }
 
 /// In a log image journal blocks are scattered: blocks that begin like jbd2's descriptors and
-/// commits are counted. Data and journal are written at the same time, and in the same records.
+/// commits are counted. Data and journal are written at the same time, and in the same segments,
+/// which are cleaned while the guest is quiet.
+///
+/// Regression: cleaning brought the journal back into the page cache, and the readahead of the host
+/// what lay behind it: 600 of 945 blocks.
 #[test]
 fn journals_in_log_images_do_not_stay_in_the_page_cache() -> Result<()> {
     const JBD2_MAGIC: [u8; 4] = 0xc03b_3998_u32.to_be_bytes();
@@ -81,6 +88,7 @@ fn journals_in_log_images_do_not_stay_in_the_page_cache() -> Result<()> {
     // What it writes before that is no journal yet.
     wait_for_layout(&daemon, &["\"kind\":\"ext4\"", "\"journal_bytes\":4194304"])?;
     guest.run(COMMITS)?;
+    wait_until_cleaned(&daemon);
     guest.power_off()?;
     let (pages, bytes) = (resident(&image), std::fs::read(&image)?);
     let blocks = || pages.iter().zip(bytes.chunks(4096));
@@ -91,9 +99,20 @@ fn journals_in_log_images_do_not_stay_in_the_page_cache() -> Result<()> {
     let (with, all) = (journal.iter().filter(|resident| **resident).count(), journal.len());
     let others = pages.iter().filter(|resident| **resident).count() - with;
     println!("{with} of {all} blocks of the journal in the page cache, and {others} others");
-    ensure!(all > 1000 && with * 10 < all, "{with} of {all} are in the page cache");
+    ensure!(all > 500 && with * 10 < all, "{with} of {all} are in the page cache");
     ensure!(others > 1000, "data is not in the page cache either: {others}");
     daemon.terminate()
+}
+
+/// Waits until the image has been cleaned, and is at rest.
+fn wait_until_cleaned(daemon: &Daemon) {
+    let mut before = 0;
+    wait_for("the image is cleaned", || {
+        let cleaned = daemon.stats().ok().and_then(|it| it.log).map_or(0, |it| it.cleaned_segments);
+        std::thread::sleep(Duration::from_secs(1));
+        let is_at_rest = cleaned > 0 && cleaned == std::mem::replace(&mut before, cleaned);
+        if is_at_rest { Ok(()) } else { Err(cleaned) }
+    });
 }
 
 #[test]

@@ -1,8 +1,9 @@
-//! Asynchronous reads and writes of the maintenance worker.
+//! Asynchronous reads and writes of the maintenance worker. They stay out of the host's page cache:
+//! a segment that is cleaned is not read again, and what is copied is cold, or a journal.
 
 use std::io;
 
-use flowstone_block::{AlignedBuf, IoVec, Outcome, QueueContext, QueueDepth, Reactor};
+use flowstone_block::{AlignedBuf, IoVec, Outcome, QueueContext, QueueDepth, Reactor, mutant};
 use flowstone_fileio::{
     FileChannel, FileCompletion, FileIo, FileOffset, FileOp, FileRequest, MemoryList,
 };
@@ -58,7 +59,8 @@ impl Transfers {
         // SAFETY: as above.
         let list = unsafe { MemoryList::new(&*memory) };
         let key = self.started.insert(Transfer { buffer, memory, outcome: None });
-        self.channel.submit(FileRequest::new(op, list, key));
+        let keeps_out = !mutant("log.cleaner.fills-the-page-cache");
+        self.channel.submit(FileRequest::new(op, list, key).dont_cache(keeps_out));
         self.channel.kick();
         Ticket(key)
     }
@@ -87,5 +89,53 @@ impl Transfers {
         for completion in self.done.drain(..) {
             self.started[completion.tag].outcome = Some(completion.outcome);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use flowstone_block::NextLook;
+    use flowstone_sim::{SimDisk, Wrapped};
+
+    use super::*;
+
+    /// Counts requests that fill the page cache.
+    struct Watched(Box<dyn FileChannel>, Arc<AtomicUsize>);
+
+    impl FileChannel for Watched {
+        fn submit(&mut self, request: FileRequest) {
+            self.1.fetch_add(usize::from(!request.dont_cache), Ordering::Relaxed);
+            self.0.submit(request);
+        }
+
+        fn kick(&mut self) {
+            self.0.kick();
+        }
+
+        fn reap(&mut self, done: &mut Vec<FileCompletion>) {
+            self.0.reap(done);
+        }
+
+        fn next_look(&mut self) -> NextLook {
+            self.0.next_look()
+        }
+    }
+
+    /// Regression: cleaning in quiet moments brought journal blocks back into the page cache.
+    #[test]
+    fn what_the_cleaner_copies_does_not_stay_in_the_page_cache() {
+        let filled = Arc::<AtomicUsize>::default();
+        let count = Arc::clone(&filled);
+        let file = Wrapped::new(&SimDisk::new(8192), move |it| Watched(it, Arc::clone(&count)));
+        let mut transfers = Transfers::new(&file).unwrap();
+        let read = transfers.read(FileOffset::new(0), AlignedBuf::zeroed(4096), 4096);
+        let (buffer, outcome) = transfers.wait(read);
+        outcome.unwrap();
+        let write = transfers.write(FileOffset::new(4096), buffer, 4096);
+        transfers.wait(write).1.unwrap();
+        assert_eq!(filled.load(Ordering::Relaxed), 0);
     }
 }

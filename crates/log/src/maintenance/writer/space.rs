@@ -63,6 +63,8 @@ impl SpaceAhead {
 /// The image's file, as the maintenance worker uses it.
 pub struct Space {
     log: Arc<Log>,
+    /// Stays out of the host's page cache: maps are not read again before the next open, and blocks
+    /// that are put in order are cold, or a journal.
     pub file: BlockingFile,
     /// Ends its wait for a queue's sync.
     waker: Arc<QueueWaker>,
@@ -73,7 +75,8 @@ pub struct Space {
 
 impl Space {
     pub fn new(log: Arc<Log>) -> io::Result<Self> {
-        let file = BlockingFile::new(&*log.file)?;
+        let mut file = BlockingFile::new(&*log.file)?;
+        file.set_dont_cache(!mutant("log.cleaner.fills-the-page-cache"));
         let waker = QueueWaker::new(file.reactor());
         Ok(Self { log, file, waker, ahead: SpaceAhead::default(), host_full: None })
     }
