@@ -106,6 +106,11 @@ impl Recorder {
         self.ended.notify_all();
     }
 
+    /// Returns whether the disk is closed.
+    pub fn is_closed(&self) -> bool {
+        *lock(&self.is_closed)
+    }
+
     /// Marks the disk as closed, which recordings can see. Does not wait.
     pub fn close(&self) {
         *lock(&self.is_closed) = true;
@@ -172,7 +177,7 @@ impl TrackEnd {
 impl Recording {
     /// Returns whether the disk is closed; the next [`take`](Self::take) then returns the rest.
     pub fn is_over(&self) -> bool {
-        *lock(&self.recorder.is_closed)
+        self.recorder.is_closed()
     }
 
     /// Returns the requests recorded since the last call in order of time, and the number of
