@@ -52,6 +52,9 @@ pub enum Command {
     /// Check an image; exit status 0 clean, 2 errors found, 3 only leaked space
     Check(Check),
     /// Copy an image into a new one, keeping holes as holes
+    ///
+    /// The new file is called TARGET.part until it is whole and durable. If the command is ended
+    /// before, that file stays; remove it, and convert again.
     Convert(Convert),
     /// Change the size of an image, or of a disk that is being served
     Resize(Resize),

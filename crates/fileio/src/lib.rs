@@ -21,6 +21,7 @@ mod lock;
 mod not_begun;
 mod open;
 mod page_cache;
+mod part;
 mod pool;
 mod request;
 mod seam;
@@ -35,5 +36,6 @@ pub use open::{
     Access, DirectChoice, FileArgs, FileOpener, FileWrapper, LockPatience, OpenOptions,
     create_sparse, open_host_file,
 };
+pub use part::PartFile;
 pub use request::{FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
 pub use seam::{FileChannel, FileIo, Punched};

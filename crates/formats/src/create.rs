@@ -15,7 +15,7 @@ use tracing::warn;
 use flowstone_image::{DiscardMode, Format, Image, Space, Upkeep, valid_capacity};
 use flowstone_log::{self as log, LogImage, LogInfo, LogOptions};
 use flowstone_log_format::SUPERBLOCK_AREA_BYTES;
-use flowstone_qcow2::{self as qcow2, Backing, Qcow2Image, Qcow2Info, Qcow2Options};
+use flowstone_qcow2::{self as qcow2, Backing, Opening, Qcow2Image, Qcow2Info, Qcow2Options};
 use flowstone_raw::RawImage;
 
 use crate::backing::locate;
@@ -222,10 +222,14 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
                 open(&target, format, below)
             });
             let backing = backing.transpose()?;
-            let access = options.file.access;
-            let memory = remember(path, &*file, access);
-            let image = Qcow2Image::open(path, file, backing, options.discard, access, memory)?;
-            Ok(Box::new(image))
+            let (access, discard) = (options.file.access, options.discard);
+            let memory = match options.has_redo {
+                true => remember(path, &*file, access),
+                false => qcow2::Memory::None,
+            };
+            let progress = options.progress;
+            let opening = Opening { backing, discard, access, memory, progress };
+            Ok(Box::new(Qcow2Image::open(path, file, opening)?))
         }
     }
 }

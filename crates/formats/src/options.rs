@@ -106,6 +106,9 @@ pub struct ImageOptions {
     /// Exponent of the age of segments in the choice of the next one that a log image cleans;
     /// `None` for its own.
     pub age_power: Option<f64>,
+    /// Whether a qcow2 image has a redo file for the daemon that follows a killed one. A new image
+    /// that is being filled is made anew instead.
+    pub has_redo: bool,
     /// Progress of the open.
     pub progress: Progress,
     /// Number of images based on this one, for opening backing files.
@@ -130,6 +133,7 @@ impl ImageOptions {
             resort,
             copy_memory,
             age_power: None,
+            has_redo: true,
             progress,
             chain_depth: 0,
         }

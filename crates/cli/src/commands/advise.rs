@@ -8,6 +8,7 @@ use flowstone_block::{Error, Result, format_size};
 use super::replay::{ratio, trace_at};
 use super::{only_print_from_now_on, print_json};
 use crate::args::Advise;
+use crate::output::out;
 use crate::progress::bar;
 
 pub fn run(args: &Advise) -> Result<ExitCode> {
@@ -66,7 +67,7 @@ fn print(advice: &Advice) {
         rows.extend(names.zip(list));
     }
     for (name, value) in rows {
-        println!("{name:<10} {value}");
+        out!("{name:<10} {value}");
     }
 }
 

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::{LOCK_PATIENCE, print_json};
 use crate::args::Check;
+use crate::output::out;
 use crate::progress::bytes_bar;
 
 const ERRORS_FOUND: u8 = 2;
@@ -59,27 +60,27 @@ pub fn run(args: &Check) -> Result<ExitCode> {
 }
 
 fn print(found: &CheckReport, format: Format, data: bool) {
-    found.repairs.iter().for_each(|line| println!("repaired: {line}"));
-    found.errors.iter().for_each(|line| println!("error: {line}"));
+    found.repairs.iter().for_each(|line| out!("repaired: {line}"));
+    found.errors.iter().for_each(|line| out!("error: {line}"));
     let unlisted = found.error_count - found.errors.len() as u64;
     if unlisted > 0 {
-        println!("error: and {unlisted} more");
+        out!("error: and {unlisted} more");
     }
-    found.notes.iter().for_each(|line| println!("note: {line}"));
+    found.notes.iter().for_each(|line| out!("note: {line}"));
     if found.leaked_bytes > 0 {
         let leaked = format_size(found.leaked_bytes);
-        println!("note: {leaked} of host space belong to nothing; --repair gives them back");
+        out!("note: {leaked} of host space belong to nothing; --repair gives them back");
     }
     let errors = found.error_count;
     let of_data = format_size(found.data_bytes);
     if format == Format::Qcow2 {
-        println!("{errors} errors; {of_data} of data have their places");
+        out!("{errors} errors; {of_data} of data have their places");
     } else if data || format == Format::Raw {
-        println!(
+        out!(
             "{errors} errors, {} of {of_data} of data readable",
             format_size(found.readable_bytes)
         );
     } else {
-        println!("{errors} errors; {of_data} of data have their places, --data reads them");
+        out!("{errors} errors; {of_data} of data have their places, --data reads them");
     }
 }

@@ -8,6 +8,7 @@ use flowstone_image::{Layout, sample_reads};
 
 use super::open_image;
 use crate::args::Compact;
+use crate::output::out;
 use crate::progress::bar;
 
 pub fn run(args: &Compact) -> Result<ExitCode> {
@@ -20,13 +21,13 @@ pub fn run(args: &Compact) -> Result<ExitCode> {
             bar.set_position(done);
         });
         bar.finish_and_clear();
-        compacted?;
+        compacted.and_then(|()| image.close())?;
     }
     // Only now: an image releases its reserve when it is closed.
     let after = Sight::of(args)?;
-    println!("{:<20}{:<12}after", "", "before");
+    out!("{:<20}{:<12}after", "", "before");
     before.lines().zip(after.lines()).for_each(|((name, before), (_, after))| {
-        println!("{name:<20}{before:<12}{after}");
+        out!("{name:<20}{before:<12}{after}");
     });
     Ok(ExitCode::SUCCESS)
 }

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use flowstone_block::Result;
-use flowstone_fileio::Access;
-use flowstone_formats::create;
+use flowstone_fileio::{Access, PartFile};
+use flowstone_formats::{ImageOptions, create};
 use flowstone_image::{Format, Image};
 
-use super::{LOCK_PATIENCE, open_image, print_notice};
+use super::{LOCK_PATIENCE, image_options, open_image, print_notice};
 use crate::args::Convert;
 use crate::progress::bytes_bar;
 
@@ -17,21 +17,20 @@ pub fn run(args: &Convert) -> Result<ExitCode> {
     let capacity_bytes = source.geometry().capacity.bytes();
     let format = Format::choose(args.format, &args.target)?;
     let options = args.options();
-    let notice = create(&args.target, format, capacity_bytes, &options, LOCK_PATIENCE)?;
+    let make = |path: &Path| create(path, format, capacity_bytes, &options, LOCK_PATIENCE);
+    // A partial copy must not look like a whole one.
+    let (part, notice) = PartFile::create(&args.target, make)?;
     print_notice(&args.target, notice);
-    let copied = fill(&args.target, format, &*source);
-    if copied.is_err() {
-        // A partial copy must not look like a whole one. The file is ours: it has just been
-        // created.
-        let _ = std::fs::remove_file(&args.target);
-    }
-    copied.map(|()| ExitCode::SUCCESS)
+    fill(part.path(), format, &*source)?;
+    part.finish()?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn fill(target: &Path, format: Format, source: &dyn Image) -> Result<()> {
-    let target = open_image(target, Some(format), Access::Write, &[])?;
+    let options = ImageOptions { has_redo: false, ..image_options(Access::Write, &[]) };
+    let target = flowstone_formats::open(target, format, options)?;
     let bar = bytes_bar("converting", source.geometry().capacity.bytes());
     let copied = flowstone_formats::convert(source, &*target, |bytes| bar.set_position(bytes));
     bar.finish_and_clear();
-    copied
+    copied.and_then(|()| target.close())
 }

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::{disk_meant_by, limit_text, only_print_from_now_on, print_json};
 use crate::args::{AddDisk, DiskCommand, ListDisks, RemoveDisk, SetDisk, ShowDisk};
+use crate::output::{out, tell};
 
 /// Time between two checks whether a disk is open: initially, and at most.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
@@ -40,7 +41,7 @@ fn add(args: AddDisk) -> Result<()> {
             let locked = || "its image is locked, or recovered".into();
             let what = progress_of(&disk).unwrap_or_else(locked);
             if what != told {
-                eprintln!("flowstone: {} is being opened: {what}", Printable(&name));
+                tell!("{} is being opened: {what}", Printable(&name));
                 told = what;
             }
         }
@@ -53,7 +54,7 @@ fn add(args: AddDisk) -> Result<()> {
     }
     let socket = Printable(disk["socket"].as_str().unwrap_or("-"));
     let state = disk["state"].as_str().unwrap_or("-");
-    println!("{}: {state}, {socket}", Printable(&name));
+    out!("{}: {state}, {socket}", Printable(&name));
     Ok(())
 }
 
@@ -86,7 +87,7 @@ fn print_line(disk: &Value) {
     let text = |key: &str| Printable(disk[key].as_str().unwrap_or("-").to_owned());
     let guest = if disk["connected"] == true { "a guest is attached" } else { "no guest" };
     let progress = progress_of(disk).map_or_else(String::new, |it| format!(": {it}"));
-    println!(
+    out!(
         "{}  {}{progress} ({}), {guest}, socket {}, image {}",
         text("name"),
         text("state"),
@@ -95,7 +96,7 @@ fn print_line(disk: &Value) {
         text("image")
     );
     if disk["error"].is_object() {
-        println!("  {}", error_of(&disk["error"]));
+        out!("  {}", error_of(&disk["error"]));
     }
 }
 
@@ -110,7 +111,7 @@ fn show(args: &ShowDisk) -> Result<()> {
     print_line(&disk);
     for (key, value) in disk["keys"].as_object().into_iter().flatten() {
         let text = |part: &str| Printable(value[part].as_str().unwrap_or("-").to_owned());
-        println!("  {key} = {} ({})", text("value"), text("origin"));
+        out!("  {key} = {} ({})", text("value"), text("origin"));
     }
     Ok(())
 }
@@ -118,7 +119,7 @@ fn show(args: &ShowDisk) -> Result<()> {
 fn remove(args: RemoveDisk) -> Result<()> {
     let command = Command::Remove { name: args.name.clone(), force: args.force };
     Client::connect(&args.daemon.control)?.run(&command)?;
-    println!("{}: removed", Printable(&args.name));
+    out!("{}: removed", Printable(&args.name));
     Ok(())
 }
 
@@ -134,6 +135,6 @@ fn set(args: &SetDisk) -> Result<()> {
     let size = now["capacity_bytes"].as_u64().filter(|_| args.size.is_some());
     let size = size.map_or_else(String::new, |size| format!(", size {}", format_size(size)));
     let (name, limit) = (args.disk.display(), limit_text(&now["limit"]));
-    println!("{name}: limit {limit}, weight {}{size}", now["weight"]);
+    out!("{name}: limit {limit}, weight {}{size}", now["weight"]);
     Ok(())
 }

@@ -9,6 +9,7 @@ use toml::Table;
 
 use super::{limit_text, only_print_from_now_on, print_json};
 use crate::args::{AddGroup, GroupCommand, ListGroups, RemoveGroup, SetGroup};
+use crate::output::out;
 
 pub fn run(command: GroupCommand) -> Result<ExitCode> {
     match command {
@@ -40,12 +41,12 @@ fn set(args: &SetGroup) -> Result<()> {
 
 fn print_limit(name: &str, group: &Value) {
     only_print_from_now_on();
-    println!("{}: limit {}", Printable(name), limit_text(&group["limit"]));
+    out!("{}: limit {}", Printable(name), limit_text(&group["limit"]));
 }
 
 fn remove(args: &RemoveGroup) -> Result<()> {
     Client::connect(&args.daemon.control)?.run(&Command::RemoveGroup(args.group.clone()))?;
-    println!("{}: removed", Printable(&args.group));
+    out!("{}: removed", Printable(&args.group));
     Ok(())
 }
 
@@ -62,12 +63,7 @@ fn list(args: &ListGroups) -> Result<()> {
         let disks: Vec<&str> = disks.collect();
         let disks = if disks.is_empty() { "none".into() } else { disks.join(", ") };
         let limit = limit_text(&group["limit"]);
-        println!(
-            "{} ({}): limit {limit}, disks {}",
-            text("name"),
-            text("origin"),
-            Printable(disks)
-        );
+        out!("{} ({}): limit {limit}, disks {}", text("name"), text("origin"), Printable(disks));
     }
     Ok(())
 }

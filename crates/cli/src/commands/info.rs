@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::{only_print_from_now_on, print_json};
 use crate::args::Info;
+use crate::output::out;
 
 /// The stable JSON format.
 #[derive(Serialize)]
@@ -118,15 +119,15 @@ pub fn run(args: &Info) -> Result<ExitCode> {
         print_json(&report);
         return Ok(ExitCode::SUCCESS);
     }
-    println!("image       {}", report.image);
-    println!("format      {}", report.format);
-    println!("size        {}", with_bytes(report.virtual_bytes));
+    out!("image       {}", report.image);
+    out!("format      {}", report.format);
+    out!("size        {}", with_bytes(report.virtual_bytes));
     if let Some(live) = report.live_bytes {
-        println!("live        {}", with_bytes(live));
+        out!("live        {}", with_bytes(live));
     }
-    println!("on host     {}", with_bytes(report.allocated_bytes));
+    out!("on host     {}", with_bytes(report.allocated_bytes));
     if let Some(dead) = report.dead_bytes {
-        println!("dead        at most {}", with_bytes(dead));
+        out!("dead        at most {}", with_bytes(dead));
     }
     report.log.iter().for_each(print_log);
     report.qcow2.iter().for_each(print_qcow2);
@@ -147,18 +148,18 @@ fn erase_unit_of(log: &LogReport) -> String {
 }
 
 fn print_log(log: &LogReport) {
-    println!(
+    out!(
         "segments    {} used, {} free, of {}; {} each",
         log.segments_used,
         log.segments_free,
         log.segments_limit,
         format_size(log.segment_bytes),
     );
-    println!("erase unit  {}", erase_unit_of(log));
-    println!("layout      streams: {}, reserve: {} %", log.streams, log.reserve_percent);
+    out!("erase unit  {}", erase_unit_of(log));
+    out!("layout      streams: {}, reserve: {} %", log.streams, log.reserve_percent);
     if let Some(amplification) = log.write_amplification {
         let percent = |share: Option<f64>| 100.0 * share.unwrap_or(0.0);
-        println!(
+        out!(
             "written     {amplification:.2} blocks for each block of the guest; {:.1} % copies, \
              {:.1} % map",
             percent(log.relocated_share),
@@ -167,21 +168,21 @@ fn print_log(log: &LogReport) {
     }
     let age = log.checkpoint_age_s.map_or("none yet".into(), |age| format!("{age} s ago"));
     let state = if log.clean { "closed in order" } else { "in use, or not closed in order" };
-    println!("checkpoint  {age}, generation {}; {state}", log.generation);
+    out!("checkpoint  {age}, generation {}; {state}", log.generation);
 }
 
 fn print_qcow2(qcow2: &Qcow2Report) {
-    println!("clusters    {}, format version {}", format_size(qcow2.cluster_bytes), qcow2.version);
+    out!("clusters    {}, format version {}", format_size(qcow2.cluster_bytes), qcow2.version);
     if let Some(backing) = &qcow2.backing {
         // The text comes from the image and must not reach a terminal unescaped.
         let format = qcow2.backing_format.as_deref().unwrap_or("of unknown format");
-        println!("backing     {} ({})", backing.escape_debug(), format.escape_debug());
+        out!("backing     {} ({})", backing.escape_debug(), format.escape_debug());
     }
     if qcow2.snapshots > 0 {
-        println!("snapshots   {}", qcow2.snapshots);
+        out!("snapshots   {}", qcow2.snapshots);
     }
     if qcow2.corrupt {
-        println!("state       marked as damaged");
+        out!("state       marked as damaged");
     }
 }
 

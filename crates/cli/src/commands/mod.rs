@@ -28,9 +28,10 @@ use flowstone_image::{Format, Image};
 use flowstone_qos::Limit;
 
 use crate::args::Command;
+use crate::output::{out, tell};
 
 /// A tool that runs right after the kill of a daemon waits for the lock as the next daemon would.
-const LOCK_PATIENCE: LockPatience = LockPatience::telling(|what| eprintln!("flowstone: {what}"));
+const LOCK_PATIENCE: LockPatience = LockPatience::telling(|what| tell!("{what}"));
 
 /// Runs a command. `opener` opens the files of served images.
 pub fn run(command: Command, opener: FileOpener) -> Result<ExitCode> {
@@ -78,7 +79,7 @@ fn disk_meant_by(word: &Path) -> DiskWord {
 /// Prints a notice about an image that has just been created, if there is one.
 fn print_notice(image: &Path, notice: Option<String>) {
     if let Some(notice) = notice {
-        eprintln!("flowstone: {}: {notice}", image.display());
+        tell!("{}: {notice}", image.display());
     }
 }
 
@@ -89,10 +90,12 @@ fn open_image(
     backing_dirs: &[PathBuf],
 ) -> Result<Box<dyn Image>> {
     let format = Format::choose(format, path)?;
-    let backing_dirs = backing_dirs.to_vec();
+    flowstone_formats::open(path, format, image_options(access, backing_dirs))
+}
+
+fn image_options(access: Access, backing_dirs: &[PathBuf]) -> ImageOptions {
     let file = OpenOptions { lock_patience: LOCK_PATIENCE, ..OpenOptions::new(access) };
-    let options = ImageOptions { backing_dirs, ..ImageOptions::new(file) };
-    flowstone_formats::open(path, format, options)
+    ImageOptions { backing_dirs: backing_dirs.to_vec(), ..ImageOptions::new(file) }
 }
 
 /// Converts a size to sectors; the error names a valid size.
@@ -113,5 +116,5 @@ fn limit_text(limit: &serde_json::Value) -> String {
 /// Prints a value as JSON.
 fn print_json(value: &impl serde::Serialize) {
     let text = serde_json::to_string_pretty(value).expect("plain values are valid JSON");
-    println!("{text}");
+    out!("{text}");
 }

@@ -17,6 +17,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::{disk_meant_by, only_print_from_now_on, print_json};
 use crate::args::Record;
+use crate::output::out;
 
 /// Interval of checks whether to end.
 const TICK: Duration = Duration::from_millis(100);
@@ -47,7 +48,7 @@ pub fn run(args: &Record) -> Result<ExitCode> {
     if args.json {
         print_json(&json!({ "requests": requests, "lost": lost }));
     } else {
-        println!("{:<16} {requests}\n{:<16} {lost}", "requests", "lost");
+        out!("{:<16} {requests}\n{:<16} {lost}", "requests", "lost");
     }
     Ok(ExitCode::SUCCESS)
 }

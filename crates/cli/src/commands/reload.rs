@@ -7,6 +7,7 @@ use flowstone_control::{Client, Command};
 
 use super::{only_print_from_now_on, print_json};
 use crate::args::Reload;
+use crate::output::out;
 
 pub fn run(args: &Reload) -> Result<ExitCode> {
     let done = Client::connect(&args.daemon.control)?.run(&Command::Reload)?;
@@ -17,7 +18,7 @@ pub fn run(args: &Reload) -> Result<ExitCode> {
     }
     for (what, lines) in done.as_object().into_iter().flatten() {
         for line in lines.as_array().into_iter().flatten() {
-            println!("{}: {}", what.replace('_', " "), Printable(line.as_str().unwrap_or("-")));
+            out!("{}: {}", what.replace('_', " "), Printable(line.as_str().unwrap_or("-")));
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -15,6 +15,7 @@ use flowstone_replay::{
 
 use super::{only_print_from_now_on, print_json};
 use crate::args::{Replay, StorageArgs, WhenMade};
+use crate::output::{out, tell};
 use crate::progress::bar;
 
 pub fn run(args: &Replay, opener: FileOpener) -> Result<ExitCode> {
@@ -39,7 +40,7 @@ pub fn run(args: &Replay, opener: FileOpener) -> Result<ExitCode> {
 pub fn trace_at(path: &Path) -> Result<Trace> {
     let trace = read_trace(path).map_err(|error| refused(format!("{error:#}")))?;
     for warning in trace.warnings() {
-        eprintln!("flowstone: {}: {warning}", path.display());
+        tell!("{}: {warning}", path.display());
     }
     Ok(trace)
 }
@@ -143,7 +144,7 @@ fn print(report: &Report, images: usize) {
         }
     });
     for (name, value) in rows {
-        println!("{name:<16} {value}");
+        out!("{name:<16} {value}");
     }
 }
 

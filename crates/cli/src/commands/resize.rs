@@ -9,6 +9,7 @@ use flowstone_fileio::Access;
 
 use super::{disk_meant_by, open_image, sector_count};
 use crate::args::Resize;
+use crate::output::out;
 
 pub fn run(args: &Resize) -> Result<ExitCode> {
     match &args.control {
@@ -32,7 +33,8 @@ fn resize_image(args: &Resize) -> Result<()> {
         let why = format!("the disk has {}, which leaves no size for it", format_size(now));
         Error::invalid(&what, why, "give a smaller difference, or the new size")
     })?;
-    image.resize(sector_count(&what, bytes)?)
+    image.resize(sector_count(&what, bytes)?)?;
+    image.close()
 }
 
 fn grow_live(args: &Resize, control: &Path) -> Result<()> {
@@ -48,7 +50,7 @@ fn grow_live(args: &Resize, control: &Path) -> Result<()> {
         _ => "no guest is connected",
     };
     let size = answer["capacity_bytes"].as_u64().map_or_else(|| "larger".into(), format_size);
-    println!("{} is {size} now; {seen}", args.image.display());
+    out!("{} is {size} now; {seen}", args.image.display());
     Ok(())
 }
 

@@ -13,6 +13,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::args::Serve;
+use crate::output::{out, tell};
 
 const LOG_VARIABLE: &str = "FLOWSTONE_LOG";
 const LOG_DEFAULT: &str = "info";
@@ -32,10 +33,10 @@ pub fn run(args: Serve, opener: FileOpener) -> Result<ExitCode> {
 
 /// Checks a configuration and prints all errors, so that one run suffices.
 fn check(config: Config) -> Result<ExitCode> {
-    println!("{} disks can be, {} cannot", config.disks.len(), config.refused.len());
+    out!("{} disks can be, {} cannot", config.disks.len(), config.refused.len());
     let mut refused = config.refused.into_iter();
     let last = refused.next_back();
-    refused.for_each(|error| eprintln!("flowstone: {error}"));
+    refused.for_each(|error| tell!("{error}"));
     last.map_or(Ok(ExitCode::SUCCESS), Err)
 }
 

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::{disk_meant_by, limit_text, only_print_from_now_on, print_json};
 use crate::args::Stats;
+use crate::output::out;
 
 /// Parts of a disk's report that are printed separately.
 const TOLD: [&str; 2] = ["limit", "total"];
@@ -39,7 +40,7 @@ fn layout_of(disk: &str) -> Command {
 fn print_layout(report: &Value) {
     let found = report["found"].as_array().map_or(&[][..], Vec::as_slice);
     if found.is_empty() {
-        println!("nothing recognised");
+        out!("nothing recognised");
     }
     for it in found {
         let number = |key: &str| it[key].as_u64().unwrap_or(0);
@@ -59,10 +60,10 @@ fn print_layout(report: &Value) {
         if !label.is_empty() {
             line += &format!(", called {label:?}");
         }
-        println!("{line}");
+        out!("{line}");
     }
     if report["truncated"] == true {
-        println!("there is more: what is missing counts as data");
+        out!("there is more: what is missing counts as data");
     }
 }
 
@@ -72,35 +73,35 @@ fn print_numa(report: &Value) {
     let text =
         |value: &Value| Printable(value.as_str().map_or_else(|| value.to_string(), str::to_owned));
     for node in list("nodes") {
-        println!("node {}  CPUs {}", text(&node["node"]), text(&node["cpus"]));
+        out!("node {}  CPUs {}", text(&node["node"]), text(&node["cpus"]));
     }
     for disk in list("disks") {
         let part = |it: &Value| format!("{} on node {}", text(&it["pages"]), text(&it["node"]));
         let pages: Vec<String> = disk["pages"].as_array().into_iter().flatten().map(part).collect();
         let pages = if pages.is_empty() { "no pages found".into() } else { pages.join(", ") };
-        println!("disk {}  its guest's memory, of a sample: {pages}", text(&disk["name"]));
+        out!("disk {}  its guest's memory, of a sample: {pages}", text(&disk["name"]));
     }
     for (number, poller) in list("pollers").iter().enumerate() {
         let place =
             |key: &str| poller[key].as_u64().map_or_else(|| "any".into(), |it| it.to_string());
         let queues = text(&poller["queues"]);
-        println!("poller {number}  CPU {}, node {}, {queues} queues", place("cpu"), place("node"));
+        out!("poller {number}  CPU {}, node {}, {queues} queues", place("cpu"), place("node"));
     }
-    list("advice").iter().for_each(|line| println!("{}", text(line)));
+    list("advice").iter().for_each(|line| out!("{}", text(line)));
 }
 
 fn print_disks(report: &Value) {
     if let Some(cache) = report.get("cache") {
         let bytes = |key: &str| format_size(cache[key].as_u64().unwrap_or(0));
         let policy = cache["policy"].as_str().unwrap_or("-");
-        println!("cache  {} of {}, {policy}", bytes("bytes"), bytes("target_bytes"));
+        out!("cache  {} of {}, {policy}", bytes("bytes"), bytes("target_bytes"));
     }
     let vms = report["vms"].as_array().map_or(&[][..], Vec::as_slice);
     if vms.len() > 1 {
-        vms.iter().for_each(|vm| println!("{}", line_of_vm(vm)));
+        vms.iter().for_each(|vm| out!("{}", line_of_vm(vm)));
     }
     for group in report["groups"].as_array().into_iter().flatten() {
-        println!(
+        out!(
             "group  {}: {}",
             Printable(group["name"].as_str().unwrap_or("-")),
             limit_text(&group["limit"])
@@ -113,7 +114,7 @@ fn print_disks(report: &Value) {
 /// Prints a disk that could not be opened.
 fn print_failed(failed: &Value) {
     let text = |key: &str| Printable(failed[key].as_str().unwrap_or("-").to_owned());
-    println!("{}  not served: {}: {}; {}", text("name"), text("what"), text("why"), text("advice"));
+    out!("{}  not served: {}: {}; {}", text("name"), text("what"), text("why"), text("advice"));
 }
 
 /// Returns the line of one of several VMs.
@@ -134,7 +135,7 @@ fn print_part(title: &str, part: &Value) {
     let mut figures = Vec::new();
     collect("", part, &mut figures);
     if !figures.is_empty() {
-        println!("  {}: {}", title.replace('_', " "), figures.join(", "));
+        out!("  {}: {}", title.replace('_', " "), figures.join(", "));
     }
 }
 
@@ -176,7 +177,7 @@ fn print_limit(disk: &Value) {
     }
     let name = disk["group"].as_str().map(Printable);
     let group = name.map_or_else(String::new, |name| format!(", group {name}"));
-    println!(
+    out!(
         "  limit {}{group}, weight {}; {} requests waited, {:.1} s in all",
         limit_text(&disk["limit"]),
         disk["weight"],
@@ -188,9 +189,9 @@ fn print_limit(disk: &Value) {
 fn print_disk(disk: &Value) {
     let text = |key: &str| Printable(disk[key].as_str().unwrap_or("-").to_owned());
     let bytes = |key: &str| disk[key].as_u64().map_or_else(|| "-".into(), format_size);
-    println!("{}  {}", text("name"), text("serving"));
+    out!("{}  {}", text("name"), text("serving"));
     if disk.get("space").is_none() {
-        println!("  size {}", bytes("capacity_bytes"));
+        out!("  size {}", bytes("capacity_bytes"));
     }
     print_limit(disk);
     let parts = disk.as_object().into_iter().flatten();
@@ -200,25 +201,30 @@ fn print_disk(disk: &Value) {
     parts.filter(plain).for_each(|(name, part)| print_part(name, part));
     for reason in disk["errors_by_errno"].as_array().into_iter().flatten() {
         let why = Printable(reason["text"].as_str().unwrap_or("-"));
-        println!("  failed: {} requests, {why}", reason["count"]);
+        out!("  failed: {} requests, {why}", reason["count"]);
     }
     let total = &disk["total"];
     let number = |key: &str| total[key].as_f64().unwrap_or(0.0);
-    println!(
+    out!(
         "  kicks/request {:.3}, calls/request {:.3}, looked {:.1} s, slept {:.1} s",
         number("kicks_per_request"),
         number("calls_per_request"),
         number("spin_s"),
         number("sleep_s"),
     );
-    println!(
+    out!(
         "  {:<13}{:>12}{:>11}{:>8}{:>10}{:>10}",
-        "", "requests", "bytes", "errors", "p50 us", "p99 us"
+        "",
+        "requests",
+        "bytes",
+        "errors",
+        "p50 us",
+        "p99 us"
     );
     for kind in KINDS {
         let count = |key: &str| total[key][kind].as_u64().unwrap_or(0);
         let latency = |key: &str| total["device_us"][kind][key].as_f64().unwrap_or(0.0);
-        println!(
+        out!(
             "  {kind:<13}{:>12}{:>11}{:>8}{:>10.1}{:>10.1}",
             count("requests"),
             format_size(count("bytes")),

@@ -191,6 +191,6 @@ fn convert_leaves_nothing_behind_if_its_target_cannot_be_opened() {
     };
     let line = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{line}");
-    assert!(line.contains("copy.raw: permission denied"), "{line}");
-    assert!(!place.path("copy.raw").exists());
+    assert!(line.contains("copy.raw.part: permission denied"), "{line}");
+    assert!(!place.path("copy.raw").exists() && !place.path("copy.raw.part").exists());
 }

@@ -1,0 +1,119 @@
+//! A new file that gets its name when it is whole.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use flowstone_block::{Error, Result, mutant};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+
+/// A file that is being filled under the name `TARGET.part`. It is removed on drop, unless it is
+/// [finished](Self::finish).
+pub struct PartFile {
+    path: PathBuf,
+    target: PathBuf,
+    is_ours: bool,
+}
+
+impl PartFile {
+    /// Makes a file for `target` with `create`, unless there is one. A block device keeps its name.
+    pub fn create<T>(target: &Path, create: impl FnOnce(&Path) -> Result<T>) -> Result<(Self, T)> {
+        let found = target.symlink_metadata().is_ok();
+        let is_device = || target.metadata().is_ok_and(|it| it.file_type().is_block_device());
+        let path = match found {
+            // Refuses what is no device.
+            true => target.into(),
+            false if mutant("fileio.part.has-its-name-at-once") => target.into(),
+            false => part_of(target),
+        };
+        let created = create(&path).map_err(|error| explain(&path, target, error))?;
+        let is_ours = !is_device();
+        Ok((Self { path, target: target.into(), is_ours }, created))
+    }
+
+    /// Returns its path while it is being filled.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Gives the file its name, durably; all its content must be durable. Refuses to replace a file
+    /// that has got that name meanwhile.
+    #[expect(clippy::disallowed_methods, reason = "a folder, after the image was closed")]
+    pub fn finish(mut self) -> Result<()> {
+        if self.path == self.target {
+            self.is_ours = false;
+            return Ok(());
+        }
+        let renamed = renameat_with(CWD, &self.path, CWD, &self.target, RenameFlags::NOREPLACE);
+        let renamed = match renamed {
+            // A file system that cannot refuse; nothing had the name when the file was begun.
+            Err(Errno::INVAL | Errno::NOSYS) => std::fs::rename(&self.path, &self.target),
+            renamed => renamed.map_err(Into::into),
+        };
+        let name = format!("rename {}", self.path.display());
+        renamed.map_err(|error| Error::host(name, error, "choose another name, and try again"))?;
+        self.is_ours = false;
+        let folder = self.target.parent().filter(|it| !it.as_os_str().is_empty());
+        let synced = File::open(folder.unwrap_or(Path::new("."))).and_then(|it| it.sync_all());
+        let name = format!("sync the folder of {}", self.target.display());
+        synced.map_err(|error| Error::host(name, error, "check the host's file system"))
+    }
+}
+
+impl Drop for PartFile {
+    fn drop(&mut self) {
+        if self.is_ours {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn part_of(target: &Path) -> PathBuf {
+    let mut name = OsString::from(target);
+    name.push(".part");
+    name.into()
+}
+
+/// Adds what a file of that name means.
+fn explain(path: &Path, target: &Path, error: Error) -> Error {
+    if path == target || path.symlink_metadata().is_err() {
+        return error;
+    }
+    let why = "it is there: another process is writing it, or one was interrupted";
+    Error::invalid(format!("create {}", path.display()), why, "see to that, or remove the file")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_its_name_when_it_is_whole_and_replaces_nothing() {
+        let place = tempfile::tempdir().unwrap();
+        let target = place.path().join("a.raw");
+        let create = |content: &'static str| {
+            let write = |path: &Path| crate::create_sparse(path, 0).map(|()| path.to_owned());
+            PartFile::create(&target, write).map(|(part, path)| {
+                std::fs::write(path, content).unwrap();
+                part
+            })
+        };
+        drop(create("given up").unwrap());
+        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
+        let whole = create("whole").unwrap();
+        assert!(!target.exists());
+        let refused = create("beside").err().unwrap().to_string();
+        assert!(refused.contains("a.raw.part: it is there"), "{refused}");
+        whole.finish().unwrap();
+        let refused = create("again").err().unwrap().to_string();
+        assert!(refused.contains("a.raw: the file exists already"), "{refused}");
+        std::fs::remove_file(&target).unwrap();
+        let late = create("late").unwrap();
+        std::fs::write(&target, "another's").unwrap();
+        assert!(late.finish().is_err());
+        assert_eq!(std::fs::read_to_string(&target).unwrap(), "another's");
+        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1);
+    }
+}
