@@ -4,9 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::Instant;
 
-use flowstone_block::{
-    BlockingDisk, Errno, Error, Op, Result, Sector, SectorCount, SizeChange, mutant,
-};
+use flowstone_block::{Errno, Error, Result, Sector, SectorCount, SizeChange, mutant};
 use flowstone_control::{Event, Events};
 use flowstone_runner::{DiskQueues, DiskRun, Pollers, QueueTable};
 use tracing::info;
@@ -167,22 +165,23 @@ impl Disk {
         self.front_end.begin_stop();
     }
 
-    /// After [`begin_stop`](Self::begin_stop): waits for requests in flight, flushes the disk, and
-    /// ends recordings. A monitor that is still connected at `deadline` is disconnected. The image
-    /// stays in use until the disk is dropped.
-    pub fn stop(&self, deadline: Instant) -> Result<()> {
+    /// After [`begin_stop`](Self::begin_stop): waits for requests in flight, and ends recordings. A
+    /// monitor that is still connected at `deadline` is disconnected. The image stays in use until
+    /// the disk is closed.
+    pub fn stop(&self, deadline: Instant) {
         self.front_end.stop(&self.name, deadline);
         self.stack.recorder.close();
-        if mutant("daemon.disk.stops-without-flush") {
-            return Ok(());
-        }
-        let flushed = BlockingDisk::new(&*self.stack.top)
-            .and_then(|mut disk| disk.run(Op::Flush).map_err(Into::into));
         self.stack.recorder.wait(deadline);
-        flushed.map_err(|error| {
-            let what = format!("flush {}", self.name);
-            Error::host(what, error, "check the host's disk: recent writes may be lost")
-        })
+    }
+
+    /// After [`stop`](Self::stop): makes the image durable and closes it.
+    pub fn close(self) -> Result<()> {
+        let image = self.stack.image.clone();
+        drop(self);
+        match image {
+            Some(image) if !mutant("daemon.disk.stops-without-flush") => image.close(),
+            _ => Ok(()),
+        }
     }
 }
 

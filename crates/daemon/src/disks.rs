@@ -23,7 +23,7 @@ use crate::config::{DiskConfig, Keys};
 use crate::disk::Disk;
 
 use self::refusal::Refusal;
-pub use self::removal::{Leaving, Removal, close};
+pub use self::removal::{Leaving, Removal, last_of};
 
 /// The error of a thread that has panicked.
 pub fn died(what: &str) -> Error {
@@ -313,14 +313,14 @@ impl Disks {
             return None;
         }
         let served = table.serving().cloned().collect();
-        table.known.retain(|_, it| matches!(it.state, State::Starting | State::Stopping));
+        table.known.retain(|_, entry| entry.is_waited_for());
         drop(table);
         self.settled.notify_all();
         Some(served)
     }
 
-    /// After [`stop`](Self::stop): waits for disks that had begun to listen or to leave; they stop
-    /// by themselves.
+    /// After [`stop`](Self::stop): waits for disks that had begun to listen or to leave, and for
+    /// those whose image is marked as in use already; they stop by themselves.
     pub fn wait_for_late_ones(&self) {
         let are_there = |table: &mut Table| !table.known.is_empty();
         drop(self.settled.wait_while(self.table(), are_there));
@@ -328,6 +328,18 @@ impl Disks {
 }
 
 impl Entry {
+    /// Returns whether the end of the daemon waits for it; if not, its image is not written any
+    /// more.
+    fn is_waited_for(&self) -> bool {
+        match self.state {
+            State::Starting | State::Stopping => true,
+            State::Opening | State::Cancelled => {
+                !self.progress.give_up() && !mutant("daemon.stop.leaves-images-that-open")
+            }
+            State::Serving(_) | State::Failed(_) => false,
+        }
+    }
+
     fn failed(&self) -> Option<&Failed> {
         match &self.state {
             State::Failed(failed) => Some(failed),

@@ -30,7 +30,7 @@ use self::changes::Changes;
 use self::plan::Plan;
 use crate::config::{Config, DaemonConfig, DiskConfig};
 use crate::disk::Disk;
-use crate::disks::{self, Begun, Disks, died};
+use crate::disks::{Begun, Disks, died, last_of};
 use crate::memory_charge;
 use crate::open_files;
 use crate::recording::Places;
@@ -119,41 +119,45 @@ fn run(config: Config, shared: Shared) -> Result<()> {
     // Next: once a disk listens, a monitor may be served, and then it is too late to fail.
     let control = start_control(&daemon)?;
     let metrics = start_metrics(&daemon)?;
-    let opener = daemon.open_beside(disks, signals.handle())?;
+    let opener = daemon.open_beside(disks, control.announced, signals.handle())?;
     let Some(signal) = signals.forever().find(|signal| daemon.is_told_to_end(*signal)) else {
         // No disk can be served.
         return opener.join().unwrap_or_else(|_| Err(died("opening the disks")));
     };
     info!(signal, "stopping");
-    drop((control, metrics));
+    drop((control.server, metrics));
     match daemon.stop() {
         Some(stopped) => stopped,
         None => opener.join().unwrap_or_else(|_| Err(died("opening the disks"))),
     }
 }
 
+#[derive(Default)]
+struct Control {
+    server: Option<ControlServer>,
+    /// Path to print once it listens: of a daemon that may have no disk yet.
+    announced: Option<PathBuf>,
+}
+
 /// Starts the control socket at the configured path, also from the environment; else at the default
 /// path, if its folder exists and no other daemon listens there. A state directory requires a
 /// control socket.
-fn start_control(daemon: &Arc<Daemon>) -> Result<Option<ControlServer>> {
+fn start_control(daemon: &Arc<Daemon>) -> Result<Control> {
     let variable = std::env::var_os(CONTROL_VARIABLE).filter(|value| !value.is_empty());
     let asked = daemon.config.control.clone().or_else(|| variable.map(PathBuf::from));
     let path = asked.clone().unwrap_or_else(|| CONTROL_DEFAULT.into());
     if asked.is_none() && daemon.state.is_none() && !path.parent().is_some_and(Path::is_dir) {
-        return Ok(None);
+        return Ok(Control::default());
     }
     let (access, carrier) = (daemon.config.control_access.of_socket(), Arc::clone(daemon));
     let handler = Arc::new(move |command| carrier.execute(command));
     match ControlServer::start(&path, access, handler) {
         Ok(server) => {
-            if daemon.state.is_some() {
-                say_listening(&path);
-            }
-            Ok(Some(server))
+            Ok(Control { server: Some(server), announced: daemon.state.is_some().then_some(path) })
         }
         Err(error) if asked.is_none() && daemon.state.is_none() => {
             info!("without a control socket: {error}");
-            Ok(None)
+            Ok(Control::default())
         }
         Err(error) => Err(error),
     }
@@ -200,15 +204,19 @@ impl Daemon {
         false
     }
 
-    /// Opens the disks on another thread: this one has to receive signals. Closes `signals` if none
-    /// can be served.
+    /// Prints that `control` listens and opens the disks, on another thread: this one has to
+    /// receive signals. Closes `signals` if none can be served.
     fn open_beside(
         self: &Arc<Self>,
         begun: Vec<(u32, DiskConfig)>,
+        control: Option<PathBuf>,
         signals: Handle,
     ) -> Result<JoinHandle<Result<()>>> {
         let daemon = Arc::clone(self);
         let open = move || {
+            if let Some(control) = control {
+                say_listening(&control);
+            }
             let opened = daemon.open(begun);
             if opened.is_err() {
                 signals.close();
@@ -312,10 +320,10 @@ impl Daemon {
         let socket = disk.socket.clone();
         if let Err(late) = self.disks.serve(number, disk) {
             late.begin_stop();
-            let stopped = late.stop(Instant::now() + STOP_PATIENCE);
-            drop(late);
+            late.stop(Instant::now() + STOP_PATIENCE);
+            let closed = late.close();
             self.disks.give_up(number);
-            return stopped;
+            return closed;
         }
         say_listening(&socket);
         Ok(())
@@ -370,11 +378,11 @@ impl Stop {
 /// Stops a disk and closes its image. The process may exit afterwards, so nothing else may be left
 /// to close it.
 fn end(disk: Arc<Disk>, deadline: Instant) -> Result<()> {
-    let stopped = disk.stop(deadline);
-    if !mutant("daemon.stop.leaves-images-to-others") {
-        disks::close(disk);
+    disk.stop(deadline);
+    if mutant("daemon.stop.leaves-images-to-others") {
+        return Ok(());
     }
-    stopped
+    last_of(disk).close()
 }
 
 /// Adds the limit and its value to an error of "too many open files".

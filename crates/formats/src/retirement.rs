@@ -16,7 +16,7 @@ use flowstone_sim::{SimDisk, Wrapped};
 use flowstone_image::{DiscardMode, Format};
 use flowstone_log::{self as log, LogImage, LogOptions};
 use flowstone_log_format::SUPERBLOCK_AREA_BYTES;
-use flowstone_qcow2::{self as qcow2, Memory, Qcow2Image, Qcow2Options};
+use flowstone_qcow2::{self as qcow2, Opening, Qcow2Image, Qcow2Options};
 use flowstone_raw::RawImage;
 use flowstone_sim::wait_until;
 
@@ -108,7 +108,7 @@ fn image(format: Format) -> (Arc<Host>, Box<dyn Layer>) {
         Format::Qcow2 => {
             let file = host.file(0);
             qcow2::create("new", &*file, capacity, &Qcow2Options::default()).unwrap();
-            Box::new(Qcow2Image::open(path, file, None, mode, access, Memory::None).unwrap())
+            Box::new(Qcow2Image::open(path, file, Opening::to(access)).unwrap())
         }
         Format::Log => {
             let file = host.file(SUPERBLOCK_AREA_BYTES);

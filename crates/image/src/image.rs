@@ -199,6 +199,11 @@ pub trait Image: Layer {
         None
     }
 
+    /// Ends its upkeep, makes everything durable, and brings the file into the state of a closed
+    /// image. For its last user, who makes no more requests. Dropping the image closes it, too, but
+    /// can only log a failure.
+    fn close(&self) -> Result<()>;
+
     /// Returns the host file.
     fn file(&self) -> &dyn FileIo;
 

@@ -1,14 +1,14 @@
-//! A log image as a whole: opening, and operations besides serving.
+//! A log image as a whole: operations besides serving.
 
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use flowstone_block::sync::atomic::Ordering;
 use flowstone_block::{
-    BlockingDisk, Channel, Errno, Error, Extent, Geometry, Layer, Outcome, QueueContext, Result,
-    SECTOR_BYTES, Sector, SectorCount, mutant,
+    BlockingDisk, Channel, Error, Extent, Geometry, Layer, Outcome, QueueContext, Result,
+    SECTOR_BYTES, Sector, SectorCount,
 };
 use flowstone_fileio::{Access, FileIo};
 use flowstone_image::runtime::worker;
@@ -16,29 +16,24 @@ use flowstone_image::{
     CompactProgress, DamageWatcher, Damages, DiscardMode, Discards, Format, Image, Layout,
     LogState, Progress, Space, Tell, valid_capacity,
 };
-use flowstone_log_format::{
-    Address, BLOCK_BYTES, BLOCK_SECTORS, Shape, blocks_of, blocks_of_sectors,
-};
-use tracing::{error, info};
+use flowstone_log_format::{Address, BLOCK_BYTES, BLOCK_SECTORS, blocks_of};
+use tracing::error;
 
 use super::channel::LogChannel;
 use super::command::Command;
 use super::inspect::log_state;
-use super::load::{Loaded, load};
 use super::log::Log;
-use super::log::append::{AppendState, Head, Health};
-use super::maintenance::{Knowledge, Maintenance};
-use super::refusal::LoadError;
+use super::maintenance::Maintenance;
+use super::session::{Unbegun, load_for};
 use super::streams::Streams;
 use super::upkeep_options::UpkeepOptions;
-use super::volume::Volume;
 
 /// An open log image.
 pub struct LogImage {
     log: Arc<Log>,
     discard: DiscardMode,
     readonly: bool,
-    maintenance: Option<JoinHandle<()>>,
+    maintenance: Mutex<Option<JoinHandle<Outcome>>>,
 }
 
 impl LogImage {
@@ -54,11 +49,12 @@ impl LogImage {
     ) -> Result<Self> {
         let name = path.display().to_string();
         let readonly = access != Access::Write;
-        let (log, knowledge) = prepare(name.clone(), file, readonly, streams, progress)?;
-        let mut image = Self { log, discard, readonly, maintenance: None };
-        let started = knowledge.map(|it| start_maintenance(&image.log, it)).transpose();
-        image.maintenance = started.map_err(|error| Error::host(name, error, "free resources"))?;
-        Ok(image)
+        let (log, unbegun) = load_for(name, file, readonly, streams, progress)?;
+        if let Some(progress) = progress.filter(|_| !readonly) {
+            progress.begin_writing(&log.name)?;
+        }
+        let maintenance = Mutex::new(unbegun.map(start_maintenance).transpose()?);
+        Ok(Self { log, discard, readonly, maintenance })
     }
 
     /// Sets how it keeps itself up; once, before the first cleaning.
@@ -104,160 +100,22 @@ impl LogImage {
         discard: DiscardMode,
         streams: Option<Streams>,
     ) -> Result<(Self, Maintenance)> {
-        let (log, knowledge) = prepare(name.clone(), file, false, streams, None)?;
-        let knowledge = knowledge.expect("an image that is open for writing is known");
-        let maintenance = Maintenance::new(Arc::clone(&log), knowledge)
-            .map_err(|error| Error::host(name, error, "free resources"))?;
-        Ok((Self { log, discard, readonly: false, maintenance: None }, maintenance))
+        let (log, unbegun) = load_for(name, file, false, streams, None)?;
+        let maintenance = unbegun.expect("it is open for writing").begin()?;
+        Ok((Self { log, discard, readonly: false, maintenance: Mutex::default() }, maintenance))
     }
 }
 
-fn start_maintenance(log: &Arc<Log>, knowledge: Knowledge) -> io::Result<JoinHandle<()>> {
-    let (theirs, log) = (Arc::clone(log), Arc::clone(log));
-    let make = move || Maintenance::new(theirs, knowledge);
-    worker::start(make, Maintenance::run, move |_| log.retire())
-}
-
-/// Loads an image and, for writing, prepares it: a new session, and after a crash, or for a change
-/// of streams, a checkpoint with fresh heads.
-pub fn prepare(
-    name: String,
-    file: Box<dyn FileIo>,
-    readonly: bool,
-    streams: Option<Streams>,
-    progress: Option<&Progress>,
-) -> Result<(Arc<Log>, Option<Knowledge>)> {
-    let mut loaded = load(&*file, progress).map_err(|error| error.explain(&name))?;
-    if let Some(flaw) = loaded.replay.damage.take() {
-        return Err(LoadError::Damaged(flaw).explain(&name));
-    }
-    if let Some(streams) = streams {
-        let blocks = blocks_of_sectors(loaded.superblock.capacity_sectors);
-        loaded.shape = streams.change(&name, loaded.shape, blocks, readonly)?;
-    }
-    prepare_loaded(name, file, loaded, readonly)
-}
-
-/// Prepares an image that has been loaded, and whose log ends where replay says. Its shape gives
-/// the streams it is to have.
-pub fn prepare_loaded(
-    name: String,
-    file: Box<dyn FileIo>,
-    loaded: Loaded,
-    readonly: bool,
-) -> Result<(Arc<Log>, Option<Knowledge>)> {
-    let features = loaded.superblock.readonly_features();
-    if features != 0 && !readonly {
-        let why = format!("it uses features {features:#x} that this version can only read");
-        return Err(Error::unsupported(name, why, "open it read-only, or use a newer version"));
-    }
-    let Loaded { mut superblock, shape, codec, map, segments, leaves, replay } = loaded;
-    // Whatever replay has found: whole records may follow the first torn one, and no new record may
-    // lead to them.
-    let trusts = mutant("log.open.goes-on-at-a-head-where-nothing-was-replayed");
-    let is_clean = superblock.clean || trusts && replay.records == 0;
-    let is_changed = shape.streams != superblock.streams;
-    let starts_anew = is_changed || !is_clean;
-    let mut state = AppendState::new(shape, segments, replay.next_sequence);
-    state.clock = superblock.clock + replay.guest_blocks;
-    state.totals = superblock.totals;
-    state.totals.appended_blocks += replay.blocks;
-    state.generation = superblock.generation;
-    for (head, place) in state.heads.iter_mut().zip(replay.heads) {
-        *head = Head { place, ..Head::default() };
-    }
-    if starts_anew && !readonly {
-        state.health = Health::Restarting;
-    }
-    if replay.records > 0 {
-        info!("{name}: {} records replayed after the last checkpoint", replay.records);
-    }
-    let capacity = SectorCount::new(superblock.capacity_sectors);
-    let volume = Volume::new(capacity, map);
-    // The superblock of this session records the limit before one of the added segments is used.
-    let most = shape.segments_most(volume.blocks());
-    let own = shape.segments_for(volume.blocks()).unwrap_or(0);
-    state.segments.set_limit(state.segments.limit().max(own.min(most)));
-    let wanted = state.kept_from_writes(&volume);
-    state.segments.raise_limit_for(wanted, most);
-    state.find_trim_heads(&volume);
-    superblock.segments = superblock.segments.max(state.segments.limit());
-    let log = Arc::new(Log::new(name.clone(), file, codec, volume, state));
-    if readonly {
-        return Ok((log, None));
-    }
-    let host = |error: io::Error| Error::host(name.clone(), error, "check the host's file system");
-    let mut maintenance =
-        Maintenance::new(Arc::clone(&log), Knowledge { superblock, leaves }).map_err(host)?;
-    begin(&mut maintenance, &log, is_changed, starts_anew)?;
-    Ok((log, Some(maintenance.into_knowledge())))
-}
-
-/// Begins the session. New heads are started after a crash, and for a change of streams.
-fn begin(
-    maintenance: &mut Maintenance,
-    log: &Log,
-    is_changed: bool,
-    starts_anew: bool,
-) -> Result<()> {
-    let failed = |errno: Errno| match is_changed {
-        true => no_other_streams(&log.name, log.shape, errno),
-        false => Error::host(&*log.name, io::Error::from(errno), "check the host's file system"),
-    };
-    if is_changed && !mutant("log.streams.begins-without-room") {
-        // Before the image is marked as in use.
-        maintenance.writer.space.get_ahead(segments_to_change(log.shape)).map_err(failed)?;
-    }
-    maintenance.begin_session().map_err(failed)?;
-    if !starts_anew {
-        return Ok(());
-    }
-    match restart(maintenance) {
-        Ok(()) => maintenance.writer.space.punch_free(),
-        Err(errno) if is_changed => return Err(failed(errno)),
-        Err(errno) => maintenance.restart.put_off(errno).map_err(failed)?,
-    }
-    Ok(())
-}
-
-/// Segments needed to change streams: a head for each, and the map.
-const fn segments_to_change(shape: Shape) -> u32 {
-    shape.streams + 1
-}
-
-/// Error for a change of streams: the image is unchanged, since no durable structure names other
-/// streams before they have heads.
-fn no_other_streams(name: &str, shape: Shape, errno: Errno) -> Error {
-    let streams = Streams::of(shape.streams);
-    let bytes = u64::from(segments_to_change(shape)) * shape.segment_bytes();
-    let advice =
-        format!("free {bytes} bytes on the host for --streams {}, or leave it out", streams.name());
-    Error::host(name, io::Error::from(errno), advice)
-}
-
-/// Starts new heads after a crash. On a full host it is unknown which free segments are allocated:
-/// all are deallocated, and the host is tried again. Replay has read none of them, and would not
-/// after another power cut.
-fn restart(maintenance: &mut Maintenance) -> Outcome {
-    maintenance.restart.run(&mut maintenance.writer).or_else(|errno| {
-        if errno != Errno::NOSPC || mutant("log.open.gives-up-on-a-full-host") {
-            return Err(errno);
-        }
-        maintenance.writer.space.punch_free();
-        maintenance.restart.run(&mut maintenance.writer)
-    })
+fn start_maintenance(unbegun: Unbegun) -> Result<JoinHandle<Outcome>> {
+    let log = Arc::clone(&unbegun.log);
+    let name = log.name.clone();
+    worker::start(&name, || unbegun.begin(), Maintenance::run, move |_| log.retire())
 }
 
 impl Drop for LogImage {
     fn drop(&mut self) {
-        self.log.inbox.stop();
-        if let Some(maintenance) = self.maintenance.take()
-            && maintenance.join().is_err()
-        {
-            error!(
-                "{}: the maintenance worker has panicked; the next start recovers",
-                self.log.name
-            );
+        if let Err(error) = self.close() {
+            error!("{error}");
         }
     }
 }
@@ -377,6 +235,18 @@ impl Image for LogImage {
 
     fn log_state(&self) -> Option<LogState> {
         Some(log_state(&self.log))
+    }
+
+    fn close(&self) -> Result<()> {
+        self.log.inbox.stop();
+        let maintenance = self.maintenance.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(maintenance) = maintenance else { return Ok(()) };
+        let name = format!("close {}", self.log.name);
+        let advice = "the next start recovers it; check the host's file system";
+        match maintenance.join() {
+            Ok(closed) => closed.map_err(|errno| Error::host(name, errno, advice)),
+            Err(_) => Err(Error::host(name, "the maintenance worker has panicked", advice)),
+        }
     }
 
     fn file(&self) -> &dyn FileIo {

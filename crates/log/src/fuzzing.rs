@@ -67,7 +67,7 @@ fn make(left: Left) -> Vec<u8> {
             scene.run(Op::Discard(trimmed()));
         }
     }
-    scene.maintenance.close();
+    let _ = scene.maintenance.close();
     match left {
         Left::Closed => disk.to_bytes(),
         Left::Killed => kill(&disk),

@@ -3,8 +3,8 @@
 //!
 //! From the bottom up, on `flowstone-log-format`: a disk and its map (`volume`), the log that it is
 //! on (`log`), loading (`load`, `replay`, `lost_tail`), a queue (`channel`), the thread behind it
-//! (`maintenance`), the image as a whole (`disk`, `inspect`), check and repair (`check`), and
-//! deliberate corruption for tests (`corrupter`, `fuzzing`).
+//! (`maintenance`), its start (`session`), the image as a whole (`disk`, `inspect`), check and
+//! repair (`check`), and deliberate corruption for tests (`corrupter`, `fuzzing`).
 
 mod channel;
 mod check;
@@ -25,6 +25,7 @@ pub mod policy;
 mod refusal;
 mod replay;
 mod resort;
+mod session;
 mod slots;
 mod streams;
 mod upkeep_options;

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use flowstone_block::{
@@ -29,7 +29,7 @@ pub struct Qcow2Image {
     pub(super) core: Arc<Core>,
     pub(super) slow_path: Arc<SlowPath>,
     pub(super) trims: Arc<Trims>,
-    pub(super) maintenance: Option<JoinHandle<()>>,
+    pub(super) maintenance: Mutex<Option<JoinHandle<Outcome>>>,
 }
 
 impl Qcow2Image {
@@ -46,16 +46,8 @@ impl Qcow2Image {
 
 impl Drop for Qcow2Image {
     fn drop(&mut self) {
-        self.trims.stop();
-        self.slow_path.stop();
-        self.core.commits.inbox.stop();
-        if let Some(maintenance) = self.maintenance.take()
-            && maintenance.join().is_err()
-        {
-            error!(
-                "{}: the maintenance worker has panicked; the image may have leaks",
-                self.core.name
-            );
+        if let Err(error) = self.close() {
+            error!("{error}");
         }
     }
 }
@@ -234,6 +226,20 @@ impl Image for Qcow2Image {
         }
         let inbox = &self.core.commits.inbox;
         inbox.ask(Command::Compact).wait_telling(inbox, progress).map_err(failed)
+    }
+
+    fn close(&self) -> Result<()> {
+        self.trims.stop();
+        self.slow_path.stop();
+        self.core.commits.inbox.stop();
+        let maintenance = self.maintenance.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(maintenance) = maintenance else { return Ok(()) };
+        let name = format!("close {}", self.core.name);
+        let advice = "check the host's file system, then see `flowstone check`";
+        match maintenance.join() {
+            Ok(closed) => closed.map_err(|errno| Error::host(name, errno, advice)),
+            Err(_) => Err(Error::host(name, "the maintenance worker has panicked", advice)),
+        }
     }
 
     fn file(&self) -> &dyn FileIo {

@@ -5,10 +5,10 @@ use std::sync::OnceLock;
 
 use flowstone_block::{BlockingDisk, Extent, Layer, Op, Sector, SectorCount};
 use flowstone_fileio::Access;
-use flowstone_image::{CheckOptions, DiscardMode, Image};
+use flowstone_image::{CheckOptions, Image};
 use flowstone_sim::SimDisk;
 
-use super::{Memory, Qcow2Image, Qcow2Options, check, create};
+use super::{Memory, Opening, Qcow2Image, Qcow2Options, check, create};
 
 /// Clusters of the small disks.
 const CLUSTERS: u64 = 150;
@@ -58,8 +58,7 @@ fn make(cluster_bits: u32) -> Vec<u8> {
 
 fn open(disk: &SimDisk, access: Access) -> flowstone_block::Result<Qcow2Image> {
     let file = Box::new(disk.clone());
-    let mode = DiscardMode::Deallocate;
-    Qcow2Image::open(Path::new("small"), file, None, mode, access, Memory::None)
+    Qcow2Image::open(Path::new("small"), file, Opening::to(access))
 }
 
 /// Opens, uses, checks and repairs a tampered image. Whatever it holds: no panic, no endless loop,

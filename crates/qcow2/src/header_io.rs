@@ -61,12 +61,22 @@ pub fn read_l1(
     Ok(l1)
 }
 
+/// Removes the mark and unknown autoclear features.
+pub fn clear_mark(file: &dyn FileIo, header: &mut Header) -> std::result::Result<(), Errno> {
+    let failed = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    header.autoclear = 0;
+    let mut writer = BlockingFile::new(file).map_err(failed)?;
+    write_autoclear(&mut writer, sector_bytes(file), header).map(drop)
+}
+
 /// Writes the mark, or none, and clears unknown autoclear features. Returns the first sector as
 /// written.
-pub fn write_autoclear(file: &dyn FileIo, header: &Header) -> std::result::Result<Vec<u8>, Errno> {
-    let failed = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
-    let mut sector = AlignedBuf::zeroed(sector_bytes(file));
-    let mut file = BlockingFile::new(file).map_err(failed)?;
+pub fn write_autoclear(
+    file: &mut BlockingFile,
+    sector_bytes: usize,
+    header: &Header,
+) -> std::result::Result<Vec<u8>, Errno> {
+    let mut sector = AlignedBuf::zeroed(sector_bytes);
     file.read(FileOffset::new(0), &mut sector)?;
     let before = sector.to_vec();
     header.update(&mut sector);

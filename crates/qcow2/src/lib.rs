@@ -50,4 +50,5 @@ pub use header::BackingName;
 pub use header_io::read_header;
 pub use inspect::Qcow2Info;
 pub use inspect::inspect;
+pub use open::Opening;
 pub use redo::{Memory, Place};

@@ -2,17 +2,17 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use flowstone_block::{Damage, Errno, Error, Result};
+use flowstone_block::{Damage, Errno, Error, Outcome, Result};
 use flowstone_fileio::{Access, FileIo};
 
 use super::by_hand::ByHand;
 use super::core::Core;
 use super::disk::Qcow2Image;
 use super::header::Header;
-use super::header_io::{read_header, write_autoclear};
+use super::header_io::{clear_mark, read_header};
 use super::looks::{Length, Looked, look_through};
 use super::maintenance::{Knowledge, Maintenance};
 use super::redo::{Left, Lost, Memory, Place, Redo, recall};
@@ -21,27 +21,39 @@ use super::slow_path::{SlowPath, SlowPathWorker};
 use super::survey::{Survey, SurveyError};
 use flowstone_image::runtime::trims::Trims;
 use flowstone_image::runtime::worker::{self, End};
-use flowstone_image::{DiscardMode, Image, valid_capacity};
+use flowstone_image::{DiscardMode, Image, Progress, valid_capacity};
 use tracing::warn;
 
 const REPAIR_ADVICE: &str = "see `flowstone check --repair`, or restore it from a backup";
 
+/// How an image is opened.
+pub struct Opening<'a> {
+    /// Its backing file, if it has one.
+    pub backing: Option<Box<dyn Image>>,
+    /// What a discard does.
+    pub discard: DiscardMode,
+    /// For writing, or for reading only.
+    pub access: Access,
+    /// Where changes of the map are kept for the daemon that follows a killed one.
+    pub memory: Memory<'a>,
+    /// Told before the first write.
+    pub progress: Progress,
+}
+
+impl Opening<'_> {
+    /// An image without a backing file, which forgets with the process what is not flushed.
+    pub fn to(access: Access) -> Self {
+        let (discard, memory) = (DiscardMode::default(), Memory::None);
+        Self { backing: None, discard, access, memory, progress: Progress::default() }
+    }
+}
+
 impl Qcow2Image {
     /// Takes over an open host file.
-    pub fn open(
-        path: &Path,
-        file: Box<dyn FileIo>,
-        backing: Option<Box<dyn Image>>,
-        discard: DiscardMode,
-        access: Access,
-        memory: Memory<'_>,
-    ) -> Result<Self> {
-        let opened =
-            Self::take_over(path, file, backing, discard, access, memory, start_maintenance);
-        opened.map(|(mut image, maintenance)| {
-            image.maintenance = maintenance;
-            image
-        })
+    pub fn open(path: &Path, file: Box<dyn FileIo>, opening: Opening<'_>) -> Result<Self> {
+        let (mut image, maintenance) = Self::take_over(path, file, opening, start_maintenance)?;
+        image.maintenance = Mutex::new(maintenance);
+        Ok(image)
     }
 
     /// Opens for writing without any thread: the caller runs the upkeep.
@@ -50,10 +62,8 @@ impl Qcow2Image {
         file: Box<dyn FileIo>,
         discard: DiscardMode,
     ) -> Result<(Self, ByHand)> {
-        let (access, memory) = (Access::Write, Memory::None);
-        let make = |core: &Arc<Core>, knowledge| Maintenance::new(Arc::clone(core), knowledge);
-        let opened = Self::take_over(path, file, None, discard, access, memory, make)?;
-        let (image, maintenance) = opened;
+        let opening = Opening { discard, ..Opening::to(Access::Write) };
+        let (image, maintenance) = Self::take_over(path, file, opening, begin_maintenance)?;
         let maintenance = maintenance.expect("an image that is open for writing has one");
         let by_hand = ByHand::new(maintenance, image.slow_path.by_hand(), image.trims.by_hand());
         Ok((image, by_hand))
@@ -64,12 +74,10 @@ impl Qcow2Image {
     fn take_over<M>(
         path: &Path,
         file: Box<dyn FileIo>,
-        backing: Option<Box<dyn Image>>,
-        discard: DiscardMode,
-        access: Access,
-        memory: Memory<'_>,
-        maintain: impl FnOnce(&Arc<Core>, Knowledge) -> io::Result<M>,
+        opening: Opening<'_>,
+        maintain: impl FnOnce(Arc<Core>, Knowledge) -> Result<M>,
     ) -> Result<(Self, Option<M>)> {
+        let Opening { backing, discard, access, memory, progress } = opening;
         let name = path.display().to_string();
         let readonly = access != Access::Write;
         let header = read_header(&name, &*file)?;
@@ -89,15 +97,15 @@ impl Qcow2Image {
         let meta = looked.meta(header.shape, &*file, length.whole, backing_bytes);
         let core = Core::new(name, file, backing, readonly, discard, capacity, meta);
         let image = Self::of(Arc::new(core));
-        let known = image.replay(header, memory, left, looked);
-        let maintained = known.and_then(|known| {
-            let begun = known.map(|known| maintain(&image.core, known)).transpose();
-            begun.map_err(Refusal::Host)
-        });
-        let maintained = maintained.map_err(|refusal| {
-            length.restore(&*image.core.file);
-            refusal.explain(&image.core.name)
-        })?;
+        let maintain = || {
+            if !readonly {
+                progress.begin_writing(&image.core.name)?;
+            }
+            let known = image.replay(header, memory, left, looked);
+            let known = known.map_err(|refusal| refusal.explain(&image.core.name))?;
+            known.map(|known| maintain(Arc::clone(&image.core), known)).transpose()
+        };
+        let maintained = maintain().inspect_err(|_| length.restore(&*image.core.file))?;
         Ok((image, maintained))
     }
 
@@ -105,11 +113,11 @@ impl Qcow2Image {
     fn of(core: Arc<Core>) -> Self {
         let slow_path = SlowPath::new(Arc::clone(&core));
         let trims = Arc::new(start_trims(&core));
-        Self { core, slow_path, trims, maintenance: None }
+        Self { core, slow_path, trims, maintenance: Mutex::default() }
     }
 
-    /// Applies the changes that a killed daemon has left. The image names its redo file before the
-    /// maintenance worker begins with the returned state.
+    /// Applies the changes that a killed daemon has left. The maintenance worker begins with the
+    /// returned state.
     fn replay(
         &self,
         mut header: Header,
@@ -120,11 +128,9 @@ impl Qcow2Image {
         replay::replay(&self.core, left.changes())?;
         let Some(refcounts) = looked.refcounts else { return Ok(None) };
         let redo = remember(&*self.core.file, &mut header, memory, left)?;
-        let first_sector = write_autoclear(&*self.core.file, &header)?;
-        self.core.meta().redo = redo;
         let Survey { holes, leaks, live, .. } = looked.survey;
         let surveyed = live.is_some();
-        Ok(Some(Knowledge { header, first_sector, refcounts, holes, leaks, surveyed }))
+        Ok(Some(Knowledge { header, redo, refcounts, holes, leaks, surveyed }))
     }
 }
 
@@ -176,8 +182,8 @@ fn start_trims(core: &Arc<Core>) -> Trims {
     })
 }
 
-/// Prepares the redo file for changes of the map; sets the mark in the header, which the caller
-/// must write.
+/// Prepares the redo file for changes of the map; sets the mark in the header, which the
+/// maintenance worker writes.
 fn remember(
     file: &dyn FileIo,
     header: &mut Header,
@@ -191,8 +197,7 @@ fn remember(
         }
         (Memory::Beside(place), left) => {
             // The old mark is cleared before a redo file exists that it does not belong to.
-            header.autoclear = 0;
-            write_autoclear(file, header)?;
+            clear_mark(file, header)?;
             left.remove();
             begin(place, header.shape.version)
         }
@@ -243,10 +248,15 @@ fn check_writable(name: &str, header: &Header) -> Result<()> {
     Err(Error::unsupported(name, why, advice))
 }
 
-fn start_maintenance(core: &Arc<Core>, knowledge: Knowledge) -> io::Result<JoinHandle<()>> {
-    let (theirs, core) = (Arc::clone(core), Arc::clone(core));
-    let make = move || Maintenance::new(theirs, knowledge);
-    worker::start(make, Maintenance::run, move |end| {
+fn begin_maintenance(core: Arc<Core>, knowledge: Knowledge) -> Result<Maintenance> {
+    let name = core.name.clone();
+    Maintenance::new(core, knowledge).map_err(|error| Refusal::Host(error).explain(&name))
+}
+
+fn start_maintenance(core: Arc<Core>, knowledge: Knowledge) -> Result<JoinHandle<Outcome>> {
+    let (theirs, name) = (Arc::clone(&core), core.name.clone());
+    let make = move || begin_maintenance(theirs, knowledge);
+    worker::start(&name, make, Maintenance::run, move |end| {
         if end == End::Panicked {
             core.fail("its maintenance worker has panicked");
         }

@@ -22,6 +22,8 @@ use flowstone_image::{
 use super::channel::{RawChannel, RawParts};
 use super::sparsify::sparsify;
 
+const LOST_ADVICE: &str = "check the host's disk: recent writes may be lost";
+
 /// An open raw image.
 pub struct RawImage {
     name: String,
@@ -236,6 +238,17 @@ impl Image for RawImage {
         }
         sparsify(self, progress)
             .map_err(|error| Error::host(name, error, "check the host's file system and the image"))
+    }
+
+    fn close(&self) -> Result<()> {
+        if self.readonly {
+            return Ok(());
+        }
+        let name = format!("flush {}", self.name);
+        let host = |error: io::Error| Error::host(&name, error, LOST_ADVICE);
+        let mut file = BlockingFile::new(&*self.file).map_err(host)?;
+        let waker = QueueWaker::new(file.reactor());
+        self.syncs.run(&mut file, &waker).map_err(|errno| host(errno.into()))
     }
 
     fn file(&self) -> &dyn FileIo {

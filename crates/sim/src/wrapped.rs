@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use flowstone_block::QueueContext;
+use flowstone_block::{Errno, QueueContext};
 use flowstone_fileio::{FileChannel, FileIo, FileOffset};
 
 use crate::SimDisk;
@@ -20,6 +20,8 @@ pub struct Wrapped {
     pub block_bytes: u32,
     /// Whether it honours `dont_cache`: not unless changed.
     pub heeds_dont_cache: bool,
+    /// Name of the threads that get no channel.
+    refuses: Option<&'static str>,
 }
 
 impl Wrapped {
@@ -28,9 +30,17 @@ impl Wrapped {
         disk: &SimDisk,
         wrap: impl Fn(Box<dyn FileChannel>) -> C + Send + Sync + 'static,
     ) -> Self {
-        let wrap: Arc<Wrap> = Arc::new(move |channel| Box::new(wrap(channel)));
+        Self::with(disk, Arc::new(move |channel| Box::new(wrap(channel))))
+    }
+
+    /// Leaves channels as they are, but threads of this name get none, for want of a descriptor.
+    pub fn refusing(disk: &SimDisk, thread: &'static str) -> Self {
+        Self { refuses: Some(thread), ..Self::with(disk, Arc::new(|channel| channel)) }
+    }
+
+    fn with(disk: &SimDisk, wrap: Arc<Wrap>) -> Self {
         let block_bytes = disk.block_bytes();
-        Self { disk: disk.clone(), wrap, block_bytes, heeds_dont_cache: false }
+        Self { disk: disk.clone(), wrap, block_bytes, heeds_dont_cache: false, refuses: None }
     }
 }
 
@@ -64,6 +74,9 @@ impl FileIo for Wrapped {
     }
 
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn FileChannel>> {
+        if self.refuses.is_some() && std::thread::current().name() == self.refuses {
+            return Err(Errno::MFILE.into());
+        }
         Ok((self.wrap)(self.disk.channel(context)?))
     }
 }

@@ -10,6 +10,7 @@ mod classes;
 mod compact;
 mod daemon_log;
 mod discards;
+mod ends;
 mod events;
 mod fixture;
 mod groups;

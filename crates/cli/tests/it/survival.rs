@@ -341,8 +341,7 @@ fn a_failed_flush_refuses_the_switch_to_write_through_and_keeps_the_connection()
     assert_eq!(client.flush().unwrap(), Status::IoErr);
     assert!(!client.session().unwrap().is_closed());
     drop(client);
-    let status = daemon.terminate(HANG).unwrap();
-    assert_eq!(status.code(), Some(1), "the last flush failed too");
+    assert!(daemon.terminate(HANG).unwrap().success(), "its image can be flushed");
 }
 
 #[test]

@@ -69,13 +69,25 @@ impl Disks {
         Ok(removal)
     }
 
-    /// Stops a disk, waits until nothing else uses it, and drops it: its image is closed, and its
-    /// number may be reused. The disk goes, too, if the stop panics: others wait for that.
-    pub fn end<D, T>(&self, number: u32, disk: Arc<D>, stop: impl FnOnce(&D) -> T) -> T {
+    /// Stops a disk, waits until nothing else uses it, and closes it: its number may be reused. The
+    /// disk goes, too, if the stop panics: others wait for that.
+    pub fn end<D, T>(
+        &self,
+        number: u32,
+        disk: Arc<D>,
+        stop: impl FnOnce(&D),
+        close: impl FnOnce(D) -> T,
+    ) -> T {
         let _gone = GivesUp { disks: self, number };
         let stopped = catch_unwind(AssertUnwindSafe(|| stop(&disk)));
-        close(disk);
-        stopped.unwrap_or_else(|panic| resume_unwind(panic))
+        let disk = last_of(disk);
+        match stopped {
+            Ok(()) => close(disk),
+            Err(panic) => {
+                drop(disk);
+                resume_unwind(panic)
+            }
+        }
     }
 
     /// Waits until a disk that is being stopped is gone, or a deadline. Returns whether it is.
@@ -112,12 +124,15 @@ impl Drop for GivesUp<'_> {
     }
 }
 
-/// Waits until nothing else uses a disk, and drops it: its image is closed. A report, the resource
-/// monitor or a resize may use it for a moment.
-pub fn close<D>(mut disk: Arc<D>) {
+/// Waits until nothing else uses a disk. A report, the resource monitor or a resize may use it for
+/// a moment.
+pub fn last_of<D>(mut disk: Arc<D>) -> D {
     let mut pause = LOOK_AGAIN;
-    while let Err(shared) = Arc::try_unwrap(disk) {
-        disk = shared;
+    loop {
+        disk = match Arc::try_unwrap(disk) {
+            Ok(disk) => return disk,
+            Err(shared) => shared,
+        };
         sleep(pause);
         pause = (2 * pause).min(LOOK_AGAIN_MAX);
     }

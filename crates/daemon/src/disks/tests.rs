@@ -1,5 +1,7 @@
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use flowstone_block::ErrorKind;
 
 use super::*;
 
@@ -80,6 +82,34 @@ fn a_disk_that_starts_is_waited_for_at_the_end() {
     });
 }
 
+/// Regression: SIGTERM between the mark of an image and the start of its disk left the image as
+/// after a kill; a qcow2 image was refused once it was moved.
+#[test]
+fn an_image_that_is_marked_is_waited_for_and_one_that_is_not_is_given_up() {
+    let disks = Disks::default();
+    let [marked, removed, read] = ["marked", "removed", "read"].map(|name| begin(&disks, name));
+    let progress = |number| disks.progress_of(number);
+    progress(marked).begin_writing("image").unwrap();
+    progress(removed).begin_writing("image").unwrap();
+    let hung = progress(read);
+    assert!(matches!(disks.begin_removal("removed", true), Ok(Removal::Done)));
+    assert!(disks.stop().unwrap().is_empty());
+    assert_eq!(hung.begin_writing("image").unwrap_err().kind(), ErrorKind::Busy);
+    let closed = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for number in [marked, removed] {
+            let (disks, closed) = (&disks, &closed);
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(20));
+                closed.fetch_add(1, Ordering::Relaxed);
+                disks.open(number, "", || Ok(())).unwrap();
+            });
+        }
+        disks.wait_for_late_ones();
+        assert_eq!(closed.load(Ordering::Relaxed), 2);
+    });
+}
+
 /// Regression: it was missing in `stats`, and its log line did not name it.
 #[test]
 fn a_disk_that_cannot_be_opened_is_known_by_its_name_and_the_reason() {
@@ -139,7 +169,8 @@ fn a_disk_whose_stop_panics_is_gone() {
     let hour = Instant::now() + Duration::from_secs(3600);
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| disks.has_gone_by(leaving, hour));
-        let stops = scope.spawn(|| disks.end(number, Arc::new(()), |()| panic!("the mistake")));
+        let stops =
+            scope.spawn(|| disks.end(number, Arc::new(()), |()| panic!("the mistake"), drop));
         assert!(stops.join().is_err());
         assert!(waits.join().unwrap());
     });
@@ -158,7 +189,7 @@ fn a_removal_does_not_wait_for_a_thread_that_has_panicked_with_the_disk() {
             is_stopped.recv().unwrap();
             assert_eq!(Arc::strong_count(&theirs), 1, "the mistake");
         });
-        disks.end(number, disk, |()| stopped.send(()).unwrap());
+        disks.end(number, disk, |()| stopped.send(()).unwrap(), drop);
         assert!(uses.join().is_err());
     });
     begin(&disks, "used");

@@ -231,7 +231,8 @@ impl Daemon {
             }
             Removal::Stop(number, disk) => {
                 disk.begin_stop();
-                self.disks.end(number, disk, |disk| disk.stop(Instant::now() + STOP_PATIENCE))
+                let deadline = Instant::now() + STOP_PATIENCE;
+                self.disks.end(number, disk, |disk| disk.stop(deadline), Disk::close)
             }
         };
         match &outcome {

@@ -5,6 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::sync_channel;
 use std::thread::{Builder, JoinHandle};
 
+use flowstone_block::{Error, Outcome, Result};
+
 /// How a worker ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
@@ -14,32 +16,40 @@ pub enum End {
     Panicked,
 }
 
-/// Starts a worker, and returns once it is running: an image without one must not be served.
+/// Starts the worker of the image `name`, and returns once it is running: an image without one must
+/// not be served.
 ///
-/// `make` creates it on its own thread, where its file stays; `run` works until the worker is told
-/// to stop. `retire` is called however the worker ends, so that nothing waits for it any more.
+/// `make` creates it on its own thread, where its file stays, and marks the file as in use: if
+/// there is no thread, nothing has been written. `run` works until the worker is told to stop, and
+/// closes the image. `retire` is called however the worker ends, so that nothing waits for it any
+/// more.
 pub fn start<W>(
-    make: impl FnOnce() -> io::Result<W> + Send + 'static,
-    run: impl FnOnce(W) + Send + 'static,
+    name: &str,
+    make: impl FnOnce() -> Result<W> + Send + 'static,
+    run: impl FnOnce(W) -> Outcome + Send + 'static,
     retire: impl FnOnce(End) + Send + 'static,
-) -> io::Result<JoinHandle<()>> {
+) -> Result<JoinHandle<Outcome>> {
     let (report, started) = sync_channel(1);
     let work = move || match make() {
         Ok(worker) => {
             let _ = report.send(Ok(()));
-            run(worker);
+            run(worker)
         }
-        Err(error) => drop(report.send(Err(error))),
+        Err(error) => {
+            let _ = report.send(Err(error));
+            Ok(())
+        }
     };
     let live = move || {
         let outcome = catch_unwind(AssertUnwindSafe(work));
         retire(if outcome.is_ok() { End::Returned } else { End::Panicked });
-        outcome.unwrap_or_else(|panic| resume_unwind(panic));
+        outcome.unwrap_or_else(|panic| resume_unwind(panic))
     };
-    let thread = Builder::new().name("maintenance".into()).stack_size(512 << 10).spawn(live)?;
-    started
-        .recv()
-        .map_err(|_| io::Error::other("the maintenance worker ended while it started"))??;
+    let refuse = |error: io::Error| Error::host(name, error, "free resources");
+    let thread = Builder::new().name("maintenance".into()).stack_size(512 << 10).spawn(live);
+    let thread = thread.map_err(refuse)?;
+    let died = |_| refuse(io::Error::other("the maintenance worker ended while it started"));
+    started.recv().map_err(died)??;
     Ok(thread)
 }
 
@@ -52,16 +62,18 @@ mod tests {
     #[test]
     fn a_worker_that_cannot_start_is_an_error_and_retires() {
         let (ends, ended) = channel();
-        let refused = || Err::<(), _>(io::Error::other("no descriptors"));
-        let error = start(refused, |()| unreachable!(), move |end| ends.send(end).unwrap());
-        assert_eq!(error.unwrap_err().to_string(), "no descriptors");
+        let refused = || Err::<(), _>(Error::host("image", "no descriptors", "free some"));
+        let error =
+            start("image", refused, |()| unreachable!(), move |end| ends.send(end).unwrap());
+        assert_eq!(error.unwrap_err().to_string(), "image: no descriptors; free some");
         assert_eq!(ended.recv(), Ok(End::Returned));
     }
 
     #[test]
     fn a_worker_that_panics_retires_before_its_thread_is_joined() {
         let (ends, ended) = channel();
-        let worker = start(|| Ok(()), |()| panic!("a test"), move |end| ends.send(end).unwrap());
+        let retire = move |end| ends.send(end).unwrap();
+        let worker = start("image", || Ok(()), |()| panic!("a test"), retire);
         assert!(worker.unwrap().join().is_err());
         assert_eq!(ended.try_recv(), Ok(End::Panicked));
     }

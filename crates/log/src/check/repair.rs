@@ -16,11 +16,10 @@ use flowstone_image::{CheckProgress, CheckReport};
 use flowstone_log_format::{SegmentId, Shape};
 
 use super::Examination;
-use crate::disk::prepare_loaded;
 use crate::load::Loaded;
 use crate::log::Log;
 use crate::log::segments::{SegmentTable, State};
-use crate::maintenance::Maintenance;
+use crate::session::of_loaded;
 
 /// Checks an image, repairs it where possible, and checks it again.
 pub fn repair(
@@ -141,10 +140,10 @@ impl Examination {
 
 /// Writes the loaded state as a new checkpoint with new heads.
 fn write_anew(name: &str, file: Box<dyn FileIo>, loaded: Loaded) -> Result<Arc<Log>> {
-    let host = |error: std::io::Error| Error::host(name, error, "check the host's file system");
-    let (log, knowledge) = prepare_loaded(name.into(), file, loaded, false)?;
-    if let Some(knowledge) = knowledge {
-        Maintenance::new(Arc::clone(&log), knowledge).map_err(host)?.close();
+    let (log, unbegun) = of_loaded(name.into(), file, loaded, false)?;
+    let host = |errno| Error::host(name, errno, "check the host's file system");
+    if let Some(unbegun) = unbegun {
+        unbegun.begin()?.close().map_err(host)?;
     }
     Ok(log)
 }

@@ -21,13 +21,12 @@ use tracing::warn;
 
 use self::cleaner::Cleaner;
 use self::resort::Resort;
-use self::restart::Restart;
+use self::restart::{Restart, is_lack_of_space};
 use self::writer::Writer;
 use super::command::Command;
 use super::load::LeafPlaces;
 use super::log::Log;
 use super::log::append::Health;
-use super::policy::LIFETIMES;
 
 #[cfg(test)]
 pub use self::turns::QUIET_TIME;
@@ -84,13 +83,6 @@ impl Maintenance {
         })
     }
 
-    /// Returns the state that another maintenance worker needs to continue.
-    pub fn into_knowledge(mut self) -> Knowledge {
-        // The other worker appends to segments of its own.
-        (0..LIFETIMES as u8).for_each(|lifetime| self.writer.streams.seal(lifetime));
-        Knowledge { superblock: self.writer.superblock, leaves: self.writer.leaves }
-    }
-
     /// Makes the incarnations of this session unique, before the first is used.
     pub fn begin_session(&mut self) -> Outcome {
         // Writes of a killed daemon need not be durable, including its last superblock: it must not
@@ -109,27 +101,37 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Writes a last checkpoint, so that the next open reads only the map.
-    pub fn close(&mut self) {
-        let (changed, healthy) = {
+    /// Makes everything durable and writes a last checkpoint, so that the next open reads only the
+    /// map. On a full host there may be none: the next open recovers, nothing is lost.
+    pub fn close(&mut self) -> Outcome {
+        let (changed, health) = {
             let state = self.log.append_state();
-            (state.changed, state.health == Health::Running && !self.log.sync.has_failed())
+            (state.changed, state.health)
         };
-        if !healthy || !changed && self.writer.superblock.clean {
-            return;
+        if self.log.sync.has_failed() || health == Health::Stopped {
+            return Err(Errno::IO);
         }
-        let mut closed = self.writer.checkpoint(CheckpointKind::Last);
+        if !changed && self.writer.superblock.clean {
+            return Ok(());
+        }
+        let mut closed = match health {
+            Health::Running => self.writer.checkpoint(CheckpointKind::Last),
+            _ => Err(Errno::NOSPC),
+        };
         if closed.is_err() && !changed {
             closed = self.close_as_it_was();
         }
         match closed {
             // Recovery needs no reserve any more: its space is freed, too.
             Ok(()) => self.writer.space.release_reserve(),
-            Err(errno) => {
+            Err(errno) if is_lack_of_space(errno) && !self.log.sync.has_failed() => {
+                self.writer.space.sync()?;
                 let name = &self.log.name;
                 warn!("{name}: no checkpoint at the end ({errno}); the next start takes longer");
             }
+            Err(errno) => return Err(errno),
         }
+        Ok(())
     }
 
     /// There may be no room for a map, but the newest superblock is still complete.

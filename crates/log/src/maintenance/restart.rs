@@ -147,6 +147,6 @@ impl Restart {
 }
 
 /// Errors that may pass without an operator's help.
-fn is_lack_of_space(errno: Errno) -> bool {
+pub fn is_lack_of_space(errno: Errno) -> bool {
     matches!(errno, Errno::NOSPC | Errno::DQUOT) && !mutant("log.restart.full-host-is-the-end")
 }

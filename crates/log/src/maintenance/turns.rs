@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use flowstone_block::Outcome;
 use flowstone_image::Upkeep;
 use flowstone_image::runtime::inbox::PendingWork;
 
@@ -17,12 +18,12 @@ const MEMORY_TIME: Duration = Duration::from_secs(5);
 
 impl Maintenance {
     /// Works until told to stop, then writes a last checkpoint.
-    pub fn run(mut self) {
+    pub fn run(mut self) -> Outcome {
         while self.is_awake || !self.called_for.stop {
             self.work();
         }
         self.log.end_copying();
-        self.close();
+        self.close()
     }
 
     /// Does one step. If the last one had nothing to do, first sleeps until it is woken or deferred

@@ -10,9 +10,9 @@ use super::fixture::{
     BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup, readable_contents, without_history,
 };
 use super::history_model::{HistoryModel, Stamp};
-use crate::disk::prepare;
 use crate::load::load;
 use crate::log::segments::State;
+use crate::session::load_for;
 
 /// Result of opening a damaged image.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ enum Found {
 
 /// Opens a damaged image both ways. All readable content must be `expected`.
 fn look(disk: &SimDisk, setup: Setup, expected: &[Stamp]) -> Found {
-    let reader = prepare("image".into(), Box::new(disk.clone()), true, None, None);
+    let reader = load_for("image".into(), Box::new(disk.clone()), true, None, None);
     let read_only = match &reader {
         Err(_) => Found::Refused,
         Ok((log, _)) => lacking(&readable_contents(log), expected),

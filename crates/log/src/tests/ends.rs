@@ -1,4 +1,5 @@
-//! Tests of threads and queues that end while requests wait for them.
+//! Tests of threads that cannot start, of threads and queues that end while requests wait for them,
+//! and of the close.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,7 +11,7 @@ use flowstone_block::{
 use flowstone_fileio::Access;
 use flowstone_image::{DiscardMode, Wait};
 use flowstone_sim::{Call, Fault, Schedule};
-use flowstone_sim::{Deadly, wait_until};
+use flowstone_sim::{Deadly, Wrapped, wait_until};
 
 use super::fixture::{BLOCK_SECTORS, Fixture, Setup};
 use crate::channel::LogChannel;
@@ -33,6 +34,39 @@ fn retire(fixture: &Fixture) {
     fixture.log.retire();
     turns(fixture);
     assert_eq!(fixture.guests().in_flight(), 0, "a request hangs");
+}
+
+/// Regression: without a thread, or a descriptor for it, the image was refused after its mark, and
+/// stayed as after a kill.
+#[test]
+fn an_image_without_a_maintenance_worker_is_not_marked() {
+    let (disk, _) = Setup::default().fixture(1).close();
+    let before = disk.to_bytes();
+    let file = Wrapped::refusing(&disk, "maintenance");
+    let (mode, access) = (DiscardMode::Deallocate, Access::Write);
+    let refusal = LogImage::open(Path::new("image"), Box::new(file), mode, access, None, None);
+    let refusal = refusal.err().unwrap().to_string();
+    assert!(refusal.contains("Too many open files"), "{refusal}");
+    assert!(disk.to_bytes() == before, "it is marked");
+}
+
+/// Regression: a close that failed was a line of the log, and the exit status 0. On a full host
+/// nothing is lost, and the next start recovers: that is no failure.
+#[test]
+fn a_close_that_fails_says_so() {
+    for (call, errno) in [
+        (Call::Write, Errno::IO),
+        (Call::Datasync, Errno::IO),
+        (Call::Write, Errno::NOSPC),
+        (Call::Allocate, Errno::NOSPC),
+    ] {
+        let mut fixture = Setup::default().fixture(1);
+        fixture.write_blocks(0..9).unwrap();
+        fixture.disk.inject(Fault::fail(errno).on(call).always());
+        let closed = fixture.maintenance.close();
+        let is_full = errno == Errno::NOSPC;
+        assert_eq!(closed, if is_full { Ok(()) } else { Err(errno) }, "{call:?}");
+    }
 }
 
 /// The record's own request failed. The request that waited for the record never completed: its

@@ -17,6 +17,7 @@ use flowstone_block::{
     Channel, Class, Completion, Errno, Extent, IoVec, Op, Outcome, QueueContext, QueueDepth,
     Request, Result, Sector, SectorCount,
 };
+use flowstone_fileio::FileIo;
 use flowstone_image::Wait;
 use flowstone_log_format::{Address, SUPERBLOCK_AREA_BYTES, SegmentId};
 use flowstone_sim::{Moment, SimDisk};
@@ -25,11 +26,11 @@ use super::history_model::{HistoryModel, SECTOR, Stamp, read_stamps, stamp};
 use super::scheduler::{scheduled, with_hook};
 use crate::channel::LogChannel;
 use crate::create::{LogOptions, create};
-use crate::disk::prepare;
 use crate::log::Log;
 use crate::log::segments::{Segment, State};
 use crate::maintenance::{CheckpointKind, Maintenance, Progress};
 use crate::policy::{LIFETIME_MAP, LIFETIMES};
+use crate::session::load_for;
 use crate::streams::Streams;
 
 /// The smallest segment, so that little data fills many.
@@ -406,8 +407,7 @@ impl Fixture {
     /// Opens for writing the image that `model` describes.
     pub fn open(disk: &SimDisk, setup: Setup, model: HistoryModel, seed: u64) -> Result<Self> {
         let file = Box::new(scheduled(disk));
-        let (log, knowledge) = prepare("image".into(), file, false, Some(setup.streams()), None)?;
-        let maintenance = Maintenance::new(Arc::clone(&log), knowledge.unwrap()).unwrap();
+        let (log, maintenance) = begin(file, Some(setup.streams()))?;
         let queues = (0..setup.queues).map(|_| queue(&log, false)).collect();
         let guests = Guests {
             queues,
@@ -637,7 +637,7 @@ impl Fixture {
     /// Closes the image cleanly.
     pub fn close(mut self) -> (SimDisk, HistoryModel) {
         self.drain();
-        self.maintenance.close();
+        let _ = self.maintenance.close();
         self.abandon()
     }
 
@@ -716,11 +716,17 @@ pub fn readable_contents(log: &Arc<Log>) -> Vec<Option<Vec<Stamp>>> {
     (0..log.volume.blocks()).map(read).collect()
 }
 
+/// Loads an image and begins a session of it.
+pub fn begin(file: Box<dyn FileIo>, streams: Option<Streams>) -> Result<(Arc<Log>, Maintenance)> {
+    let (log, unbegun) = load_for("image".into(), file, false, streams, None)?;
+    Ok((log, unbegun.unwrap().begin()?))
+}
+
 /// Returns the content that a read-only open finds on a disk.
 pub fn contents_read_only(disk: &SimDisk) -> Result<Vec<Stamp>> {
     let before = disk.now();
-    let (log, knowledge) = prepare("image".into(), Box::new(disk.clone()), true, None, None)?;
-    assert!(knowledge.is_none());
+    let (log, unbegun) = load_for("image".into(), Box::new(disk.clone()), true, None, None)?;
+    assert!(unbegun.is_none());
     let seen = contents(&log);
     assert_eq!(disk.now(), before, "a reader has changed the disk");
     Ok(seen)

@@ -85,7 +85,7 @@ fn an_image_that_is_closed_beside_a_record_on_its_way_is_not_called_clean() {
     fixture.write_blocks(0..9).unwrap();
     fixture.guests().write(0, 80..88);
     fixture.guests().kick(0);
-    fixture.maintenance.close();
+    let _ = fixture.maintenance.close();
     let (disk, model) = fixture.abandon();
     let now = disk.now();
     let crashed = disk.crash_at(now, &mut Fate::everything());

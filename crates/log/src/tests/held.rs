@@ -15,13 +15,13 @@ use flowstone_fileio::{FileChannel, FileCompletion, FileRequest};
 use flowstone_sim::{Fate, Moment, SimDisk, Wrapped};
 
 use super::crash::Tell;
-use super::fixture::{BLOCK_SECTORS, Fixture, Setup, contents_read_only, extent};
+use super::fixture::{BLOCK_SECTORS, Fixture, Setup, begin, contents_read_only, extent};
 use super::history_model::{Stamp, stamp};
 use crate::channel::LogChannel;
-use crate::disk::prepare;
 use crate::log::Log;
 use crate::maintenance::{CheckpointKind, Maintenance, Progress};
 use crate::policy::LIFETIME_CLEANED;
+use crate::session::load_for;
 
 /// Far longer than the whole test takes.
 const HANGS: Duration = flowstone_testkit::HANG;
@@ -276,13 +276,10 @@ fn a_write_that_is_held_takes_along_what_comes_meanwhile() {
 fn guests_that_are_held_go_on_leave_are_stopped_and_killed_and_lose_nothing() {
     let setup = Setup { blocks: 1024, reserve: Some(5), ..Setup::default() };
     let disk = setup.image();
-    let (log, knowledge) =
-        prepare("image".into(), Box::new(slow(&disk)), false, None, None).unwrap();
+    let (log, unbegun) =
+        load_for("image".into(), Box::new(slow(&disk)), false, None, None).unwrap();
     let (done, all_done) = channel();
-    let worker = spawn(&done, WORKER, {
-        let log = Arc::clone(&log);
-        move || Maintenance::new(log, knowledge.unwrap()).unwrap().run()
-    });
+    let worker = spawn(&done, WORKER, || unbegun.unwrap().begin().unwrap().run().unwrap());
     let (stop, left) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
     let mut guests: Vec<_> = (0..GUESTS)
         .map(|me| {
@@ -323,7 +320,7 @@ fn guests_that_are_held_go_on_leave_are_stopped_and_killed_and_lose_nothing() {
         let killed = disk.kill_at(moment, &mut Fate::seeded(index as u64));
         let seen = contents_read_only(&killed).unwrap();
         judge(&seen, &guests, moment);
-        drop(prepare("image".into(), Box::new(killed.clone()), false, None, None).unwrap());
+        begin(Box::new(killed.clone()), None).unwrap();
         assert!(contents_read_only(&killed).unwrap() == seen, "recovery came to another end");
     }
 }

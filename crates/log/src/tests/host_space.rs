@@ -8,10 +8,9 @@ use flowstone_fileio::{BlockingFile, FileIo, FileOp};
 use flowstone_log_format::SegmentId;
 use flowstone_sim::{Call, Fate, Fault};
 
-use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup};
+use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup, begin};
 use super::history_model::HistoryModel;
 use crate::copy_memory::CopyMemory;
-use crate::disk::prepare;
 use crate::inspect::log_state;
 use crate::log::append::FULL_RETRY;
 use crate::log::reserve::{FREED_TOGETHER, told_from};
@@ -284,7 +283,7 @@ fn free_segments_have_no_space_of_the_host_after_a_crash() {
         bytes.get(start as usize..end).is_some_and(|it| it.iter().any(|byte| *byte != 0))
     };
     let before = killed.crash_at(killed.now(), &mut Fate::everything());
-    let (log, _) = prepare("image".into(), Box::new(killed.clone()), false, None, None).unwrap();
+    let (log, _) = begin(Box::new(killed.clone()), None).unwrap();
     let free: Vec<u32> = {
         let state = log.append_state();
         let free = state.segments.iter().filter(|(_, segment)| segment.state == State::Free);

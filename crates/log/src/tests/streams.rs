@@ -7,10 +7,10 @@ use flowstone_log_format::SegmentId;
 use flowstone_sim::{Call, Fault, Moment, Schedule, SimDisk};
 
 use super::crash::{Tell, crash_everywhere, three_fates};
-use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup, without_history};
+use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup, begin, without_history};
 use super::history_model::HistoryModel;
-use crate::disk::prepare;
 use crate::log::segments::State;
+use crate::session::load_for;
 use crate::slots::read_superblock;
 use crate::streams::Streams;
 
@@ -104,7 +104,7 @@ fn a_full_host_refuses_another_stream_and_nothing_is_lost() {
     let before = read_superblock(&disk).unwrap();
     disk.inject(Fault::fail(flowstone_block::Errno::NOSPC).on(Call::Allocate).always());
     let file = Box::new(disk.clone());
-    let refused = prepare("image".into(), file, false, Some(Streams::Class), None).err().unwrap();
+    let refused = begin(file, Some(Streams::Class)).err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused}");
     let bytes = 3 * SEGMENT_BYTES;
     assert!(refused.to_string().contains(&format!("free {bytes} bytes")), "{refused}");
@@ -116,7 +116,8 @@ fn a_full_host_refuses_another_stream_and_nothing_is_lost() {
 #[test]
 fn a_reader_changes_no_streams() {
     let (disk, _) = used(with(Setup::default(), Streams::One), 4, true);
-    let open = |streams| prepare("image".into(), Box::new(disk.clone()), true, Some(streams), None);
+    let open =
+        |streams| load_for("image".into(), Box::new(disk.clone()), true, Some(streams), None);
     let refused = open(Streams::Class).err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::Invalid);
     assert!(open(Streams::One).is_ok());

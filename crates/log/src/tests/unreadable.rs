@@ -10,9 +10,9 @@ use flowstone_sim::{Call, Fate, Fault, SimDisk};
 use super::crash::Tell;
 use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup, contents_read_only, readable_contents};
 use super::history_model::{HistoryModel, Stamp};
-use crate::disk::prepare;
 use crate::load::load;
 use crate::log::segments::State;
+use crate::session::load_for;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -99,7 +99,7 @@ fn an_unreadable_block_where_a_durable_record_is_is_never_passed_over() {
             }
             let _tell = Tell(format!("seed {seed}, block {block}"));
             let bad = without_block(&disk, block);
-            let opened = prepare("image".into(), Box::new(bad), true, None, None);
+            let opened = load_for("image".into(), Box::new(bad), true, None, None);
             assert!(opened.is_err() || !needed.contains(&block), "opened without a record");
             let Ok((log, _)) = opened else { continue };
             // All readable content is right; at most the one block is unreadable.

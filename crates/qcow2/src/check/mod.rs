@@ -16,7 +16,7 @@ use flowstone_image::{CheckOptions, CheckProgress, CheckReport};
 
 use self::walk::Walk;
 use super::header::Header;
-use super::header_io::{read_header, read_l1, write_autoclear};
+use super::header_io::{clear_mark, read_header, read_l1};
 use super::redo::{Left, Memory, recall};
 use super::refcounts::Refcounts;
 use super::replay;
@@ -51,7 +51,7 @@ pub fn check(
     options: CheckOptions,
     progress: CheckProgress<'_>,
 ) -> Result<CheckReport> {
-    let header = read_header(name, file)?;
+    let mut header = read_header(name, file)?;
     let (left, is_given_up) = match recall(memory, header.autoclear) {
         Ok(left) => (left, false),
         Err(lost) if options.repair && lost.may_be_given_up() => (Left::Nothing, true),
@@ -73,9 +73,8 @@ pub fn check(
         }
         Left::Nothing | Left::Void(_) if options.repair && header.autoclear != 0 => {
             // The redo file is useless now.
-            let header = Header { autoclear: 0, ..header };
-            let written = write_autoclear(file, &header);
-            written.map_err(|errno| Error::host(name, errno, "check the host's file system"))?;
+            let cleared = clear_mark(file, &mut header);
+            cleared.map_err(|errno| Error::host(name, errno, "check the host's file system"))?;
             left.remove();
         }
         _ => {}

@@ -25,8 +25,10 @@ use tracing::warn;
 
 use super::core::Core;
 use super::header::Header;
+use super::header_io::write_autoclear;
+use super::redo::Redo;
 use super::refcounts::Refcounts;
-use super::shape::HostCluster;
+use super::shape::{HostCluster, sector_bytes};
 
 /// Time after which changes are committed without a flush.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -90,8 +92,9 @@ struct Pending {
 
 /// Initial state of the maintenance worker.
 pub struct Knowledge {
+    /// With the mark of the session, which is not on the medium yet.
     pub header: Header,
-    pub first_sector: Vec<u8>,
+    pub redo: Option<Redo>,
     pub refcounts: Refcounts,
     /// Clusters that have had no user since before the image was opened.
     pub holes: Vec<Range<u64>>,
@@ -102,9 +105,14 @@ pub struct Knowledge {
 }
 
 impl Maintenance {
+    /// Marks the image as in use by a session that has this redo file; the last step of an open.
     pub fn new(core: Arc<Core>, knowledge: Knowledge) -> io::Result<Self> {
-        let Knowledge { header, first_sector, refcounts, holes, leaks, surveyed } = knowledge;
-        let file = BlockingFile::new(&*core.file)?;
+        let Knowledge { header, mut redo, refcounts, holes, leaks, surveyed } = knowledge;
+        let mut file = BlockingFile::new(&*core.file)?;
+        // The mark may reach the medium although it cannot be written.
+        redo.iter_mut().for_each(Redo::keep);
+        let first_sector = write_autoclear(&mut file, sector_bytes(&*core.file), &header)?;
+        core.meta().redo = redo;
         Ok(Self {
             core,
             waker: QueueWaker::new(file.reactor()),
@@ -144,14 +152,17 @@ impl Maintenance {
         }
     }
 
-    /// Commits, removes clusters allocated ahead of need from the end of the file, and removes the
-    /// redo file.
+    /// Makes everything durable, removes clusters allocated ahead of need from the end of the file,
+    /// and removes the redo file.
     fn close(&mut self) -> Outcome {
         if self.core.has_failed() {
             return Err(Errno::IO);
         }
         if self.core.meta().is_changed() || self.pending.is_some() || self.refcounts.owes() {
             self.commit()?;
+        } else {
+            // Data in clusters that were there before.
+            self.sync()?;
         }
         if self.core.file.discards_to_zeroes() {
             self.reclaim_all();

@@ -3,9 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use flowstone_block::mutant;
+use flowstone_block::{Outcome, mutant};
 use flowstone_image::Upkeep;
-use tracing::warn;
 
 use super::{Maintenance, PATIENCE};
 use crate::commits::Command;
@@ -17,7 +16,7 @@ const ROOM_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Maintenance {
     /// Works until told to stop.
-    pub fn run(mut self) {
+    pub fn run(mut self) -> Outcome {
         self.start();
         while !self.is_stopping {
             self.work();
@@ -25,9 +24,7 @@ impl Maintenance {
         // Requests that wait for room fail.
         self.core.commits.inbox.close();
         self.askers.clear();
-        if let Err(errno) = self.close() {
-            warn!("{}: could not be closed in order: {errno}; it may have leaks", self.core.name);
-        }
+        self.close()
     }
 
     /// Does the work that is due before the first request.

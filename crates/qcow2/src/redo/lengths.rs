@@ -1,6 +1,6 @@
 //! Tests of redo files that are too long, or claim too many records.
 
-use super::tests::beside;
+use super::tests::{begin, beside};
 use super::*;
 
 #[test]
@@ -8,7 +8,7 @@ fn a_redo_file_that_is_too_long_or_names_too_many_records_is_damaged() {
     let place = tempfile::tempdir().unwrap();
     let image = place.path().join("a.qcow2");
     std::fs::write(&image, "").unwrap();
-    let redo = Redo::begin(beside(&image)).unwrap();
+    let redo = begin(&image);
     let mark = redo.mark();
     // A page, and two words for each record.
     let given = std::fs::metadata(redo.beside.path()).unwrap();

@@ -126,7 +126,6 @@ impl Redo {
         if !mutant("qcow2.redo.named-before-it-is-durable") {
             redo.sync()?;
         }
-        redo.keep();
         Ok(redo)
     }
 
@@ -182,7 +181,8 @@ impl Redo {
         Ok(Self { words, guard, beside, live, is_away, mark, start: 0, end: 0 })
     }
 
-    fn keep(&mut self) {
+    /// Keeps the files on drop: the mark of the session is about to be written.
+    pub fn keep(&mut self) {
         self.beside.keep();
         self.live.iter_mut().for_each(Named::keep);
     }

@@ -22,6 +22,13 @@ pub fn beside(image: &Path) -> Place<'_> {
     Place { image, folders: &[], asks_server: |_| false }
 }
 
+/// Begins the session of an image, as if its header had the mark.
+pub fn begin(image: &Path) -> Redo {
+    let mut redo = Redo::begin(beside(image)).unwrap();
+    redo.keep();
+    redo
+}
+
 /// Returns the changes that are left; none if there is nothing, or only a void file.
 fn left(image: &Path, mark: Mark) -> Result<Vec<RedoRecord>, Why> {
     let left = recall(Memory::Beside(beside(image)), mark.bits());
@@ -43,7 +50,7 @@ fn resume(image: &Path, mark: Mark) -> Result<Redo, Lost> {
 #[test]
 fn the_file_has_its_space_from_the_start() {
     let (_place, image) = place();
-    let redo = Redo::begin(beside(&image)).unwrap();
+    let redo = begin(&image);
     let given = std::fs::metadata(path_of(&redo)).unwrap();
     assert!(given.blocks() * 512 >= given.len(), "{} blocks", given.blocks());
 }
@@ -51,7 +58,7 @@ fn the_file_has_its_space_from_the_start() {
 #[test]
 fn a_session_that_has_ended_maps_nothing() {
     let (_place, image) = place();
-    let redo = Redo::begin(beside(&image)).unwrap();
+    let redo = begin(&image);
     let path = path_of(&redo).to_str().unwrap().to_owned();
     let is_mapped = || {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -65,7 +72,7 @@ fn a_session_that_has_ended_maps_nothing() {
 #[test]
 fn records_outlive_the_process_that_wrote_them() {
     let (_place, image) = place();
-    let mut redo = Redo::begin(beside(&image)).unwrap();
+    let mut redo = begin(&image);
     (0..5).for_each(|number| redo.append(record(number)));
     redo.forget_before(2);
     let mark = redo.mark();
@@ -93,7 +100,7 @@ fn records_outlive_the_process_that_wrote_them() {
 #[test]
 fn what_is_not_of_the_last_session_is_not_believed() {
     let (place, image) = place();
-    let mut redo = Redo::begin(beside(&image)).unwrap();
+    let mut redo = begin(&image);
     let first = redo.mark();
     redo.append(record(1));
     redo.set_committed(first.next().next(), 0);
@@ -118,7 +125,7 @@ fn what_is_not_of_the_last_session_is_not_believed() {
 #[test]
 fn what_cannot_be_read_is_not_passed_over() {
     let (_place, image) = place();
-    let redo = Redo::begin(beside(&image)).unwrap();
+    let redo = begin(&image);
     let mark = redo.mark();
     redo.store(START_WORD, 1);
     assert!(matches!(left(&image, mark), Err(Why::Strange)));
@@ -149,7 +156,7 @@ fn a_name_that_is_taken_is_not_taken_again() {
 #[test]
 fn a_file_in_use_is_locked_and_is_not_removed_as_void() {
     let (_place, image) = place();
-    let mut redo = Redo::begin(beside(&image)).unwrap();
+    let mut redo = begin(&image);
     let (mark, path) = (redo.mark(), path_of(&redo));
     redo.set_committed(mark.next().next(), 0);
     let file = File::open(&path).unwrap();
@@ -170,7 +177,7 @@ fn a_file_in_use_is_locked_and_is_not_removed_as_void() {
 #[test]
 fn each_commit_is_a_sign_of_life() {
     let (_place, image) = place();
-    let mut redo = Redo::begin(beside(&image)).unwrap();
+    let mut redo = begin(&image);
     assert!(redo.load(ALIVE_WORD) > 0 && redo.load(STARTED_WORD) > 0);
     redo.store(ALIVE_WORD, 0);
     redo.set_committed(redo.mark().next(), 0);
@@ -181,7 +188,7 @@ fn each_commit_is_a_sign_of_life() {
 #[test]
 fn the_path_of_the_image_is_in_the_file() {
     let (_place, image) = place();
-    let redo = Redo::begin(beside(&image)).unwrap();
+    let redo = begin(&image);
     let bytes = std::fs::read(path_of(&redo)).unwrap();
     let path = image.canonicalize().unwrap();
     let path = path.as_os_str().as_bytes();
@@ -193,7 +200,7 @@ fn the_path_of_the_image_is_in_the_file() {
 #[test]
 fn a_redo_file_that_is_made_shorter_ends_nothing_and_is_not_believed_later() {
     let (_place, image) = place();
-    let mut redo = Redo::begin(beside(&image)).unwrap();
+    let mut redo = begin(&image);
     let mark = redo.mark();
     redo.beside.file.set_len(0).unwrap();
     redo.append(record(1));

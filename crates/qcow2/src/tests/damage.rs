@@ -3,6 +3,7 @@
 use fastrand::Rng;
 
 use super::super::fuzzing::{Patch, small_image, survive};
+use super::super::{Opening, Qcow2Image};
 use super::fixture::{assert_clean, checked, contents, number, open, open_read_only};
 use flowstone_block::{BlockingDisk, Errno, Sector};
 use flowstone_fileio::FileIo;
@@ -24,14 +25,8 @@ fn sample() -> (SimDisk, u64, u64) {
 
 fn open_error(disk: &SimDisk) -> String {
     let file = Box::new(disk.clone());
-    let opened = super::super::Qcow2Image::open(
-        std::path::Path::new("image"),
-        file,
-        None,
-        flowstone_image::DiscardMode::Deallocate,
-        flowstone_fileio::Access::Write,
-        super::super::Memory::None,
-    );
+    let opening = Opening::to(flowstone_fileio::Access::Write);
+    let opened = Qcow2Image::open(std::path::Path::new("image"), file, opening);
     opened.err().expect("a refusal").to_string()
 }
 

@@ -1,22 +1,53 @@
-//! Tests of threads that panic while requests wait for them.
+//! Tests of threads that cannot start, or panic while requests wait for them, and of the close.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use flowstone_block::{BlockingDisk, Channel, Errno, Op, QueueContext, QueueDepth, Request};
 use flowstone_fileio::Access;
-use flowstone_image::{DiscardMode, Image, Wait};
+use flowstone_image::{Image, Wait};
 use flowstone_sim::{Call, Fault, Schedule, SimDisk};
-use flowstone_sim::{Deadly, wait_until};
+use flowstone_sim::{Deadly, Wrapped, wait_until};
 
-use super::super::{Memory, Qcow2Image};
-use super::fixture::{Guest, extent, new_disk, new_overlay, raw};
+use super::super::{Opening, Qcow2Image};
+use super::fixture::{Guest, extent, new_disk, new_overlay, open_with_much_memory, raw};
+use super::host::{Host, SECTORS};
 
 const CLUSTER: u64 = 8;
 
 fn open(file: &Deadly, backing: Option<Box<dyn Image>>) -> Qcow2Image {
-    let (boxed, mode) = (file.file(), DiscardMode::Deallocate);
-    Qcow2Image::open(Path::new("image"), boxed, backing, mode, Access::Write, Memory::None).unwrap()
+    let opening = Opening { backing, ..Opening::to(Access::Write) };
+    Qcow2Image::open(Path::new("image"), file.file(), opening).unwrap()
+}
+
+/// Regression: without a thread, or a descriptor for it, the image was refused after its mark, and
+/// stayed as after a kill.
+#[test]
+fn an_image_without_a_maintenance_worker_is_not_marked() {
+    for host in [Host::new(), Host::with_memory()] {
+        let disk = new_disk(SECTORS, 4096);
+        drop(host.open(&disk));
+        let before = disk.to_bytes();
+        let file = Wrapped::refusing(&disk, "maintenance");
+        let refusal = host.open_file(Box::new(file)).err().unwrap().to_string();
+        assert!(refusal.contains("Too many open files"), "{refusal}");
+        assert!(disk.to_bytes() == before, "it is marked");
+        assert!(host.redos().is_empty() && host.lives().is_empty());
+    }
+}
+
+/// Regression: a close that failed was a line of the log, and the exit status 0.
+#[test]
+fn a_close_that_fails_says_so() {
+    for call in [Call::SetSize, Call::Datasync] {
+        let disk = new_disk(SECTORS, 4096);
+        let image = open_with_much_memory(&disk, None);
+        Guest::new(&image).run(Op::Write(extent(0, 8)), 7).unwrap();
+        disk.inject(Fault::fail(Errno::IO).on(call).always());
+        let failed = image.close().unwrap_err().to_string();
+        assert!(failed.starts_with("close image: Input/output error"), "{failed}");
+        image.close().unwrap();
+    }
 }
 
 /// Its request was dropped without a completion, and the cluster stayed locked: the next write of

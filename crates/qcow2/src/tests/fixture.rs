@@ -10,7 +10,7 @@ use flowstone_fileio::Access;
 use flowstone_image::{CheckOptions, CheckReport, DiscardMode, Format, Image};
 use flowstone_sim::SimDisk;
 
-use super::super::{Backing, Memory, Qcow2Image, Qcow2Options, check, create};
+use super::super::{Backing, Memory, Opening, Qcow2Image, Qcow2Options, check, create};
 use flowstone_raw::RawImage;
 
 /// A new image on a new disk.
@@ -48,13 +48,12 @@ pub fn open(disk: &SimDisk) -> Qcow2Image {
 /// Opens like a daemon: all tables fit in memory.
 pub fn open_with_much_memory(disk: &SimDisk, backing: Option<Box<dyn Image>>) -> Qcow2Image {
     let file = Box::new(disk.clone());
-    let mode = DiscardMode::Deallocate;
-    Qcow2Image::open(Path::new("image"), file, backing, mode, Access::Write, Memory::None).unwrap()
+    let opening = Opening { backing, ..Opening::to(Access::Write) };
+    Qcow2Image::open(Path::new("image"), file, opening).unwrap()
 }
 
 pub fn try_open(disk: &SimDisk) -> flowstone_block::Result<Qcow2Image> {
-    let (file, mode) = (Box::new(disk.clone()), DiscardMode::Deallocate);
-    Qcow2Image::open(Path::new("image"), file, None, mode, Access::Write, Memory::None)
+    Qcow2Image::open(Path::new("image"), Box::new(disk.clone()), Opening::to(Access::Write))
 }
 
 pub fn open_on(disk: &SimDisk, backing: Option<Box<dyn Image>>) -> Qcow2Image {
@@ -75,8 +74,7 @@ pub fn open_read_only_on(
     backing: Option<Box<dyn Image>>,
 ) -> flowstone_block::Result<Qcow2Image> {
     let file = Box::new(disk.clone());
-    let mode = DiscardMode::Deallocate;
-    Qcow2Image::open(Path::new("image"), file, backing, mode, Access::Read, Memory::None)
+    Qcow2Image::open(Path::new("image"), file, Opening { backing, ..Opening::to(Access::Read) })
 }
 
 pub fn checked(disk: &SimDisk, repair: bool) -> CheckReport {

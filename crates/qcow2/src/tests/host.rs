@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use flowstone_block::Op;
-use flowstone_fileio::Access;
-use flowstone_image::{CheckReport, DiscardMode, Image};
+use flowstone_fileio::{Access, FileIo};
+use flowstone_image::{CheckReport, Image};
 use flowstone_sim::{Fate, SimDisk};
 
-use super::super::{Memory, Place, Qcow2Image};
+use super::super::{Memory, Opening, Place, Qcow2Image};
 use super::fixture::{Guest, checked_beside, contents, extent, new_disk, number};
 
 /// Sectors of the disk of the tests.
@@ -124,8 +124,14 @@ impl Host {
         disk: &SimDisk,
         backing: Option<Box<dyn Image>>,
     ) -> flowstone_block::Result<Qcow2Image> {
-        let (file, mode) = (Box::new(disk.clone()), DiscardMode::Deallocate);
-        Qcow2Image::open(path, file, backing, mode, Access::Write, self.beside(path))
+        let opening = Opening { backing, memory: self.beside(path), ..Opening::to(Access::Write) };
+        Qcow2Image::open(path, Box::new(disk.clone()), opening)
+    }
+
+    /// Opens a file on a simulated disk.
+    pub fn open_file(&self, file: Box<dyn FileIo>) -> flowstone_block::Result<Qcow2Image> {
+        let opening = Opening { memory: self.beside(&self.path), ..Opening::to(Access::Write) };
+        Qcow2Image::open(&self.path, file, opening)
     }
 
     /// Returns the one-line refusal of the image, the same for writers and readers.
@@ -139,8 +145,8 @@ impl Host {
     }
 
     pub fn open_to_read(&self, disk: &SimDisk) -> flowstone_block::Result<Qcow2Image> {
-        let (file, mode) = (Box::new(disk.clone()), DiscardMode::Deallocate);
-        Qcow2Image::open(&self.path, file, None, mode, Access::Read, self.beside(&self.path))
+        let opening = Opening { memory: self.beside(&self.path), ..Opening::to(Access::Read) };
+        Qcow2Image::open(&self.path, Box::new(disk.clone()), opening)
     }
 
     /// Returns the content that a reader sees, before the next daemon.

@@ -5,11 +5,11 @@ use std::path::Path;
 use fastrand::Rng;
 use flowstone_block::{Errno, NextLook, Op, SectorCount};
 use flowstone_fileio::{Access, FileChannel, FileCompletion, FileOp, FileRequest};
-use flowstone_image::{CheckOptions, DiscardMode, Image};
+use flowstone_image::{CheckOptions, Image};
 use flowstone_sim::{SimDisk, Wrapped};
 
 use super::super::check;
-use super::super::{Memory, Qcow2Image};
+use super::super::{Memory, Opening, Qcow2Image};
 use super::basic::any_change;
 use super::fixture::{Guest, assert_clean, contents, extent, new_disk, number};
 
@@ -58,8 +58,7 @@ impl FileChannel for Strict {
 }
 
 fn open(disk: &SimDisk, access: Access) -> flowstone_block::Result<Qcow2Image> {
-    let (file, mode) = (Box::new(large_sectors(disk)), DiscardMode::Deallocate);
-    Qcow2Image::open(Path::new("image"), file, None, mode, access, Memory::None)
+    Qcow2Image::open(Path::new("image"), Box::new(large_sectors(disk)), Opening::to(access))
 }
 
 /// Header and tables were read and written in sectors of 512 bytes: a valid image was refused.
