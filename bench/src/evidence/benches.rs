@@ -8,7 +8,7 @@ use anyhow::Result;
 use crate::experiment::Experiment;
 use crate::guest::postmark;
 use crate::pdc;
-use crate::pollers::{cost, equal, forms};
+use crate::pollers::{busy, cost, equal, forms};
 use crate::trace;
 
 /// A table of another command.
@@ -23,7 +23,7 @@ pub struct Bench {
     render: fn(&Experiment) -> String,
 }
 
-pub const BENCHES: [Bench; 6] = [
+pub const BENCHES: [Bench; 7] = [
     Bench {
         page: "S1.md",
         name: "trace",
@@ -34,6 +34,13 @@ pub const BENCHES: [Bench; 6] = [
     of_pollers("pollers-forms", forms::render),
     of_pollers("pollers-cost", cost::render),
     of_pollers("pollers-equal", equal::render),
+    Bench {
+        page: "S2.md",
+        name: "pollers-busy",
+        data: "pollers-busy",
+        command: "pollers --rounds 9 --runtime 1 --only busy",
+        render: busy::render,
+    },
     Bench {
         page: "S4.md",
         name: "pdc",
@@ -85,7 +92,7 @@ mod tests {
     use crate::host::Host;
 
     /// Made-up figures of two contenders at a point of each table, and the line that shows them.
-    const MADE_UP: [(&str, &str, [&str; 2], &str, &str); 6] = [
+    const MADE_UP: [(&str, &str, [&str; 2], &str, &str); 7] = [
         (
             "trace",
             "without",
@@ -115,6 +122,13 @@ mod tests {
             "| tmpfs randread, client polls | 4 | 6 | 0.667 | - | - | - | - | - |",
         ),
         (
+            "pollers-busy",
+            "busy, polls, alone",
+            ["QSD", "`auto`"],
+            "p99_us",
+            "| polls | `auto` | - | 6.0 | - | - | - |",
+        ),
+        (
             "pdc",
             "our cache, `default`, 8 reads",
             ["on", "off"],
@@ -136,7 +150,7 @@ mod tests {
         let folder = folder.path();
         std::fs::create_dir(folder.join("data")).unwrap();
         assert!(BENCHES.iter().all(|it| it.rendered(folder).unwrap().is_none()));
-        for data in ["trace", "pollers", "pdc", "guest-postmark"] {
+        for data in ["trace", "pollers", "pollers-busy", "pdc", "guest-postmark"] {
             let mut experiment = Experiment::new("test", Host::default());
             for (_, point, contenders, figure, _) in MADE_UP.iter().filter(|it| it.0 == data) {
                 contenders.iter().zip([4.0, 6.0]).for_each(|(contender, value)| {

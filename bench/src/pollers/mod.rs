@@ -5,6 +5,7 @@
 //! round with another one. One client thread drives all disks of a server.
 
 mod budget;
+pub mod busy;
 mod connected;
 pub mod cost;
 pub mod equal;
@@ -33,7 +34,7 @@ pub struct PollersArgs {
     /// Measured seconds for each server, point and round.
     #[arg(long, default_value_t = 0.5)]
     runtime: f64,
-    /// Only parts whose name contains this (share, equal, forms, cost, connected, moves, budget);
+    /// Only parts whose name contains this (share, equal, forms, cost, connected, moves, budget, busy);
     /// may be given several times.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
@@ -51,7 +52,7 @@ const RAMP: Duration = Duration::from_millis(150);
 
 type Part = fn(&PollersArgs, &mut Experiment) -> Result<String>;
 
-const PARTS: [(&str, Part); 7] = [
+const PARTS: [(&str, Part); 8] = [
     ("share", share::measure),
     ("equal", equal::measure),
     ("forms", forms::measure),
@@ -59,6 +60,7 @@ const PARTS: [(&str, Part); 7] = [
     ("connected", connected::measure),
     ("moves", moves::measure),
     ("budget", budget::measure),
+    ("busy", busy::measure),
 ];
 
 /// Carries out the subcommand.

@@ -79,8 +79,7 @@ fn run(config: Config, shared: Shared) -> Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2])
         .map_err(|error| Error::host("signals", error, "free resources"))?;
     let start = Instant::now();
-    let pollers = Pollers::new(&config.daemon.pollers)
-        .map_err(|error| Error::host("the pollers", error, "free resources"))?;
+    let pollers = Pollers::new(&config.daemon.pollers)?;
     let (pollers, disks) = (Arc::new(pollers), Arc::<Disks>::default());
     let state = config.daemon.state_dir.as_deref().map(State::open).transpose()?;
     let plan = Plan::of(&config, state.as_ref(), &shared);

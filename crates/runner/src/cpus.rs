@@ -3,6 +3,7 @@
 use std::str::FromStr;
 use std::{fmt, io};
 
+use rustix::process::setpriority_process;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// CPUs for threads, in the order given.
@@ -97,6 +98,13 @@ pub fn pin_this_thread(cpus: &CpuList) -> io::Result<()> {
     let mut set = CpuSet::new();
     cpus.iter().for_each(|cpu| set.set(cpu));
     sched_setaffinity(None, &set).map_err(io::Error::from)
+}
+
+/// Sets the niceness of the calling thread. Less than that of the process takes `CAP_SYS_NICE`, or
+/// a limit (`RLIMIT_NICE`) that allows it.
+pub fn set_niceness_of_this_thread(nice: i8) -> io::Result<()> {
+    // Linux takes no process for the calling thread.
+    setpriority_process(None, nice.into()).map_err(io::Error::from)
 }
 
 #[cfg(test)]

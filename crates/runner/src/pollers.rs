@@ -15,9 +15,10 @@ mod report;
 use std::io;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::thread::Builder;
 
 use clap::{Args, ValueEnum};
-use flowstone_block::{GuestQueue, Throttle};
+use flowstone_block::{Error, GuestQueue, Throttle};
 
 use self::form_changer::FormChanger;
 use self::placed::Form;
@@ -27,9 +28,12 @@ use self::places::Places;
 pub use self::report::PollerReport;
 use crate::CpuList;
 use crate::cpu_budget::CpuShare;
+use crate::cpus::set_niceness_of_this_thread;
 use crate::halves::Whole;
 use crate::numa::Topology;
 use crate::queue_run::QueueSpec;
+
+const NICE_ADVICE: &str = "give the daemon CAP_SYS_NICE, or its unit LimitNICE=";
 
 /// The most pollers: hosts hardly have more CPUs.
 const POLLERS_MAX: usize = 256;
@@ -84,6 +88,11 @@ pub struct PollersConfig {
     /// Pin shared pollers to these CPUs in turn; --pollers auto starts at most as many
     #[arg(long = "poller-cpus", id = "poller_cpus", value_name = "LIST")]
     pub cpus: Option<CpuList>,
+    /// Niceness of the threads that run queues, -20 to 19: below 0 their latency beside busy
+    /// processes is lower; takes CAP_SYS_NICE, or LimitNICE= of the unit [default: the daemon's]
+    #[arg(long = "poller-nice", id = "poller_nice", value_name = "N")]
+    #[arg(allow_negative_numbers = true, value_parser = clap::value_parser!(i8).range(-20..=19))]
+    pub nice: Option<i8>,
     /// Maximum CPU time of the daemon, e.g. 50% (of one CPU) or 150% [default: no limit]
     #[arg(long = "cpu-budget", id = "cpu_budget", value_name = "PERCENT")]
     pub budget: Option<CpuShare>,
@@ -109,9 +118,16 @@ pub struct Pollers {
 }
 
 impl Pollers {
-    /// Makes the pollers; starts no thread yet.
-    pub fn new(config: &PollersConfig) -> io::Result<Self> {
-        Ok(Self { places: Arc::new(Places::new(config)?), forms: FormChanger::default() })
+    /// Makes the pollers; starts no thread of theirs yet. Fails if their niceness is refused.
+    pub fn new(config: &PollersConfig) -> flowstone_block::Result<Self> {
+        let host = |error| Error::host("the pollers", error, "free resources");
+        if let Some(nice) = config.nice {
+            let tried = Builder::new().spawn(move || set_niceness_of_this_thread(nice));
+            let refused = |error| Error::host(format!("poller-nice {nice}"), error, NICE_ADVICE);
+            tried.map_err(host)?.join().unwrap_or(Ok(())).map_err(refused)?;
+        }
+        let places = Places::new(config).map_err(host)?;
+        Ok(Self { places: Arc::new(places), forms: FormChanger::default() })
     }
 
     /// Runs a queue: on its own threads, as `own` says, or on shared ones.

@@ -1,12 +1,18 @@
 //! Pollers shared by the queues of all disks.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use flowstone_testkit::load::{CpuSample, Limit, LoadOptions, run};
-use flowstone_testkit::{Client, ClientOptions, Daemon, DaemonCommand, HANG, skip, wait_for};
+use flowstone_testkit::{
+    Client, ClientOptions, Daemon, DaemonCommand, HANG, Status, skip, wait_for,
+};
 use serde_json::Value;
 
 use crate::fixture::{Over, Place, stop};
@@ -329,10 +335,11 @@ fn a_cpu_budget_is_kept() {
 fn choices_of_pollers_that_make_no_sense_are_refused() {
     let place = Place::new();
     place.image("8M");
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 7] = [
         (&["--pollers", "0"], "use a number from 1 to 256, auto or per-queue"),
         (&["--pollers", "many"], "use a number from 1 to 256, auto or per-queue"),
         (&["--pollers", "per-queue", "--poller-cpus", "0"], "choose other pollers"),
+        (&["--poller-nice", "20"], "20 is not in -20..=19"),
         (&["--pipeline", "both"], "[possible values: fused, split, auto]"),
         (&["--cpu-budget", "1.5"], "write e.g. 50% or 150%"),
         (&["--cpu-budget", "0%"], "write e.g. 50% or 150%"),
@@ -344,6 +351,59 @@ fn choices_of_pollers_that_make_no_sense_are_refused() {
         assert_eq!(output.status.code(), Some(2), "{args:?}: {errors}");
         assert!(errors.contains(advice), "{args:?}: {errors}");
     }
+}
+
+/// The niceness that the threads of a process have, by their names.
+fn niceness(pid: u32) -> BTreeMap<String, i32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let stats = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("stat")).ok());
+    let read = stats.map(|stat| {
+        let (name, fields) = stat.split_once('(').unwrap().1.rsplit_once(") ").unwrap();
+        // Field 19 of proc_pid_stat(5); the state is field 3.
+        (name.to_owned(), fields.split(' ').nth(16).unwrap().parse().unwrap())
+    });
+    read.collect()
+}
+
+#[test]
+fn threads_that_run_queues_have_the_niceness_that_is_wanted_and_no_others() {
+    let place = Place::new();
+    for (pollers, name) in [("1", "poller0"), ("per-queue", "disk/q0")] {
+        // Every user may be nicer.
+        let options = ["--pollers", pollers, "--poller-nice", "7", "--name", "disk"];
+        let daemon = place.serve(&[&options[..], &["--backend", "mem:16M"]].concat());
+        let mut client = place.client();
+        assert_eq!(client.write(0, &[1; 512]).unwrap(), Status::Ok);
+        let seen = niceness(daemon.pid());
+        let own = [name, "flowstone"].map(|name| seen.get(name).copied());
+        assert_eq!(own, [Some(7), Some(0)], "{seen:?}");
+        drop(client);
+        stop(daemon);
+    }
+}
+
+#[test]
+fn a_niceness_that_this_user_may_not_have_is_refused() {
+    const NOBODY: u32 = 65534;
+    let place = Place::new();
+    fs::set_permissions(place.dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flowstone"));
+    command.args(["serve", "--socket", "s.sock", "--backend", "null:1M", "--poller-nice", "-5"]);
+    command.current_dir(place.dir.path());
+    if rustix::process::getuid().is_root() {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    let output = match command.output() {
+        Ok(output) => output,
+        Err(why) => {
+            return flowstone_testkit::skip(format_args!("no other user can run it: {why}"));
+        }
+    };
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let line = said.lines().last().unwrap_or_default();
+    assert!(line.starts_with("flowstone: poller-nice -5: Permission denied"), "{said}");
+    assert!(line.contains("LimitNICE="), "{said}");
 }
 
 /// On a host with one node, as here, everything is on it; the rest is tested with simulated nodes.

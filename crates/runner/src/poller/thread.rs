@@ -3,9 +3,9 @@
 use std::io;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use flowstone_block::LogBudget;
 use flowstone_block::sync::mpsc::{Receiver, sync_channel};
 use flowstone_block::sync::thread::{Builder, JoinHandle};
+use flowstone_block::{LogBudget, mutant};
 use tracing::warn;
 
 use super::Poller;
@@ -13,7 +13,7 @@ use super::activity::Activity;
 use super::handover::{Arrival, Cause, Inbox, NotRun, Orders, RunningQueue};
 use crate::CpuList;
 use crate::cpu_budget::ProcessBudget;
-use crate::cpus::pin_this_thread;
+use crate::cpus::{pin_this_thread, set_niceness_of_this_thread};
 use crate::queue_run::{Part, QueueSpec};
 
 /// Pollers do not recurse and keep nothing large on the stack.
@@ -29,6 +29,8 @@ pub struct PollerOptions {
     pub index: usize,
     /// CPUs that it is pinned to; empty for none.
     pub cpus: CpuList,
+    /// Niceness of the thread (setpriority(2)), if it is not that of the process.
+    pub nice: Option<i8>,
     /// CPU budget of the process, if limited.
     pub budget: Option<Arc<ProcessBudget>>,
     /// Whether queues share the thread: then it polls less, to save CPU time.
@@ -51,6 +53,11 @@ impl PollerThread {
             // First: memory that the thread allocates lies on its node.
             if let Err(error) = pin_this_thread(&options.cpus) {
                 warn_unpinned(&options.cpus, &error);
+            }
+            let is_ignored = mutant("runner.poller.is-as-nice-as-the-process");
+            if let Some(nice) = options.nice.filter(|_| !is_ignored) {
+                // `Pollers::new` has tried it.
+                let _ = set_niceness_of_this_thread(nice);
             }
             // Here, since a reactor stays on its thread.
             match Poller::new(options) {

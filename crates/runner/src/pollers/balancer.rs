@@ -12,9 +12,8 @@ use super::load_watch::{LoadWatch, Look};
 use super::report::PollerReport;
 use crate::CpuList;
 use crate::counters::QueueCounters;
-use crate::cpu_budget::ProcessBudget;
 use crate::numa::Topology;
-use crate::poller::{Activity, NotRun, Orders, PollerOptions, PollerThread, RunningQueue};
+use crate::poller::{NotRun, Orders, PollerOptions, PollerThread, RunningQueue};
 use crate::queue_run::{Part, QueueSpec};
 
 /// Looks for which a queue that has moved stays: its load has to be measured anew.
@@ -38,8 +37,8 @@ struct Shared {
     cpus: Vec<CpuList>,
     /// NUMA node of each poller, if that matters.
     nodes: Vec<Option<u32>>,
-    budget: Option<Arc<ProcessBudget>>,
-    activity: Arc<Activity>,
+    /// Settings that all pollers have.
+    common: PollerOptions,
     is_restless: bool,
     /// Started on demand, and anew if one has died; outside the lock: that waits for a thread.
     pollers: Vec<Mutex<Option<Arc<PollerThread>>>>,
@@ -75,8 +74,7 @@ impl Balancer {
         spread: Spread,
         cpus: &CpuList,
         topology: Topology,
-        budget: Option<Arc<ProcessBudget>>,
-        activity: Arc<Activity>,
+        common: PollerOptions,
     ) -> io::Result<Self> {
         let cpus_of = |index| {
             let named = cpus.for_thread(index).map(CpuList::from);
@@ -92,15 +90,14 @@ impl Balancer {
             topology,
             cpus,
             nodes,
-            budget,
-            activity: Arc::clone(&activity),
+            common: common.clone(),
             is_restless: cfg!(debug_assertions) && std::env::var_os(RESTLESS).is_some(),
             pollers,
             state: Mutex::default(),
         });
         let theirs = Arc::clone(&shared);
         let look = move |look| theirs.look(look);
-        let watch = LoadWatch::start("balancer", activity, look)?;
+        let watch = LoadWatch::start("balancer", common.activity, look)?;
         Ok(Self { shared, _watch: watch })
     }
 
@@ -191,9 +188,8 @@ impl Shared {
 
     /// Starts the poller with this index, unless another thread has.
     fn start(&self, index: usize) -> io::Result<()> {
-        let (cpus, budget) = (self.cpus[index].clone(), self.budget.clone());
-        let activity = Arc::clone(&self.activity);
-        let options = PollerOptions { index, cpus, budget, is_shared: true, activity };
+        let cpus = self.cpus[index].clone();
+        let options = PollerOptions { index, cpus, is_shared: true, ..self.common.clone() };
         let started = Arc::new(PollerThread::spawn(format!("poller{index}"), options)?);
         let mut place = self.place_of(index);
         let other =
@@ -287,7 +283,8 @@ mod tests {
     #[test]
     fn a_poller_that_has_died_is_started_anew() {
         let (cpus, topology) = (CpuList::default(), Topology::of_host());
-        let start = Balancer::start(1, Spread::AsNeeded, &cpus, topology, None, Arc::default());
+        let common = PollerOptions::default();
+        let start = Balancer::start(1, Spread::AsNeeded, &cpus, topology, common);
         let balancer = start.unwrap();
         for _ in 0..3 {
             let (_guest, queue) = FakeGuest::new(Asks::Flush);

@@ -16,7 +16,8 @@ use crate::queue_run::{Part, QueueSpec};
 
 /// The pollers that queues are placed on.
 pub(super) struct Places {
-    budget: Option<Arc<ProcessBudget>>,
+    /// Settings that all pollers have.
+    common: PollerOptions,
     /// The shared pollers, for queues without CPUs of their own; `None` if each queue has threads.
     shared: Option<Balancer>,
     pub topology: Topology,
@@ -46,12 +47,11 @@ impl Places {
     /// Makes the places; starts no poller thread yet.
     pub fn new(config: &PollersConfig) -> io::Result<Self> {
         let budget = config.budget.map(|share| Arc::new(ProcessBudget::new(share)));
-        let (topology, activity) = (Topology::of_host(), Arc::<Activity>::default());
+        let common = PollerOptions { budget, nice: config.nice, ..PollerOptions::default() };
+        let topology = Topology::of_host();
         let cpus = config.cpus.clone().unwrap_or_default();
         let shared = |count, spread| {
-            let (topology, budget) = (topology.clone(), budget.clone());
-            let activity = Arc::clone(&activity);
-            Balancer::start(count, spread, &cpus, topology, budget, activity).map(Some)
+            Balancer::start(count, spread, &cpus, topology.clone(), common.clone()).map(Some)
         };
         let shared = match config.choice {
             PollerChoice::PerQueue => None,
@@ -62,7 +62,8 @@ impl Places {
                 shared(count.min(POLLERS_MAX), Spread::AsNeeded)?
             }
         };
-        Ok(Self { budget, shared, topology, activity, known: Mutex::default() })
+        let activity = Arc::clone(&common.activity);
+        Ok(Self { common, shared, topology, activity, known: Mutex::default() })
     }
 
     /// Runs a queue: on its own threads, as `wanted` says, or on shared ones. Returns it on
@@ -109,8 +110,7 @@ impl Places {
         }
         let (number, own) = (threads.len(), wanted.own);
         let cpus = own.cpus[number].map_or_else(|| self.near(wanted.home), CpuList::from);
-        let (activity, budget) = (Arc::clone(&self.activity), self.budget.clone());
-        let options = PollerOptions { cpus: cpus.clone(), budget, activity, ..Default::default() };
+        let options = PollerOptions { cpus: cpus.clone(), ..self.common.clone() };
         let name = if number == 0 { own.name.clone() } else { format!("{}/front", own.name) };
         let thread = match PollerThread::spawn(name, options) {
             Ok(thread) => thread,
