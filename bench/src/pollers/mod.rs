@@ -34,8 +34,8 @@ pub struct PollersArgs {
     /// Measured seconds for each server, point and round.
     #[arg(long, default_value_t = 0.5)]
     runtime: f64,
-    /// Only parts whose name contains this (share, equal, forms, cost, connected, moves, budget, busy);
-    /// may be given several times.
+    /// Only parts whose name contains this (share, equal, forms, cost, connected, moves, budget,
+    /// busy); may be given several times.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
     /// Draw the rates of one to four disks into this file.
