@@ -7,7 +7,7 @@ mod listing;
 mod refusal;
 mod removal;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::error::Error as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -49,6 +49,10 @@ struct Table {
     /// Number of entries ever made.
     count: u64,
     end: Option<End>,
+    /// Disks that could not be closed in order, by their serial numbers.
+    failed_ends: VecDeque<(u64, Error)>,
+    /// The first of them since the daemon was told to stop.
+    late_failure: Option<Error>,
 }
 
 /// A disk that is not served, with the reason.
@@ -239,8 +243,10 @@ impl Disks {
         let is_over = table.end.is_some();
         match table.known.get_mut(&number).map(|entry| &mut entry.state) {
             // Everything that was opened has been closed by now.
-            Some(State::Cancelled | State::Stopping) => self.forget(&mut table, number),
-            Some(_) if is_over => self.forget(&mut table, number),
+            Some(state) if is_over || matches!(state, State::Cancelled | State::Stopping) => {
+                table.note_end(number, &opened);
+                self.forget(&mut table, number);
+            }
             Some(state @ (State::Opening | State::Starting)) => {
                 if let Err(error) = &opened {
                     let failed = Failed::of(Some(name.to_owned()), error);
@@ -320,10 +326,13 @@ impl Disks {
     }
 
     /// After [`stop`](Self::stop): waits for disks that had begun to listen or to leave, and for
-    /// those whose image is marked as in use already; they stop by themselves.
-    pub fn wait_for_late_ones(&self) {
+    /// those whose image is marked as in use already; they stop by themselves. Returns the first
+    /// error of theirs.
+    pub fn wait_for_late_ones(&self) -> Result<()> {
         let are_there = |table: &mut Table| !table.known.is_empty();
-        drop(self.settled.wait_while(self.table(), are_there));
+        let waited = self.settled.wait_while(self.table(), are_there);
+        let failure = waited.unwrap_or_else(PoisonError::into_inner).late_failure.take();
+        failure.map_or(Ok(()), Err)
     }
 }
 

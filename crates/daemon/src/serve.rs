@@ -320,9 +320,7 @@ impl Daemon {
         if let Err(late) = self.disks.serve(number, disk) {
             late.begin_stop();
             late.stop(Instant::now() + STOP_PATIENCE);
-            let closed = late.close();
-            self.disks.give_up(number);
-            return closed;
+            return late.close();
         }
         say_listening(&socket);
         Ok(())
@@ -343,8 +341,7 @@ impl Daemon {
                 outcome = outcome.and(Err(error));
             }
         }
-        self.disks.wait_for_late_ones();
-        Some(outcome)
+        Some(outcome.and(self.disks.wait_for_late_ones()))
     }
 }
 

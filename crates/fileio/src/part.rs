@@ -2,7 +2,8 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::os::unix::fs::FileTypeExt;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use flowstone_block::{Error, Result, mutant};
@@ -14,7 +15,8 @@ use rustix::io::Errno;
 pub struct PartFile {
     path: PathBuf,
     target: PathBuf,
-    is_ours: bool,
+    /// Device and inode of the file that was made; `None` once it is not ours to remove.
+    own: Option<(u64, u64)>,
 }
 
 impl PartFile {
@@ -29,8 +31,8 @@ impl PartFile {
             false => part_of(target),
         };
         let created = create(&path).map_err(|error| explain(&path, target, error))?;
-        let is_ours = !is_device();
-        Ok((Self { path, target: target.into(), is_ours }, created))
+        let own = if is_device() { None } else { identity(&path) };
+        Ok((Self { path, target: target.into(), own }, created))
     }
 
     /// Returns its path while it is being filled.
@@ -43,8 +45,13 @@ impl PartFile {
     #[expect(clippy::disallowed_methods, reason = "a folder, after the image was closed")]
     pub fn finish(mut self) -> Result<()> {
         if self.path == self.target {
-            self.is_ours = false;
+            self.own = None;
             return Ok(());
+        }
+        let name = format!("rename {}", self.path.display());
+        if self.own.is_none() || identity(&self.path) != self.own {
+            let why = "another file has taken its name";
+            return Err(Error::busy(name, why, "see who makes it, and try again"));
         }
         let renamed = renameat_with(CWD, &self.path, CWD, &self.target, RenameFlags::NOREPLACE);
         let renamed = match renamed {
@@ -52,11 +59,14 @@ impl PartFile {
             Err(Errno::INVAL | Errno::NOSYS) => std::fs::rename(&self.path, &self.target),
             renamed => renamed.map_err(Into::into),
         };
-        let name = format!("rename {}", self.path.display());
         renamed.map_err(|error| Error::host(name, error, "choose another name, and try again"))?;
-        self.is_ours = false;
+        self.own = None;
         let folder = self.target.parent().filter(|it| !it.as_os_str().is_empty());
-        let synced = File::open(folder.unwrap_or(Path::new("."))).and_then(|it| it.sync_all());
+        let synced = match File::open(folder.unwrap_or(Path::new("."))) {
+            // It may be written and not read: nobody can sync it, and the file is whole.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+            folder => folder.and_then(|it| it.sync_all()),
+        };
         let name = format!("sync the folder of {}", self.target.display());
         synced.map_err(|error| Error::host(name, error, "check the host's file system"))
     }
@@ -64,10 +74,15 @@ impl PartFile {
 
 impl Drop for PartFile {
     fn drop(&mut self) {
-        if self.is_ours {
+        if self.own.is_some() && identity(&self.path) == self.own {
             let _ = std::fs::remove_file(&self.path);
         }
     }
+}
+
+/// Returns device and inode of a file.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    path.symlink_metadata().ok().map(|it| (it.dev(), it.ino()))
 }
 
 fn part_of(target: &Path) -> PathBuf {
@@ -115,5 +130,20 @@ mod tests {
         assert!(late.finish().is_err());
         assert_eq!(std::fs::read_to_string(&target).unwrap(), "another's");
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1);
+    }
+
+    /// Somebody has removed it and another process makes its own: that is not ours.
+    #[test]
+    fn a_file_that_has_taken_the_name_is_neither_renamed_nor_removed() {
+        let place = tempfile::tempdir().unwrap();
+        let target = place.path().join("a.raw");
+        let made = PartFile::create(&target, |path| crate::create_sparse(path, 0)).unwrap();
+        let path = made.0.path().to_owned();
+        std::fs::rename(&path, place.path().join("elsewhere")).unwrap();
+        std::fs::write(&path, "another's").unwrap();
+        let refused = made.0.finish().unwrap_err().to_string();
+        assert!(refused.contains("another file has taken its name"), "{refused}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "another's");
+        assert!(!target.exists());
     }
 }

@@ -83,6 +83,11 @@ fn a_copy_has_its_name_when_it_is_whole() {
         hosts.fake.keep(Call::Write);
         let mut cut = start(&hosts, &convert);
         hosts.fake.wait_until_kept();
+        // In the middle of the data, when the image is open.
+        while hosts.fake.count(Call::Write).bytes < 1 << 20 {
+            hosts.fake.keep(Call::Write);
+            hosts.fake.wait_until_kept();
+        }
         cut.signal(Signal::KILL).unwrap();
         hosts.fake.recover();
         assert!(!cut.wait(HANG).unwrap().success());

@@ -396,7 +396,7 @@ fn a_niceness_that_this_user_may_not_have_is_refused() {
     let output = match command.output() {
         Ok(output) => output,
         Err(why) => {
-            return flowstone_testkit::skip(format_args!("no other user can run it: {why}"));
+            return skip(format_args!("no other user can run it: {why}"));
         }
     };
     let said = String::from_utf8_lossy(&output.stderr);

@@ -1,6 +1,7 @@
 //! Removal of a disk with everything that belongs to it.
 
 use std::collections::BTreeSet;
+use std::error::Error as _;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, PoisonError};
 use std::thread::sleep;
@@ -21,13 +22,16 @@ const LOOK_AGAIN_MAX: Duration = Duration::from_millis(100);
 /// its host answers.
 pub(super) const CANCELLED_MAX: usize = 32;
 
+/// Failed ends that are kept for those who wait for one.
+const FAILED_ENDS_MAX: usize = 32;
+
 /// The remaining work of a removal.
 pub enum Removal {
     /// None: the disk is gone.
     Done,
     /// The caller [ends](Disks::end) the disk.
     Stop(u32, Arc<Disk>),
-    /// The caller [waits](Disks::has_gone_by) for the thread that stops it.
+    /// The caller [waits](Disks::gone_by) for the thread that stops it.
     Wait(Leaving),
 }
 
@@ -71,18 +75,22 @@ impl Disks {
 
     /// Stops a disk, waits until nothing else uses it, and closes it: its number may be reused. The
     /// disk goes, too, if the stop panics: others wait for that.
-    pub fn end<D, T>(
+    pub fn end<D>(
         &self,
         number: u32,
         disk: Arc<D>,
         stop: impl FnOnce(&D),
-        close: impl FnOnce(D) -> T,
-    ) -> T {
+        close: impl FnOnce(D) -> flowstone_block::Result<()>,
+    ) -> flowstone_block::Result<()> {
         let _gone = GivesUp { disks: self, number };
         let stopped = catch_unwind(AssertUnwindSafe(|| stop(&disk)));
         let disk = last_of(disk);
         match stopped {
-            Ok(()) => close(disk),
+            Ok(()) => {
+                let closed = close(disk);
+                self.table().note_end(number, &closed);
+                closed
+            }
             Err(panic) => {
                 drop(disk);
                 resume_unwind(panic)
@@ -90,11 +98,14 @@ impl Disks {
         }
     }
 
-    /// Waits until a disk that is being stopped is gone, or a deadline. Returns whether it is.
-    pub fn has_gone_by(&self, leaving: Leaving, until: Instant) -> bool {
+    /// Waits until a disk that is being stopped is gone, or a deadline. Returns whether it was
+    /// closed in order; `None` if it is not gone.
+    pub fn gone_by(&self, leaving: Leaving, until: Instant) -> Option<flowstone_block::Result<()>> {
         let (table, left) = (self.table(), until.saturating_duration_since(Instant::now()));
         let waited = self.settled.wait_timeout_while(table, left, |table| table.has(leaving));
-        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+        let (table, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        let failed = table.failed_ends.iter().find(|(count, _)| *count == leaving.count);
+        (!waited.timed_out()).then(|| failed.map_or(Ok(()), |(_, error)| Err(again(error))))
     }
 
     /// Returns whether a disk that is being stopped has the name, socket or image of a new one.
@@ -138,7 +149,27 @@ pub fn last_of<D>(mut disk: Arc<D>) -> D {
     }
 }
 
+/// Makes the same error for another who waits.
+fn again(error: &Error) -> Error {
+    let why = error.source().map_or_else(String::new, ToString::to_string);
+    Error::new(error.kind(), error.what(), why, error.advice().to_owned())
+}
+
 impl Table {
+    /// Notes how the end of a disk went, for those who wait for it: a removal, and the end of the
+    /// daemon, if that waits.
+    pub(super) fn note_end(&mut self, number: u32, ended: &flowstone_block::Result<()>) {
+        let (Err(error), Some(entry)) = (ended, self.known.get(&number)) else { return };
+        let count = entry.count;
+        if self.end.is_some() && !mutant("daemon.stop.forgets-late-failures") {
+            self.late_failure.get_or_insert_with(|| again(error));
+        }
+        if self.failed_ends.len() == FAILED_ENDS_MAX {
+            self.failed_ends.pop_front();
+        }
+        self.failed_ends.push_back((count, again(error)));
+    }
+
     fn stopping(&self) -> impl Iterator<Item = &Entry> {
         self.known.values().filter(|entry| matches!(entry.state, State::Stopping))
     }

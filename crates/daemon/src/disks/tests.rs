@@ -57,7 +57,7 @@ fn a_disk_whose_opening_panics_is_not_waited_for() {
     });
     assert!(opened.is_err() && disks.failed().len() == 1);
     assert!(disks.stop().unwrap().is_empty());
-    disks.wait_for_late_ones();
+    disks.wait_for_late_ones().unwrap();
 }
 
 /// Its socket may lie on a file system that hangs, so no lock is held meanwhile.
@@ -77,7 +77,7 @@ fn a_disk_that_starts_is_waited_for_at_the_end() {
             let failed = || Err(Error::busy("slow", "another daemon listens", "stop that"));
             disks.open(number, "slow", failed).unwrap_err();
         });
-        disks.wait_for_late_ones();
+        assert!(disks.wait_for_late_ones().is_err(), "its socket");
         assert!(has_stopped.load(Ordering::Relaxed));
     });
 }
@@ -105,7 +105,7 @@ fn an_image_that_is_marked_is_waited_for_and_one_that_is_not_is_given_up() {
                 disks.open(number, "", || Ok(())).unwrap();
             });
         }
-        disks.wait_for_late_ones();
+        disks.wait_for_late_ones().unwrap();
         assert_eq!(closed.load(Ordering::Relaxed), 2);
     });
 }
@@ -168,13 +168,29 @@ fn a_disk_whose_stop_panics_is_gone() {
     let Ok(Removal::Wait(leaving)) = disks.begin_removal("dead", false) else { panic!() };
     let hour = Instant::now() + Duration::from_secs(3600);
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| disks.has_gone_by(leaving, hour));
-        let stops =
-            scope.spawn(|| disks.end(number, Arc::new(()), |()| panic!("the mistake"), drop));
+        let waits = scope.spawn(|| disks.gone_by(leaving, hour));
+        let stops = scope.spawn(|| disks.end(number, Arc::new(()), |()| panic!("the mistake"), Ok));
         assert!(stops.join().is_err());
-        assert!(waits.join().unwrap());
+        assert!(waits.join().unwrap().unwrap().is_ok());
     });
     begin(&disks, "dead");
+}
+
+/// Regression: a second `disk remove` said that it was removed, and the daemon exited with 0.
+#[test]
+fn a_close_that_fails_reaches_all_that_wait_for_it() {
+    let disks = Disks::default();
+    let [removed, opened] = ["removed", "opened"].map(|name| begin(&disks, name));
+    assert!(disks.begin_start(removed));
+    disks.progress_of(opened).begin_writing("image").unwrap();
+    let Ok(Removal::Wait(leaving)) = disks.begin_removal("removed", false) else { panic!() };
+    assert!(disks.stop().unwrap().is_empty());
+    let failed = || Err(Error::host("close image", "Input/output error", "check the host"));
+    assert!(disks.end(removed, Arc::new(()), |()| (), |()| failed()).is_err());
+    let seen = disks.gone_by(leaving, Instant::now()).unwrap().unwrap_err().to_string();
+    assert_eq!(seen, "close image: Input/output error; check the host");
+    assert!(disks.open(opened, "opened", failed).is_err());
+    assert_eq!(disks.wait_for_late_ones().unwrap_err().to_string(), seen);
 }
 
 #[test]
@@ -189,7 +205,7 @@ fn a_removal_does_not_wait_for_a_thread_that_has_panicked_with_the_disk() {
             is_stopped.recv().unwrap();
             assert_eq!(Arc::strong_count(&theirs), 1, "the mistake");
         });
-        disks.end(number, disk, |()| stopped.send(()).unwrap(), drop);
+        disks.end(number, disk, |()| stopped.send(()).unwrap(), Ok).unwrap();
         assert!(uses.join().is_err());
     });
     begin(&disks, "used");

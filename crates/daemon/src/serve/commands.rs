@@ -223,11 +223,12 @@ impl Daemon {
             Removal::Done => Ok(()),
             Removal::Wait(leaving) => {
                 // It has a place of the control socket, beside the one of the thread that stops it.
-                if !self.disks.has_gone_by(leaving, Instant::now() + REMOVAL_PATIENCE) {
+                let Some(ended) = self.disks.gone_by(leaving, Instant::now() + REMOVAL_PATIENCE)
+                else {
                     let what = format!("disk remove {name}");
                     return Err(Error::busy(what, LEAVING, "try again later"));
-                }
-                Ok(())
+                };
+                ended
             }
             Removal::Stop(number, disk) => {
                 disk.begin_stop();

@@ -171,7 +171,7 @@ impl Daemon {
     /// Returns how the removal ended, if it has by then.
     fn wait_for_removal(&self, leaves: &Leaves, until: Instant) -> Option<Result<()>> {
         match leaves {
-            Leaves::Others(leaving) => self.disks.has_gone_by(*leaving, until).then_some(Ok(())),
+            Leaves::Others(leaving) => self.disks.gone_by(*leaving, until),
             Leaves::Ours(told) => {
                 let left = until.saturating_duration_since(Instant::now());
                 match told.recv_timeout(left) {

@@ -114,14 +114,14 @@ impl Maintenance {
         if !changed && self.writer.superblock.clean {
             return Ok(());
         }
-        let mut closed = match health {
+        let closed = match health {
             Health::Running => self.writer.checkpoint(CheckpointKind::Last),
+            // No head may be written to before there are new ones: the image must not become clean.
             _ => Err(Errno::NOSPC),
         };
-        if closed.is_err() && !changed {
-            closed = self.close_as_it_was();
-        }
-        match closed {
+        let has_heads = health == Health::Running || mutant("log.close.clean-without-new-heads");
+        let may_stay = closed.is_err() && !changed && has_heads;
+        match if may_stay { self.close_as_it_was().or(closed) } else { closed } {
             // Recovery needs no reserve any more: its space is freed, too.
             Ok(()) => self.writer.space.release_reserve(),
             Err(errno) if is_lack_of_space(errno) && !self.log.sync.has_failed() => {

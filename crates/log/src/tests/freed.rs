@@ -3,11 +3,12 @@
 
 use std::rc::Rc;
 
-use flowstone_sim::Fate;
+use flowstone_block::Errno;
+use flowstone_sim::{Call, Fate, Fault};
 
 use super::crash::recover;
-use super::fixture::{BLOCK_SECTORS, Setup, contents_read_only};
-use super::history_model::End;
+use super::fixture::{BLOCK_SECTORS, Fixture, Setup, contents_read_only, without_history};
+use super::history_model::{End, HistoryModel};
 use super::scheduler::with_hook;
 
 /// A clean image is appended to in the segments that it was closed with. Replay begins there, so
@@ -120,4 +121,49 @@ fn a_record_behind_a_torn_one_does_not_follow_a_new_one_though_replay_found_noth
     let crashed = disk.crash_at(now, &mut Fate::everything());
     let seen = contents_read_only(&crashed).unwrap();
     model.judge(&seen, now, End::PowerCut).unwrap();
+}
+
+/// As above, but the first open after the power cut meets a full host, and is closed there: that
+/// must not make the torn head clean, to which the next session would append.
+#[test]
+fn a_close_on_a_full_host_does_not_make_a_torn_head_clean() {
+    let setup = Setup::default();
+    let mut fixture = setup.fixture(1);
+    fixture.write_blocks(0..1).unwrap();
+    fixture.checkpoint().unwrap();
+    for block in [10, 20] {
+        let mut guests = fixture.guests();
+        guests.write(0, block * BLOCK_SECTORS..(block + 1) * BLOCK_SECTORS);
+        guests.kick(0);
+        guests.reap(0);
+    }
+    let (disk, model) = fixture.abandon();
+    let now = disk.now();
+    let last = disk.undecided_at(now) - 1;
+    let crashed = disk.crash_at(now, &mut Fate::subset(1 << last));
+    crashed.inject(Fault::fail(Errno::NOSPC).on(Call::Allocate).always());
+    let fixture = recover(&crashed, setup, &model, now, End::PowerCut, 1);
+    let (disk, model) = fixture.close();
+    let model = HistoryModel::new(model.latest(), model.next_stamp());
+    let mut fixture = Fixture::open(&without_history(&disk), setup, model, 1).unwrap();
+    fixture.write_blocks(30..31).unwrap();
+    fixture.flush().unwrap();
+    let (disk, model) = fixture.abandon();
+    let now = disk.now();
+    let seen = contents_read_only(&disk.crash_at(now, &mut Fate::everything())).unwrap();
+    model.judge(&seen, now, End::PowerCut).unwrap();
+}
+
+/// Nothing is lost, and the next open recovers.
+#[test]
+fn a_close_on_a_full_host_after_a_kill_is_no_failure() {
+    let setup = Setup::default();
+    let mut fixture = setup.fixture(1);
+    fixture.write_blocks(0..1).unwrap();
+    let (disk, model) = fixture.abandon();
+    let now = disk.now();
+    let crashed = disk.crash_at(now, &mut Fate::everything());
+    crashed.inject(Fault::fail(Errno::NOSPC).on(Call::Allocate).always());
+    let mut fixture = recover(&crashed, setup, &model, now, End::Kill, 1);
+    assert_eq!(fixture.maintenance.close(), Ok(()));
 }

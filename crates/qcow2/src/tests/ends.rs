@@ -6,11 +6,11 @@ use std::path::Path;
 use flowstone_block::{BlockingDisk, Channel, Errno, Op, QueueContext, QueueDepth, Request};
 use flowstone_fileio::Access;
 use flowstone_image::{Image, Wait};
-use flowstone_sim::{Call, Fault, Schedule, SimDisk};
+use flowstone_sim::{Call, Fate, Fault, Schedule, SimDisk};
 use flowstone_sim::{Deadly, Wrapped, wait_until};
 
 use super::super::{Opening, Qcow2Image};
-use super::fixture::{Guest, extent, new_disk, new_overlay, open_with_much_memory, raw};
+use super::fixture::{Guest, contents, extent, new_disk, new_overlay, open_with_much_memory, raw};
 use super::host::{Host, SECTORS};
 
 const CLUSTER: u64 = 8;
@@ -48,6 +48,20 @@ fn a_close_that_fails_says_so() {
         assert!(failed.starts_with("close image: Input/output error"), "{failed}");
         image.close().unwrap();
     }
+}
+
+/// Without a redo file no later sync covers it.
+#[test]
+fn what_was_written_in_place_is_durable_after_a_close() {
+    let disk = new_disk(SECTORS, 4096);
+    let image = open_with_much_memory(&disk, None);
+    Guest::new(&image).run(Op::Write(extent(0, 8)), 7).unwrap();
+    image.close().unwrap();
+    let image = open_with_much_memory(&disk, None);
+    Guest::new(&image).run(Op::Write(extent(0, 8)), 8).unwrap();
+    image.close().unwrap();
+    let crashed = disk.crash_at(disk.now(), &mut Fate::nothing_more());
+    assert!(contents(&open_with_much_memory(&crashed, None))[..4096].iter().all(|it| *it == 8));
 }
 
 /// Its request was dropped without a completion, and the cluster stayed locked: the next write of
