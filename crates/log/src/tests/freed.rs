@@ -95,10 +95,8 @@ fn an_image_that_is_closed_beside_a_record_on_its_way_is_not_called_clean() {
 }
 
 /// Power was cut when the first record at the head was torn and the second one whole: replay finds
-/// nothing. A new record in the place of the first one, of the same length, must not lead to the
-/// second.
-#[test]
-fn a_record_behind_a_torn_one_does_not_follow_a_new_one_though_replay_found_nothing() {
+/// nothing. Opens the image on a host with or without space.
+fn behind_a_torn_head(has_space: bool) -> Fixture {
     let setup = Setup::default();
     let mut fixture = setup.fixture(1);
     fixture.write_blocks(0..1).unwrap();
@@ -113,45 +111,35 @@ fn a_record_behind_a_torn_one_does_not_follow_a_new_one_though_replay_found_noth
     let now = disk.now();
     let last = disk.undecided_at(now) - 1;
     let crashed = disk.crash_at(now, &mut Fate::subset(1 << last));
-    let mut fixture = recover(&crashed, setup, &model, now, End::PowerCut, 1);
-    fixture.write_blocks(30..31).unwrap();
-    fixture.flush().unwrap();
-    let (disk, model) = fixture.abandon();
-    let now = disk.now();
-    let crashed = disk.crash_at(now, &mut Fate::everything());
-    let seen = contents_read_only(&crashed).unwrap();
-    model.judge(&seen, now, End::PowerCut).unwrap();
+    if !has_space {
+        crashed.inject(Fault::fail(Errno::NOSPC).on(Call::Allocate).always());
+    }
+    recover(&crashed, setup, &model, now, End::PowerCut, 1)
 }
 
-/// As above, but the first open after the power cut meets a full host, and is closed there: that
-/// must not make the torn head clean, to which the next session would append.
-#[test]
-fn a_close_on_a_full_host_does_not_make_a_torn_head_clean() {
-    let setup = Setup::default();
-    let mut fixture = setup.fixture(1);
-    fixture.write_blocks(0..1).unwrap();
-    fixture.checkpoint().unwrap();
-    for block in [10, 20] {
-        let mut guests = fixture.guests();
-        guests.write(0, block * BLOCK_SECTORS..(block + 1) * BLOCK_SECTORS);
-        guests.kick(0);
-        guests.reap(0);
-    }
-    let (disk, model) = fixture.abandon();
-    let now = disk.now();
-    let last = disk.undecided_at(now) - 1;
-    let crashed = disk.crash_at(now, &mut Fate::subset(1 << last));
-    crashed.inject(Fault::fail(Errno::NOSPC).on(Call::Allocate).always());
-    let fixture = recover(&crashed, setup, &model, now, End::PowerCut, 1);
-    let (disk, model) = fixture.close();
-    let model = HistoryModel::new(model.latest(), model.next_stamp());
-    let mut fixture = Fixture::open(&without_history(&disk), setup, model, 1).unwrap();
+/// A new record in the place of the torn one, of the same length, must not lead to the one behind.
+fn write_and_judge(mut fixture: Fixture) {
     fixture.write_blocks(30..31).unwrap();
     fixture.flush().unwrap();
     let (disk, model) = fixture.abandon();
     let now = disk.now();
     let seen = contents_read_only(&disk.crash_at(now, &mut Fate::everything())).unwrap();
     model.judge(&seen, now, End::PowerCut).unwrap();
+}
+
+#[test]
+fn a_record_behind_a_torn_one_does_not_follow_a_new_one_though_replay_found_nothing() {
+    write_and_judge(behind_a_torn_head(true));
+}
+
+/// The first open after the power cut meets a full host, and is closed there: that must not make
+/// the torn head clean, to which the next session would append.
+#[test]
+fn a_close_on_a_full_host_does_not_make_a_torn_head_clean() {
+    let (disk, model) = behind_a_torn_head(false).close();
+    let model = HistoryModel::new(model.latest(), model.next_stamp());
+    let setup = Setup::default();
+    write_and_judge(Fixture::open(&without_history(&disk), setup, model, 1).unwrap());
 }
 
 /// Nothing is lost, and the next open recovers.
