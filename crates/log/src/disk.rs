@@ -2,16 +2,15 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 
 use flowstone_block::sync::atomic::Ordering;
 use flowstone_block::{
-    BlockingDisk, Channel, Error, Extent, Geometry, Layer, Outcome, QueueContext, Result,
-    SECTOR_BYTES, Sector, SectorCount,
+    BlockingDisk, Channel, Error, Extent, Geometry, Layer, QueueContext, Result, SECTOR_BYTES,
+    Sector, SectorCount,
 };
 use flowstone_fileio::{Access, FileIo};
-use flowstone_image::runtime::worker;
+use flowstone_image::runtime::worker::{self, Worker};
 use flowstone_image::{
     CompactProgress, DamageWatcher, Damages, DiscardMode, Discards, Format, Image, Layout,
     LogState, Progress, Space, Tell, valid_capacity,
@@ -33,7 +32,7 @@ pub struct LogImage {
     log: Arc<Log>,
     discard: DiscardMode,
     readonly: bool,
-    maintenance: Mutex<Option<JoinHandle<Outcome>>>,
+    maintenance: Worker,
 }
 
 impl LogImage {
@@ -53,7 +52,7 @@ impl LogImage {
         if let Some(progress) = progress.filter(|_| !readonly) {
             progress.begin_writing(&log.name)?;
         }
-        let maintenance = Mutex::new(unbegun.map(start_maintenance).transpose()?);
+        let maintenance = unbegun.map(start_maintenance).transpose()?.unwrap_or_default();
         Ok(Self { log, discard, readonly, maintenance })
     }
 
@@ -89,7 +88,7 @@ impl LogImage {
 
     /// Sends the maintenance worker a command, and waits for its reply.
     #[cfg(test)]
-    pub(crate) fn ask(&self, command: Command) -> Outcome {
+    pub(crate) fn ask(&self, command: Command) -> flowstone_block::Outcome {
         self.log.inbox.ask(command).wait()
     }
 
@@ -102,11 +101,11 @@ impl LogImage {
     ) -> Result<(Self, Maintenance)> {
         let (log, unbegun) = load_for(name, file, false, streams, None)?;
         let maintenance = unbegun.expect("it is open for writing").begin()?;
-        Ok((Self { log, discard, readonly: false, maintenance: Mutex::default() }, maintenance))
+        Ok((Self { log, discard, readonly: false, maintenance: Worker::default() }, maintenance))
     }
 }
 
-fn start_maintenance(unbegun: Unbegun) -> Result<JoinHandle<Outcome>> {
+fn start_maintenance(unbegun: Unbegun) -> Result<Worker> {
     let log = Arc::clone(&unbegun.log);
     let name = log.name.clone();
     worker::start(&name, || unbegun.begin(), Maintenance::run, move |_| log.retire())
@@ -239,14 +238,8 @@ impl Image for LogImage {
 
     fn close(&self) -> Result<()> {
         self.log.inbox.stop();
-        let maintenance = self.maintenance.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(maintenance) = maintenance else { return Ok(()) };
-        let name = format!("close {}", self.log.name);
         let advice = "the next start recovers it; check the host's file system";
-        match maintenance.join() {
-            Ok(closed) => closed.map_err(|errno| Error::host(name, errno, advice)),
-            Err(_) => Err(Error::host(name, "the maintenance worker has panicked", advice)),
-        }
+        self.maintenance.join(&self.log.name, advice)
     }
 
     fn file(&self) -> &dyn FileIo {

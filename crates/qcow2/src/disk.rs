@@ -2,8 +2,7 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 
 use flowstone_block::{
     Channel, Damage, Errno, Error, Extent, Geometry, Layer, Outcome, QueueContext, Result,
@@ -11,6 +10,7 @@ use flowstone_block::{
 };
 use flowstone_fileio::FileIo;
 use flowstone_image::runtime::trims::Trims;
+use flowstone_image::runtime::worker::Worker;
 use flowstone_image::{
     CheckOptions, CompactProgress, DamageWatcher, Damages, DiscardMode, Discards, Format, Image,
     Layout, Space, valid_capacity,
@@ -29,7 +29,7 @@ pub struct Qcow2Image {
     pub(super) core: Arc<Core>,
     pub(super) slow_path: Arc<SlowPath>,
     pub(super) trims: Arc<Trims>,
-    pub(super) maintenance: Mutex<Option<JoinHandle<Outcome>>>,
+    pub(super) maintenance: Worker,
 }
 
 impl Qcow2Image {
@@ -232,14 +232,8 @@ impl Image for Qcow2Image {
         self.trims.stop();
         self.slow_path.stop();
         self.core.commits.inbox.stop();
-        let maintenance = self.maintenance.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(maintenance) = maintenance else { return Ok(()) };
-        let name = format!("close {}", self.core.name);
         let advice = "check the host's file system, then see `flowstone check`";
-        match maintenance.join() {
-            Ok(closed) => closed.map_err(|errno| Error::host(name, errno, advice)),
-            Err(_) => Err(Error::host(name, "the maintenance worker has panicked", advice)),
-        }
+        self.maintenance.join(&self.core.name, advice)
     }
 
     fn file(&self) -> &dyn FileIo {

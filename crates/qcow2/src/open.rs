@@ -2,10 +2,9 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 
-use flowstone_block::{Damage, Errno, Error, Outcome, Result};
+use flowstone_block::{Damage, Errno, Error, Result};
 use flowstone_fileio::{Access, FileIo};
 
 use super::by_hand::ByHand;
@@ -20,7 +19,7 @@ use super::replay;
 use super::slow_path::{SlowPath, SlowPathWorker};
 use super::survey::{Survey, SurveyError};
 use flowstone_image::runtime::trims::Trims;
-use flowstone_image::runtime::worker::{self, End};
+use flowstone_image::runtime::worker::{self, End, Worker};
 use flowstone_image::{DiscardMode, Image, Progress, valid_capacity};
 use tracing::warn;
 
@@ -52,7 +51,7 @@ impl Qcow2Image {
     /// Takes over an open host file.
     pub fn open(path: &Path, file: Box<dyn FileIo>, opening: Opening<'_>) -> Result<Self> {
         let (mut image, maintenance) = Self::take_over(path, file, opening, start_maintenance)?;
-        image.maintenance = Mutex::new(maintenance);
+        image.maintenance = maintenance.unwrap_or_default();
         Ok(image)
     }
 
@@ -113,7 +112,7 @@ impl Qcow2Image {
     fn of(core: Arc<Core>) -> Self {
         let slow_path = SlowPath::new(Arc::clone(&core));
         let trims = Arc::new(start_trims(&core));
-        Self { core, slow_path, trims, maintenance: Mutex::default() }
+        Self { core, slow_path, trims, maintenance: Worker::default() }
     }
 
     /// Applies the changes that a killed daemon has left. The maintenance worker begins with the
@@ -253,7 +252,7 @@ fn begin_maintenance(core: Arc<Core>, knowledge: Knowledge) -> Result<Maintenanc
     Maintenance::new(core, knowledge).map_err(|error| Refusal::Host(error).explain(&name))
 }
 
-fn start_maintenance(core: Arc<Core>, knowledge: Knowledge) -> Result<JoinHandle<Outcome>> {
+fn start_maintenance(core: Arc<Core>, knowledge: Knowledge) -> Result<Worker> {
     let (theirs, name) = (Arc::clone(&core), core.name.clone());
     let make = move || begin_maintenance(theirs, knowledge);
     worker::start(&name, make, Maintenance::run, move |end| {

@@ -3,6 +3,7 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::sync_channel;
+use std::sync::{Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 use flowstone_block::{Error, Outcome, Result};
@@ -14,6 +15,23 @@ pub enum End {
     Returned,
     /// It panicked.
     Panicked,
+}
+
+/// The thread of a worker; none in an image that is only read, or whose caller steps the worker.
+#[derive(Debug, Default)]
+pub struct Worker(Mutex<Option<JoinHandle<Outcome>>>);
+
+impl Worker {
+    /// Waits until the worker, which was told to stop, has closed the image `name`; the first time.
+    pub fn join(&self, name: &str, advice: &'static str) -> Result<()> {
+        let thread = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let failed = |why| Error::host(format!("close {name}"), why, advice);
+        match thread.map(JoinHandle::join) {
+            None => Ok(()),
+            Some(Ok(closed)) => closed.map_err(|errno| failed(io::Error::from(errno))),
+            Some(Err(_)) => Err(failed(io::Error::other("the maintenance worker has panicked"))),
+        }
+    }
 }
 
 /// Starts the worker of the image `name`, and returns once it is running: an image without one must
@@ -28,7 +46,7 @@ pub fn start<W>(
     make: impl FnOnce() -> Result<W> + Send + 'static,
     run: impl FnOnce(W) -> Outcome + Send + 'static,
     retire: impl FnOnce(End) + Send + 'static,
-) -> Result<JoinHandle<Outcome>> {
+) -> Result<Worker> {
     let (report, started) = sync_channel(1);
     let work = move || match make() {
         Ok(worker) => {
@@ -50,7 +68,7 @@ pub fn start<W>(
     let thread = thread.map_err(refuse)?;
     let died = |_| refuse(io::Error::other("the maintenance worker ended while it started"));
     started.recv().map_err(died)??;
-    Ok(thread)
+    Ok(Worker(Mutex::new(Some(thread))))
 }
 
 #[cfg(test)]
@@ -74,7 +92,7 @@ mod tests {
         let (ends, ended) = channel();
         let retire = move |end| ends.send(end).unwrap();
         let worker = start("image", || Ok(()), |()| panic!("a test"), retire);
-        assert!(worker.unwrap().join().is_err());
+        assert!(worker.unwrap().join("image", "see the log").is_err());
         assert_eq!(ended.try_recv(), Ok(End::Panicked));
     }
 }
