@@ -63,7 +63,7 @@ impl PartFile {
         self.own = None;
         let folder = self.target.parent().filter(|it| !it.as_os_str().is_empty());
         let synced = match File::open(folder.unwrap_or(Path::new("."))) {
-            // It may be written and not read: nobody can sync it, and the file is whole.
+            // A folder that this user may write and not read: it cannot be synced, the file is whole.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
             folder => folder.and_then(|it| it.sync_all()),
         };
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1);
     }
 
-    /// Somebody has removed it and another process makes its own: that is not ours.
+    /// The file was removed, and another process has made its own under that name.
     #[test]
     fn a_file_that_has_taken_the_name_is_neither_renamed_nor_removed() {
         let place = tempfile::tempdir().unwrap();

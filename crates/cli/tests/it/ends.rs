@@ -13,9 +13,9 @@ use serde_json::Value;
 use crate::fixture::{Place, has_redo_file, pattern};
 use crate::hung_host::Hosts;
 
-fn start(hosts: &Hosts, args: &[&str]) -> Daemon {
+fn start(args: &[&str]) -> Daemon {
     let command = DaemonCommand::new(env!("CARGO_BIN_EXE_flowstone")).ready(Ready::Now);
-    command.args(args.iter().copied()).spawn().unwrap_or_else(|error| panic!("{hosts:p}: {error}"))
+    command.args(args.iter().copied()).spawn().unwrap()
 }
 
 fn assert_closed(hosts: &Hosts, image: &str) {
@@ -35,7 +35,7 @@ fn an_image_that_is_being_opened_at_sigterm_is_closed_in_order() {
         hosts.place.succeed(&["create", "--size", "16M", &image]);
         hosts.fake.keep(Call::Write);
         let socket = hosts.place.text("disk.sock");
-        let mut daemon = start(&hosts, &["serve", "--socket", &socket, &image]);
+        let mut daemon = start(&["serve", "--socket", &socket, &image]);
         hosts.fake.wait_until_kept();
         daemon.signal(Signal::TERM).unwrap();
         daemon.wait_stderr("stopping", HANG).unwrap();
@@ -81,7 +81,7 @@ fn a_copy_has_its_name_when_it_is_whole() {
         let convert = ["convert", &place.text("disk.raw"), &target];
         let behind = |name: &str| place.path(&format!("behind/copy.{format}{name}")).exists();
         hosts.fake.keep(Call::Write);
-        let mut cut = start(&hosts, &convert);
+        let mut cut = start(&convert);
         hosts.fake.wait_until_kept();
         // In the middle of the data, when the image is open.
         while hosts.fake.count(Call::Write).bytes < 1 << 20 {
