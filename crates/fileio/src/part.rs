@@ -63,7 +63,7 @@ impl PartFile {
         self.own = None;
         let folder = self.target.parent().filter(|it| !it.as_os_str().is_empty());
         let synced = match File::open(folder.unwrap_or(Path::new("."))) {
-            // A folder that this user may write and not read: it cannot be synced, the file is whole.
+            // A folder that this user may write and not read cannot be synced; the file is whole.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
             folder => folder.and_then(|it| it.sync_all()),
         };
