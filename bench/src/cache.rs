@@ -10,14 +10,16 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Args;
 use flowstone_cache::{BlockId, FREQ_THRESHOLD, Outcome, PolicyKind, VmSize, Vms};
-use serde::Serialize;
 
 use self::rivals::{Lirs, Rival, Sieve};
-use self::trace::BLOCK_BYTES;
+use self::trace::{Accesses, BLOCK_BYTES};
+use crate::experiment::{Experiment, table};
+use crate::host::Host;
 use crate::plot::{Axes, Lines, draw};
 use flowstone_block::parse_size;
 
@@ -45,9 +47,12 @@ pub struct CacheArgs {
     /// Weight from which `multicache` and `multicache-relative` keep a block.
     #[arg(long, value_name = "W", default_value_t = FREQ_THRESHOLD)]
     freq_threshold: f64,
-    /// Print one JSON object per policy and size, one per line.
-    #[arg(long)]
-    json: bool,
+    /// The accesses of the first seconds of each trace fill the cache, and are not counted.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    warmup: u64,
+    /// Write the hit ratios as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
     /// Draw the hit ratio over the size, one line per policy.
     #[arg(long, value_name = "SVG")]
     plot: Option<PathBuf>,
@@ -88,21 +93,19 @@ impl FromStr for Contender {
 }
 
 /// The result of one policy at one size.
-#[derive(Debug, Serialize)]
+#[derive(Debug)]
 struct Line {
     policy: &'static str,
     bytes: u64,
     requests: u64,
-    hits: u64,
     hit_ratio: f64,
     insertions: u64,
     /// One for each trace, if there are several.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     vms: Vec<OfVm>,
 }
 
 /// The result of one VM.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default)]
 struct OfVm {
     requests: u64,
     hits: u64,
@@ -111,7 +114,9 @@ struct OfVm {
 
 /// Runs the subcommand.
 pub fn cache(args: &CacheArgs) -> Result<()> {
-    let traces = args.trace.iter().map(|path| trace::read(path)).collect::<Result<Vec<_>>>()?;
+    let warmup = Duration::from_secs(args.warmup);
+    let read = |path: &PathBuf| trace::read(path, warmup);
+    let traces = args.trace.iter().map(read).collect::<Result<Vec<_>>>()?;
     let sizes_of_vms = match &args.vm[..] {
         [] => vec![VmSize { cpus: 1, memory: 1 << 30 }; traces.len()],
         sizes => sizes.to_vec(),
@@ -126,9 +131,8 @@ pub fn cache(args: &CacheArgs) -> Result<()> {
     ensure!(too_small.is_none(), "a cache holds at least one block of 4 KiB; give a larger size");
     let all: Vec<_> = Contender::all().collect();
     let policies = if args.policy.is_empty() { &all } else { &args.policy };
-    if !args.json {
-        print_head(&blocks, footprint, traces.len());
-    }
+    let unmeasured: Vec<_> = traces.iter().map(|trace| trace.unmeasured).collect();
+    print_head(&blocks, footprint, traces.len());
     let mut lines = Vec::new();
     for policy in policies {
         for bytes in &sizes {
@@ -138,16 +142,39 @@ pub fn cache(args: &CacheArgs) -> Result<()> {
                 Contender::Sieve => rival(Sieve::new(capacity)),
                 Contender::Lirs => rival(Lirs::new(capacity)),
             };
-            let line = simulate(policy.name(), *bytes, &mut access, &blocks, traces.len());
-            if args.json {
-                println!("{}", serde_json::to_string(&line)?);
-            } else {
-                print(&line);
-            }
+            let line = simulate(policy.name(), *bytes, &mut access, &blocks, &unmeasured);
+            print(&line);
             lines.push(line);
         }
     }
+    if let Some(path) = &args.json {
+        experiment(&lines).write(path)?;
+    }
     args.plot.as_ref().map_or(Ok(()), |path| picture(path, &lines))
+}
+
+const HIT_RATIO: &str = "hit_ratio";
+
+/// The hit ratios: sizes are points, policies contend.
+fn experiment(lines: &[Line]) -> Experiment {
+    let mut experiment = Experiment::new("cache", Host::inspect(Vec::new(), Path::new(".")));
+    for line in lines {
+        let size = format!("{} MiB", line.bytes >> 20);
+        experiment.add(&size, line.policy, &[(HIT_RATIO, line.hit_ratio)]);
+    }
+    experiment
+}
+
+/// Renders the table of `docs/evidence`.
+pub fn render(experiment: &Experiment) -> String {
+    let sizes = experiment.points();
+    let policies = sizes.first().map_or(Vec::new(), |size| experiment.contenders(size));
+    let rows = sizes.iter().map(|size| {
+        let ratio = |policy: &&str| experiment.at(size, policy).cell(HIT_RATIO, 3);
+        [(*size).to_owned()].into_iter().chain(policies.iter().map(ratio)).collect()
+    });
+    let titles = format!("cache | `{}`", policies.join("` | `"));
+    table(&titles, rows)
 }
 
 fn picture(path: &Path, lines: &[Line]) -> Result<()> {
@@ -177,8 +204,8 @@ fn print(line: &Line) {
 
 /// Interleaves the blocks of all traces: after any fraction of the whole, the same fraction of each
 /// trace has passed.
-fn merge(traces: &[Vec<u64>]) -> Vec<BlockId> {
-    let timed = (0..).zip(traces).flat_map(|(disk, blocks)| {
+fn merge(traces: &[Accesses]) -> Vec<BlockId> {
+    let timed = (0..).zip(traces).flat_map(|(disk, Accesses { blocks, .. })| {
         let at = |index: usize| (index as f64 + 0.5) / blocks.len() as f64;
         let of_disk =
             move |(index, block): (usize, &u64)| (at(index), BlockId::of_disk(disk, *block));
@@ -223,14 +250,21 @@ fn simulate(
     bytes: u64,
     access: &mut Access,
     blocks: &[BlockId],
-    traces: usize,
+    unmeasured: &[usize],
 ) -> Line {
-    let mut vms = vec![OfVm::default(); traces];
+    let mut vms = vec![OfVm::default(); unmeasured.len()];
+    let mut unmeasured = unmeasured.to_vec();
     let mut insertions = 0;
     for block in blocks {
-        let vm = &mut vms[block.disk() as usize];
+        let became = access(*block);
+        let vm = block.disk() as usize;
+        if unmeasured[vm] > 0 {
+            unmeasured[vm] -= 1;
+            continue;
+        }
+        let vm = &mut vms[vm];
         vm.requests += 1;
-        match access(*block) {
+        match became {
             Became::Hit => vm.hits += 1,
             Became::Inserted => insertions += 1,
             Became::Refused => {}
@@ -238,12 +272,12 @@ fn simulate(
     }
     let ratio = |hits: u64, requests: u64| hits as f64 / requests.max(1) as f64;
     vms.iter_mut().for_each(|vm| vm.hit_ratio = ratio(vm.hits, vm.requests));
-    let requests = blocks.len() as u64;
+    let requests = vms.iter().map(|vm| vm.requests).sum();
     let hits = vms.iter().map(|vm| vm.hits).sum();
-    if traces == 1 {
+    if vms.len() == 1 {
         vms.clear();
     }
-    Line { policy: name, bytes, requests, hits, hit_ratio: ratio(hits, requests), insertions, vms }
+    Line { policy: name, bytes, requests, hit_ratio: ratio(hits, requests), insertions, vms }
 }
 
 fn parse_vm(text: &str) -> Result<VmSize, String> {
@@ -269,7 +303,7 @@ mod tests {
 
     #[test]
     fn traces_are_merged_at_their_own_paces() {
-        let merged = merge(&[vec![1, 2, 3, 4], vec![7, 8]]);
+        let merged = merge(&[vec![1, 2, 3, 4], vec![7, 8]].map(Accesses::all));
         let plain: Vec<_> = merged.iter().map(|block| (block.disk(), block.number())).collect();
         assert_eq!(plain, [(0, 1), (1, 7), (0, 2), (0, 3), (1, 8), (0, 4)]);
     }
@@ -284,11 +318,36 @@ mod tests {
 
     #[test]
     fn each_vm_has_its_own_hits() {
-        let blocks = merge(&[vec![1, 1, 1, 1], vec![1, 2, 3, 4]]);
+        let blocks = merge(&[vec![1, 1, 1, 1], vec![1, 2, 3, 4]].map(Accesses::all));
         let vms = Arc::new(Vms::default());
         let mut access = ours(PolicyKind::Lru, 10, 0.0, &vms);
-        let line = simulate("lru", 40960, &mut access, &blocks, 2);
-        assert_eq!((line.hits, line.insertions), (3, 5));
+        let line = simulate("lru", 40960, &mut access, &blocks, &[0, 0]);
+        assert_eq!((line.requests, line.hit_ratio, line.insertions), (8, 3.0 / 8.0, 5));
         assert_eq!(line.vms.iter().map(|vm| vm.hits).collect::<Vec<_>>(), [3, 0]);
+    }
+
+    #[test]
+    fn what_fills_the_cache_first_is_not_counted() {
+        let blocks = merge(&[vec![1, 2, 1, 1, 2]].map(Accesses::all));
+        let mut access = ours(PolicyKind::Lru, 10, 0.0, &Arc::default());
+        let line = simulate("lru", 40960, &mut access, &blocks, &[3]);
+        assert_eq!((line.requests, line.hit_ratio, line.insertions), (2, 1.0, 0));
+    }
+
+    #[test]
+    fn sizes_are_lines_and_policies_columns() {
+        let line = |policy, bytes, hit_ratio| Line {
+            policy,
+            bytes,
+            requests: 10,
+            hit_ratio,
+            insertions: 0,
+            vms: Vec::new(),
+        };
+        let lines = [("lru", 1 << 20, 0.1), ("lru", 1 << 30, 0.2), ("default", 1 << 20, 0.3)]
+            .map(|(policy, bytes, ratio)| line(policy, bytes, ratio));
+        let text = render(&experiment(&lines));
+        assert!(text.contains("| cache | `lru` | `default` |"), "{text}");
+        assert!(text.ends_with("| 1 MiB | 0.100 | 0.300 |\n| 1024 MiB | 0.200 | - |\n"), "{text}");
     }
 }

@@ -3,22 +3,42 @@
 
 use std::ops::Range;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use flowstone_trace::{Event, Kind};
+use flowstone_trace::{Event, Kind, Trace};
 
 /// Unit of access and of caching.
 pub const BLOCK_BYTES: u64 = 4096;
 
-/// Returns the accessed blocks, in order.
-pub fn read(path: &Path) -> Result<Vec<u64>> {
+/// The accesses of a trace.
+pub struct Accesses {
+    /// The accessed blocks, in order.
+    pub blocks: Vec<u64>,
+    /// How many of them, from the first, are not counted.
+    pub unmeasured: usize,
+}
+
+/// Returns the accesses, of which those of the first part of the trace are not counted.
+pub fn read(path: &Path, warmup: Duration) -> Result<Accesses> {
     let trace = flowstone_trace::read(path)?;
     for warning in trace.warnings() {
         eprintln!("{}: {warning}", path.display());
     }
-    let blocks: Vec<_> = trace.events.iter().flat_map(touched).collect();
+    let accesses = accesses(&trace, warmup);
+    let Accesses { blocks, unmeasured } = &accesses;
     ensure!(!blocks.is_empty(), "{}: there is no read, write or access in it", path.display());
-    Ok(blocks)
+    let few = "give a shorter --warmup: no access comes after it";
+    ensure!(*unmeasured < blocks.len(), "{}: {few}", path.display());
+    Ok(accesses)
+}
+
+fn accesses(trace: &Trace, warmup: Duration) -> Accesses {
+    let first = trace.events.iter().find_map(|event| event.at).unwrap_or_default();
+    let is_early = |event: &&Event| event.at.is_some_and(|at| at < first + warmup);
+    let count = |event| touched(event).count();
+    let unmeasured = trace.events.iter().take_while(is_early).map(count).sum();
+    Accesses { blocks: trace.events.iter().flat_map(touched).collect(), unmeasured }
 }
 
 /// Returns the blocks accessed by one event; none if it is not an access.
@@ -32,6 +52,25 @@ fn touched(event: &Event) -> Range<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Accesses {
+        /// Counts all of them.
+        pub fn all(blocks: Vec<u64>) -> Self {
+            Self { blocks, unmeasured: 0 }
+        }
+    }
+
+    #[test]
+    fn the_first_seconds_of_a_trace_are_not_counted() {
+        let at = |seconds, blocks: u64| Event {
+            at: Some(Duration::from_secs(seconds)),
+            ..Event::new(Kind::Read, 0, blocks * BLOCK_BYTES)
+        };
+        let trace = Trace { events: vec![at(10, 2), at(14, 3), at(15, 4)], ..Trace::default() };
+        let unmeasured =
+            [0, 5, 9].map(|warmup| accesses(&trace, Duration::from_secs(warmup)).unmeasured);
+        assert_eq!(unmeasured, [0, 5, 9]);
+    }
 
     #[test]
     fn a_request_touches_every_block_that_it_shares_a_byte_with() {

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
+use crate::cache;
 use crate::experiment::Experiment;
 use crate::guest::postmark;
 use crate::pdc;
@@ -23,7 +24,7 @@ pub struct Bench {
     render: fn(&Experiment) -> String,
 }
 
-pub const BENCHES: [Bench; 7] = [
+pub const BENCHES: [Bench; 8] = [
     Bench {
         page: "S1.md",
         name: "trace",
@@ -47,6 +48,14 @@ pub const BENCHES: [Bench; 7] = [
         data: "pdc",
         command: "pdc --rounds 5",
         render: pdc::render,
+    },
+    Bench {
+        page: "S5.md",
+        name: "hits",
+        data: "hits",
+        command: "cache --trace target/evidence/traces/postmark-sizes.csv.zst --warmup 5 --bytes \
+                  250M,500M,1G,2G,4G --policy multicache-count,multicache-weight,lru,default",
+        render: cache::render,
     },
     Bench {
         page: "S5.md",
@@ -92,7 +101,7 @@ mod tests {
     use crate::host::Host;
 
     /// Made-up figures of two contenders at a point of each table, and the line that shows them.
-    const MADE_UP: [(&str, &str, [&str; 2], &str, &str); 7] = [
+    const MADE_UP: [(&str, &str, [&str; 2], &str, &str); 8] = [
         (
             "trace",
             "without",
@@ -135,6 +144,7 @@ mod tests {
             "transactions_per_s",
             "| our cache, `default`, 8 reads | 4 | 6 | 0.667 | - | - |",
         ),
+        ("hits", "250 MiB", ["multicache", "default"], "hit_ratio", "| 250 MiB | 4.000 | 6.000 |"),
         (
             "guest-postmark",
             "1024 KiB, 100 % reads",
@@ -150,7 +160,7 @@ mod tests {
         let folder = folder.path();
         std::fs::create_dir(folder.join("data")).unwrap();
         assert!(BENCHES.iter().all(|it| it.rendered(folder).unwrap().is_none()));
-        for data in ["trace", "pollers", "pollers-busy", "pdc", "guest-postmark"] {
+        for data in ["trace", "pollers", "pollers-busy", "pdc", "hits", "guest-postmark"] {
             let mut experiment = Experiment::new("test", Host::default());
             for (_, point, contenders, figure, _) in MADE_UP.iter().filter(|it| it.0 == data) {
                 contenders.iter().zip([4.0, 6.0]).for_each(|(contender, value)| {

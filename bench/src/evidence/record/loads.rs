@@ -12,9 +12,14 @@ use super::{program, written};
 /// Consecutive runs, as in S3's figures 6 and 7.
 const RUNS: u32 = 8;
 const DISK: &str = "1G";
-/// Number of Postmark's files: 128 KiB each, the smallest of the paper's sizes, in nine tenths of
-/// the disk's 940 MiB without the journal.
-const POSTMARK_FILES: u32 = 5000;
+/// Files of the smallest size of S3's figure 4, in nine tenths of the disk's 940 MiB without the
+/// journal.
+const POSTMARK: Postmark = Postmark { files: 5000, bytes: [131_072; 2], transactions: 10_000 };
+/// The files of S5's figure 6, and as many of them as give a working set of its largest cache,
+/// 4 GiB; its figures 4 and 5 have 20,000 transactions.
+const POSTMARK_SIZES: Postmark =
+    Postmark { files: 8000, bytes: [4096, 1 << 20], transactions: 20_000 };
+const POSTMARK_SIZES_DISK: &str = "6G";
 /// Number of the file server's files, of which four of five exist. They grow to 32 KiB on average,
 /// since each turn appends as much as it creates, and deletes one file: 512 MiB.
 const SERVED_FILES: u32 = 20_000;
@@ -64,10 +69,18 @@ impl Recording {
 pub fn recordings() -> Vec<Recording> {
     vec![
         Recording {
+            name: "postmark-sizes",
+            title: "Postmark, 8,000 files of 4 KiB to 1 MiB and 20,000 transactions",
+            disk: POSTMARK_SIZES_DISK,
+            phases: postmark(&POSTMARK_SIZES, "discard", 1),
+            is_for_four: false,
+            tools: |_| Ok(vec![("postmark", program("postmark")?)]),
+        },
+        Recording {
             name: "postmark",
             title: "Postmark, 5,000 files of 128 KiB and twice as many transactions, eight runs",
             disk: DISK,
-            phases: postmark("discard", RUNS),
+            phases: postmark(&POSTMARK, "discard", RUNS),
             is_for_four: false,
             tools: |_| Ok(vec![("postmark", program("postmark")?)]),
         },
@@ -75,7 +88,7 @@ pub fn recordings() -> Vec<Recording> {
             name: "postmark-nodiscard",
             title: "the same without -o discard, two runs",
             disk: DISK,
-            phases: postmark("nodiscard", 2),
+            phases: postmark(&POSTMARK, "nodiscard", 2),
             is_for_four: false,
             tools: |_| Ok(vec![("postmark", program("postmark")?)]),
         },
@@ -135,12 +148,20 @@ fn run(number: u32) -> String {
     format!("run {number}")
 }
 
-fn postmark(mount: &str, runs: u32) -> Vec<Phase> {
-    let (files, transactions) = (POSTMARK_FILES, 2 * POSTMARK_FILES);
+/// What a run of Postmark does.
+struct Postmark {
+    files: u32,
+    /// Least and greatest size of a file.
+    bytes: [u32; 2],
+    transactions: u32,
+}
+
+fn postmark(load: &Postmark, mount: &str, runs: u32) -> Vec<Phase> {
+    let Postmark { files, bytes: [least, most], transactions } = load;
     let script = |seed| {
         let set = [
             "location /mnt",
-            "size 131072 131072",
+            &format!("size {least} {most}"),
             &format!("number {files}"),
             &format!("transactions {transactions}"),
             "subdirectories 50",
