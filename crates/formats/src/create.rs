@@ -146,6 +146,22 @@ fn check_blank(name: &str, device: &dyn FileIo) -> Result<()> {
     Err(Error::invalid(name, why, "empty the device first (blkdiscard or wipefs)"))
 }
 
+/// Makes a device empty for [`create`], after an image on it that is not whole. Does nothing to a
+/// file.
+pub fn blank_device(path: &Path) -> Result<()> {
+    if !is_block_device(path) {
+        return Ok(());
+    }
+    let host = |error: io::Error| {
+        Error::host(format!("empty {}", path.display()), error, "check the device")
+    };
+    let device = OpenOptions::new(Access::Write).open(path)?;
+    let mut start = AlignedBuf::zeroed(SUPERBLOCK_AREA_BYTES as usize);
+    let mut writer = BlockingFile::new(&device).map_err(host)?;
+    let written = writer.write(FileOffset::new(0), &mut start);
+    written.and_then(|_| writer.sync()).map(drop).map_err(|errno| host(errno.into()))
+}
+
 /// Information about an image that is available without opening it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageInfo {

@@ -10,5 +10,7 @@ mod retirement;
 
 pub use check::check;
 pub use convert::convert;
-pub use create::{CreateOptions, ImageInfo, create, create_in, inspect, open, open_stepped};
+pub use create::{
+    CreateOptions, ImageInfo, blank_device, create, create_in, inspect, open, open_stepped,
+};
 pub use options::{CopyArgs, ImageArgs, ImageOptions};

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use flowstone_block::Result;
 use flowstone_fileio::{Access, PartFile};
-use flowstone_formats::{ImageOptions, create};
+use flowstone_formats::{ImageOptions, blank_device, create};
 use flowstone_image::{Format, Image};
 
 use super::{LOCK_PATIENCE, image_options, open_image, print_notice};
@@ -21,7 +21,11 @@ pub fn run(args: &Convert) -> Result<ExitCode> {
     // A partial copy must not look like a whole one.
     let (part, notice) = PartFile::create(&args.target, make)?;
     print_notice(&args.target, notice);
-    fill(part.path(), format, &*source)?;
+    if let Err(error) = fill(part.path(), format, &*source) {
+        // Without it the old error counts: the next `convert` refuses a device that is not empty.
+        let _ = blank_device(part.path());
+        return Err(error);
+    }
     part.finish()?;
     Ok(ExitCode::SUCCESS)
 }

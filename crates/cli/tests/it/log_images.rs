@@ -554,6 +554,23 @@ fn a_block_device_holds_a_log_image_if_it_was_empty() {
     assert!(back[..1 << 20] == content[..1 << 20]);
 }
 
+/// An image of half of the data would pass for a whole one.
+#[test]
+fn a_device_that_is_too_small_for_the_data_holds_no_image_afterwards() {
+    let place = Place::new();
+    place.source();
+    let file = place.path("device");
+    std::fs::File::create(&file).unwrap().set_len(4 << 20).unwrap();
+    let Some(attached) = LoopDevice::attach(&file) else { return };
+    let device = attached.0.as_str();
+    for _ in 0..2 {
+        let refusal = place.refused(&["convert", "--format", "log", "disk.raw", device]);
+        assert!(refusal.contains("convert: write"), "{refusal}");
+        let refusal = place.refused(&["check", "--format", "log", device]);
+        assert!(refusal.contains("not a log image"), "{refusal}");
+    }
+}
+
 #[test]
 fn compact_keeps_every_block_and_gives_space_back() {
     let place = Place::new();
