@@ -146,7 +146,7 @@ mod tests {
     fn large_drives_are_of_64_gib() {
         let commands: Vec<_> = long().iter().flat_map(Table::commands).collect();
         assert!(commands.iter().all(|it| it.contains(&"51.2G".to_owned())));
-        assert_eq!(commands.len(), 4);
+        assert_eq!(commands.len(), 6);
     }
 
     #[test]

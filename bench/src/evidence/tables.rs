@@ -85,6 +85,7 @@ pub fn tables(is_quick: bool) -> Vec<Table> {
 pub fn long() -> Vec<Table> {
     let title = "Total WAF on a drive of 64 GiB by the size of erase blocks, zipf .99";
     let mut table = LONG.table("large", title, properties("block", LONG.blocks), &BOTH);
+    table.lines.push(log_with_streams());
     // About two times the disk, and once: with the usual numbers a log image takes half an hour.
     table.base.extend(["--warmup=30000000", "--ops=15000000"].map(str::to_owned));
     vec![table]
@@ -112,15 +113,18 @@ impl Sizes {
     }
 }
 
+/// A log image on a drive with a write stream: its copies are kept apart.
+fn log_with_streams() -> (String, Vec<String>) {
+    column("log, write streams", &["--format=log", "--ssd=streams=1"])
+}
+
 /// Tables that vary the drive.
 fn of_drives(sizes: &Sizes) -> Vec<Table> {
+    let title = "Total WAF by the size of erase blocks, zipf .99";
+    let mut blocks = sizes.table("erase-block", title, properties("block", sizes.blocks), &BOTH);
+    blocks.lines.push(log_with_streams());
     vec![
-        sizes.table(
-            "erase-block",
-            "Total WAF by the size of erase blocks, zipf .99",
-            properties("block", sizes.blocks),
-            &BOTH,
-        ),
+        blocks,
         sizes.table(
             "unit",
             "Total WAF by mapping unit, zipf .99",

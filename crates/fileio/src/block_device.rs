@@ -17,11 +17,11 @@ use flowstone_block::{Errno, Outcome};
 
 use crate::FileOffset;
 
-// From linux/fs.h: _IO(0x12, 119) and _IO(0x12, 127). Both take a start and a length in bytes.
 /// Plausible erase units: smaller ones are sectors, pages or stripes; larger ones are too large for
 /// a segment.
 const ERASE_UNITS: RangeInclusive<u64> = (1 << 20)..=(1 << 30);
 
+// From linux/fs.h: _IO(0x12, 119) and _IO(0x12, 127). Both take a start and a length in bytes.
 const BLKDISCARD: u32 = 0x1277;
 const BLKZEROOUT: u32 = 0x127f;
 
@@ -59,6 +59,18 @@ pub fn erase_unit(file: &File) -> Option<u64> {
     ERASE_UNITS.contains(&largest).then_some(largest / 4096 * 4096)
 }
 
+/// Returns the number of write streams of a device; a partition has none.
+pub fn write_streams(device: &File) -> u8 {
+    let streams = || {
+        let device = device.metadata().ok()?.rdev();
+        let folder = disk_folder(device)?;
+        let is_partition = folder.join("partition").exists();
+        let streams = read_number(&folder.join("queue/max_write_streams"))?;
+        (!is_partition).then(|| u8::try_from(streams).unwrap_or(u8::MAX))
+    };
+    streams().unwrap_or(0)
+}
+
 /// Returns whether this is a device that takes discards.
 pub fn tells_drive(file: &File) -> bool {
     let Ok(metadata) = file.metadata() else { return false };
@@ -68,10 +80,14 @@ pub fn tells_drive(file: &File) -> bool {
 
 /// Returns the sysfs folder of a device's limits; a partition has those of its disk.
 fn queue_folder(device: u64) -> Option<PathBuf> {
-    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    let folder = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()?;
+    let folder = disk_folder(device)?;
     let disk = if folder.join("partition").exists() { folder.parent()? } else { &folder };
     Some(disk.join("queue"))
+}
+
+fn disk_folder(device: u64) -> Option<PathBuf> {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()
 }
 
 fn read_number(path: &Path) -> Option<u64> {

@@ -13,6 +13,7 @@ pub struct BlockingFile {
     reactor: Reactor,
     done: Vec<FileCompletion>,
     dont_cache: bool,
+    write_stream: u8,
 }
 
 /// Requests that [`BlockingFile::read_many`] and its like have in flight.
@@ -23,12 +24,18 @@ impl BlockingFile {
     pub fn new(file: &dyn FileIo) -> io::Result<Self> {
         let context = QueueContext::alone(QueueDepth(DEPTH as u16))?;
         let channel = file.channel(&context)?;
-        Ok(Self { channel, reactor: context.reactor, done: Vec::new(), dont_cache: false })
+        let (done, dont_cache, write_stream) = Default::default();
+        Ok(Self { channel, reactor: context.reactor, done, dont_cache, write_stream })
     }
 
     /// Sets whether its reads and writes are to stay out of the host's page cache.
     pub fn set_dont_cache(&mut self, dont_cache: bool) {
         self.dont_cache = dont_cache;
+    }
+
+    /// Sets the drive's write stream of the following writes.
+    pub fn set_write_stream(&mut self, write_stream: u8) {
+        self.write_stream = write_stream;
     }
 
     /// Returns the reactor, by which other threads end [`wait`](Self::wait).
@@ -73,7 +80,12 @@ impl BlockingFile {
         let list = [unsafe { IoVec::of(memory) }];
         // SAFETY: as above. An operation without memory has an empty list.
         let memory = unsafe { MemoryList::new(&list[..usize::from(!memory.is_empty())]) };
-        self.carry_out(FileRequest::new(op, memory, 0).dont_cache(self.dont_cache))
+        self.carry_out(self.request(op, memory, 0))
+    }
+
+    fn request(&self, op: FileOp, memory: MemoryList, tag: usize) -> FileRequest {
+        let request = FileRequest::new(op, memory, tag).dont_cache(self.dont_cache);
+        request.write_stream(self.write_stream)
     }
 
     /// Carries out a request of another channel, and waits for its completion.
@@ -113,8 +125,7 @@ impl BlockingFile {
                 let op = op(*offset, memory.len() as u64);
                 // SAFETY: `lists` is not touched until all have completed.
                 let memory = unsafe { MemoryList::new(&lists[started]) };
-                let request = FileRequest::new(op, memory, started).dont_cache(self.dont_cache);
-                self.channel.submit(request);
+                self.channel.submit(self.request(op, memory, started));
                 started += 1;
             }
             while let Some(completion) = self.next() {

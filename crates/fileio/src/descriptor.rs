@@ -46,6 +46,8 @@ pub(crate) struct Descriptors {
     pub kind: FileKind,
     /// A call on the file may wait for a server.
     pub asks_server: bool,
+    /// Write streams of the device.
+    pub write_streams: u8,
     /// Cached result of [`discards_to_zeroes`](Self::discards_to_zeroes).
     zeroes: OnceLock<bool>,
     /// Cached result of [`zeroes_are_written`](Self::zeroes_are_written).
@@ -77,6 +79,7 @@ impl Descriptors {
             page_cache: None,
             kind,
             asks_server: false,
+            write_streams: 0,
             zeroes: OnceLock::new(),
             written: OnceLock::new(),
             punches: AtomicU64::new(0),

@@ -94,6 +94,10 @@ impl FileIo for HostFile {
         crate::block_device::erase_unit(&self.files.file)
     }
 
+    fn write_streams(&self) -> u8 {
+        self.files.write_streams
+    }
+
     fn is_direct(&self) -> bool {
         self.files.direct.is_some()
     }
@@ -149,7 +153,11 @@ impl FileIo for HostFile {
 
     fn describe(&self) -> String {
         let cache = if self.is_direct() { "direct I/O" } else { "page cache" };
-        format!("{cache}, engine {}", self.engine)
+        let streams = match self.files.write_streams {
+            0 => String::new(),
+            streams => format!(", {streams} write streams"),
+        };
+        format!("{cache}, engine {}{streams}", self.engine)
     }
 
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn FileChannel>> {

@@ -22,7 +22,7 @@ use crate::holder::holder;
 use crate::host_file::HostFile;
 use crate::lock::{IN_USE, Sharing, lock};
 use crate::page_cache::PageCache;
-use crate::{Engine, EngineChoice, FileIo};
+use crate::{Engine, EngineChoice, FileIo, block_device};
 
 const LOCK_RETRY: Duration = Duration::from_millis(20);
 /// Most time that the last requests of a killed daemon may take, on a slow or busy device.
@@ -199,6 +199,10 @@ impl OpenOptions {
         let mut files = Descriptors::with_sync(file, sync, direct, kind);
         files.page_cache = page_cache;
         files.asks_server = may_ask_a_server(&files.file);
+        // Only a ring names a stream, and only for what does not go through the page cache.
+        if kind == FileKind::BlockDevice && engine == Engine::Uring && files.direct.is_some() {
+            files.write_streams = block_device::write_streams(&files.file);
+        }
         Ok(HostFile::new(files, engine))
     }
 

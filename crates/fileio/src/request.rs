@@ -141,12 +141,16 @@ pub struct FileRequest {
     /// Others wait for it, as for the commit of a journal: where disks contend for a device, it
     /// goes before the other waiting requests of its disk and VM.
     pub is_first: bool,
+    /// Of writes: the write stream of the drive, at most [`FileIo::write_streams`]; 0 is none.
+    ///
+    /// [`FileIo::write_streams`]: crate::FileIo::write_streams
+    pub write_stream: u8,
 }
 
 impl FileRequest {
     /// Makes a request whose data the page cache may keep.
     pub const fn new(op: FileOp, memory: MemoryList, tag: usize) -> Self {
-        Self { op, memory, tag, dont_cache: false, is_first: false }
+        Self { op, memory, tag, dont_cache: false, is_first: false, write_stream: 0 }
     }
 
     /// Returns whether copying its data takes long enough to hold up other queues of its thread.
@@ -183,6 +187,12 @@ impl FileRequest {
     #[must_use]
     pub const fn first(self, is_first: bool) -> Self {
         Self { is_first, ..self }
+    }
+
+    /// Returns the request with `write_stream` set to the argument.
+    #[must_use]
+    pub const fn write_stream(self, write_stream: u8) -> Self {
+        Self { write_stream, ..self }
     }
 }
 

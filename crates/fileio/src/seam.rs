@@ -57,6 +57,12 @@ pub trait FileIo: Send + Sync {
         self.below().and_then(|file| file.erase_unit())
     }
 
+    /// Returns the number of write streams of the drive (Linux 6.16, NVMe FDP). It keeps apart in
+    /// its flash what comes in different streams, so that what dies together is erased together.
+    fn write_streams(&self) -> u8 {
+        self.below().map_or(0, |file| file.write_streams())
+    }
+
     /// Returns whether reads and writes bypass the host's page cache.
     fn is_direct(&self) -> bool {
         self.below().is_some_and(|file| file.is_direct())

@@ -309,6 +309,7 @@ fn entry_for(files: &Descriptors, in_flight: &InFlight) -> squeue::Entry {
     let first = pieces.as_ptr().cast::<libc::iovec>();
     let count = pieces.len() as u32;
     let flags = files.flags(&request);
+    let stream = if mutant("fileio.uring.names-no-stream") { 0 } else { request.write_stream };
     match request.op {
         FileOp::Read { offset, .. } => {
             let file = Fd(files.to_read(&request).as_raw_fd());
@@ -327,10 +328,13 @@ fn entry_for(files: &Descriptors, in_flight: &InFlight) -> squeue::Entry {
             [only] => opcode::Write::new(file, only.address(), only.bytes() as u32)
                 .offset(offset.get())
                 .rw_flags(flags)
+                .write_stream(stream)
                 .build(),
-            _ => {
-                opcode::Writev::new(file, first, count).offset(offset.get()).rw_flags(flags).build()
-            }
+            _ => opcode::Writev::new(file, first, count)
+                .offset(offset.get())
+                .rw_flags(flags)
+                .write_stream(stream)
+                .build(),
         },
         FileOp::Datasync => {
             opcode::Fsync::new(Fd(files.to_sync().as_raw_fd())).flags(FsyncFlags::DATASYNC).build()

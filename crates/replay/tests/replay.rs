@@ -106,6 +106,22 @@ fn copies_in_runs_leave_the_drive_little_to_copy() {
     assert!(enough < 1.0 + 0.7 * (none - 1.0), "{enough} with memory, {none} without");
 }
 
+/// Even without memory for runs, on erase blocks larger than a run.
+#[test]
+fn copies_in_a_write_stream_leave_the_drive_little_to_copy() {
+    let with_streams = |streams| {
+        let load = generated("zipf:0.99", 150_000);
+        let (size, warmup) = (Some(512 * MIB), Some(250_000));
+        let mut options = ReplayOptions { size, fill: 0.6, warmup, ..options(Format::Log, load) };
+        options.create.log.segment_bytes = Some(8 * MIB);
+        options.ssd = SsdOptions { streams, block_bytes: 4 * MIB, ..options.ssd };
+        let figures = run(&options).figures;
+        (figures.host_waf, figures.device_waf.expect("a model tells"))
+    };
+    let ((_, mixed), (image, apart)) = (with_streams(0), with_streams(1));
+    assert!(apart < 1.0 + 0.3 * (mixed - 1.0), "{apart} apart, {mixed} without; image {image:?}");
+}
+
 #[test]
 fn small_units_of_the_host_are_whole_ones_of_the_drive() {
     let ssd: SsdOptions = "unit=16K".parse().unwrap();

@@ -20,6 +20,8 @@ pub struct Wrapped {
     pub block_bytes: u32,
     /// Whether it honours `dont_cache`: not unless changed.
     pub heeds_dont_cache: bool,
+    /// Write streams of the drive: none, unless changed.
+    pub write_streams: u8,
     /// Name of the threads that get no channel.
     refuses: Option<&'static str>,
 }
@@ -40,7 +42,8 @@ impl Wrapped {
 
     fn with(disk: &SimDisk, wrap: Arc<Wrap>) -> Self {
         let block_bytes = disk.block_bytes();
-        Self { disk: disk.clone(), wrap, block_bytes, heeds_dont_cache: false, refuses: None }
+        let (heeds_dont_cache, write_streams, refuses) = Default::default();
+        Self { disk: disk.clone(), wrap, block_bytes, heeds_dont_cache, write_streams, refuses }
     }
 }
 
@@ -63,6 +66,10 @@ impl FileIo for Wrapped {
 
     fn heeds_dont_cache(&self) -> bool {
         self.heeds_dont_cache
+    }
+
+    fn write_streams(&self) -> u8 {
+        self.write_streams
     }
 
     fn block_bytes(&self) -> u32 {

@@ -62,12 +62,15 @@ impl SsdChannel {
                 scatter(&self.memory, pieces);
                 Ok(done)
             }
+            FileOp::Write { .. } if request.write_stream > state.write_streams() => {
+                Err(Errno::INVAL)
+            }
             FileOp::Write { offset, bytes, .. } => {
                 let (first, _) = range(offset, bytes)?;
                 self.memory.resize(held, 0);
                 gather(pieces, &mut self.memory);
                 place.grow(offset.get() + bytes);
-                Ok(state.write(first, &self.memory))
+                Ok(state.write(first, &self.memory, request.write_stream))
             }
             FileOp::Datasync => Ok(state.command()),
             FileOp::Punch { offset, bytes } | FileOp::Discard { offset, bytes } => {

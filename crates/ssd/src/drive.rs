@@ -16,8 +16,6 @@ use crate::timing::Work;
 /// Memory per block for its content, and per end of a unit's mapping.
 const CONTENT_BYTES: u64 = 16;
 const PLACE_BYTES: u64 = 4;
-/// Number of streams of the drive.
-const STREAMS: u8 = 1;
 
 /// Work received by a drive, and its cost.
 #[derive(Clone, Copy, Debug, Default)]
@@ -68,7 +66,7 @@ impl Ssd {
             units: units as u32,
             units_per_block: units_per_block as u32,
             blocks: blocks as u32,
-            streams: STREAMS,
+            streams: 1 + options.streams,
         };
         let held = u64::from(shape.held_blocks()) * units_per_block;
         if units + held > u64::from(places) {

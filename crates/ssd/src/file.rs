@@ -38,6 +38,10 @@ impl FileIo for SsdFile {
         Some(self.shared.state().erase_unit())
     }
 
+    fn write_streams(&self) -> u8 {
+        self.shared.state().write_streams()
+    }
+
     fn set_size(&self, bytes: u64) -> io::Result<()> {
         if bytes > self.place.bytes_max() {
             return Err(Errno::NOSPC.into());

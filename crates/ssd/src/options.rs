@@ -8,6 +8,9 @@ use flowstone_block::parse_size;
 use crate::timing::Timing;
 use crate::victims::Policy;
 
+/// Drives have eight or sixteen; each takes two open erase blocks.
+const STREAMS_MAX: u8 = 16;
+
 /// When the drive receives TRIMs for unused space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrimMode {
@@ -32,6 +35,8 @@ pub struct SsdOptions {
     pub trim: TrimMode,
     /// Policy of the collector.
     pub gc: Policy,
+    /// Write streams, beside that of all other writes.
+    pub streams: u8,
     /// Offset of the first file, in bytes.
     pub offset_bytes: u64,
     /// Whether all of it has been written before, and is live.
@@ -48,6 +53,7 @@ impl Default for SsdOptions {
             block_bytes: 512 << 10,
             trim: TrimMode::On,
             gc: Policy::Greedy,
+            streams: 0,
             offset_bytes: 0,
             is_aged: false,
             timing: Timing::SATA2014,
@@ -85,6 +91,7 @@ impl SsdOptions {
             "offset" => self.offset_bytes = size(value)?,
             "trim" => self.trim = value.parse()?,
             "gc" => self.gc = value.parse()?,
+            "streams" => self.streams = streams(value)?,
             "profile" => self.set_profile(value)?,
             "write" => self.timing.write = rate(value)?,
             "command" => self.timing.command = time(value)?,
@@ -92,8 +99,8 @@ impl SsdOptions {
             "program" => self.timing.program = Some(time(value)?),
             "erase" => self.timing.erase = time(value)?,
             _ => {
-                return Err("no such property; there are op, unit, block, trim, gc, offset, \
-                            profile, write, command, trim-cost, program and erase"
+                return Err("no such property; there are op, unit, block, trim, gc, streams, \
+                            offset, profile, write, command, trim-cost, program and erase"
                     .into());
             }
         }
@@ -163,6 +170,11 @@ fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|error| error.to_string())
 }
 
+fn streams(text: &str) -> Result<u8, String> {
+    let streams = text.parse().ok().filter(|streams| *streams <= STREAMS_MAX);
+    streams.ok_or_else(|| format!("give a number of write streams from 0 to {STREAMS_MAX}"))
+}
+
 fn percent(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').and_then(|number| number.parse::<f64>().ok());
     match number {
@@ -196,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_drive_is_told_in_one_line() {
-        let text = "op=28%,unit=16K,block=32M,trim=batch:1G,gc=fifo,offset=256K";
+        let text = "op=28%,unit=16K,block=32M,trim=batch:1G,gc=fifo,streams=2,offset=256K";
         let options: SsdOptions = text.parse().unwrap();
         let expected = SsdOptions {
             over_provisioning: 0.28,
@@ -204,6 +216,7 @@ mod tests {
             block_bytes: 32 << 20,
             trim: TrimMode::Batch(1 << 30),
             gc: Policy::Fifo,
+            streams: 2,
             offset_bytes: 256 << 10,
             ..SsdOptions::default()
         };
@@ -224,6 +237,7 @@ mod tests {
             ("unit=16K,block=20K", "block is a multiple of unit"),
             ("trim=batch", "trim=batch: use on, off or batch:SIZE"),
             ("gc=best", "gc=best: use greedy, fifo or cb"),
+            ("streams=17", "streams=17: give a number of write streams from 0 to 16"),
             ("speed=1", "speed=1: no such property"),
             ("4K", "\"4K\" is no NAME=VALUE"),
             ("command=11", "command=11: give a time"),

@@ -87,8 +87,13 @@ impl State {
         self.blocks
     }
 
+    /// Returns the number of write streams.
+    pub const fn write_streams(&self) -> u8 {
+        self.options.streams
+    }
+
     /// Writes bytes at any offset. Returns when that completes.
-    pub fn write(&mut self, first: u64, bytes: &[u8]) -> u64 {
+    pub fn write(&mut self, first: u64, bytes: &[u8], stream: u8) -> u64 {
         let end = first + bytes.len() as u64;
         for Piece { block, within, at } in pieces(first..end) {
             self.put(block, &within, &bytes[at..at + within.len()]);
@@ -98,7 +103,7 @@ impl State {
         let before = self.ftl.counts();
         let unit = self.options.unit_bytes;
         for unit in first / unit..end.div_ceil(unit) {
-            self.ftl.write(unit as u32, 0);
+            self.ftl.write(unit as u32, stream);
         }
         let flash = self.flash_ns(&before);
         let link = self.options.timing.command_ns(bytes.len() as u64);

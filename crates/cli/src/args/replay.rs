@@ -49,8 +49,8 @@ pub struct Replay {
     pub log: LogArgs,
     /// Drive: op (over-provisioning), unit (mapping unit, 4K to 64K), block (erase block), trim
     /// (on, off or batch:SIZE, each time SIZE has been written), gc (collector: greedy, fifo, cb),
-    /// offset (start of the file); and its speed: profile (sata2014, x25m, nvme, qlc16k), or write,
-    /// command, trim-cost, program, erase
+    /// streams (write streams, 0 to 16), offset (start of the file); and its speed: profile
+    /// (sata2014, x25m, nvme, qlc16k), or write, command, trim-cost, program, erase
     #[arg(
         long,
         value_name = "NAME=VALUE,...",

@@ -10,8 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use flowstone_block::ErrorKind;
-use flowstone_fileio::{Access, FileIo, LockPatience, OpenOptions, create_sparse};
+use flowstone_block::{AlignedBuf, Errno, ErrorKind};
+use flowstone_fileio::{
+    Access, BlockingFile, DirectChoice, EngineChoice, FileIo, FileOffset, LockPatience,
+    OpenOptions, create_sparse,
+};
 use flowstone_testkit::wait_until;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use tempfile::tempdir;
@@ -160,7 +163,7 @@ fn data_ranges_skip_holes() {
     )
     .unwrap();
     let file = OpenOptions::new(Access::Inspect).open(&path).unwrap();
-    let range = file.next_data(flowstone_fileio::FileOffset::new(0)).unwrap().unwrap();
+    let range = file.next_data(FileOffset::new(0)).unwrap().unwrap();
     assert_eq!(range.start.get(), 4 << 20);
     assert!(file.next_data(range.end).unwrap().is_none());
     assert!(file.allocated_bytes().unwrap() < 1 << 20);
@@ -187,6 +190,29 @@ fn a_device_has_one_writer_by_whatever_node() {
     drop(first);
     let again = OpenOptions::new(Access::Write).open(&other).unwrap();
     assert_eq!(again.size().unwrap(), 1 << 20);
+}
+
+/// A loop device has no write streams: the kernel refuses a write that names one.
+#[test]
+fn the_write_stream_of_a_request_reaches_the_kernel() {
+    let dir = tempdir().unwrap();
+    let backing = dir.path().join("backing");
+    create_sparse(&backing, 1 << 20).unwrap();
+    let Some(device) = LoopDevice::of(&backing) else { return };
+    let name = device.0.file_name().unwrap().to_str().unwrap();
+    if !Path::new(&format!("/sys/block/{name}/queue/max_write_streams")).exists() {
+        return flowstone_testkit::skip(format_args!("a kernel before 6.16"));
+    }
+    let (direct, engine) = (DirectChoice::On, EngineChoice::Uring);
+    let file = OpenOptions { direct, engine, ..OpenOptions::new(Access::Write) }.open(&device.0);
+    let file = file.unwrap();
+    assert_eq!(file.write_streams(), 0);
+    let mut writer = BlockingFile::new(&file).unwrap();
+    for (write_stream, outcome) in [(0, Ok(())), (1, Err(Errno::INVAL))] {
+        writer.set_write_stream(write_stream);
+        let mut memory = AlignedBuf::zeroed(4096);
+        assert_eq!(writer.write(FileOffset::new(0), &mut memory), outcome, "{write_stream}");
+    }
 }
 
 /// A loop device, detached when dropped.

@@ -35,5 +35,6 @@ mod threads_cut;
 mod trims;
 mod unreadable;
 mod upkeep;
+mod write_streams;
 
 pub(crate) use self::crash::Tell;

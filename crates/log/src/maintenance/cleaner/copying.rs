@@ -197,7 +197,7 @@ impl Cleaner {
         let Writer { streams, space, .. } = &mut *writer;
         let (placed, before) = streams.place(space, lifetime, Kind::Relocated, link, payload)?;
         let Copies { pipe, builder, moves, .. } = copies;
-        let ticket = pipe.write(&self.log, builder, &placed);
+        let ticket = pipe.write(&self.log, builder, lifetime, &placed);
         let mut moves = std::mem::take(moves);
         if mutant("log.clean.maps-copies-on-their-way") {
             let birth = copies.survey.segment.birth;

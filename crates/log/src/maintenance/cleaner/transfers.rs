@@ -39,28 +39,42 @@ impl Transfers {
     pub fn new(file: &dyn FileIo) -> io::Result<Self> {
         let context = QueueContext::alone(QueueDepth(DEPTH))?;
         let channel = file.channel(&context)?;
-        Ok(Self { channel, reactor: context.reactor, done: Vec::new(), started: Slab::new() })
+        let (done, started) = Default::default();
+        Ok(Self { channel, reactor: context.reactor, done, started })
     }
 
     /// Starts a read into the first `bytes` of a buffer.
     pub fn read(&mut self, offset: FileOffset, buffer: AlignedBuf, bytes: usize) -> Ticket {
-        self.start(FileOp::Read { offset, bytes: bytes as u64 }, buffer, bytes)
+        self.start(FileOp::Read { offset, bytes: bytes as u64 }, buffer, bytes, 0)
     }
 
-    /// Starts a write of the first `bytes` of a buffer.
-    pub fn write(&mut self, offset: FileOffset, buffer: AlignedBuf, bytes: usize) -> Ticket {
+    /// Starts a write of the first `bytes` of a buffer, in a write stream of the drive.
+    pub fn write(
+        &mut self,
+        offset: FileOffset,
+        buffer: AlignedBuf,
+        bytes: usize,
+        write_stream: u8,
+    ) -> Ticket {
         let op = FileOp::Write { offset, bytes: bytes as u64, durable: false };
-        self.start(op, buffer, bytes)
+        self.start(op, buffer, bytes, write_stream)
     }
 
-    fn start(&mut self, op: FileOp, mut buffer: AlignedBuf, bytes: usize) -> Ticket {
+    fn start(
+        &mut self,
+        op: FileOp,
+        mut buffer: AlignedBuf,
+        bytes: usize,
+        write_stream: u8,
+    ) -> Ticket {
         // SAFETY: buffer and list stay in `started` until the request has completed; neither moves.
         let memory = Box::new([unsafe { IoVec::of(&mut buffer[..bytes]) }]);
         // SAFETY: as above.
         let list = unsafe { MemoryList::new(&*memory) };
         let key = self.started.insert(Transfer { buffer, memory, outcome: None });
         let keeps_out = !mutant("log.cleaner.fills-the-page-cache");
-        self.channel.submit(FileRequest::new(op, list, key).dont_cache(keeps_out));
+        let request = FileRequest::new(op, list, key).dont_cache(keeps_out);
+        self.channel.submit(request.write_stream(write_stream));
         self.channel.kick();
         Ticket(key)
     }
@@ -134,7 +148,7 @@ mod tests {
         let read = transfers.read(FileOffset::new(0), AlignedBuf::zeroed(4096), 4096);
         let (buffer, outcome) = transfers.wait(read);
         outcome.unwrap();
-        let write = transfers.write(FileOffset::new(4096), buffer, 4096);
+        let write = transfers.write(FileOffset::new(4096), buffer, 4096, 0);
         transfers.wait(write).1.unwrap();
         assert_eq!(filled.load(Ordering::Relaxed), 0);
     }

@@ -13,13 +13,14 @@ use flowstone_block::sync::atomic::Ordering;
 use flowstone_block::{Errno, Outcome, mutant};
 use flowstone_fileio::{BlockingFile, FileOp};
 use flowstone_image::runtime::wakers::QueueWaker;
-use flowstone_log_format::{Incarnation, SegmentId, Sequence};
+use flowstone_log_format::{Address, Incarnation, SegmentId, Sequence};
 use tracing::warn;
 
 use crate::log::Log;
 use crate::log::append::{AppendState, FULL_RETRY, Head};
 use crate::log::reserve::{SLACK_SEGMENTS, View, told_from};
 use crate::maintenance::Progress;
+use crate::policy::write_stream;
 
 /// Ready segments kept beyond the reserve, even when nothing is written.
 const READY_KEPT: u32 = 2;
@@ -66,6 +67,7 @@ pub struct Space {
     /// Stays out of the host's page cache: maps are not read again before the next open, and blocks
     /// that are put in order are cold, or a journal.
     pub file: BlockingFile,
+    has_write_streams: bool,
     /// Ends its wait for a queue's sync.
     waker: Arc<QueueWaker>,
     ahead: SpaceAhead,
@@ -78,7 +80,23 @@ impl Space {
         let mut file = BlockingFile::new(&*log.file)?;
         file.set_dont_cache(!mutant("log.cleaner.fills-the-page-cache"));
         let waker = QueueWaker::new(file.reactor());
-        Ok(Self { log, file, waker, ahead: SpaceAhead::default(), host_full: None })
+        let has_write_streams = log.file.write_streams() > 0;
+        Ok(Self {
+            log,
+            file,
+            has_write_streams,
+            waker,
+            ahead: SpaceAhead::default(),
+            host_full: None,
+        })
+    }
+
+    /// Writes a record of a class.
+    pub fn write(&mut self, lifetime: u8, at: Address, record: &mut [u8]) -> Outcome {
+        self.file.set_write_stream(write_stream(lifetime, self.has_write_streams));
+        let outcome = self.file.write(at.offset(), record);
+        self.file.set_write_stream(0);
+        outcome
     }
 
     /// Makes everything durable that has been written to the file.

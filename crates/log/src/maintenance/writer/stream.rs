@@ -64,7 +64,7 @@ impl Streams {
     ) -> Result<Address, Errno> {
         let (placed, before) = self.place(space, lifetime, kind, link, builder.payload())?;
         let record = builder.finish(self.log.codec, &placed);
-        if let Err(errno) = space.file.write(placed.address.offset(), record) {
+        if let Err(errno) = space.write(lifetime, placed.address, record) {
             self.abandon(lifetime, before);
             return Err(errno);
         }
@@ -140,7 +140,7 @@ impl Streams {
         let replayable = match old {
             None => false,
             Some(old) => {
-                if let Err(errno) = self.write_seal(space, old.place, place) {
+                if let Err(errno) = self.write_seal(space, lifetime, old.place, place) {
                     let mut state = self.log.append_state();
                     let clock = state.clock;
                     state.segments.seal(segment, clock);
@@ -172,13 +172,14 @@ impl Streams {
     fn write_seal(
         &mut self,
         space: &mut Space,
+        lifetime: u8,
         mut place: HeadPlace,
         next: HeadPlace,
     ) -> Result<(), Errno> {
         let seal = place.go_on_at(next, self.log.shape, self.stamp());
         let mut builder = RecordBuilder::new(0);
         builder.push(next.entry_of_seal());
-        space.file.write(seal.address.offset(), builder.finish(self.log.codec, &seal))?;
+        space.write(lifetime, seal.address, builder.finish(self.log.codec, &seal))?;
         let mut state = self.log.append_state();
         state.costs.seal_blocks += 1;
         state.totals.appended_blocks += 1;
