@@ -46,7 +46,7 @@ pub const BENCHES: [Bench; 8] = [
         page: "S4.md",
         name: "pdc",
         data: "pdc",
-        command: "pdc --rounds 5",
+        command: "pdc --rounds 3",
         render: pdc::render,
     },
     Bench {
