@@ -69,30 +69,24 @@ impl Recording {
 /// Returns all recordings.
 pub fn recordings() -> Vec<Recording> {
     vec![
-        Recording {
-            name: "postmark-sizes",
-            title: "Postmark, 8,000 files of 4 KiB to 1 MiB and 20,000 transactions",
-            disk: POSTMARK_SIZES_DISK,
-            phases: postmark(&POSTMARK_SIZES, "nodiscard", 1),
-            is_for_four: false,
-            tools: |_| Ok(vec![("postmark", program("postmark")?)]),
-        },
-        Recording {
-            name: "postmark",
-            title: "Postmark, 5,000 files of 128 KiB and twice as many transactions, eight runs",
-            disk: DISK,
-            phases: postmark(&POSTMARK, "discard", RUNS),
-            is_for_four: false,
-            tools: |_| Ok(vec![("postmark", program("postmark")?)]),
-        },
-        Recording {
-            name: "postmark-nodiscard",
-            title: "the same without -o discard, two runs",
-            disk: DISK,
-            phases: postmark(&POSTMARK, "nodiscard", 2),
-            is_for_four: false,
-            tools: |_| Ok(vec![("postmark", program("postmark")?)]),
-        },
+        of_postmark(
+            "postmark-sizes",
+            "Postmark, 8,000 files of 4 KiB to 1 MiB and 20,000 transactions",
+            POSTMARK_SIZES_DISK,
+            postmark(&POSTMARK_SIZES, "nodiscard", 1),
+        ),
+        of_postmark(
+            "postmark",
+            "Postmark, 5,000 files of 128 KiB and twice as many transactions, eight runs",
+            DISK,
+            postmark(&POSTMARK, "discard", RUNS),
+        ),
+        of_postmark(
+            "postmark-nodiscard",
+            "the same without -o discard, two runs",
+            DISK,
+            postmark(&POSTMARK, "nodiscard", 2),
+        ),
         Recording {
             name: "files",
             title: "a file server after filebench's: 8 threads, 20,000 files",
@@ -147,6 +141,16 @@ fn make_with(options: &str, mount: &str) -> Phase {
 
 fn run(number: u32) -> String {
     format!("run {number}")
+}
+
+fn of_postmark(
+    name: &'static str,
+    title: &'static str,
+    disk: &'static str,
+    phases: Vec<Phase>,
+) -> Recording {
+    let tools = |_: &Path| Ok(vec![("postmark", program("postmark")?)]);
+    Recording { name, title, disk, phases, is_for_four: false, tools }
 }
 
 /// What a run of Postmark does.
