@@ -29,7 +29,7 @@ pub const BENCHES: [Bench; 8] = [
         page: "S1.md",
         name: "trace",
         data: "trace",
-        command: "trace --rounds 3",
+        command: "trace --rounds 7",
         render: trace::render,
     },
     of_pollers("pollers-forms", forms::render),

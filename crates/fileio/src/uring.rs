@@ -269,7 +269,8 @@ impl InFlight {
         Progress::Again
     }
 
-    fn failed(&self, errno: Errno) -> Progress {
+    fn failed(&mut self, errno: Errno) -> Progress {
+        let is_hint = self.request.write_stream > 0;
         let space = matches!(self.request.op, FileOp::Zero { .. } | FileOp::Allocate { .. });
         match errno {
             Errno::INTR => Progress::Again,
@@ -279,6 +280,11 @@ impl InFlight {
             // cancel no requests ourselves.
             Errno::CANCELED if !mutant("fileio.uring.takes-what-was-not-begun-for-failed") => {
                 Progress::NotBegun
+            }
+            // The device has lost its streams. They are a hint.
+            Errno::INVAL if is_hint && !mutant("fileio.uring.insists-on-a-stream") => {
+                self.request.write_stream = 0;
+                Progress::Again
             }
             errno if space && is_unsupported(errno) => Progress::Unsupported,
             _ => Progress::Done(Err(errno)),

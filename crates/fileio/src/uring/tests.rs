@@ -14,6 +14,7 @@ struct Submission {
     descriptor: i32,
     offset: u64,
     flags: u32,
+    write_stream: u8,
 }
 
 fn submission(channel: &UringChannel) -> Submission {
@@ -26,6 +27,7 @@ fn submission(channel: &UringChannel) -> Submission {
         descriptor: i32::from_ne_bytes(bytes[4..8].try_into().unwrap()),
         offset: u64::from_ne_bytes(bytes[8..16].try_into().unwrap()),
         flags: u32::from_ne_bytes(bytes[28..32].try_into().unwrap()),
+        write_stream: bytes[44],
     }
 }
 
@@ -55,11 +57,32 @@ fn a_durable_write_says_so_and_still_does_when_it_is_resumed() {
         channel.submit(FileRequest::new(op, unsafe { MemoryList::new(&list) }, 0));
         let flags = if durable { libc::RWF_DSYNC as u32 } else { 0 };
         let descriptor = channel.file.file.as_raw_fd();
-        assert_eq!(submission(&channel), Submission { descriptor, offset: 512, flags });
+        let expected = |offset| Submission { descriptor, offset, flags, write_stream: 0 };
+        assert_eq!(submission(&channel), expected(512));
         assert!(matches!(channel.in_flight[0].advance(1024), Progress::Again));
-        assert_eq!(submission(&channel), Submission { descriptor, offset: 1536, flags });
+        assert_eq!(submission(&channel), expected(1536));
         drop(channel);
     }
+}
+
+/// A copy in a log image would fail for ever on a device that has lost its streams.
+#[test]
+fn a_write_names_its_stream_and_goes_on_without_if_that_is_refused() {
+    let mut buffer = AlignedBuf::zeroed(4096);
+    // SAFETY: the buffer outlives the channel.
+    let list = [unsafe { IoVec::of(&mut buffer) }];
+    let mut channel = channel(None);
+    let op = FileOp::Write { offset: FileOffset::new(0), bytes: 4096, durable: false };
+    // SAFETY: the list outlives the channel.
+    let request = FileRequest::new(op, unsafe { MemoryList::new(&list) }, 0);
+    channel.submit(request.write_stream(3));
+    assert_eq!(submission(&channel).write_stream, 3);
+    let refused = -Errno::INVAL.raw_os_error();
+    assert!(matches!(channel.in_flight[0].advance(refused), Progress::Again));
+    assert_eq!(submission(&channel).write_stream, 0);
+    let again = channel.in_flight[0].advance(refused);
+    assert!(matches!(again, Progress::Done(Err(Errno::INVAL))));
+    drop(channel);
 }
 
 #[test]
