@@ -49,7 +49,7 @@ evidence: ## Measure the tables of docs/evidence again (47 min); EVIDENCE="--onl
 	cargo build --release -p flowstone-bench -p flowstone-cli
 	target/release/flowstone-bench evidence $(EVIDENCE)
 
-evidence-guests: ## Record the guests whose traces some tables of docs/evidence replay (37 min, once)
+evidence-guests: ## Record the guests whose traces some tables of docs/evidence replay (42 min, once)
 	scripts/setup --evidence
 	cargo build --release -p flowstone-bench -p flowstone-cli -p flowstone-vmtest --bins
 	target/release/flowstone-bench evidence --record $(EVIDENCE)

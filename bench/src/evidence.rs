@@ -48,7 +48,7 @@ pub struct EvidenceArgs {
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
     /// Boot Linux guests and record the requests to their disks into target/evidence/traces, for
-    /// the tables that replay them; once is enough (37 min)
+    /// the tables that replay them; once is enough (42 min)
     #[arg(long, conflicts_with_all = ["quick", "flowstone"])]
     record: bool,
     /// Add the tables of drives of 64 GiB; replays run one at a time, for their memory (about an
