@@ -139,7 +139,7 @@ impl Image for LogImage {
     }
 
     fn space(&self) -> io::Result<Space> {
-        let garbage = self.log.append_state().segments.garbage_blocks();
+        let garbage = self.log.append_state().segments().garbage_blocks();
         Ok(Space {
             virtual_bytes: self.log.volume.capacity().bytes(),
             live_bytes: Some(self.log.volume.live_bytes()),
@@ -195,7 +195,7 @@ impl Image for LogImage {
                 "shrink the file system inside first and discard what it leaves (fstrim)",
             ));
         }
-        let used = self.log.append_state().segments.highest_used().get() + 1;
+        let used = self.log.append_state().segments().highest_used().get() + 1;
         let segments = segments.max(used);
         let command = Command::Resize { capacity: capacity.get(), segments };
         let resized = self.log.volume.resize_while(capacity, || self.log.inbox.ask(command).wait());

@@ -72,27 +72,29 @@ fn share(part: u64, whole: u64) -> Option<f64> {
 pub fn log_state(log: &Log) -> LogState {
     let map_memory_bytes = log.volume.map.memory_bytes(log.volume.blocks());
     let state = log.append_state();
+    let (segments, accounting) = (state.segments(), state.accounting());
+    let totals = accounting.totals();
     LogState {
         live_bytes: log.volume.live_bytes(),
         map_memory_bytes,
-        segments_limit: state.segments.limit(),
-        segments_used: state.segments.used() + 1,
-        segments_ready: state.segments.ready(),
-        segments_dead: state.segments.dead_count(),
-        guest_blocks: state.clock,
-        appended_blocks: state.totals.appended_blocks,
-        relocated_blocks: state.totals.relocated_blocks,
-        map_blocks: state.totals.map_blocks,
-        write_amplification: state.totals.appended_blocks as f64 / state.clock.max(1) as f64,
-        costs: state.costs,
-        checkpoint: state.generation,
-        since_checkpoint_blocks: state.since_checkpoint,
-        untold_dead_bytes: u64::from(state.segments.untold()) * log.shape.segment_bytes(),
+        segments_limit: segments.limit(),
+        segments_used: segments.used() + 1,
+        segments_ready: segments.ready(),
+        segments_dead: segments.dead_count(),
+        guest_blocks: accounting.clock(),
+        appended_blocks: totals.appended_blocks,
+        relocated_blocks: totals.relocated_blocks,
+        map_blocks: totals.map_blocks,
+        write_amplification: totals.appended_blocks as f64 / accounting.clock().max(1) as f64,
+        costs: accounting.costs(),
+        checkpoint: state.generation(),
+        since_checkpoint_blocks: accounting.since_checkpoint(),
+        untold_dead_bytes: u64::from(segments.untold()) * log.shape.segment_bytes(),
         telling: log.telling.load(Ordering::Relaxed),
         run_bytes: log.run_bytes.load(Ordering::Relaxed),
         resorted_bytes: log.volume.resorting.written(),
         resort_passes: log.volume.resorting.passes(),
-        full: state.writes.full.is_some() || state.restart_full.is_some(),
+        full: state.is_full(),
     }
 }
 

@@ -10,8 +10,8 @@ use flowstone_log_format::{Shape, blocks_of_sectors};
 use tracing::info;
 
 use super::load::{Loaded, load};
-use super::log::Log;
-use super::log::append::{AppendState, Head, Health};
+use super::log::append::AppendState;
+use super::log::{Accounting, Log};
 use super::maintenance::{Knowledge, Maintenance};
 use super::refusal::LoadError;
 use super::streams::Streams;
@@ -58,16 +58,9 @@ pub fn of_loaded(
     let is_changed = shape.streams != superblock.streams;
     let starts_anew = is_changed || !is_clean;
     let mut state = AppendState::new(shape, segments, replay.next_sequence);
-    state.clock = superblock.clock + replay.guest_blocks;
-    state.totals = superblock.totals;
-    state.totals.appended_blocks += replay.blocks;
-    state.generation = superblock.generation;
-    for (head, place) in state.heads.iter_mut().zip(replay.heads) {
-        *head = Head { place, ..Head::default() };
-    }
-    if starts_anew && !readonly {
-        state.health = Health::Restarting;
-    }
+    let clock = superblock.clock + replay.guest_blocks;
+    let accounting = Accounting::resumed(superblock.totals, clock, replay.blocks);
+    state.resume(accounting, superblock.generation, replay.heads, starts_anew && !readonly);
     if replay.records > 0 {
         info!("{name}: {} records replayed after the last checkpoint", replay.records);
     }
@@ -76,11 +69,12 @@ pub fn of_loaded(
     // The superblock of this session records the limit before one of the added segments is used.
     let most = shape.segments_most(volume.blocks());
     let own = shape.segments_for(volume.blocks()).unwrap_or(0);
-    state.segments.set_limit(state.segments.limit().max(own.min(most)));
+    let limit = state.segments().limit().max(own.min(most));
+    state.segments_mut().set_limit(limit);
     let wanted = state.kept_from_writes(&volume);
-    state.segments.raise_limit_for(wanted, most);
+    state.segments_mut().raise_limit_for(wanted, most);
     state.find_trim_heads(&volume);
-    superblock.segments = superblock.segments.max(state.segments.limit());
+    superblock.segments = superblock.segments.max(state.segments().limit());
     let log = Arc::new(Log::new(name, file, codec, volume, state));
     let knowledge = Knowledge { superblock, leaves };
     let session = Unbegun { log: Arc::clone(&log), knowledge, is_changed, starts_anew };

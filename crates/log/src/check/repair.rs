@@ -51,7 +51,7 @@ pub fn repair(
         let log = write_anew(name, file, loaded)?;
         if tells_space {
             let shape = log.shape;
-            give_back(name, &*log.file, shape, &log.append_state().segments)?;
+            give_back(name, &*log.file, shape, log.append_state().segments())?;
         }
         Kept::Log(log)
     } else {

@@ -4,20 +4,24 @@
 //! apply a committed one to the map. Data is copied, checksummed and written outside it.
 
 pub mod commit_order;
+mod heads;
+mod parts;
 mod room;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use flowstone_block::{Clock, Errno, mutant};
-use flowstone_image::LogCosts;
 use flowstone_image::runtime::wakers::QueueWaker;
 use flowstone_log_format::{
-    Address, Entry, HeadPlace, Kind, MapEntry, Placed, Sequence, Shape, Stamp, Totals,
+    Address, Entry, HeadPlace, Kind, MapEntry, Placed, SegmentId, Sequence, Shape, Stamp,
 };
 
 use self::commit_order::{CommitOrder, InFlightRecord};
-pub use self::room::{FULL_RETRY, Full, Want};
+pub use self::heads::Head;
+use self::room::Want;
+pub use self::room::{FULL_RETRY, Full};
+use super::accounting::Accounting;
 use super::rate::CleaningRate;
 use super::reserve::Opener;
 use super::segments::SegmentTable;
@@ -26,17 +30,6 @@ use crate::volume::map::BlockMap;
 
 /// Maximum number of streams of guest data.
 pub const STREAMS_MAX: usize = 2;
-
-/// The place where a stream is appended to.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Head {
-    pub place: HeadPlace,
-    /// Whether the host has allocated space for the segment.
-    pub has_space: bool,
-    /// Opened when writes had to leave the segment alone: only trims are appended until there is
-    /// room, so it holds no live block, and the first checkpoint after its end frees it.
-    pub for_trims: bool,
-}
 
 /// Whether records can be placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,30 +87,23 @@ pub struct Place {
 
 /// See the module.
 pub struct AppendState {
-    pub shape: Shape,
-    pub segments: SegmentTable,
-    pub heads: [Head; STREAMS_MAX],
-    pub health: Health,
-    pub totals: Totals,
-    pub costs: LogCosts,
-    /// Guest blocks committed since the image was created: the log's own time.
-    pub clock: u64,
+    shape: Shape,
+    segments: SegmentTable,
+    heads: [Head; STREAMS_MAX],
+    health: Health,
+    accounting: Accounting,
     /// Clock of the file.
-    pub time: Clock,
+    time: Clock,
     /// Number of the newest durable checkpoint.
-    pub generation: u64,
+    generation: u64,
     /// All records before this sequence number are durable.
-    pub durable: Sequence,
-    /// Blocks appended since the last checkpoint.
-    pub since_checkpoint: u64,
-    pub writes: Want,
-    pub trims: Want,
+    durable: Sequence,
+    writes: Want,
+    trims: Want,
     /// Amount of cleaning that writes have to wait for.
-    pub rate: CleaningRate,
+    rate: CleaningRate,
     /// Error and time when a full host kept new heads from being started.
-    pub restart_full: Option<Full>,
-    /// Whether anything has changed since the last checkpoint.
-    pub changed: bool,
+    restart_full: Option<Full>,
     order: CommitOrder,
     /// Queues that wait for a block that is in flight.
     watchers: Vec<Arc<QueueWaker>>,
@@ -139,20 +125,31 @@ impl AppendState {
             segments,
             heads: [Head::default(); STREAMS_MAX],
             health: Health::Running,
-            totals: Totals::default(),
-            costs: LogCosts::default(),
-            clock: 0,
+            accounting: Accounting::default(),
             time: Clock::default(),
             generation: 0,
             durable: next_sequence,
-            since_checkpoint: 0,
             writes: Want::default(),
             trims: Want::default(),
             rate: CleaningRate::default(),
             restart_full: None,
-            changed: false,
             order: CommitOrder::new(next_sequence),
             watchers: Vec::new(),
+        }
+    }
+
+    /// Goes on where the log of an image ended, in new heads if it `starts_anew`.
+    pub fn resume(
+        &mut self,
+        accounting: Accounting,
+        generation: u64,
+        heads: [HeadPlace; STREAMS_MAX],
+        starts_anew: bool,
+    ) {
+        (self.accounting, self.generation) = (accounting, generation);
+        self.heads = heads.map(|place| Head { place, ..Head::default() });
+        if starts_anew {
+            self.health = Health::Restarting;
         }
     }
 
@@ -216,18 +213,9 @@ impl AppendState {
         let seal = seal.map(|seal| (seal, place.entry_of_seal()));
         let record = place.append(self.shape, stamp, Kind::Writes, draft.payload_blocks, 0);
         self.order.push(owner, &record, draft.entries);
-        self.costs.header_blocks += 1;
-        self.account(record.header.record_blocks(), effects);
+        self.accounting.appended(Kind::Writes, record.header.record_blocks());
+        effects.wake_maintenance |= self.accounting.change();
         Ok(Place { record, seal })
-    }
-
-    fn account(&mut self, blocks: u32, effects: &mut Effects) {
-        self.since_checkpoint += u64::from(blocks);
-        self.totals.appended_blocks += u64::from(blocks);
-        if !self.changed {
-            self.changed = true;
-            effects.wake_maintenance = true;
-        }
     }
 
     /// Marks a record as written or failed, and commits all records that can commit.
@@ -265,13 +253,13 @@ impl AppendState {
     fn apply(&mut self, record: &InFlightRecord, map: &BlockMap) {
         let segment = self.shape.segment_of(record.address);
         match record.kind {
-            Kind::Seal => self.segments.seal(segment, self.clock),
+            Kind::Seal => self.seal(segment),
             Kind::Writes => {
                 // Gains before losses: a record that writes a block twice loses one of its own
                 // blocks.
                 let blocks = record.entries.iter().map(|entry| entry.payload_blocks()).sum();
                 self.segments.gain(segment, blocks);
-                self.clock += u64::from(blocks);
+                self.accounting.committed(blocks);
                 apply_entries(&record.entries, record.address, map, |old| {
                     self.segments.lose(old.address());
                 });
@@ -293,24 +281,16 @@ impl AppendState {
     /// After a failure: drops the records that did not commit; their sequence numbers are not
     /// reused.
     pub fn forget(&mut self) {
+        let clock = self.accounting.clock();
         for record in self.order.forget().filter(|record| record.kind == Kind::Seal) {
             // The head has left this segment in any case.
-            self.segments.seal(self.shape.segment_of(record.address), self.clock);
+            self.segments.seal(self.shape.segment_of(record.address), clock);
         }
     }
 
-    /// Returns the heads as they were when exactly the records before `committed` had been placed.
-    pub fn committed_heads(&self) -> [HeadPlace; STREAMS_MAX] {
-        let mut heads = self.heads.map(|head| head.place);
-        // Backwards, so that the earliest record of each stream is applied last.
-        for record in self.order.in_flight().rev() {
-            let segment = self.shape.segment_of(record.address);
-            let block = record.address.get() % self.shape.segment_blocks;
-            let incarnation = self.segments.get(segment).incarnation;
-            let stream = usize::from(self.segments.get(segment).lifetime);
-            heads[stream] = HeadPlace { incarnation, segment, block };
-        }
-        heads
+    /// Seals a segment: nothing more is appended to it.
+    pub fn seal(&mut self, segment: SegmentId) {
+        self.segments.seal(segment, self.accounting.clock());
     }
 }
 

@@ -1,5 +1,6 @@
 //! State shared by the queues of a log image and its maintenance worker.
 
+mod accounting;
 pub mod append;
 pub mod rate;
 pub mod reserve;
@@ -19,6 +20,7 @@ use flowstone_image::runtime::wakers::{QueueWaker, Wakers};
 use flowstone_log_format::{BLOCK_SECTORS, Codec, MapEntry, Sequence, Shape};
 use tracing::error;
 
+pub use self::accounting::Accounting;
 use self::append::{AppendState, Draft, Effects, Health, Place, PlaceError};
 use crate::command::Command;
 use crate::copy_memory::CopyMemory;
@@ -61,22 +63,23 @@ impl Log {
         volume: Volume,
         mut state: AppendState,
     ) -> Self {
-        state.time = file.clock();
+        let clock = file.clock();
+        state.set_time(clock.clone());
         Self {
             name,
-            clock: file.clock(),
             file,
             codec,
-            shape: state.shape,
+            shape: state.shape(),
             volume,
             sync: GroupSync::default(),
-            inbox: Inbox::new(state.time.clone()),
+            inbox: Inbox::new(clock.clone()),
+            clock,
             copy_memory: OnceLock::new(),
             age_power: OnceLock::new(),
             telling: AtomicBool::new(false),
             run_bytes: AtomicU64::new(0),
             committed: AtomicU64::new(state.committed().get()),
-            health: AtomicU8::new(state.health as u8),
+            health: AtomicU8::new(state.health() as u8),
             room_made: AtomicU64::new(0),
             state: Mutex::new(state),
             wakers: Wakers::default(),
@@ -168,19 +171,21 @@ impl Log {
 
     /// Stops all writing: without the maintenance worker there are no checkpoints and no room.
     pub fn retire(&self) {
-        {
-            let mut state = self.append_state();
-            state.health = Health::Stopped;
-            self.show(&state);
-        }
+        self.change_health(&mut self.append_state(), Health::Stopped);
         self.inbox.close();
         self.wake_waiting();
     }
 
+    /// Sets whether records can be placed, for readers without the lock, too.
+    pub fn change_health(&self, state: &mut AppendState, health: Health) {
+        state.set_health(health);
+        self.show(state);
+    }
+
     /// Publishes copies of locked fields, for readers without the lock.
-    pub fn show(&self, state: &AppendState) {
+    fn show(&self, state: &AppendState) {
         self.committed.store(state.committed().get(), Ordering::Release);
-        self.health.store(state.health as u8, Ordering::Release);
+        self.health.store(state.health() as u8, Ordering::Release);
     }
 
     fn apply_effects(&self, effects: Effects, except: &Arc<QueueWaker>) {

@@ -16,7 +16,7 @@ pub fn look_through(log: &Log, mut look: impl FnMut(SegmentId, Segment)) {
     let mut next = 1;
     loop {
         let state = log.append_state();
-        let few = state.segments.few_from(SegmentId::new(next));
+        let few = state.segments().few_from(SegmentId::new(next));
         let seen = few.map(|(number, segment)| look(number, segment)).count();
         if seen < LOOK_MOST {
             return;

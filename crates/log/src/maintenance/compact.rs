@@ -18,9 +18,9 @@ const BATCH_BLOCKS: usize = 1024;
 impl Maintenance {
     /// Puts the whole image in LBA order.
     pub fn compact(&mut self) -> Outcome {
-        let limit = self.log.append_state().segments.limit();
+        let limit = self.log.append_state().segments().limit();
         let most = limit.saturating_add(self.sorted_segments());
-        self.log.append_state().segments.set_limit(most);
+        self.log.append_state().segments_mut().set_limit(most);
         // The superblock must cover a borrowed segment before it is used: guests may get one, and
         // replay does not follow a seal beyond the end of the image.
         let sorted = self.writer.checkpoint(CheckpointKind::Running).and_then(|()| self.sort());
@@ -30,11 +30,11 @@ impl Maintenance {
         let durable = self.writer.checkpoint(CheckpointKind::Running);
         {
             let mut state = self.log.append_state();
-            state.segments.set_limit(limit);
+            state.segments_mut().set_limit(limit);
             // If the checkpoint failed, no superblock need cover more segments.
             if durable.is_ok() {
                 let wanted = state.kept_from_writes(&self.log.volume) + SLACK_SEGMENTS;
-                state.segments.raise_limit_for(wanted, most);
+                state.segments_mut().raise_limit_for(wanted, most);
             }
         }
         durable?;
@@ -56,7 +56,7 @@ impl Maintenance {
         let most = u64::from(shape.segments_most(self.log.volume.blocks()));
         let state = self.log.append_state();
         let kept = u64::from(state.kept_from_writes(&self.log.volume));
-        let limit = u64::from(state.segments.limit());
+        let limit = u64::from(state.segments().limit());
         (wanted + 2 * kept).min(most.saturating_sub(limit)) as u32
     }
 
@@ -85,18 +85,18 @@ impl Maintenance {
 
     /// Cleans every segment that is not packed, when there is no space to sort.
     fn pack(&mut self) -> Outcome {
-        let most = self.log.append_state().segments.used();
+        let most = self.log.append_state().segments().used();
         for _ in 0..most {
             let Some(victim) = self.cleaner.choose_victim() else { break };
             let Err(errno) = self.cleaner.clean(&mut self.writer, victim) else {
                 continue;
             };
-            let before = self.log.append_state().segments.ready_or_obtainable();
+            let before = self.log.append_state().segments().ready_or_obtainable();
             self.writer.checkpoint(CheckpointKind::Running)?;
             if errno != Errno::NOSPC {
                 return Err(errno);
             }
-            if self.log.append_state().segments.ready_or_obtainable() <= before {
+            if self.log.append_state().segments().ready_or_obtainable() <= before {
                 // No space to continue with, and nothing lost: the rest stays as it was.
                 break;
             }

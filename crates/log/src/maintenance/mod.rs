@@ -97,7 +97,7 @@ impl Maintenance {
             superblock.streams = self.log.shape.streams;
         }
         self.writer.write_superblock(superblock)?;
-        self.log.append_state().generation = self.writer.superblock.generation;
+        self.log.append_state().set_generation(self.writer.superblock.generation);
         Ok(())
     }
 
@@ -106,7 +106,7 @@ impl Maintenance {
     pub fn close(&mut self) -> Outcome {
         let (changed, health) = {
             let state = self.log.append_state();
-            (state.changed, state.health)
+            (state.accounting().has_changed(), state.health())
         };
         if self.log.sync.has_failed() || health == Health::Stopped {
             return Err(Errno::IO);
@@ -141,8 +141,7 @@ impl Maintenance {
             if state.next_sequence() != self.writer.superblock.next_sequence {
                 return Err(Errno::BUSY);
             }
-            state.health = Health::Stopped;
-            self.log.show(&state);
+            self.log.change_health(&mut state, Health::Stopped);
         }
         self.writer.space.sync()?;
         self.writer.write_superblock(Superblock { clean: true, ..self.writer.superblock.clone() })
@@ -161,7 +160,7 @@ impl Maintenance {
 
     fn resize(&mut self, capacity: u64, segments: u32) -> Outcome {
         let before = self.writer.superblock.clone();
-        let limit = self.log.append_state().segments.limit();
+        let limit = self.log.append_state().segments().limit();
         let segments = {
             let mut state = self.log.append_state();
             let ends = blocks_of_sectors(capacity)..blocks_of_sectors(before.capacity_sectors);
@@ -172,12 +171,12 @@ impl Maintenance {
                 return Err(Errno::BUSY);
             }
             // Segments may have been opened since the caller checked.
-            let segments = segments.max(state.segments.highest_used().get() + 1);
-            state.segments.set_limit(segments);
+            let segments = segments.max(state.segments().highest_used().get() + 1);
+            state.segments_mut().set_limit(segments);
             let most = self.log.shape.segments_most(blocks_of_sectors(capacity));
             let wanted = state.kept_from_writes(&self.log.volume);
-            state.segments.raise_limit_for(wanted, most);
-            state.segments.limit()
+            state.segments_mut().raise_limit_for(wanted, most);
+            state.segments().limit()
         };
         self.writer.superblock.capacity_sectors = capacity;
         self.writer.superblock.segments = segments;
@@ -187,7 +186,7 @@ impl Maintenance {
             self.writer.superblock.capacity_sectors = before.capacity_sectors;
             self.writer.superblock.segments = before.segments;
             // Segments that no superblock knows of must not be used.
-            self.log.append_state().segments.set_limit(limit);
+            self.log.append_state().segments_mut().set_limit(limit);
         }
         resized
     }
@@ -203,7 +202,7 @@ impl Maintenance {
     }
 
     fn do_step(&mut self) -> Progress {
-        let health = self.log.append_state().health;
+        let health = self.log.append_state().health();
         match health {
             Health::Stopped => return Progress::Idle,
             Health::Restarting => return self.restart.run_when_given_up(&mut self.writer),
@@ -217,7 +216,7 @@ impl Maintenance {
         if self.writer.provide() == Progress::Made {
             return Progress::Made;
         }
-        let due = self.log.append_state().since_checkpoint >= self.writer.interval();
+        let due = self.log.append_state().accounting().since_checkpoint() >= self.writer.interval();
         if due {
             return self.writer.try_checkpoint();
         }

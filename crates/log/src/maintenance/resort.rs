@@ -82,7 +82,7 @@ impl Resort {
     /// work.
     pub fn due_at(&self, now: Instant) -> Option<Instant> {
         let next = self.budget.next(self.log.volume.resorting.limit(), now)?;
-        let clock = self.log.append_state().clock;
+        let clock = self.log.append_state().accounting().clock();
         let wanted = self.done_at.is_none_or(|done| clock >= done + WRITTEN_MIN_BLOCKS);
         wanted.then_some(next)
     }
@@ -138,7 +138,7 @@ impl Resort {
     fn used_most(&mut self) -> u32 {
         let (used, clock) = {
             let state = self.log.append_state();
-            (state.segments.used(), state.clock)
+            (state.segments().used(), state.accounting().clock())
         };
         let most = (used + used / GROWTH_PART + SLACK_SEGMENTS, clock);
         let known = self.used_most.filter(|(_, at)| clock < at + WRITTEN_MIN_BLOCKS);
@@ -169,7 +169,7 @@ impl Resort {
     /// Returns the blocks written by maintenance, copies and maps, without those of guests
     /// meanwhile.
     fn own_blocks(&self) -> u64 {
-        let totals = self.log.append_state().totals;
+        let totals = self.log.append_state().accounting().totals();
         totals.relocated_blocks + totals.map_blocks
     }
 
@@ -181,7 +181,7 @@ impl Resort {
     fn end_pass(&mut self) {
         self.next = 0;
         self.used_most = None;
-        self.done_at = Some(self.log.append_state().clock);
+        self.done_at = Some(self.log.append_state().accounting().clock());
     }
 
     /// Returns whether no guest has made a request since the last look, no other work is due, and
@@ -225,7 +225,7 @@ fn make_room_to_sort(
     used_most: u32,
 ) -> Result<Room, Errno> {
     let has_room = |writer: &Writer| {
-        let used = writer.log.append_state().segments.used();
+        let used = writer.log.append_state().segments().used();
         let left = writer.space.view().left_for_writes();
         left > SLACK_SEGMENTS + COPIES_SEGMENTS && used <= used_most
     };
@@ -253,8 +253,8 @@ fn make_room_to_sort(
 /// needed.
 fn free_sources(writer: &mut Writer) -> Outcome {
     if mutant("log.resort.frees-without-checkpoint") {
-        let closed = writer.log.append_state().segments.pinned_and_closed();
-        writer.log.append_state().segments.unpin(&closed);
+        let closed = writer.log.append_state().segments().pinned_and_closed();
+        writer.log.append_state().segments_mut().unpin(&closed);
         return writer.release_freeable();
     }
     writer.checkpoint(CheckpointKind::Running)

@@ -10,7 +10,7 @@ use tracing::{error, info, warn};
 use super::Progress;
 use super::writer::{CheckpointKind, Writer};
 use crate::log::Log;
-use crate::log::append::{FULL_RETRY, Full, Head, Health, STREAMS_MAX};
+use crate::log::append::{FULL_RETRY, Full, Head, Health};
 use crate::log::reserve::Opener;
 use crate::log::segments::State;
 
@@ -71,9 +71,9 @@ impl Restart {
         self.tried = full.map(|_| self.log.clock.now());
         {
             let mut state = self.log.append_state();
-            state.health = health.unwrap_or(state.health);
-            state.restart_full = full.map(|errno| Full { errno, at: self.log.clock.now() });
-            self.log.show(&state);
+            let health = health.unwrap_or(state.health());
+            self.log.change_health(&mut state, health);
+            state.restart_ended(full.map(|errno| Full { errno, at: self.log.clock.now() }));
         }
         self.log.wake_waiting();
         if full.is_some() { Progress::Idle } else { Progress::Made }
@@ -81,10 +81,11 @@ impl Restart {
 
     /// Starts every stream in a fresh segment and makes that durable.
     pub fn run(&mut self, writer: &mut Writer) -> Outcome {
-        self.end_heads();
+        let fresh = std::array::from_fn(|stream| self.is_fresh(stream));
+        self.log.append_state().end_heads(fresh);
         writer.release_freeable()?;
         for stream in 0..self.log.shape.streams as u8 {
-            if self.is_fresh(stream) {
+            if self.is_fresh(stream.into()) {
                 continue;
             }
             let for_trims = {
@@ -96,49 +97,25 @@ impl Restart {
             let (segment, incarnation) = writer.space.take_segment(stream)?;
             let place = HeadPlace::start_of(segment, incarnation);
             let head = Head { place, has_space: true, for_trims };
-            self.log.append_state().heads[usize::from(stream)] = head;
+            self.log.append_state().set_head(stream, head);
         }
-        let map_segments = self.log.append_state().segments.used_for_maps();
+        let map_segments = self.log.append_state().segments().used_for_maps();
         if map_segments > self.log.append_state().reserve(&self.log.volume, true).map_full {
             // Each restart takes a segment for the map, and there may be many before the next
             // cleaning.
             writer.outdate_sparse_map();
         }
         writer.checkpoint(CheckpointKind::Running)?;
-        let mut state = self.log.append_state();
-        state.health = Health::Running;
-        self.log.show(&state);
+        self.log.change_health(&mut self.log.append_state(), Health::Running);
         Ok(())
-    }
-
-    /// Ends heads at which a record could not be written, and those of streams that the image is to
-    /// lose.
-    fn end_heads(&mut self) {
-        let fresh: Vec<bool> = (0..STREAMS_MAX as u8).map(|it| self.is_fresh(it)).collect();
-        let mut state = self.log.append_state();
-        state.forget();
-        let clock = state.clock;
-        for (stream, fresh) in fresh.into_iter().enumerate() {
-            let HeadPlace { segment, incarnation, .. } = state.heads[stream].place;
-            if fresh {
-                continue;
-            }
-            state.heads[stream].for_trims = false;
-            // After a crash they are sealed already; a new stream has no head yet.
-            let is_open = state.segments.get(segment).state == State::Open;
-            if !incarnation.is_none() && is_open && !mutant("log.streams.leaves-a-head-open") {
-                state.segments.seal(segment, clock);
-            }
-        }
-        state.heads[self.log.shape.streams as usize..].fill(Head::default());
     }
 
     /// Returns whether the head was left by a failed restart and nothing was written to it: a new
     /// head for each attempt would use up the reserve.
-    fn is_fresh(&self, stream: u8) -> bool {
+    fn is_fresh(&self, stream: usize) -> bool {
         let state = self.log.append_state();
-        let place = state.heads[usize::from(stream)].place;
-        let segment = state.segments.get(place.segment);
+        let place = state.heads()[stream].place;
+        let segment = state.segments().get(place.segment);
         self.tried.is_some()
             && place.block == 0
             && segment.state == State::Open

@@ -55,7 +55,7 @@ impl Maintenance {
             false => paid,
         });
         let state = self.log.append_state();
-        if state.health != Health::Running || self.log.sync.has_failed() {
+        if state.health() != Health::Running || self.log.sync.has_failed() {
             return None;
         }
         let has_written = std::mem::replace(&mut self.seen, state.committed()) != self.seen;
@@ -65,7 +65,7 @@ impl Maintenance {
             (false, true) => MEMORY_TIME,
             (false, false) => QUIET_TIME,
         };
-        let is_due = gives_back || has_memory || state.changed;
+        let is_due = gives_back || has_memory || state.accounting().has_changed();
         // Looks by the re-sorting pass do not postpone the pause.
         let before = self.quiet_at.filter(|at| *at > now && !has_written);
         self.quiet_at = is_due.then(|| before.map_or(now + wait, |at| at.min(now + wait)));
@@ -76,7 +76,7 @@ impl Maintenance {
     fn gives_back(&self) -> bool {
         let is_sparse = self.cleaner.sparsest().is_some();
         let state = self.log.append_state();
-        is_sparse || state.segments.dead_count() > 0 || self.writer.space.has_surplus(&state)
+        is_sparse || state.segments().dead_count() > 0 || self.writer.space.has_surplus(&state)
     }
 
     /// Does deferred work: no request came for a while.
@@ -90,7 +90,7 @@ impl Maintenance {
         self.cleaner.release_memory();
         let (committed, wanted, dead) = {
             let state = self.log.append_state();
-            (state.committed(), state.changed, state.segments.dead_count())
+            (state.committed(), state.accounting().has_changed(), state.segments().dead_count())
         };
         if (wanted && committed == self.seen) || dead > 0 {
             self.writer.try_checkpoint();

@@ -56,7 +56,7 @@ fn a_map_root_names_the_segment_that_it_is_in_wherever_that_ends() {
 fn the_leaves_of_a_checkpoint_share_records() {
     let mut fixture = wide();
     change_leaves(&mut fixture, LEAVES);
-    let written = |fixture: &Fixture| fixture.log.append_state().totals.map_blocks;
+    let written = |fixture: &Fixture| fixture.log.append_state().accounting().totals().map_blocks;
     let before = written(&fixture);
     fixture.maintenance.writer.checkpoint(CheckpointKind::Running).unwrap();
     let leaf = u64::from(LEAF_ON_DISK_BLOCKS);
@@ -75,7 +75,7 @@ fn a_checkpoint_that_failed_forgets_nothing_of_what_it_was_due_for() {
     change_leaves(&mut fixture, 3);
     let counts = |fixture: &Fixture| {
         let state = fixture.log.append_state();
-        (state.since_checkpoint, state.totals.map_blocks)
+        (state.accounting().since_checkpoint(), state.accounting().totals().map_blocks)
     };
     let (appended, maps) = counts(&fixture);
     assert_eq!(appended, 6);
@@ -83,7 +83,7 @@ fn a_checkpoint_that_failed_forgets_nothing_of_what_it_was_due_for() {
     assert_eq!(fixture.maintenance.writer.checkpoint(CheckpointKind::Running), Err(Errno::IO));
     let (now, maps_now) = counts(&fixture);
     assert_eq!(now, appended + maps_now - maps);
-    assert!(fixture.log.append_state().changed);
+    assert!(fixture.log.append_state().accounting().has_changed());
 }
 
 /// `compact` and a shrinking disk may temporarily leave data beyond the limit.
@@ -92,9 +92,9 @@ fn a_superblock_reaches_as_far_as_the_limit_and_as_the_last_segment_in_use() {
     let mut fixture = wide();
     fixture.write_blocks(0..300).unwrap();
     let mut made = |limit: u32| {
-        fixture.log.append_state().segments.set_limit(limit);
+        fixture.log.append_state().segments_mut().set_limit(limit);
         fixture.maintenance.writer.checkpoint(CheckpointKind::Running).unwrap();
-        let highest = fixture.log.append_state().segments.highest_used().get();
+        let highest = fixture.log.append_state().segments().highest_used().get();
         assert!(highest > 2);
         (load(&fixture.disk, None).unwrap().superblock.segments, highest + 1)
     };
@@ -113,7 +113,10 @@ fn a_superblock_says_where_each_stream_goes_on_and_how_much_was_written() {
         let found = load(&fixture.disk, None).unwrap().superblock;
         let state = fixture.log.append_state();
         assert_eq!(found.heads[..STREAMS_MAX], state.committed_heads());
-        assert_eq!((found.next_sequence, found.clock), (state.committed(), state.clock));
+        assert_eq!(
+            (found.next_sequence, found.clock),
+            (state.committed(), state.accounting().clock())
+        );
         assert!(found.clock > 0);
     }
 }

@@ -50,7 +50,7 @@ pub fn run(seed: u64, moments: usize) {
     let mut fixture = nearly_full(setup, seed);
     fixture.log.volume.resorting.set_limit(1 << 40);
     fixture.guests().mix = mix(setup, seed);
-    let copied = fixture.log.append_state().costs.copied_blocks;
+    let copied = fixture.log.append_state().accounting().costs().copied_blocks;
     for round in 0..8u64 {
         if seed % 3 == 2 {
             let fault = Fault::fail(Errno::IO).landed(Landed::nth(seed / 3 + round));
@@ -72,8 +72,11 @@ pub fn run(seed: u64, moments: usize) {
     } else {
         assert_eq!(fixture.guests().failures, [], "{}", fixture.describe());
     }
-    assert!(fixture.log.append_state().costs.copied_blocks > copied, "nothing was cleaned");
-    let has_damage = fixture.log.append_state().segments.iter().any(|(_, it)| it.damaged);
+    assert!(
+        fixture.log.append_state().accounting().costs().copied_blocks > copied,
+        "nothing was cleaned"
+    );
+    let has_damage = fixture.log.append_state().segments().iter().any(|(_, it)| it.damaged);
     assert!(!has_damage, "a victim that can be read was given up");
     fixture.check();
     let opened = fixture.opened;

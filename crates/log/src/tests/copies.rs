@@ -138,7 +138,7 @@ fn blocks_in(fixture: &Fixture, is_it: impl Fn(SegmentId, &Segment) -> bool) -> 
         let map_entry = fixture.log.volume.map.get(*lba);
         map_entry.is_mapped() && {
             let number = fixture.log.shape.segment_of(map_entry.address());
-            is_it(number, &state.segments.get(number))
+            is_it(number, &state.segments().get(number))
         }
     };
     (0..fixture.log.volume.blocks()).filter(is_there).collect()
@@ -162,7 +162,7 @@ fn copies_behind_a_record_that_failed_are_not_in_the_map() {
         let sparse: Vec<(SegmentId, Segment)> = {
             let state = fixture.log.append_state();
             let is_sparse = |it: &Segment| it.state == State::Sealed && (17..24).contains(&it.live);
-            state.segments.iter().filter(|(_, it)| it.lifetime == 0 && is_sparse(it)).collect()
+            state.segments().iter().filter(|(_, it)| it.lifetime == 0 && is_sparse(it)).collect()
         };
         let (first, segment) = sparse[0];
         fixture
@@ -173,7 +173,7 @@ fn copies_behind_a_record_that_failed_are_not_in_the_map() {
         fixture.log.end_copying();
         fixture.checkpoint().unwrap();
         let victim = sparse[1].0;
-        let segment = fixture.log.append_state().segments.get(victim);
+        let segment = fixture.log.append_state().segments().get(victim);
         assert!(!segment.pinned, "{segment:?}");
         let failure = Fault::fail(Errno::IO).landed(Landed::nth(seed));
         fixture.disk.inject(failure.on(Call::Write).within(SEGMENTS).after(seed / 2 % 2));
@@ -189,7 +189,7 @@ fn copies_behind_a_record_that_failed_are_not_in_the_map() {
         fixture.flush().unwrap();
         fixture.maintenance.writer.release_freeable().unwrap();
         // A free segment may be overwritten at once.
-        let freed = fixture.log.append_state().segments.get(victim);
+        let freed = fixture.log.append_state().segments().get(victim);
         if matches!(freed.state, State::Free | State::Ready) {
             let start = fixture.log.shape.address(victim, 0).offset().get();
             fixture.disk.write_at(start, &vec![0x5a; SEGMENT_BYTES as usize]);
@@ -224,7 +224,7 @@ fn zero_all_but(count: usize, victim: SegmentId, fixture: &Fixture) {
 
 /// Cleans without requests meanwhile.
 fn clean_alone(victim: SegmentId, fixture: &mut Fixture) -> Outcome {
-    let segment = fixture.log.append_state().segments.get(victim);
+    let segment = fixture.log.append_state().segments().get(victim);
     let outcome = fixture.maintenance.cleaner.clean_into(
         &mut fixture.maintenance.writer,
         LIFETIME_CLEANED,
@@ -249,7 +249,12 @@ fn a_segment_ends_when_all_copies_on_their_way_to_it_are_in_the_map() {
         let victims: Vec<SegmentId> = {
             let state = fixture.log.append_state();
             let is_full = |it: &Segment| it.state == State::Sealed && it.lifetime == 0;
-            state.segments.iter().filter(|(_, it)| is_full(it)).map(|(number, _)| number).collect()
+            state
+                .segments()
+                .iter()
+                .filter(|(_, it)| is_full(it))
+                .map(|(number, _)| number)
+                .collect()
         };
         let (last, before) = victims.split_last().unwrap();
         for victim in before {
@@ -286,7 +291,7 @@ fn used_again(fixture: &mut Fixture, number: SegmentId) -> Segment {
     for round in 0..4000 {
         let lba = round % 64;
         fixture.write_blocks(lba..lba + 1).unwrap();
-        let segment = fixture.log.append_state().segments.get(number);
+        let segment = fixture.log.append_state().segments().get(number);
         if segment.state == State::Sealed && (1..20).contains(&segment.live) {
             return segment;
         }
@@ -324,12 +329,12 @@ fn what_was_seen_of_a_victim_is_forgotten_when_its_segment_is_used_again() {
         (64..480).for_each(|lba| zero_alone(&fixture, lba));
         zero_all_but(0, victim, &fixture);
         fixture.maintenance.writer.checkpoint(CheckpointKind::Running).unwrap();
-        let state = fixture.log.append_state().segments.get(victim).state;
+        let state = fixture.log.append_state().segments().get(victim).state;
         assert!(matches!(state, State::Free | State::Ready), "{state:?}");
         let segment = used_again(&mut fixture, victim);
         assert_ne!(segment.incarnation, before.incarnation);
         clean_alone(victim, &mut fixture).unwrap();
-        let now = fixture.log.append_state().segments.get(victim);
+        let now = fixture.log.append_state().segments().get(victim);
         assert_eq!((now.live, now.damaged), (0, false), "of {}", segment.live);
         fixture.check();
     }

@@ -219,9 +219,9 @@ pub fn cleaning(seed: u64, moments: usize) {
     disk.set_schedule(Schedule::Shuffled { seed });
     let mut fixture = Fixture::open(&disk, setup, model, seed).unwrap();
     fixture.guests().mix = Mix { depth: 6, ..Mix::on(setup.blocks) };
-    let before = fixture.log.append_state().totals.relocated_blocks;
+    let before = fixture.log.append_state().accounting().totals().relocated_blocks;
     fixture.run(500);
-    assert!(fixture.log.append_state().totals.relocated_blocks > before + 50);
+    assert!(fixture.log.append_state().accounting().totals().relocated_blocks > before + 50);
     fixture.check();
     let (disk, model) = fixture.abandon();
     crash_everywhere(&disk, setup, &model, some_moments(&disk, moments), one_fate);

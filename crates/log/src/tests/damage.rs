@@ -118,7 +118,7 @@ fn damage_to_records_that_were_promised_is_no_end_of_the_log() {
     fixture.write_blocks(255..256).unwrap();
     let last = fixture.log.volume.map.get(255).address().get();
     let heads: Vec<u32> =
-        fixture.log.append_state().heads.iter().map(|head| head.place.segment.get()).collect();
+        fixture.log.append_state().heads().iter().map(|head| head.place.segment.get()).collect();
     let (disk, model) = fixture.abandon();
     let bytes = disk.to_bytes();
     let expected = model.latest();

@@ -214,13 +214,13 @@ fn a_checkpoint_hears_of_the_failed_sync_of_a_queue_that_has_not_looked_yet() {
     for seed in 0..20 {
         let mut fixture = used(Setup::default(), seed);
         fixture.write_blocks(0..9).unwrap();
-        let generation = fixture.log.append_state().generation;
+        let generation = fixture.log.append_state().generation();
         let fault = Fault::fail(Errno::IO).landed(Landed::nth(seed % 2 * 3));
         fixture.disk.inject(fault.on(Call::Datasync));
         fixture.guests().flush(0);
         fixture.guests().kick(0);
         assert_eq!(fixture.checkpoint(), Err(Errno::IO), "seed {seed}");
-        assert_eq!(fixture.log.append_state().generation, generation, "seed {seed}");
+        assert_eq!(fixture.log.append_state().generation(), generation, "seed {seed}");
         fixture.drain();
         assert_eq!(fixture.guests().failures.len(), 1, "seed {seed}");
     }
@@ -238,7 +238,7 @@ fn maintenance_leaves_a_bad_block_in_its_way_behind() {
     let used: Vec<u32> = {
         let state = fixture.log.append_state();
         state
-            .segments
+            .segments()
             .iter()
             .filter(|(_, it)| holds(it.state))
             .map(|(number, _)| number.get())

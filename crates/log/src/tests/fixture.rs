@@ -504,7 +504,7 @@ impl Fixture {
             let moved = self.guests().completions != before;
             idle = if moved || stepped { 0 } else { idle + 1 };
             steps = if stepped && !moved { steps + 1 } else { 0 };
-            let health = self.log.append_state().health;
+            let health = self.log.append_state().health();
             assert!(idle < STUCK_TURNS, "a request hangs and maintenance sleeps ({health:?})");
             assert!(
                 steps < CIRCLE_STEPS,
@@ -518,18 +518,18 @@ impl Fixture {
     pub fn describe(&self) -> String {
         let state = self.log.append_state();
         let (ready, dead, obtainable) =
-            (state.segments.ready(), state.segments.dead(), state.segments.obtainable());
+            (state.segments().ready(), state.segments().dead(), state.segments().obtainable());
         let keep = state.kept_from_writes(&self.log.volume);
-        let (writes, trims, heads) = (state.writes, state.trims, state.trim_heads());
+        let (wanted, heads) = (state.wants_room(), state.trim_heads());
         let used: Vec<String> = state
-            .segments
+            .segments()
             .iter()
             .filter(|(_, it)| it.state != State::Free)
             .map(|(n, it)| format!("{n}:{:?}/{}/{}", it.state, it.lifetime, it.live))
             .collect();
         format!(
             "ready {ready} dead {dead:?} obtainable {obtainable} keep {keep} trim heads {heads} \
-             {writes:?} {trims:?} segments {used:?}"
+             wanted {wanted} segments {used:?}"
         )
     }
 
@@ -609,7 +609,7 @@ impl Fixture {
         }
         assert_eq!(places.len() as u64, self.log.volume.map.mapped());
         let mut ready = 0;
-        for (number, segment) in state.segments.iter() {
+        for (number, segment) in state.segments().iter() {
             let live = live.remove(&number).unwrap_or(0);
             match segment.state {
                 State::Free | State::Ready | State::Dead => {
@@ -628,10 +628,10 @@ impl Fixture {
         for lifetime in 0..LIFETIMES as u8 {
             let open =
                 |(_, it): &(SegmentId, Segment)| it.state == State::Open && it.lifetime == lifetime;
-            let open = state.segments.iter().filter(open).count();
+            let open = state.segments().iter().filter(open).count();
             assert!(open <= 1, "{open} segments of class {lifetime} are open");
         }
-        assert_eq!(ready, state.segments.ready(), "the list of ready segments");
+        assert_eq!(ready, state.segments().ready(), "the list of ready segments");
     }
 
     /// Closes the image cleanly.

@@ -22,14 +22,14 @@ fn the_segment_that_an_image_goes_on_in_is_not_used_again_before_a_checkpoint() 
         fixture.write_blocks(0..9).unwrap();
     }
     fixture.flush().unwrap();
-    let generation = fixture.log.append_state().generation;
+    let generation = fixture.log.append_state().generation();
     fixture.maintenance.writer.release_freeable().unwrap();
     for round in 0..9 {
         let first = 10 + round % 8 * 9;
         fixture.write_blocks(first..first + 9).unwrap();
     }
     fixture.flush().unwrap();
-    assert_eq!(fixture.log.append_state().generation, generation, "no checkpoint meanwhile");
+    assert_eq!(fixture.log.append_state().generation(), generation, "no checkpoint meanwhile");
     let (disk, model) = fixture.abandon();
     let now = disk.now();
     let crashed = disk.crash_at(now, &mut Fate::nothing_more());

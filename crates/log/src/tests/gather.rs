@@ -189,7 +189,7 @@ fn amplification(split: bool, reserve: u32) -> f64 {
             fixture.drain();
         }
         let state = fixture.log.append_state();
-        after = (state.totals.appended_blocks, state.clock);
+        after = (state.accounting().totals().appended_blocks, state.accounting().clock());
         drop(state);
         if pass == 3 {
             before = after;

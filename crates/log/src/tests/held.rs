@@ -139,7 +139,7 @@ impl Guest {
         while !stop.load(Ordering::Relaxed) {
             let (mut queue, _) = self.queue();
             self.submit(&mut queue);
-            if !self.reap(&mut queue) && self.log.append_state().rate.is_holding() {
+            if !self.reap(&mut queue) && self.log.append_state().rate().is_holding() {
                 left.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -189,13 +189,13 @@ fn held_beside_cleaning(owed: u32) -> (u64, bool) {
     let (victim, segment) = fixture.maintenance.cleaner.choose_victim().unwrap();
     {
         let mut state = fixture.log.append_state();
-        state.rate.set_room(0, 1 << 20);
-        state.rate.wrote(owed, 0);
-        state.rate.begin();
+        state.rate_mut().set_room(0, 1 << 20);
+        state.rate_mut().wrote(owed, 0);
+        state.rate_mut().begin();
     }
     fixture.guests().write(0, 0..BLOCK_SECTORS);
     fixture.guests().kick(0);
-    assert!(fixture.log.append_state().rate.is_holding());
+    assert!(fixture.log.append_state().rate().is_holding());
     let before = fixture.log.room_made();
     fixture
         .maintenance
@@ -224,13 +224,13 @@ fn goes_on_after(work: impl FnOnce(&mut Maintenance)) -> bool {
     fixture.quiet();
     {
         let mut state = fixture.log.append_state();
-        state.rate.set_room(0, 1 << 20);
-        state.rate.wrote(1000, 0);
-        state.rate.begin();
+        state.rate_mut().set_room(0, 1 << 20);
+        state.rate_mut().wrote(1000, 0);
+        state.rate_mut().begin();
     }
     fixture.guests().write(0, 0..BLOCK_SECTORS);
     fixture.guests().kick(0);
-    assert!(fixture.log.append_state().rate.is_holding());
+    assert!(fixture.log.append_state().rate().is_holding());
     work(&mut fixture.maintenance);
     let _ = (0..4).filter(|_| fixture.guests().reap(0)).count();
     fixture.guests().in_flight() == 0
@@ -253,16 +253,16 @@ fn a_write_that_is_held_takes_along_what_comes_meanwhile() {
     fixture.write_blocks(0..200).unwrap();
     {
         let mut state = fixture.log.append_state();
-        state.rate.set_room(0, 1 << 20);
-        state.rate.wrote(1000, 0);
-        state.rate.begin();
+        state.rate_mut().set_room(0, 1 << 20);
+        state.rate_mut().wrote(1000, 0);
+        state.rate_mut().begin();
     }
-    let headers = |fixture: &Fixture| fixture.log.append_state().costs.header_blocks;
+    let headers = |fixture: &Fixture| fixture.log.append_state().accounting().costs().header_blocks;
     let before = headers(&fixture);
     for lba in 0..5 {
         fixture.guests().write(0, lba * BLOCK_SECTORS..(lba + 1) * BLOCK_SECTORS);
         fixture.guests().kick(0);
-        assert!(fixture.log.append_state().rate.is_holding());
+        assert!(fixture.log.append_state().rate().is_holding());
     }
     assert_eq!(headers(&fixture), before);
     fixture.log.end_copying();
@@ -296,13 +296,13 @@ fn guests_that_are_held_go_on_leave_are_stopped_and_killed_and_lose_nothing() {
     let (start, mut held) = (Instant::now(), Vec::new());
     while held.len() < 40 || left.load(Ordering::Relaxed) < 20 {
         assert!(start.elapsed() < HANGS, "held {} times, left {left:?}", held.len());
-        if log.append_state().rate.is_holding() {
+        if log.append_state().rate().is_holding() {
             held.push(disk.now());
         }
         thread::sleep(SLOW);
     }
     // The end comes while they are held, too.
-    while !log.append_state().rate.is_holding() {
+    while !log.append_state().rate().is_holding() {
         assert!(start.elapsed() < HANGS, "no guest is held any more");
         thread::yield_now();
     }

@@ -25,15 +25,15 @@ fn kept_from_writes(fixture: &Fixture) -> u32 {
 }
 
 fn ready(fixture: &Fixture) -> u32 {
-    fixture.log.append_state().segments.ready()
+    fixture.log.append_state().segments().ready()
 }
 
 /// Makes segments ready until there are `count`.
 fn make_ready(fixture: &Fixture, count: u32) {
     let mut state = fixture.log.append_state();
-    while state.segments.ready() < count {
-        let free = state.segments.take_free().unwrap();
-        state.segments.make_ready(free);
+    while state.segments().ready() < count {
+        let free = state.segments_mut().take_free().unwrap();
+        state.segments_mut().make_ready(free);
     }
 }
 
@@ -82,7 +82,7 @@ fn a_full_host_whose_space_is_in_other_free_segments_keeps_no_image_from_being_o
     fixture.maintenance.writer.space.release_reserve();
     let (last, shape) = {
         let state = fixture.log.append_state();
-        (SegmentId::new(state.segments.limit() - 8), fixture.log.shape)
+        (SegmentId::new(state.segments().limit() - 8), fixture.log.shape)
     };
     // Allocated for writes that never came.
     let (offset, bytes) = (shape.address(last, 0).offset(), 8 * SEGMENT_BYTES);
@@ -110,7 +110,7 @@ fn dead_segments_are_given_back_at_once_where_the_drive_hears_of_it() {
         for _ in 0..12 {
             fixture.write_blocks(0..48).unwrap();
         }
-        let dead = fixture.log.append_state().segments.dead_count();
+        let dead = fixture.log.append_state().segments().dead_count();
         assert!(dead > 4, "{dead}");
         assert_eq!(log_state(&fixture.log).untold_dead_bytes, u64::from(dead) * SEGMENT_BYTES);
         fixture.checkpoint().unwrap();
@@ -137,12 +137,12 @@ fn a_busy_guest_with_room_tells_the_drive_of_dead_segments() {
         for first in (0..24).map(|part| part * 48) {
             fixture.write_blocks(first..first + 48).unwrap();
             while fixture.step() {}
-            most = most.max(fixture.log.append_state().segments.dead_count());
+            most = most.max(fixture.log.append_state().segments().dead_count());
         }
         let state = fixture.log.append_state();
-        assert!(state.segments.obtainable() > 20, "there is room");
-        let enough = told_from(state.segments.limit(), true).unwrap().max(FREED_TOGETHER);
-        assert_eq!(most <= enough, telling, "{most} of {}", state.segments.limit());
+        assert!(state.segments().obtainable() > 20, "there is room");
+        let enough = told_from(state.segments().limit(), true).unwrap().max(FREED_TOGETHER);
+        assert_eq!(most <= enough, telling, "{most} of {}", state.segments().limit());
     }
 }
 
@@ -177,7 +177,7 @@ fn a_busy_guest_keeps_an_eighth_of_the_image_or_what_a_checkpoint_frees() {
         [(SEGMENT_BYTES, 80, 10), (SEGMENT_BYTES, 9, 2), (64 << 20, 200, 8)]
     {
         let fixture = Setup { blocks: 4096, segment_bytes, ..Setup::default() }.fixture(1);
-        fixture.log.append_state().segments.set_limit(segments);
+        fixture.log.append_state().segments_mut().set_limit(segments);
         let kept = kept_from_writes(&fixture);
         assert!(kept > 1);
         assert_eq!(
@@ -227,12 +227,12 @@ fn a_host_without_space_for_all_gives_what_it_has() {
     let mut fixture = Setup { blocks: 4096, ..Setup::default() }.fixture(1);
     fixture.write_blocks(0..1).unwrap();
     fixture.maintenance.writer.space.release_reserve();
-    let before = fixture.log.append_state().segments.ready_or_obtainable();
+    let before = fixture.log.append_state().segments().ready_or_obtainable();
     let wanted = kept_from_writes(&fixture) + KEPT;
     fixture.disk.inject(Fault::fail(Errno::NOSPC).on(Call::Allocate));
     assert_eq!((fixture.maintenance.writer.provide(), ready(&fixture)), (Progress::Made, 1));
     assert_eq!((fixture.maintenance.writer.provide(), ready(&fixture)), (Progress::Made, wanted));
-    assert_eq!(fixture.log.append_state().segments.ready_or_obtainable(), before);
+    assert_eq!(fixture.log.append_state().segments().ready_or_obtainable(), before);
     fixture.write_blocks(0..200).unwrap();
     fixture.check();
 }
@@ -286,7 +286,7 @@ fn free_segments_have_no_space_of_the_host_after_a_crash() {
     let (log, _) = begin(Box::new(killed.clone()), None).unwrap();
     let free: Vec<u32> = {
         let state = log.append_state();
-        let free = state.segments.iter().filter(|(_, segment)| segment.state == State::Free);
+        let free = state.segments().iter().filter(|(_, segment)| segment.state == State::Free);
         free.map(|(number, _)| number.get()).collect()
     };
     assert!(free.iter().any(|number| held(&before, *number)), "{free:?}");

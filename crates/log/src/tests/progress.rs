@@ -21,7 +21,7 @@ fn a_recovery_tells_of_each_segment_once() {
         assert_eq!(read, segments);
         assert!(segments > 8, "{segments}");
         replayed = replayed.max(loaded.replay.records);
-        copies = copies.max(fixture.log.append_state().totals.relocated_blocks);
+        copies = copies.max(fixture.log.append_state().accounting().totals().relocated_blocks);
     }
     assert!(replayed > 20 && copies > 0, "{replayed} {copies}");
     let (disk, _) = fixture.close();

@@ -72,9 +72,9 @@ pub fn parts_and_cleaning(seed: u64) {
         depth: 20,
         ..Mix::on(setup.blocks)
     };
-    let before = fixture.log.append_state().totals.relocated_blocks;
+    let before = fixture.log.append_state().accounting().totals().relocated_blocks;
     fixture.run(1500);
-    assert!(fixture.log.append_state().totals.relocated_blocks > before + 100);
+    assert!(fixture.log.append_state().accounting().totals().relocated_blocks > before + 100);
     assert_eq!(fixture.guests().failures, []);
     fixture.check();
     fixture.reopen().unwrap().check();

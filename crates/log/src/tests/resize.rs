@@ -237,7 +237,7 @@ fn segments_beyond_a_smaller_disk_are_not_used() {
     resize(&mut fixture, 256).unwrap();
     fixture.guests().mix = Mix::writes(0..256);
     let told = fixture.describe();
-    let limit = fixture.log.append_state().segments.limit();
+    let limit = fixture.log.append_state().segments().limit();
     for _ in 0..100 {
         fixture.run(12);
         let now = fixture.disk.now();
@@ -267,7 +267,7 @@ fn segments_of_a_compact_that_failed_are_not_used() {
         fixture.maintenance(|maintenance| maintenance.compact()).unwrap_err();
         fixture.disk.clear_faults();
         let (limit, known) = (
-            fixture.log.append_state().segments.limit(),
+            fixture.log.append_state().segments().limit(),
             load(&fixture.disk, None).unwrap().superblock,
         );
         assert!(limit <= known.segments, "seed {seed}: {limit} segments, {} known", known.segments);

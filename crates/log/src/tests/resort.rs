@@ -259,7 +259,7 @@ fn what_is_in_order_is_read_in_one_piece() {
         // Besides the seal, a segment of 1024 blocks has 8 headers, and at its end no room for 32
         // blocks.
         let (state, packed) = (fixture.log.append_state(), map.mapped().div_ceil(1023 - 8 - 31));
-        let used = state.segments.iter().filter(|(_, it)| it.lifetime == LIFETIME_SORTED).count();
+        let used = state.segments().iter().filter(|(_, it)| it.lifetime == LIFETIME_SORTED).count();
         assert_eq!(used as u64, packed);
         drop(state);
         fixture.check();
@@ -293,7 +293,7 @@ fn a_pass_with_breaks_takes_no_more_segments_than_one_without() {
     fixture.run(4000);
     fixture.checkpoint().unwrap();
     fixture.log.volume.resorting.set_limit(UNLIMITED);
-    let used = |fixture: &Fixture| fixture.log.append_state().segments.used();
+    let used = |fixture: &Fixture| fixture.log.append_state().segments().used();
     let (first, mut most) = (used(&fixture), 0);
     for _ in 0..400 {
         fixture.quiet();
@@ -321,12 +321,12 @@ fn a_pass_with_breaks_takes_no_more_segments_than_one_without() {
 fn guests_writes_are_not_charged_to_the_budget() {
     let (_, mut fixture) = scattered(6);
     fixture.quiet();
-    let before = fixture.log.append_state().totals;
+    let before = fixture.log.append_state().accounting().totals();
     fixture.maintenance(|it| it.resort.look_at_guests());
     fixture.guests().mix = Mix { blocks_max: 32, depth: 16, ..Mix::writes(0..3000) };
     fixture.guests().quota = 2000;
     fixture.maintenance(|it| it.resort.run(&mut it.cleaner, &mut it.writer)).unwrap();
-    let after = fixture.log.append_state().totals;
+    let after = fixture.log.append_state().accounting().totals();
     let own =
         after.relocated_blocks - before.relocated_blocks + after.map_blocks - before.map_blocks;
     let charged = fixture.log.volume.resorting.written() / 4096;
@@ -377,10 +377,10 @@ fn an_idle_image_comes_to_rest() {
                 let _ = resort(&mut fixture);
             }
             fixture.maintenance(|it| it.writer.space.trim_reserve());
-            if fixture.log.append_state().segments.dead().0 > 0 {
+            if fixture.log.append_state().segments().dead().0 > 0 {
                 fixture.checkpoint().unwrap();
             }
-            written.push(fixture.log.append_state().totals.appended_blocks);
+            written.push(fixture.log.append_state().accounting().totals().appended_blocks);
         }
         assert_eq!(written[50], written[59], "{written:?}");
         assert!(!fixture.maintenance.resort.is_due());

@@ -34,7 +34,7 @@ pub fn full_disk(seed: u64, requests: u32) {
     assert_eq!(fixture.guests().failures, []);
     assert_eq!(fixture.log.volume.map.mapped(), setup.blocks);
     fixture.check();
-    let limit = u64::from(fixture.log.append_state().segments.limit()) * SEGMENT_BYTES;
+    let limit = u64::from(fixture.log.append_state().segments().limit()) * SEGMENT_BYTES;
     assert!(fixture.disk.allocated_bytes().unwrap() <= limit);
     fixture.reopen().unwrap().audit();
 }
@@ -285,7 +285,7 @@ fn dies_in_checkpoint(mut waits: u32) -> bool {
         map_entry.is_mapped() && fixture.log.shape.segment_of(map_entry.address()) == victim
     };
     let overwritten: Vec<u64> = (0..256).filter(|lba| in_victim(&fixture, *lba)).collect();
-    assert_eq!(fixture.log.append_state().segments.get(victim).state, State::Sealed);
+    assert_eq!(fixture.log.append_state().segments().get(victim).state, State::Sealed);
     let guests = Rc::clone(&fixture.guests);
     let mut once = Some(overwritten);
     let overwrite = move || {
@@ -305,7 +305,7 @@ fn dies_in_checkpoint(mut waits: u32) -> bool {
     };
     with_hook(overwrite, || fixture.maintenance.writer.checkpoint(CheckpointKind::Running))
         .unwrap();
-    if fixture.log.append_state().segments.get(victim).live > 0 {
+    if fixture.log.append_state().segments().get(victim).live > 0 {
         return false;
     }
     for round in 0..200 {
@@ -333,7 +333,7 @@ fn a_segment_that_the_host_never_has_does_not_hide_free_ones() {
         let _tell = Tell(format!("{missing} segments are missing"));
         let setup = Setup { blocks: 1024, ..Setup::default() };
         let mut fixture = setup.fixture(missing);
-        let limit = u64::from(fixture.log.append_state().segments.limit());
+        let limit = u64::from(fixture.log.append_state().segments().limit());
         let end = (limit - missing) * SEGMENT_BYTES;
         fixture
             .disk

@@ -65,7 +65,7 @@ fn the_segment_of_a_stream_that_is_gone_is_cleaned_like_others() {
     let fixture = Fixture::open(&disk, with(setup, Streams::One), model, 1).unwrap();
     let open: Vec<(SegmentId, u8)> = {
         let state = fixture.log.append_state();
-        let open = state.segments.iter().filter(|(_, it)| it.state == State::Open);
+        let open = state.segments().iter().filter(|(_, it)| it.state == State::Open);
         open.map(|(number, it)| (number, it.lifetime)).collect()
     };
     assert!(open.iter().all(|(_, lifetime)| *lifetime != 1), "{open:?}");
@@ -91,7 +91,7 @@ fn a_full_disk_is_written_on_with_other_streams() {
             assert_eq!(fixture.guests().failures, [], "round {round}");
             fixture.check();
         }
-        let limit = u64::from(fixture.log.append_state().segments.limit()) * SEGMENT_BYTES;
+        let limit = u64::from(fixture.log.append_state().segments().limit()) * SEGMENT_BYTES;
         assert!(fixture.disk.allocated_bytes().unwrap() <= limit);
     }
 }

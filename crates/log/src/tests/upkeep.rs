@@ -38,7 +38,7 @@ fn scattered(segments: u64) -> Fixture {
     let mut fixture = wide().fixture(segments);
     fixture.disk.set_capacity(Some(segments * SEGMENT_BYTES + 17 * 4096));
     for round in 0..3000 {
-        let head = fixture.log.append_state().heads[0].place;
+        let head = fixture.log.append_state().heads()[0].place;
         if (46..54).contains(&head.block) {
             let _ = fixture.checkpoint();
         }

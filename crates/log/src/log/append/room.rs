@@ -15,11 +15,11 @@ use crate::volume::Volume;
 /// Whether requests wait for room, or have been refused it. Writes and trims have one each, since
 /// trims have room when writes have none.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Want {
+pub(super) struct Want {
     /// A request waits.
-    pub starved: bool,
+    pub(super) starved: bool,
     /// Set when waiting was in vain, with the error.
-    pub full: Option<Full>,
+    pub(super) full: Option<Full>,
 }
 
 /// Error and time of the last failed attempt to get room.
@@ -57,23 +57,6 @@ impl AppendState {
         })
     }
 
-    /// Returns the number of heads that only trims use.
-    pub fn trim_heads(&self) -> u32 {
-        self.heads.iter().filter(|head| head.for_trims).count() as u32
-    }
-
-    /// At open: a head without live blocks counts as one opened for trims, if segments are short.
-    pub fn find_trim_heads(&mut self, volume: &Volume) {
-        let reserve = self.reserve(volume, true);
-        for stream in 0..self.shape.streams as usize {
-            let available = self.segments.ready_or_obtainable();
-            let short = !reserve.may_open(Opener::Write, available, self.trim_heads());
-            let head = &mut self.heads[stream];
-            let is_there = !head.place.incarnation.is_none();
-            head.for_trims = short && is_there && self.segments.get(head.place.segment).live == 0;
-        }
-    }
-
     /// Returns the number of segments that guest writes must leave.
     pub fn kept_from_writes(&self, volume: &Volume) -> u32 {
         let reserve = self.reserve(volume, true).left_by(Opener::Write);
@@ -88,6 +71,37 @@ impl AppendState {
     /// Returns whether a request waits for room, or has been refused it.
     pub fn wants_room(&self) -> bool {
         [self.writes, self.trims].iter().any(|want| want.starved || want.full.is_some())
+    }
+
+    /// Returns whether requests are refused because the host is full.
+    pub const fn is_full(&self) -> bool {
+        self.writes.full.is_some() || self.restart_full.is_some()
+    }
+
+    /// Notes that there is room again. Returns whether requests had been refused it.
+    pub fn has_room_again(&mut self) -> bool {
+        let wants = [&mut self.writes, &mut self.trims].map(std::mem::take);
+        wants.iter().any(|want| want.full.is_some())
+    }
+
+    /// Refuses the requests that wait for room; calls `first` for kinds of which none had been
+    /// refused. Returns whether there are any.
+    pub fn refuse_waiting(&mut self, full: Full, mut first: impl FnMut(&str)) -> bool {
+        let mut any = false;
+        for (want, what) in [(&mut self.writes, "writes"), (&mut self.trims, "trims")] {
+            if std::mem::take(&mut want.starved) {
+                any = true;
+                if want.full.replace(full).is_none() {
+                    first(what);
+                }
+            }
+        }
+        any
+    }
+
+    /// Records the outcome of an attempt to start new heads: `full` if the host had no space.
+    pub fn restart_ended(&mut self, full: Option<Full>) {
+        self.restart_full = full;
     }
 
     /// Makes sure that the stream's head has room for the draft and, later, a seal. Opens the next
@@ -133,8 +147,8 @@ impl AppendState {
         let next = HeadPlace::start_of(segment, incarnation);
         let seal = place.go_on_at(next, self.shape, self.stamp());
         self.order.push(owner, &seal, &[next.entry_of_seal()]);
-        self.costs.seal_blocks += 1;
-        self.account(1, effects);
+        self.accounting.sealed();
+        effects.wake_maintenance |= self.accounting.change();
         self.rate.opened(self.shape.segment_blocks);
         self.heads[draft.stream] = Head { place, has_space: true, for_trims };
         Ok(Some(seal))

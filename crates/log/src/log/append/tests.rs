@@ -124,7 +124,7 @@ fn records_follow_each_other_and_say_where_they_are() {
     (log.state.durable, log.state.generation) = (Sequence::new(7), 3);
     let first = log.place(&data(0..3));
     assert!(
-        log.effects.wake_maintenance && log.state.changed,
+        log.effects.wake_maintenance && log.state.accounting.has_changed(),
         "the first change since a checkpoint"
     );
     log.effects = Effects::default();
@@ -141,8 +141,8 @@ fn records_follow_each_other_and_say_where_they_are() {
     }
     assert_eq!(second.record.header.sequence, first.record.header.sequence.next());
     assert_eq!(log.state.next_sequence(), second.record.header.sequence.next());
-    assert_eq!((head.block, log.state.since_checkpoint), (5, 5));
-    assert_eq!(log.state.totals.appended_blocks, 5);
+    assert_eq!((head.block, log.state.accounting.since_checkpoint()), (5, 5));
+    assert_eq!(log.state.accounting.totals().appended_blocks, 5);
 }
 
 /// The last block of a segment is for its seal: a record goes there only if one is left behind it.
@@ -168,7 +168,7 @@ fn a_record_that_leaves_no_block_for_the_seal_goes_into_the_next_segment() {
     assert_eq!(entry, Entry::Next { incarnation: new.incarnation });
     assert_eq!(next.record.header.sequence, header.sequence.next());
     assert_eq!(next.record.address, SHAPE.address(new.segment, 0));
-    assert_eq!(log.state.totals.appended_blocks, u64::from(room) + 3);
+    assert_eq!(log.state.accounting.totals().appended_blocks, u64::from(room) + 3);
     // Until both have committed, the heads are at the place of the seal.
     assert_eq!(log.state.committed_heads()[0], HeadPlace { block: room, ..old });
     log.written(&next, true);
@@ -185,10 +185,16 @@ fn records_commit_in_order_and_wake_their_owners() {
     assert!(log.effects.wake.is_empty() && log.volume.map.mapped() == 0);
     log.written(&first, true);
     assert_eq!(log.state.committed(), third.record.header.sequence);
-    assert_eq!((log.effects.wake.len(), log.volume.map.mapped(), log.state.clock), (2, 2, 2));
+    assert_eq!(
+        (log.effects.wake.len(), log.volume.map.mapped(), log.state.accounting.clock()),
+        (2, 2, 2)
+    );
     assert_eq!(log.state.segments.get(log.state.heads[0].place.segment).live, 2);
     log.written(&third, true);
-    assert_eq!((log.effects.wake.len(), log.volume.map.mapped(), log.state.clock), (3, 3, 3));
+    assert_eq!(
+        (log.effects.wake.len(), log.volume.map.mapped(), log.state.accounting.clock()),
+        (3, 3, 3)
+    );
 }
 
 /// The maintenance worker sleeps longer while nothing is dead.

@@ -16,7 +16,7 @@ use flowstone_log_format::{
 };
 
 use super::*;
-use crate::log::append::{AppendState, Draft, Effects, Head, PlaceError};
+use crate::log::append::{AppendState, Draft, Effects, Head, PlaceError, STREAMS_MAX};
 use crate::log::segments::{Segment, SegmentTable, State};
 use crate::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP, LIFETIMES};
 use crate::volume::Volume;
@@ -80,7 +80,7 @@ impl Model {
     }
 
     fn fill(&mut self) {
-        let shape = self.state.shape;
+        let shape = self.state.shape();
         let mut lbas: Vec<u64> = (0..self.blocks).collect();
         self.random.shuffle(&mut lbas);
         lbas.truncate(self.random.usize(..=lbas.len()));
@@ -89,7 +89,7 @@ impl Model {
         let heads = shape.streams;
         let mut number = 1;
         while !lbas.is_empty() {
-            let available = self.state.segments.limit() - number;
+            let available = self.state.segments().limit() - number;
             let spare = available.saturating_sub(self.kept() + heads);
             let count = match self.random.u8(..5) {
                 // No room for waste.
@@ -117,7 +117,7 @@ impl Model {
                 pinned,
                 ..Segment::default()
             };
-            self.state.segments.set(SegmentId::new(number), segment);
+            self.state.segments_mut().set(SegmentId::new(number), segment);
             for (block, lba) in (1..).zip(taken) {
                 self.volume
                     .map
@@ -125,7 +125,7 @@ impl Model {
             }
             number += 1;
         }
-        self.state.segments.rebuild_lists();
+        self.state.segments_mut().rebuild_lists();
     }
 
     fn kept(&self) -> u32 {
@@ -143,12 +143,12 @@ impl Model {
     }
 
     fn available(&self) -> u32 {
-        self.state.segments.ready()
+        self.state.segments().ready()
     }
 
     fn provide(&mut self) {
-        while let Some(free) = self.state.segments.take_free() {
-            self.state.segments.make_ready(free);
+        while let Some(free) = self.state.segments_mut().take_free() {
+            self.state.segments_mut().make_ready(free);
         }
     }
 
@@ -181,40 +181,40 @@ impl Model {
     }
 
     fn write(&mut self) -> Result<(), NoRoom> {
-        let most = u64::from(self.state.shape.record_payload_max()).min(self.blocks);
+        let most = u64::from(self.state.shape().record_payload_max()).min(self.blocks);
         let count = if self.random.u8(..4) == 0 { self.random.u64(1..=most) } else { 1 };
         let first = self.random.u64(..=self.blocks - count);
         let data = |lba| Entry::Data { lba, checksum: 1 };
         let entries: Vec<Entry> = (first..first + count).map(data).collect();
-        let stream = self.random.usize(..self.state.shape.streams as usize);
+        let stream = self.random.usize(..self.state.shape().streams as usize);
         self.place(&entries, stream)
     }
 
     fn trim(&mut self, most: u64) -> Result<(), NoRoom> {
         let count = self.random.u64(1..=most.min(self.blocks));
         let lba = self.random.u64(..=self.blocks - count);
-        let stream = self.random.usize(..self.state.shape.streams as usize);
+        let stream = self.random.usize(..self.state.shape().streams as usize);
         self.place(&[Entry::Trim { lba, count: count as u32 }], stream)
     }
 
     // Maintenance worker.
 
     fn step(&mut self) -> Result<(), NoRoom> {
-        let (dead, freeable) = self.state.segments.dead();
+        let (dead, freeable) = self.state.segments().dead();
         let view = View {
             reserve: self.reserve(),
             available: self.available(),
             trim_heads: self.state.trim_heads(),
             dead,
             freeable,
-            map_segments: self.state.segments.used_for_maps(),
-            segment_blocks: self.state.shape.segment_blocks,
-            told_from: told_from(self.state.segments.limit(), self.blocks.is_multiple_of(2)),
+            map_segments: self.state.segments().used_for_maps(),
+            segment_blocks: self.state.shape().segment_blocks,
+            told_from: told_from(self.state.segments().limit(), self.blocks.is_multiple_of(2)),
         };
         let done = match view.next_step() {
             Step::Nothing => return Err(NoRoom),
             Step::SyncAndFree => {
-                let freeable = self.state.segments.take_freeable();
+                let freeable = self.state.segments_mut().take_freeable();
                 self.release(freeable);
                 Ok(())
             }
@@ -224,7 +224,7 @@ impl Model {
         };
         match done {
             Ok(()) => Ok(()),
-            Err(NoRoom) if self.state.segments.dead().0 > 0 => self.checkpoint(),
+            Err(NoRoom) if self.state.segments().dead().0 > 0 => self.checkpoint(),
             Err(NoRoom) => Err(NoRoom),
         }
     }
@@ -255,7 +255,7 @@ impl Model {
     }
 
     fn is_worth_cleaning(&self, segment: &Segment) -> bool {
-        let shape = self.state.shape;
+        let shape = self.state.shape();
         segment.state == State::Sealed
             && segment.live + shape.cleaning_gain_min()
                 < match segment.lifetime {
@@ -268,7 +268,7 @@ impl Model {
     fn victim(&mut self) -> Option<SegmentId> {
         let worth =
             |(number, it): (SegmentId, Segment)| self.is_worth_cleaning(&it).then_some(number);
-        let all: Vec<SegmentId> = self.state.segments.iter().filter_map(worth).collect();
+        let all: Vec<SegmentId> = self.state.segments().iter().filter_map(worth).collect();
         self.random.choice(all)
     }
 
@@ -285,16 +285,16 @@ impl Model {
 
     fn seal_copy_stream(&mut self, lifetime: u8) {
         if let Some(copy_stream) = self.copy_streams[usize::from(lifetime)].take() {
-            self.state.segments.seal(copy_stream.segment, 0);
+            self.state.segments_mut().seal(copy_stream.segment, 0);
         }
     }
 
     fn clean(&mut self, lifetime: u8, victim: SegmentId) -> Result<(), NoRoom> {
-        if self.state.segments.get(victim).lifetime == LIFETIME_MAP {
+        if self.state.segments().get(victim).lifetime == LIFETIME_MAP {
             self.touch_leaves_in(victim);
             return self.checkpoint();
         }
-        let shape = self.state.shape;
+        let shape = self.state.shape();
         let in_victim = |lba: &u64| {
             let map_entry = self.volume.map.get(*lba);
             map_entry.is_mapped() && shape.segment_of(map_entry.address()) == victim
@@ -306,15 +306,15 @@ impl Model {
             let (record, others) = rest.split_at(most);
             rest = others;
             let first = self.append(lifetime, record.len() as u32)?;
-            self.state.segments.gain(shape.segment_of(first), record.len() as u32);
+            self.state.segments_mut().gain(shape.segment_of(first), record.len() as u32);
             for (block, lba) in (0..).zip(record) {
                 let old = self.volume.map.get(*lba);
                 self.volume.map.replace(*lba, MapEntry::new(first.forward(block), 1));
-                self.state.segments.lose(old.address());
+                self.state.segments_mut().lose(old.address());
             }
             if self.random.bool() {
                 // Like copies in a stream that no superblock names.
-                self.state.segments.pin(victim);
+                self.state.segments_mut().pin(victim);
             }
         }
         Ok(())
@@ -322,7 +322,7 @@ impl Model {
 
     /// Returns the rest of the open segment, or a full record in another.
     fn copies_that_fit(&self, lifetime: u8) -> usize {
-        let shape = self.state.shape;
+        let shape = self.state.shape();
         let room = self.copy_streams[usize::from(lifetime)]
             .map_or(0, |it| (shape.segment_blocks - 1 - it.block).saturating_sub(1));
         let full = shape.record_payload_max();
@@ -331,7 +331,7 @@ impl Model {
 
     /// Appends a record of `payload` blocks; returns the address of the first.
     fn append(&mut self, lifetime: u8, payload: u32) -> Result<Address, NoRoom> {
-        let shape = self.state.shape;
+        let shape = self.state.shape();
         let old = self.copy_streams[usize::from(lifetime)];
         let fits = old.filter(|it| shape.segment_blocks - 1 - it.block > payload);
         let mut copy_stream = match fits {
@@ -342,7 +342,7 @@ impl Model {
                 if !reserve.may_open(opener, self.available(), self.state.trim_heads()) {
                     return Err(NoRoom);
                 }
-                let (segment, _) = self.state.segments.open(lifetime).ok_or(NoRoom)?;
+                let (segment, _) = self.state.segments_mut().open(lifetime).ok_or(NoRoom)?;
                 self.seal_copy_stream(lifetime);
                 CopyStream { segment, block: 0 }
             }
@@ -354,22 +354,22 @@ impl Model {
     }
 
     fn touch_leaves_in(&mut self, segment: SegmentId) {
-        let shape = self.state.shape;
+        let shape = self.state.shape();
         let inside = self.leaves.iter().filter(|(_, at)| shape.segment_of(**at) == segment);
         inside.for_each(|(leaf, _)| self.volume.map.touch(*leaf));
     }
 
     fn clean_map(&mut self) -> Result<(), NoRoom> {
         self.count("map cleaned");
-        let before = self.state.segments.used_for_maps();
+        let before = self.state.segments().used_for_maps();
         for _ in 0..3 {
             if !self.touch_sparse() {
                 break;
             }
             self.checkpoint()?;
-            let freeable = self.state.segments.take_freeable();
+            let freeable = self.state.segments_mut().take_freeable();
             self.release(freeable);
-            if self.state.segments.used_for_maps() < before {
+            if self.state.segments().used_for_maps() < before {
                 return Ok(());
             }
         }
@@ -378,7 +378,7 @@ impl Model {
 
     fn touch_sparse(&mut self) -> bool {
         let of_map = |it: &Segment| it.lifetime == LIFETIME_MAP && self.is_worth_cleaning(it);
-        let sparse = self.state.segments.iter().filter(|(_, it)| of_map(it));
+        let sparse = self.state.segments().iter().filter(|(_, it)| of_map(it));
         let mut sparse: Vec<(u32, SegmentId)> =
             sparse.map(|(number, it)| (it.live, number)).collect();
         sparse.sort_unstable();
@@ -396,34 +396,37 @@ impl Model {
 
     fn checkpoint(&mut self) -> Result<(), NoRoom> {
         self.count("checkpoints");
-        let closed = self.state.segments.pinned_and_closed();
-        let dead = self.state.segments.take_dead();
+        let closed = self.state.segments().pinned_and_closed();
+        let dead = self.state.segments_mut().take_dead();
         let changed = self.volume.map.take_changed(self.blocks);
         let mut outdated = Vec::new();
         let per_record =
-            (self.state.shape.record_payload_max() / LEAF_ON_DISK_BLOCKS).max(1) as usize;
+            (self.state.shape().record_payload_max() / LEAF_ON_DISK_BLOCKS).max(1) as usize;
         for record in changed.chunks(per_record) {
             let payload = record.len() as u32 * LEAF_ON_DISK_BLOCKS;
             let Ok(mut at) = self.append(LIFETIME_MAP, payload) else {
                 self.fail("no room for a checkpoint");
             };
-            self.state.segments.gain(self.state.shape.segment_of(at), payload);
+            let segment = self.state.shape().segment_of(at);
+            self.state.segments_mut().gain(segment, payload);
             for leaf in record {
                 let old = self.leaves.insert(*leaf, at);
                 outdated.extend(old.map(|old| (old, LEAF_ON_DISK_BLOCKS)));
                 at = at.forward(LEAF_ON_DISK_BLOCKS);
             }
         }
-        let used = u64::from(self.state.segments.used()) + 1;
+        let used = u64::from(self.state.segments().used()) + 1;
         let blocks = flowstone_log_format::root_blocks(self.leaves.len() as u64, used) as u32;
         let Ok(root) = self.append(LIFETIME_MAP, blocks) else {
             self.fail("no room for a root");
         };
-        self.state.segments.gain(self.state.shape.segment_of(root), blocks);
+        let segment = self.state.shape().segment_of(root);
+        self.state.segments_mut().gain(segment, blocks);
         outdated.extend(self.root.replace((root, blocks)));
-        self.state.segments.unpin(&closed);
+        self.state.segments_mut().unpin(&closed);
         for (at, blocks) in outdated {
-            self.state.segments.lose_many(self.state.shape.segment_of(at), blocks);
+            let segment = self.state.shape().segment_of(at);
+            self.state.segments_mut().lose_many(segment, blocks);
         }
         self.release(dead);
         Ok(())
@@ -431,33 +434,25 @@ impl Model {
 
     fn release(&mut self, dead: Vec<SegmentId>) {
         let keep = self.random.u32(..9);
-        let free = self.state.segments.release_dead(dead, keep);
-        self.state.segments.add_free(&free);
+        let free = self.state.segments_mut().release_dead(dead, keep);
+        self.state.segments_mut().add_free(&free);
         self.provide();
     }
 
     /// Restarts after a failed record or a crash: heads end, and new ones take their place.
     fn restart(&mut self) -> Result<(), NoRoom> {
         self.count("restarts");
-        let freeable = self.state.segments.take_freeable();
+        let freeable = self.state.segments_mut().take_freeable();
         self.release(freeable);
-        for stream in 0..self.state.shape.streams as usize {
-            let old = self.state.heads[stream].place;
-            self.state.heads[stream].for_trims = false;
-            if self.state.segments.get(old.segment).state == State::Open
-                && !old.incarnation.is_none()
-            {
-                self.state.segments.seal(old.segment, 0);
-            }
-        }
-        for stream in 0..self.state.shape.streams as usize {
+        self.state.end_heads([false; STREAMS_MAX]);
+        for stream in 0..self.state.shape().streams as u8 {
             let heads = self.state.trim_heads();
             let for_trims = !self.reserve().may_open(Opener::Write, self.available(), heads);
-            let (segment, incarnation) = self.state.segments.open(stream as u8).ok_or(NoRoom)?;
+            let (segment, incarnation) = self.state.segments_mut().open(stream).ok_or(NoRoom)?;
             let place = HeadPlace { incarnation, segment, block: 0 };
-            self.state.heads[stream] = Head { place, has_space: true, for_trims };
+            self.state.set_head(stream, Head { place, has_space: true, for_trims });
         }
-        if self.state.segments.used_for_maps() > self.reserve().map_full {
+        if self.state.segments().used_for_maps() > self.reserve().map_full {
             self.touch_sparse();
         }
         self.checkpoint()
@@ -479,11 +474,16 @@ impl Model {
         let state = |(number, it): (SegmentId, Segment)| {
             format!("{number}:{:?}/{}/{}", it.state, it.lifetime, it.live)
         };
-        let segments: Vec<String> =
-            self.state.segments.iter().filter(|it| it.1.state != State::Free).map(state).collect();
+        let segments: Vec<String> = self
+            .state
+            .segments()
+            .iter()
+            .filter(|it| it.1.state != State::Free)
+            .map(state)
+            .collect();
         panic!(
             "{why}: {:?}, {} of {} blocks live, {} available, {} trim heads, {:?}, {:?}, {segments:?}",
-            self.state.shape,
+            self.state.shape(),
             self.volume.map.mapped(),
             self.blocks,
             self.available(),

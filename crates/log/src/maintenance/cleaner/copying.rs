@@ -40,13 +40,10 @@ impl Cleaner {
     pub fn clean_into(&mut self, writer: &mut Writer, lifetime: u8, victim: Chosen) -> Outcome {
         let start = self.log.clock.now();
         self.waited = Duration::ZERO;
-        self.log.append_state().rate.begin();
+        self.log.append_state().rate_mut().begin();
         let outcome = self.copy(writer, lifetime, victim);
-        let mut state = self.log.append_state();
-        state.costs.cleaned_segments += u64::from(outcome.is_ok());
         let took = self.log.clock.since(start).saturating_sub(self.waited);
-        state.costs.cleaning_seconds += took.as_secs_f64();
-        drop(state);
+        self.log.append_state().accounting_mut().cleaned(took, outcome.is_ok());
         outcome
     }
 
@@ -106,7 +103,7 @@ impl Cleaner {
     /// Returns the victim that has been surveyed in part, if it still qualifies.
     pub fn begun_victim(&self) -> Option<Chosen> {
         let next = self.next.as_ref()?;
-        let segment = self.log.append_state().segments.get(next.victim);
+        let segment = self.log.append_state().segments().get(next.victim);
         let is_one =
             next.is_of(next.victim, &segment) && is_worth_cleaning(self.log.shape, &segment);
         is_one.then_some((next.victim, segment))
@@ -142,7 +139,7 @@ impl Cleaner {
         for _ in 0..AHEAD_WAITS {
             let (is_ahead, clock) = {
                 let state = self.log.append_state();
-                (state.rate.is_ahead(), state.clock)
+                (state.rate().is_ahead(), state.accounting().clock())
             };
             let writes = std::mem::replace(&mut self.guest_clock, clock) != clock;
             if !is_ahead || !writes || self.log.inbox.is_stopping() {
@@ -158,8 +155,8 @@ impl Cleaner {
     fn leave_the_rest(&self, survey: &Survey) {
         let Survey { victim, unreadable, .. } = *survey;
         let mut state = self.log.append_state();
-        if state.segments.get(victim).live > 0 {
-            state.segments.mark_damaged(victim);
+        if state.segments().get(victim).live > 0 {
+            state.segments_mut().mark_damaged(victim);
             drop(state);
             warn!(
                 "{}: segment {victim} keeps blocks that cannot be copied ({unreadable} unreadable)",
@@ -248,11 +245,11 @@ impl Cleaner {
         streams.appended(&record.placed);
         let copied = record.placed.header.payload_blocks;
         streams.apply_moves(lifetime, record.placed.address, &record.moves, segment.birth);
-        self.log.append_state().costs.copied_blocks += u64::from(copied);
+        self.log.append_state().accounting_mut().copied(copied);
         earn(&self.log, &segment, copied);
         if record.placed.header.link == 0 && !mutant("log.clean.does-not-pin-victims") {
             // Replay would not find the copies.
-            self.log.append_state().segments.pin(copies.survey.victim);
+            self.log.append_state().segments_mut().pin(copies.survey.victim);
         }
         Ok(())
     }

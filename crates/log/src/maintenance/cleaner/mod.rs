@@ -148,7 +148,7 @@ impl Cleaner {
     /// worker.
     fn is_quiet(&self, seen: Sequence) -> bool {
         let state = self.log.append_state();
-        let waits = state.wants_room() || state.health != Health::Running;
+        let waits = state.wants_room() || state.health() != Health::Running;
         !waits && state.committed().since(seen) <= QUIET_RECORDS
     }
 
@@ -177,7 +177,7 @@ impl Cleaner {
             writer.outdate_map_segment(number);
             return writer.checkpoint_without(&[number]);
         }
-        let age = self.log.append_state().clock.saturating_sub(segment.birth);
+        let age = self.log.append_state().accounting().clock().saturating_sub(segment.birth);
         let mut lifetime = self.lifetimes.lifetime_for(segment.lifetime, age);
         if writer.space.view().is_tight() {
             lifetime = writer.streams.merge(lifetime);

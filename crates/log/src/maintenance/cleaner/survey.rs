@@ -40,7 +40,7 @@ impl Survey {
 pub fn earn(log: &Log, victim: &Segment, blocks: u32) {
     let gain = log.shape.data_blocks_most().saturating_sub(victim.live);
     let won = u64::from(blocks) * u64::from(gain);
-    let go_on = log.append_state().rate.won(won, 2 * u64::from(victim.live));
+    let go_on = log.append_state().rate_mut().won(won, 2 * u64::from(victim.live));
     if go_on && !mutant("log.rate.tells-nobody") {
         log.wake_waiting();
     }
@@ -64,7 +64,7 @@ impl Cleaner {
             return false;
         }
         survey.is_done = true;
-        let now = self.log.append_state().segments.get(survey.victim);
+        let now = self.log.append_state().segments().get(survey.victim);
         if now.live == 0
             || now.incarnation != survey.segment.incarnation
             || !pipe.show(shape, block)

@@ -45,7 +45,7 @@ impl Cleaner {
     /// Returns the victim with the best score, excluding the one being cleaned.
     pub fn choose_victim_but(&self, except: Option<SegmentId>) -> Option<Chosen> {
         let blocks = self.log.shape.data_blocks_most();
-        let clock = self.log.append_state().clock;
+        let clock = self.log.append_state().accounting().clock();
         let age_power = *self.log.age_power.get().unwrap_or(&AGE_POWER);
         let mut best: Option<(f64, (SegmentId, Segment))> = None;
         let mut best_filling: Option<(f64, (SegmentId, Segment))> = None;

@@ -49,9 +49,8 @@ impl Writer {
             Err(_) => {
                 changed.iter().for_each(|leaf| self.log.volume.map.touch(*leaf));
                 let mut state = self.log.append_state();
-                state.changed = true;
-                state.since_checkpoint += frozen.appended;
-                state.segments.keep_dead(frozen.dead);
+                state.accounting_mut().undo_checkpoint(frozen.appended);
+                state.segments_mut().keep_dead(frozen.dead);
             }
         }
         made
@@ -94,16 +93,15 @@ impl Writer {
             }
         }
         let frozen = Frozen {
-            closed: state.segments.pinned_and_closed(),
-            dead: state.segments.take_dead(),
-            appended: std::mem::take(&mut state.since_checkpoint),
+            closed: state.segments().pinned_and_closed(),
+            dead: state.segments_mut().take_dead(),
+            appended: state.accounting_mut().begin_checkpoint(),
         };
-        state.changed = false;
         let superblock = Superblock {
-            segments: state.segments.limit(),
+            segments: state.segments().limit(),
             next_sequence: state.committed(),
-            clock: state.clock,
-            totals: state.totals,
+            clock: state.accounting().clock(),
+            totals: state.accounting().totals(),
             heads,
             streams: self.log.shape.streams,
             ..self.superblock.clone()
@@ -142,7 +140,7 @@ impl Writer {
         }
         let header = self.append(LIFETIME_MAP, Kind::Map, 0, builder)?;
         let segment = self.log.shape.segment_of(header);
-        self.log.append_state().segments.gain(segment, builder.payload());
+        self.log.append_state().segments_mut().gain(segment, builder.payload());
         let mut address = header.forward(1);
         for entry in builder.entries() {
             if let Entry::Leaf { leaf, checksum } = *entry
@@ -165,7 +163,7 @@ impl Writer {
         };
         let leaves: Vec<LeafPlace> = self.leaves.iter().map(leaf).collect();
         // The root must name its own segment: make sure of its room first.
-        let most = self.log.append_state().segments.used() + 1;
+        let most = self.log.append_state().segments().used() + 1;
         let blocks_most = root_blocks(leaves.len() as u64, u64::from(most)) as u32;
         self.streams.reserve(&mut self.space, LIFETIME_MAP, 1 + blocks_most)?;
         let segments = self.segment_notes(dead);
@@ -176,7 +174,7 @@ impl Writer {
         builder.push(Entry::Root { blocks, checksum }).copy_from_slice(&bytes);
         let header = self.append(LIFETIME_MAP, Kind::Map, 0, &mut builder)?;
         let segment = self.log.shape.segment_of(header);
-        self.log.append_state().segments.gain(segment, blocks);
+        self.log.append_state().segments_mut().gain(segment, blocks);
         if self.root.blocks > 0 {
             self.outdated.push((self.root.address, self.root.blocks));
         }
@@ -190,7 +188,7 @@ impl Writer {
         let state = self.log.append_state();
         let in_use = |state| matches!(state, State::Open | State::Sealed | State::Dead);
         state
-            .segments
+            .segments()
             .iter()
             .filter(|(number, segment)| in_use(segment.state) && !dead.contains(number))
             .map(|(number, segment)| SegmentNote {
@@ -215,19 +213,19 @@ impl Writer {
         let mut superblock = next;
         {
             let mut state = self.log.append_state();
-            state.durable = state.durable.max(superblock.next_sequence);
+            state.is_durable_before(superblock.next_sequence);
             let is_all = state.next_sequence() == superblock.next_sequence
                 || mutant("log.close.clean-beside-records");
             superblock.clean = kind == CheckpointKind::Last && is_all;
             if superblock.clean {
                 // A queue that still exists must not append to the image.
-                state.health = Health::Stopped;
-                self.log.show(&state);
+                self.log.change_health(&mut state, Health::Stopped);
             }
             superblock.totals.live_blocks = self.log.volume.map.mapped();
             superblock.totals.used_segments =
-                u64::from(state.segments.used()).saturating_sub(dead.len() as u64);
-            superblock.segments = superblock.segments.max(state.segments.highest_used().get() + 1);
+                u64::from(state.segments().used()).saturating_sub(dead.len() as u64);
+            superblock.segments =
+                superblock.segments.max(state.segments().highest_used().get() + 1);
         }
         self.write_superblock(superblock)
     }
@@ -238,17 +236,17 @@ impl Writer {
         let outdated = std::mem::take(&mut self.outdated);
         {
             let mut state = self.log.append_state();
-            state.generation = self.superblock.generation;
-            state.segments.unpin(&frozen.closed);
+            state.set_generation(self.superblock.generation);
+            state.segments_mut().unpin(&frozen.closed);
             for (address, blocks) in outdated {
                 let segment = self.log.shape.segment_of(address);
-                state.segments.lose_many(segment, blocks);
+                state.segments_mut().lose_many(segment, blocks);
             }
         }
         self.audit();
         let mut dead = frozen.dead;
         if mutant("log.checkpoint.frees-what-died-meanwhile") {
-            dead.extend(self.log.append_state().segments.take_dead());
+            dead.extend(self.log.append_state().segments_mut().take_dead());
         }
         self.release(dead);
     }
@@ -259,7 +257,7 @@ impl Writer {
             return;
         }
         let state = self.log.append_state();
-        state.segments.audit();
+        state.segments().audit();
         let mut live = std::collections::BTreeMap::new();
         let mut count = |address: Address, blocks: u32| {
             *live.entry(self.log.shape.segment_of(address)).or_insert(0u32) += blocks;
@@ -272,7 +270,7 @@ impl Writer {
         }
         self.leaves.values().for_each(|(address, _)| count(*address, LEAF_ON_DISK_BLOCKS));
         count(self.root.address, self.root.blocks);
-        for (number, segment) in state.segments.iter() {
+        for (number, segment) in state.segments().iter() {
             let counted = live.get(&number).copied().unwrap_or(0);
             assert_eq!(segment.live, counted, "live blocks of segment {number}: {segment:?}");
         }

@@ -13,7 +13,7 @@ const MAP_ATTEMPTS: u32 = 3;
 impl Writer {
     /// Makes the map smaller. `NOSPC` if that is not possible.
     pub fn shrink_map(&mut self) -> Outcome {
-        let used = |writer: &Self| writer.log.append_state().segments.used_for_maps();
+        let used = |writer: &Self| writer.log.append_state().segments().used_for_maps();
         let before = used(self);
         // The first attempt may end the open segment and leave it sparse, which the next one makes
         // up for. Where a root takes most of a segment, no attempt frees anything.
@@ -37,9 +37,9 @@ impl Writer {
         self.checkpoint(CheckpointKind::Running)?;
         let mut state = self.log.append_state();
         for victim in victims {
-            if state.segments.get(*victim).live > 0 {
+            if state.segments().get(*victim).live > 0 {
                 // The image was tampered with: the victim must not be retried for ever.
-                state.segments.mark_damaged(*victim);
+                state.segments_mut().mark_damaged(*victim);
             }
         }
         Ok(())

@@ -109,15 +109,15 @@ impl Writer {
         if self.sync_took > HELD_MOST {
             self.log.end_copying();
         }
-        let mut dead = self.log.append_state().segments.take_freeable();
+        let mut dead = self.log.append_state().segments_mut().take_freeable();
         let start = self.log.clock.now();
         let synced = if mutant("log.free.skips-sync") { Ok(()) } else { self.space.sync() };
         self.sync_took = self.log.clock.since(start);
         if mutant("log.free.frees-what-died-during-the-sync") {
-            dead.extend(self.log.append_state().segments.take_freeable());
+            dead.extend(self.log.append_state().segments_mut().take_freeable());
         }
         if let Err(errno) = synced {
-            self.log.append_state().segments.keep_dead(dead);
+            self.log.append_state().segments_mut().keep_dead(dead);
             return Err(errno);
         }
         self.release(dead);
@@ -127,7 +127,7 @@ impl Writer {
     /// Frees segments that nothing on the medium refers to any more.
     fn release(&mut self, dead: Vec<SegmentId>) {
         let keep = self.space.recycled_kept_in_use(self.interval());
-        let released = self.log.append_state().segments.release_dead(dead, keep);
+        let released = self.log.append_state().segments_mut().release_dead(dead, keep);
         self.space.punch(&released);
         self.log.announce_room();
     }

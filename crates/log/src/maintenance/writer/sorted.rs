@@ -102,9 +102,9 @@ impl Writer {
         };
         let mut state = self.log.append_state();
         if !mutant("log.compact.does-not-pin-sources") {
-            sources.into_iter().for_each(|segment| state.segments.pin(segment));
+            sources.into_iter().for_each(|segment| state.segments_mut().pin(segment));
         }
-        let birth = state.clock;
+        let birth = state.accounting().clock();
         drop(state);
         self.streams.apply_moves(LIFETIME_SORTED, header, moves, birth);
         moves.clear();

@@ -17,7 +17,7 @@ use flowstone_log_format::{Address, Incarnation, SegmentId, Sequence};
 use tracing::warn;
 
 use crate::log::Log;
-use crate::log::append::{AppendState, FULL_RETRY, Head};
+use crate::log::append::{AppendState, FULL_RETRY};
 use crate::log::reserve::{SLACK_SEGMENTS, View, told_from};
 use crate::maintenance::Progress;
 use crate::policy::write_stream;
@@ -110,7 +110,7 @@ impl Space {
                     true => state.committed(),
                     false => committed,
                 };
-                state.durable = state.durable.max(committed);
+                state.is_durable_before(committed);
             }
             Err(_) => self.log.wakers.wake_all(),
         }
@@ -121,13 +121,7 @@ impl Space {
     /// segment only if the log has gone on beyond `checkpointed`, the end of the newest checkpoint,
     /// or if a request waits for room.
     pub fn provide(&mut self, checkpointed: Sequence) -> Progress {
-        let waiting_head = {
-            let state = self.log.append_state();
-            let streams = self.log.shape.streams as usize;
-            let wanted = state.wants_room();
-            let wants = |head: &&Head| !head.has_space && wanted;
-            state.heads[..streams].iter().find(wants).map(|head| head.place.segment)
-        };
+        let waiting_head = self.log.append_state().head_without_space();
         if let Some(segment) = waiting_head {
             return self.provide_head(segment);
         }
@@ -139,8 +133,8 @@ impl Space {
             let unused = state.next_sequence() == checkpointed && !state.wants_room();
             let wanted = state.kept_from_writes(&self.log.volume) + READY_KEPT;
             let most = AHEAD_BYTES / self.log.shape.segment_bytes();
-            let most = (most as u32).min(state.segments.limit() / POOL_SHARE);
-            (wanted, state.segments.ready(), most, unused)
+            let most = (most as u32).min(state.segments().limit() / POOL_SHARE);
+            (wanted, state.segments().ready(), most, unused)
         };
         if unused {
             return Progress::Idle;
@@ -160,7 +154,7 @@ impl Space {
 
     /// Makes `segments` segments ready. On a full host none is kept.
     pub fn get_ahead(&mut self, segments: u32) -> Outcome {
-        while self.log.append_state().segments.ready() < segments {
+        while self.log.append_state().segments().ready() < segments {
             if let Err(errno) = self.obtain(0) {
                 self.release_reserve();
                 return Err(errno);
@@ -175,14 +169,14 @@ impl Space {
     fn obtain(&mut self, more: u32) -> Outcome {
         let (first, more) = {
             let mut state = self.log.append_state();
-            let first = state.segments.take_free().ok_or(Errno::NOSPC)?;
-            (first, state.segments.take_free_behind(first, more))
+            let first = state.segments_mut().take_free().ok_or(Errno::NOSPC)?;
+            (first, state.segments_mut().take_free_behind(first, more))
         };
         if more > 0 && self.obtain_run(first, more) {
             return Ok(());
         }
         let Err(errno) = self.make_ready(first) else { return Ok(()) };
-        let other = self.log.append_state().segments.take_free_before(first);
+        let other = self.log.append_state().segments_mut().take_free_before(first);
         other.map_or(Err(errno), |other| self.make_ready(other))
     }
 
@@ -195,8 +189,8 @@ impl Space {
         let behind: Vec<_> = SegmentId::range(first.get() + 1..first.get() + 1 + more).collect();
         if allocated {
             let mut state = self.log.append_state();
-            state.segments.make_ready(first);
-            behind.into_iter().for_each(|segment| state.segments.make_ready(segment));
+            state.segments_mut().make_ready(first);
+            behind.into_iter().for_each(|segment| state.segments_mut().make_ready(segment));
         } else {
             // The host may have allocated some of them.
             self.punch(&behind);
@@ -208,8 +202,8 @@ impl Space {
         let outcome = self.allocate(segment);
         let mut state = self.log.append_state();
         match outcome {
-            Ok(()) => state.segments.make_ready(segment),
-            Err(_) => state.segments.put_back(segment),
+            Ok(()) => state.segments_mut().make_ready(segment),
+            Err(_) => state.segments_mut().put_back(segment),
         }
         outcome
     }
@@ -219,9 +213,7 @@ impl Space {
             self.log.give_up_waiting(errno);
             return Progress::Idle;
         }
-        for head in &mut self.log.append_state().heads {
-            head.has_space |= head.place.segment == segment;
-        }
+        self.log.append_state().give_head_space(segment);
         self.log.announce_room();
         Progress::Made
     }
@@ -248,7 +240,7 @@ impl Space {
     pub fn punch_free(&mut self) {
         let (free, never_used, limit) = {
             let mut state = self.log.append_state();
-            let segments = &mut state.segments;
+            let segments = state.segments_mut();
             (segments.take_all_free(), segments.never_used(), segments.limit())
         };
         let never_used = match mutant("log.space.punches-the-last-that-was-used") {
@@ -282,20 +274,20 @@ impl Space {
                 warn!("{name}: cannot punch {count} segments from {} on: {errno}", run[0]);
             }
         }
-        self.log.append_state().segments.add_free(segments);
+        self.log.append_state().segments_mut().add_free(segments);
     }
 
     /// Returns the number of segments that may be used: ready ones, and those that the host has not
     /// refused.
     pub fn available(&self, state: &AppendState) -> u32 {
-        let hidden = if self.host_full.is_some() { 0 } else { state.segments.obtainable() };
-        state.segments.ready() + hidden
+        let hidden = if self.host_full.is_some() { 0 } else { state.segments().obtainable() };
+        state.segments().ready() + hidden
     }
 
     /// Opens a segment to append to. The caller has checked that it may be opened.
     pub fn take_segment(&mut self, lifetime: u8) -> Result<(SegmentId, Incarnation), Errno> {
         loop {
-            let opened = self.log.append_state().segments.open(lifetime);
+            let opened = self.log.append_state().segments_mut().open(lifetime);
             if let Some(opened) = opened {
                 return Ok(opened);
             }
@@ -312,14 +304,14 @@ impl Space {
         }
         let state = self.log.append_state();
         let pool = interval as u32 / self.log.shape.segment_blocks;
-        let pool = pool.min(state.segments.limit() / POOL_SHARE).max(READY_KEPT);
+        let pool = pool.min(state.segments().limit() / POOL_SHARE).max(READY_KEPT);
         state.kept_from_writes(&self.log.volume) + pool
     }
 
     /// Returns what decides whether room must be made.
     pub fn view(&self) -> View {
         let mut state = self.log.append_state();
-        let (dead, freeable) = state.segments.dead();
+        let (dead, freeable) = state.segments().dead();
         let segment_blocks = self.log.shape.segment_blocks;
         let view = View {
             reserve: state.reserve(&self.log.volume, true),
@@ -327,24 +319,29 @@ impl Space {
             trim_heads: state.trim_heads(),
             dead,
             freeable,
-            map_segments: state.segments.used_for_maps(),
+            map_segments: state.segments().used_for_maps(),
             segment_blocks,
-            told_from: told_from(state.segments.limit(), self.log.telling.load(Ordering::Relaxed)),
+            told_from: told_from(
+                state.segments().limit(),
+                self.log.telling.load(Ordering::Relaxed),
+            ),
         };
         let blocks = |segments: u32| u64::from(segments) * u64::from(segment_blocks);
         // Segments that a sync frees count as free.
-        state.rate.set_room(blocks(view.left_for_writes() + freeable), blocks(SLACK_SEGMENTS));
+        state
+            .rate_mut()
+            .set_room(blocks(view.left_for_writes() + freeable), blocks(SLACK_SEGMENTS));
         view
     }
 
     /// Returns whether there are more ready segments than are kept when nothing is written.
     pub fn has_surplus(&self, state: &AppendState) -> bool {
-        state.segments.ready() > state.kept_from_writes(&self.log.volume) + READY_KEPT
+        state.segments().ready() > state.kept_from_writes(&self.log.volume) + READY_KEPT
     }
 
     /// Deallocates the host space of all ready segments.
     pub fn release_reserve(&mut self) {
-        let ready = self.log.append_state().segments.release_ready(0);
+        let ready = self.log.append_state().segments_mut().release_ready(0);
         self.punch(&ready);
     }
 
@@ -353,7 +350,7 @@ impl Space {
         let surplus = {
             let mut state = self.log.append_state();
             let keep = state.kept_from_writes(&self.log.volume) + READY_KEPT;
-            state.segments.release_ready(keep)
+            state.segments_mut().release_ready(keep)
         };
         self.punch(&surplus);
     }

@@ -91,15 +91,8 @@ impl Streams {
 
     /// Counts a record of a stream as written, and so are all before it.
     pub fn appended(&mut self, placed: &Placed) {
-        let blocks = u64::from(placed.header.record_blocks());
         let mut state = self.log.append_state();
-        state.since_checkpoint += blocks;
-        state.costs.header_blocks += 1;
-        state.totals.appended_blocks += blocks;
-        match placed.header.kind {
-            Kind::Map => state.totals.map_blocks += blocks,
-            _ => state.totals.relocated_blocks += blocks,
-        }
+        state.accounting_mut().appended(placed.header.kind, placed.header.record_blocks());
     }
 
     /// Returns the stamp of the next record of the maintenance worker, which has its own numbering.
@@ -110,7 +103,7 @@ impl Streams {
             sequence: Sequence::new(self.records),
             // For copies: the committed sequence number when they were made.
             durable: state.committed(),
-            generation: state.generation,
+            generation: state.generation(),
         }
     }
 
@@ -141,10 +134,7 @@ impl Streams {
             None => false,
             Some(old) => {
                 if let Err(errno) = self.write_seal(space, lifetime, old.place, place) {
-                    let mut state = self.log.append_state();
-                    let clock = state.clock;
-                    state.segments.seal(segment, clock);
-                    drop(state);
+                    self.log.append_state().seal(segment);
                     self.seal(lifetime);
                     return Err(errno);
                 }
@@ -162,7 +152,7 @@ impl Streams {
         let reserve = state.reserve(&self.log.volume, replaces);
         let (opener, available) = match lifetime {
             // The last resort tries a full host once more.
-            LIFETIME_MAP => (Opener::Map, state.segments.ready_or_obtainable()),
+            LIFETIME_MAP => (Opener::Map, state.segments().ready_or_obtainable()),
             _ => (Opener::Copy, space.available(&state)),
         };
         reserve.may_open(opener, available, state.trim_heads())
@@ -180,9 +170,7 @@ impl Streams {
         let mut builder = RecordBuilder::new(0);
         builder.push(next.entry_of_seal());
         space.write(lifetime, seal.address, builder.finish(self.log.codec, &seal))?;
-        let mut state = self.log.append_state();
-        state.costs.seal_blocks += 1;
-        state.totals.appended_blocks += 1;
+        self.log.append_state().accounting_mut().sealed_copies();
         Ok(())
     }
 
@@ -191,7 +179,7 @@ impl Streams {
     /// use up no segments. No write to the stream is in flight any more.
     pub fn abandon(&mut self, lifetime: u8, before: AppendStream) {
         if before.place.block == 0 && !before.replayable {
-            self.log.append_state().segments.give_back(before.place.segment);
+            self.log.append_state().segments_mut().give_back(before.place.segment);
             self.open[usize::from(lifetime)] = None;
         } else {
             let now = self.open[usize::from(lifetime)].unwrap_or(before);
@@ -210,12 +198,12 @@ impl Streams {
     pub fn seal(&mut self, lifetime: u8) {
         let Some(stream) = self.open[usize::from(lifetime)].take() else { return };
         let mut state = self.log.append_state();
-        let clock = state.clock;
+        let clock = state.accounting().clock();
         let birth = match stream.copies {
             0 => clock,
             copies => (stream.births / u128::from(copies)) as u64,
         };
-        state.segments.seal_copies(stream.place.segment, clock, birth);
+        state.segments_mut().seal_copies(stream.place.segment, clock, birth);
     }
 
     /// Selects the stream that takes copies when segments are short, instead of this lifetime's:
@@ -263,8 +251,8 @@ impl Streams {
         let target = self.log.shape.segment_of(header);
         let copies = moves.len() as u32;
         let mut state = self.log.append_state();
-        state.changed = true;
-        state.segments.gain(target, copies);
+        state.accounting_mut().change();
+        state.segments_mut().gain(target, copies);
         let mut address = header;
         for moved in moves {
             address = address.forward(1);
@@ -279,7 +267,7 @@ impl Streams {
                 // The guest has written the block meanwhile: the copy is dead.
                 address
             };
-            state.segments.lose(dies);
+            state.segments_mut().lose(dies);
         }
         if let Some(stream) = &mut self.open[usize::from(lifetime)] {
             stream.births += u128::from(birth) * u128::from(copies);
