@@ -4,6 +4,7 @@
 //! The compared cases take turns within a round; reported are medians, and ratios to the first
 //! case.
 
+mod classes;
 mod vms;
 
 use std::path::{Path, PathBuf};
@@ -31,8 +32,8 @@ pub struct QosArgs {
     /// Size of the disks that have neighbours.
     #[arg(long, default_value = "1G", value_parser = parse_size)]
     size: u64,
-    /// Only parts whose name contains this: limits, neighbours, vms, overhead; may be given several
-    /// times.
+    /// Only parts whose name contains this: limits, neighbours, vms, classes, overhead; may be given
+    /// several times.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
     /// A binary without limits and weights to compare with.
@@ -72,10 +73,11 @@ const MODEST_P99: &str = "neighbour_p99_us";
 pub fn qos(args: &QosArgs) -> Result<()> {
     let mut experiment = args.run.experiment(&format!("qos {} {}", args.size, args.runtime))?;
     let bench = Bench { args, program: args.place.program()? };
-    let parts: [(&str, Part); 4] = [
+    let parts: [(&str, Part); 5] = [
         ("limits", |bench, to| bench.limits(to)),
         ("neighbours", |bench, to| bench.neighbours(to)),
         ("vms", |bench, to| bench.vms(to)),
+        ("classes", |bench, to| bench.classes(to)),
         ("overhead", |bench, to| bench.overhead(to)),
     ];
     let mut text = String::new();

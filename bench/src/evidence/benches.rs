@@ -11,6 +11,7 @@ use crate::guest::postmark;
 use crate::pdc;
 use crate::pollers::{busy, cost, equal, forms};
 use crate::trace;
+use crate::writers;
 
 /// A table of another command.
 pub struct Bench {
@@ -24,7 +25,14 @@ pub struct Bench {
     render: fn(&Experiment) -> String,
 }
 
-pub const BENCHES: [Bench; 8] = [
+pub const BENCHES: [Bench; 9] = [
+    Bench {
+        page: "S1.md",
+        name: "writers",
+        data: "writers",
+        command: "writers",
+        render: writers::render,
+    },
     Bench {
         page: "S1.md",
         name: "trace",
@@ -101,7 +109,14 @@ mod tests {
     use crate::host::Host;
 
     /// Made-up figures of two contenders at a point of each table, and the line that shows them.
-    const MADE_UP: [(&str, &str, [&str; 2], &str, &str); 8] = [
+    const MADE_UP: [(&str, &str, [&str; 2], &str, &str); 9] = [
+        (
+            "writers",
+            "xfs randwrite",
+            ["raw", "log"],
+            "iops",
+            "| xfs | random | 1 | 4 | 6 | - | - | - | 1.500 | - | - | - | - | - | - | - |",
+        ),
         (
             "trace",
             "without",
@@ -160,7 +175,8 @@ mod tests {
         let folder = folder.path();
         std::fs::create_dir(folder.join("data")).unwrap();
         assert!(BENCHES.iter().all(|it| it.rendered(folder).unwrap().is_none()));
-        for data in ["trace", "pollers", "pollers-busy", "pdc", "hits", "guest-postmark"] {
+        for data in ["writers", "trace", "pollers", "pollers-busy", "pdc", "hits", "guest-postmark"]
+        {
             let mut experiment = Experiment::new("test", Host::default());
             for (_, point, contenders, figure, _) in MADE_UP.iter().filter(|it| it.0 == data) {
                 contenders.iter().zip([4.0, 6.0]).for_each(|(contender, value)| {

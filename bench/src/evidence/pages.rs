@@ -20,10 +20,12 @@ const PAGES: [(&str, &[&str]); 6] = [
         &[
             "load",
             "erase-block",
+            "load-block",
             "large",
             "unit",
             "trim",
             "spare",
+            "spare-fill",
             "fill",
             "fill-loads",
             "images",
@@ -144,7 +146,8 @@ mod tests {
 
     #[test]
     fn large_drives_are_of_64_gib() {
-        let commands: Vec<_> = long().iter().flat_map(Table::commands).collect();
+        let large = long().into_iter().find(|table| table.name == "large").unwrap();
+        let commands: Vec<_> = large.commands().collect();
         assert!(commands.iter().all(|it| it.contains(&"51.2G".to_owned())));
         assert_eq!(commands.len(), 6);
     }

@@ -81,14 +81,47 @@ pub fn tables(is_quick: bool) -> Vec<Table> {
 }
 
 /// Returns the tables of `--long`: whether what small drives show holds on large ones, where an
-/// erase block of today's SSDs is a small part of the disk.
+/// erase block of today's SSDs is a small part of the disk, and two factors at a time.
 pub fn long() -> Vec<Table> {
+    vec![large_drives(), loads_and_blocks(), spares_and_fills()]
+}
+
+fn large_drives() -> Table {
     let title = "Total WAF on a drive of 64 GiB by the size of erase blocks, zipf .99";
     let mut table = LONG.table("large", title, properties("block", LONG.blocks), &BOTH);
     table.lines.push(log_with_streams());
     // About two times the disk, and once: with the usual numbers a log image takes half an hour.
     table.base.extend(["--warmup=30000000", "--ops=15000000"].map(str::to_owned));
-    vec![table]
+    table
+}
+
+/// The loads of which `erase-block` shows nothing.
+fn loads_and_blocks() -> Table {
+    let title = "Total WAF by the size of erase blocks, uniform and 95/5";
+    let mut table = FULL.table("load-block", title, properties("block", FULL.blocks), &[]);
+    let ways = [column("raw", &["--format=raw"]), column("log", &["--format=log"])];
+    for load in ["uniform", "hotcold:95/5"] {
+        let of_load = |(name, options): &(String, Vec<String>)| {
+            let options = [&options[..], &[format!("--generate={load}")]].concat();
+            (format!("{name}, {load}"), options)
+        };
+        table.lines.extend(ways.iter().chain(&[log_with_streams()]).map(of_load));
+    }
+    table
+}
+
+/// Spare flash that the drive keeps for itself, beside space that the disk leaves free.
+fn spares_and_fills() -> Table {
+    let title = "Total WAF by over-provisioning and how much of the drive the disk is, zipf .99";
+    let fills = named(&[FULL.half, "0.65", FULL.fill], |fill| format!("--fill={fill}"));
+    let mut table = FULL.table("spare-fill", title, fills, &[]);
+    for spare in ["7%", "15%", "28%"] {
+        let option = format!("--ssd=op={spare}");
+        table.lines.extend(BOTH.map(|format| {
+            column(&format!("{format}, {spare}"), &[&format!("--format={format}"), &option])
+        }));
+    }
+    table
 }
 
 impl Sizes {

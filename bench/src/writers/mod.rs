@@ -2,11 +2,13 @@
 //! writes (8 threads, sequential and random, 4 KiB, QD64 each), on a raw and on a log image, beside
 //! qemu-storage-daemon and fio, on several file systems and schedulers of the host.
 //!
-//! Each environment is set up and removed by the command itself. One that is not available gets a
-//! row with the reason.
+//! Each environment is set up and removed by the command itself, which says why one is not
+//! available; its row says that it was not measured.
 
 mod environment;
 mod table;
+
+pub use self::table::render;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -84,15 +86,13 @@ pub fn writers(args: &WritersArgs) -> Result<()> {
     let chosen = choose(&ENVIRONMENTS, &args.only, |it| it.name)?;
     let mut experiment = args.run.experiment("writers")?;
     let dir = args.run.dir.canonicalize()?;
-    let mut skipped = Vec::new();
     for environment in &chosen {
         if let Err(error) = in_environment(args, environment, &dir, &mut experiment) {
-            eprintln!("{}: {error:#}", environment.name);
-            skipped.push((environment.name, format!("{error:#}")));
+            eprintln!("{} is not measured: {error:#}", environment.name);
         }
         args.run.save(&experiment)?;
     }
-    args.run.publish("writers", &table::render(args, &skipped, &experiment), &experiment)
+    args.run.publish("writers", &render(&experiment), &experiment)
 }
 
 /// Measures everything in one environment, which is removed even on failure.

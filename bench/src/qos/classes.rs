@@ -1,0 +1,166 @@
+//! Commits of a guest's file system beside bulk writes, recognised by their class or not.
+//!
+//! Each disk holds a real ext4, so that its journal is recognised. A commit is a write of 4 KiB and
+//! a sync: the same requests inside the journal and outside of it.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use flowstone_testkit::load::LoadOptions;
+use flowstone_testkit::truth::{Holds, Truth, run};
+use tempfile::tempdir_in;
+
+use super::{Bench, HOG_DEPTH, together};
+use crate::experiment::{Experiment, Figures, IOPS, P99_US, table};
+use crate::place::seconds;
+
+const BLOCK: u64 = 4096;
+const SYNC_P99_US: &str = "sync_p99_us";
+const COMMIT_P99_US: &str = "commit_p99_us";
+const BULK_IOPS: &str = "bulk_iops";
+const SHARE: &str = "share";
+/// The daemon has read the layout, and recognised the VMs.
+const KNOWN_AFTER: Duration = Duration::from_millis(1500);
+
+/// What is committed, or written: blocks of the journal, or of files.
+const KINDS: [&str; 2] = ["journal", "data"];
+/// The VM of the bulk writes; `commits` is that of the commits.
+const BULKS: [(&str, Option<&str>); 3] = [
+    ("nothing", None),
+    ("bulk writes of its VM", Some("commits")),
+    ("bulk writes of another VM", Some("bulk")),
+];
+const GREEDY: &str = "two VMs at QD128";
+
+/// A disk with a file system.
+struct Disk {
+    image: PathBuf,
+    /// Bytes of the journal without its superblock, and of one range of files.
+    journal: Range<u64>,
+    data: Range<u64>,
+}
+
+impl Disk {
+    fn range(&self, kind: &str) -> Range<u64> {
+        if kind == KINDS[0] { self.journal.clone() } else { self.data.clone() }
+    }
+}
+
+impl Bench<'_> {
+    /// Measures commits, and the share of a VM all of whose writes are journal blocks.
+    pub(super) fn classes(&self, experiment: &mut Experiment) -> Result<String> {
+        let disks = [self.ext4("commits")?, self.ext4("bulk")?];
+        experiment.run(self.args.run.rounds, &BULKS, &KINDS, |(_, vm), kind| {
+            self.commits(&disks, *vm, kind)
+        })?;
+        experiment
+            .run(self.args.run.rounds, &[GREEDY], &KINDS, |_, kind| self.greedy(&disks, kind))?;
+        Ok(render(experiment))
+    }
+
+    fn commits(
+        &self,
+        [commits, bulk]: &[Disk; 2],
+        vm: Option<&str>,
+        kind: &str,
+    ) -> Result<Figures> {
+        let mut loads = vec![(commits, "commits", commits.range(kind), 1)];
+        loads.extend(vm.map(|vm| (bulk, vm, bulk.data.clone(), HOG_DEPTH)));
+        let reports = self.write_at_once(&loads)?;
+        let [write, sync] = [&reports[0].latency, &reports[0].flush].map(|it| it.p99_us);
+        let mut figures = vec![(P99_US, write), (SYNC_P99_US, sync), (COMMIT_P99_US, write + sync)];
+        figures.extend(reports.get(1).map(|bulk| (BULK_IOPS, bulk.iops)));
+        Ok(figures)
+    }
+
+    fn greedy(&self, [greedy, other]: &[Disk; 2], kind: &str) -> Result<Figures> {
+        let loads = [
+            (greedy, "greedy", greedy.range(kind), HOG_DEPTH),
+            (other, "other", other.data.clone(), HOG_DEPTH),
+        ];
+        let rates: Vec<f64> = self.write_at_once(&loads)?.iter().map(|it| it.iops).collect();
+        Ok(vec![(IOPS, rates[0]), (BULK_IOPS, rates[1]), (SHARE, rates[0] / (rates[0] + rates[1]))])
+    }
+
+    /// Writes to disks of VMs of equal weights, at depth one with a sync after each write.
+    fn write_at_once(
+        &self,
+        loads: &[(&Disk, &str, Range<u64>, u16)],
+    ) -> Result<Vec<flowstone_testkit::load::LoadReport>> {
+        let name = |image: &Path| Some(image.file_stem()?.to_str()?.to_owned());
+        let names = loads.iter().map(|(disk, ..)| name(&disk.image).context("a file's name"));
+        let names = names.collect::<Result<Vec<_>>>()?;
+        let keys = loads.iter().map(|(disk, vm, ..)| {
+            let vm = format!("name={vm},weight=100");
+            format!("image = {:?}\ndirect = \"on\"\nvm = {vm:?}", disk.image)
+        });
+        let disks: Vec<(&str, String)> = names.iter().map(String::as_str).zip(keys).collect();
+        let served = self.serve(&self.program, tempdir_in(&self.args.run.dir)?, &disks)?;
+        let options = |((_, _, range, depth), name): (&(&Disk, &str, Range<u64>, u16), &String)| {
+            LoadOptions {
+                flush_every: u64::from(*depth == 1),
+                limit: seconds(KNOWN_AFTER, self.args.runtime),
+                offset_bytes: range.start,
+                span_bytes: range.end - range.start,
+                ..self.load(&served.socket(name), "randwrite", *depth, 1)
+            }
+        };
+        let options: Vec<_> = loads.iter().zip(&names).map(options).collect();
+        let reports = together(&options);
+        served.end()?;
+        reports
+    }
+
+    /// Makes an image with an ext4, written in full.
+    fn ext4(&self, name: &str) -> Result<Disk> {
+        let image = std::path::absolute(self.image(name)?)?;
+        let text = image.to_str().context("the directory's name is no text")?;
+        let journal = format!("size={}", (self.args.size / 4) >> 20);
+        run("mkfs.ext4", &["-q", "-F", "-b", "4096", "-E", "nodiscard", "-J", &journal, text], "");
+        let truth = Truth::of_ext4(text);
+        let longest = |holds| longest(&truth, holds).map(|it| it.start * BLOCK..it.end * BLOCK);
+        let journal = longest(Some(Holds::Journal)).context("it has no journal")?;
+        let data = longest(None).context("it has no room for files")?;
+        ensure!(journal.end - journal.start > 16 << 20, "the journal is in pieces");
+        Ok(Disk { image, journal: journal.start + BLOCK..journal.end, data })
+    }
+}
+
+/// Returns the longest run of blocks with this content.
+fn longest(truth: &Truth, holds: Option<Holds>) -> Option<Range<u64>> {
+    let blocks: Vec<u64> =
+        (0..truth.bytes / BLOCK).filter(|block| truth.at(block * BLOCK) == holds).collect();
+    let runs = blocks.chunk_by(|one, next| one + 1 == *next);
+    runs.max_by_key(|run| run.len()).map(|run| run[0]..run[0] + run.len() as u64)
+}
+
+fn render(experiment: &Experiment) -> String {
+    let row = |(point, _): &(&str, Option<&str>)| {
+        let [journal, data] = KINDS.map(|kind| experiment.at(point, kind));
+        let mut cells = vec![(*point).to_owned()];
+        for figure in [P99_US, COMMIT_P99_US] {
+            cells.extend([
+                journal.cell(figure, 0),
+                data.cell(figure, 0),
+                journal.ratio(data, figure),
+            ]);
+        }
+        cells.extend([journal.cell(BULK_IOPS, 0), journal.ratio(data, BULK_IOPS)]);
+        cells
+    };
+    let titles = "commits beside | p99 of the write, us: in the journal | elsewhere | ratio | \
+                  p99 of write and sync, us: in the journal | elsewhere | ratio | bulk/s | ratio";
+    let [journal, data] = KINDS.map(|kind| experiment.at(GREEDY, kind));
+    let share = |kind: &str| {
+        let at = experiment.at(GREEDY, kind);
+        vec![kind.to_owned(), at.cell(IOPS, 0), at.cell(BULK_IOPS, 0), at.cell(SHARE, 3)]
+    };
+    let mut shares: Vec<_> = KINDS.map(share).to_vec();
+    let ratio = |figure| journal.ratio(data, figure);
+    shares.push(vec!["ratio".to_owned(), ratio(IOPS), ratio(BULK_IOPS), ratio(SHARE)]);
+    let titles_of_shares =
+        "two VMs at QD128, one writes to | its writes/s | the other's | its share";
+    table(titles, BULKS.iter().map(row)) + "\n" + &table(titles_of_shares, shares)
+}
