@@ -32,8 +32,8 @@ pub struct QosArgs {
     /// Size of the disks that have neighbours.
     #[arg(long, default_value = "1G", value_parser = parse_size)]
     size: u64,
-    /// Only parts whose name contains this: limits, neighbours, vms, classes, overhead; may be given
-    /// several times.
+    /// Only parts whose name contains this: limits, neighbours, vms, classes, overhead; may be
+    /// given several times.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
     /// A binary without limits and weights to compare with.

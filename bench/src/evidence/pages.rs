@@ -25,7 +25,6 @@ const PAGES: [(&str, &[&str]); 6] = [
             "unit",
             "trim",
             "spare",
-            "spare-fill",
             "fill",
             "fill-loads",
             "images",

@@ -83,7 +83,7 @@ pub fn tables(is_quick: bool) -> Vec<Table> {
 /// Returns the tables of `--long`: whether what small drives show holds on large ones, where an
 /// erase block of today's SSDs is a small part of the disk, and two factors at a time.
 pub fn long() -> Vec<Table> {
-    vec![large_drives(), loads_and_blocks(), spares_and_fills()]
+    vec![large_drives(), loads_and_blocks()]
 }
 
 fn large_drives() -> Table {
@@ -106,20 +106,6 @@ fn loads_and_blocks() -> Table {
             (format!("{name}, {load}"), options)
         };
         table.lines.extend(ways.iter().chain(&[log_with_streams()]).map(of_load));
-    }
-    table
-}
-
-/// Spare flash that the drive keeps for itself, beside space that the disk leaves free.
-fn spares_and_fills() -> Table {
-    let title = "Total WAF by over-provisioning and how much of the drive the disk is, zipf .99";
-    let fills = named(&[FULL.half, "0.65", FULL.fill], |fill| format!("--fill={fill}"));
-    let mut table = FULL.table("spare-fill", title, fills, &[]);
-    for spare in ["7%", "15%", "28%"] {
-        let option = format!("--ssd=op={spare}");
-        table.lines.extend(BOTH.map(|format| {
-            column(&format!("{format}, {spare}"), &[&format!("--format={format}"), &option])
-        }));
     }
     table
 }

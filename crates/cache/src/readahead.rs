@@ -2,10 +2,9 @@
 //! has paid off.
 //!
 //! Pure: input are the reads of a guest, output the next range to read. A window of 128 KiB follows
-//! the second read of a stream and doubles with each refill, up to 4 MiB; it is refilled when half
-//! of it has been used, a large one when 512 KiB have, so that several requests are in flight.
-//! Blocks unused when a stream ends are a loss. While losses outweigh used blocks, streams have to
-//! be longer before anything is read ahead of them.
+//! the second read of a stream and doubles with each refill, up to 1 MiB; it is refilled when half
+//! of it has been used. Blocks unused when a stream ends are a loss. While losses outweigh used
+//! blocks, streams have to be longer before anything is read ahead of them.
 
 use std::ops::Range;
 
@@ -15,9 +14,7 @@ use crate::BLOCK_SECTORS;
 const STREAMS: usize = 8;
 /// Window in blocks, at first and at most.
 const WINDOW_FIRST: u64 = 32;
-const WINDOW_MAX: u64 = 1024;
-/// Blocks that have been used of a large window when it is refilled.
-pub const REFILL_MAX: u64 = 128;
+const WINDOW_MAX: u64 = 256;
 /// Consecutive reads that make a stream, normally and while reading ahead does not pay off.
 const READS_MIN: u32 = 2;
 const READS_MIN_IN_DEBT: u32 = 32;
@@ -72,8 +69,7 @@ impl Streams {
         stream.ahead = stream.ahead.max(end);
         stream.reads = stream.reads.saturating_add(1);
         stream.turn = self.turn;
-        let refill = (stream.window / 2).min(REFILL_MAX);
-        let is_due = stream.ahead - end + refill <= stream.window;
+        let is_due = stream.ahead - end <= stream.window / 2;
         if stream.reads < reads_min || !is_due {
             return None;
         }
@@ -130,19 +126,16 @@ mod tests {
     fn a_stream_is_read_ahead_further_and_further_and_no_block_twice() {
         let mut streams = streams();
         let mut ahead = 0;
-        let (mut sizes, mut refills) = (Vec::new(), Vec::new());
+        let mut sizes = Vec::new();
         for block in 0..2000 {
             if let Some(range) = read(&mut streams, block, DISK) {
                 assert!(range.start == ahead.max(block + 1) && range.end > range.start);
                 ahead = range.end;
                 sizes.push(range.end - block - 1);
-                refills.push(range.end - range.start);
             }
             assert!(block < 2 || ahead > block, "block {block} was not there in time");
         }
-        assert_eq!(sizes[..6], [32, 64, 128, 256, 512, 1024]);
-        assert!(sizes[6..].iter().all(|size| *size == WINDOW_MAX), "{sizes:?}");
-        assert_eq!(refills.iter().max(), Some(&(WINDOW_MAX / 2 + REFILL_MAX)));
+        assert_eq!(sizes[..5], [32, 64, 128, 256, 256]);
     }
 
     #[test]

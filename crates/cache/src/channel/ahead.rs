@@ -8,10 +8,10 @@ use super::reads::Pending;
 use super::{CachedChannel, InFlight, Purpose};
 use crate::BLOCK_SECTORS;
 use crate::names::BlockId;
-use crate::readahead::{REFILL_MAX, Streams};
+use crate::readahead::Streams;
 
 /// Read-ahead requests in flight at once.
-pub const REQUESTS_MAX: usize = 16;
+pub const REQUESTS_MAX: usize = 8;
 
 /// Read-ahead of a channel.
 pub struct AheadReads {
@@ -48,32 +48,19 @@ impl AheadReads {
 impl CachedChannel {
     /// Reads the blocks of a range that are not held.
     pub(super) fn read_ahead(&mut self, numbers: Range<u64>) {
-        let mut reached = numbers.start;
-        while reached < numbers.end {
-            let before = reached;
-            let end = numbers.end.min(before + REFILL_MAX);
-            reached = self.read_some_ahead(before..end);
-            if reached == before {
-                break;
-            }
-        }
-        self.ahead.streams.came_to(&numbers, reached);
-    }
-
-    /// Reads the first blocks of a range that are not held, in one request. Returns the first block
-    /// that was not processed.
-    fn read_some_ahead(&mut self, numbers: Range<u64>) -> u64 {
         let id = |number| BlockId::of_disk(self.disk.number, number);
         let wanted = id(numbers.start)..id(numbers.end);
         if self.ahead.in_flight.len() == REQUESTS_MAX || self.ahead.is_reading(&wanted) {
-            return numbers.start;
+            self.ahead.streams.came_to(&numbers, numbers.start);
+            return;
         }
         let mut lists = self.spare.pop().unwrap_or_default();
         let cache = &self.disk.cache;
-        let reached = cache.table().begin_ahead(&cache.memory, wanted, &mut lists.fills).number();
+        let reached = cache.table().begin_ahead(&cache.memory, wanted, &mut lists.fills);
+        self.ahead.streams.came_to(&numbers, reached.number());
         let (Some(first), Some(last)) = (lists.fills.first(), lists.fills.last()) else {
             self.spare.push(lists);
-            return reached;
+            return;
         };
         let blocks = first.block..BlockId(last.block.0 + 1);
         let count = SectorCount::new((blocks.end.0 - blocks.start.0) * BLOCK_SECTORS);
@@ -91,7 +78,6 @@ impl CachedChannel {
         let in_flight = InFlight { op, token: Token::default(), lists, purpose };
         request.token = self.tokens.token(self.in_flight.insert(in_flight));
         self.base.submit(request);
-        reached
     }
 
     /// Completes a read-ahead. Reads that waited for it are looked up again.
