@@ -235,14 +235,19 @@ fn disk_bytes(options: &ReplayOptions) -> Result<u64> {
             Load::Trace(trace) => trace.size,
         };
         let size = least.max(recorded.unwrap_or(0));
-        ensure!(size > BLOCK_BYTES, "give the --size of the guest's disk, such as 4G");
+        let is_known = matches!(options.load, Load::Trace(_)) && size > 0;
+        ensure!(is_known, "give the --size of the guest's disk, such as 4G");
         return Ok(size.next_multiple_of(BLOCK_BYTES));
     };
-    ensure!(
-        size >= least,
-        "the trace goes on to {least} bytes, behind a --size of {}; leave it out or give a larger one",
-        format_size(size)
-    );
+    let shown = format_size(size);
+    match options.load {
+        Load::Generated(..) => ensure!(size >= least, "a --size of {shown} is less than a block"),
+        Load::Trace(_) => ensure!(
+            size >= least,
+            "the trace goes on to {least} bytes, behind a --size of {shown}; leave it out or give a \
+             larger one"
+        ),
+    }
     Ok(size.next_multiple_of(BLOCK_BYTES))
 }
 
@@ -269,9 +274,14 @@ fn log_options(options: &ReplayOptions, disk_bytes: u64, file_bytes: u64) -> Res
     let least = asked.reserve_percent.unwrap_or(*RESERVES.start());
     let needed = bytes_with(least)?;
     let fill = (disk_bytes as f64 / needed as f64 * 1000.0).floor() / 1000.0;
+    let advice = if fill > 0.0 {
+        format!("the largest --fill is {fill}")
+    } else {
+        "give a larger --size".into()
+    };
     bail!(
         "a log image of {} takes up to {} with a reserve of {least} %, more than {} of the drive; \
-         the largest --fill is {fill}",
+         {advice}",
         format_size(disk_bytes),
         format_size(needed),
         format_size(file_bytes)

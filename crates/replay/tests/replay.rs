@@ -306,6 +306,15 @@ fn what_cannot_be_replayed_is_said() {
         (ReplayOptions { fill: 1.1, ..raw.clone() }, "--fill is a share"),
         (ReplayOptions { iodepth: 0, ..raw.clone() }, "--iodepth is 1 to"),
         (ReplayOptions { size: None, ..raw.clone() }, "give the --size"),
+        (
+            ReplayOptions {
+                size: None,
+                ..of_trace(Format::Raw, vec![event(Kind::Write, 0, 4096)])
+            },
+            "erase blocks of 512 KiB leave no room to clean in: give a smaller block",
+        ),
+        (ReplayOptions { size: Some(0), ..raw.clone() }, "a --size of 0 B is less than a block"),
+        (ReplayOptions { size: Some(8192), ..log.clone() }, "a log image of 8 KiB takes up to"),
         (ReplayOptions { size: Some(u64::MAX), ..raw.clone() }, "a disk of 16777216 TiB is too"),
         (ReplayOptions { passes: 0, ..raw.clone() }, "--passes is at least 1"),
         (ReplayOptions { warmup: Some(u64::MAX), ..raw.clone() }, "--warmup and --ops are too"),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::contents::BLOCK_BYTES;
 use crate::file::SsdFile;
 use crate::ftl::{Counts, Ftl, Shape};
-use crate::options::SsdOptions;
+use crate::options::{OP_PERCENT_MAX, SsdOptions};
 use crate::place::Place;
 use crate::shared::Shared;
 use crate::state::State;
@@ -71,9 +71,13 @@ impl Ssd {
         let held = u64::from(shape.held_blocks()) * units_per_block;
         if units + held > u64::from(places) {
             let least = (held as f64 + units_per_block as f64) / units as f64 * 100.0;
+            let more = match least <= OP_PERCENT_MAX {
+                true => format!("at least op={least:.1}%, "),
+                false => String::new(),
+            };
             return Err(format!(
-                "erase blocks of {} leave no room to clean in: give at least op={least:.1}%, a \
-                 smaller block, or a larger disk",
+                "erase blocks of {} leave no room to clean in: give {more}a smaller block, or a \
+                 larger disk",
                 flowstone_block::format_size(block_bytes)
             ));
         }

@@ -10,6 +10,8 @@ use crate::victims::Policy;
 
 /// Drives have eight or sixteen; each takes two open erase blocks.
 const STREAMS_MAX: u8 = 16;
+/// Most over-provisioning, in percent.
+pub const OP_PERCENT_MAX: f64 = 1000.0;
 
 /// When the drive receives TRIMs for unused space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,8 +180,8 @@ fn streams(text: &str) -> Result<u8, String> {
 fn percent(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').and_then(|number| number.parse::<f64>().ok());
     match number {
-        Some(number) if (0.0..=1000.0).contains(&number) => Ok(number / 100.0),
-        _ => Err("give a percentage such as 7%".into()),
+        Some(number) if (0.0..=OP_PERCENT_MAX).contains(&number) => Ok(number / 100.0),
+        _ => Err(format!("give a percentage such as 7%, up to {OP_PERCENT_MAX}%")),
     }
 }
 
@@ -232,7 +234,7 @@ mod tests {
     #[test]
     fn what_is_wrong_with_a_drive_is_said() {
         for (text, why) in [
-            ("op=7", "op=7: give a percentage such as 7%"),
+            ("op=7", "op=7: give a percentage such as 7%, up to 1000%"),
             ("unit=5K", "unit is 4K, 8K, 16K, 32K or 64K"),
             ("unit=16K,block=20K", "block is a multiple of unit"),
             ("trim=batch", "trim=batch: use on, off or batch:SIZE"),

@@ -56,10 +56,12 @@ fn name_of<T: PartialEq>(all: &[(&'static str, T)], value: &T) -> &'static str {
 #[derive(Default)]
 pub struct Table {
     is_recorded: bool,
-    has_end: bool,
+    /// The last line, once it has come.
+    totals: Option<Totals>,
     size: Option<u64>,
     lost: u64,
     events: usize,
+    requests: u64,
     phases: Vec<Phase>,
 }
 
@@ -91,7 +93,9 @@ impl Lines for Table {
             event.class = class(fields.next().unwrap_or_default())?;
             event.durable = durable(fields.next().unwrap_or_default())?;
         }
+        ensure!(self.totals.is_none(), "a request after the end of the trace");
         self.events += 1;
+        self.requests += u64::from(event.kind != Kind::Present);
         Ok(Some(event))
     }
 
@@ -102,7 +106,9 @@ impl Lines for Table {
     fn end(&self, trace: &mut Trace) {
         (trace.size, trace.lost) = (self.size, self.lost);
         trace.phases.clone_from(&self.phases);
-        trace.is_cut |= self.is_recorded && !self.has_end;
+        trace.is_cut |= self.is_recorded && self.totals.is_none();
+        let counted = self.totals.map(|totals| totals.requests);
+        trace.miscounted = counted.filter(|counted| *counted != self.requests);
     }
 }
 
@@ -118,7 +124,7 @@ impl Table {
             self.lost = self.lost.saturating_add(lost.unwrap_or(0));
             let phase = line.strip_prefix(PHASE).map(|name| name.trim().to_owned());
             self.phases.extend(phase.map(|name| Phase { name, first: self.events }));
-            self.has_end |= Totals::of_line(line).is_some();
+            self.totals = self.totals.or_else(|| Totals::of_line(line));
         }
         Ok(())
     }

@@ -90,6 +90,8 @@ pub struct Trace {
     pub lost: u64,
     /// Whether its end is missing.
     pub is_cut: bool,
+    /// Number of requests according to its last line, if there are others.
+    pub miscounted: Option<u64>,
 }
 
 impl Trace {
@@ -106,6 +108,10 @@ impl Trace {
         }
         if self.is_cut {
             warnings.push("its end is missing; what there is of it is used".into());
+        }
+        if let Some(counted) = self.miscounted {
+            let requests = self.events.iter().filter(|event| event.kind != Kind::Present).count();
+            warnings.push(format!("its last line counts {counted} requests, there are {requests}"));
         }
         warnings
     }

@@ -50,7 +50,9 @@ fn read_lines(mut text: impl BufRead) -> Result<Trace> {
                 trace.is_cut = true;
                 break;
             }
-            Err(error) => return Err(error).context("it is no text"),
+            Err(error) => {
+                return Err(error).with_context(|| format!("line {number} cannot be read as text"));
+            }
         }
         ensure!(
             (whole.len() as u64) < LINE_BYTES_MAX,
@@ -157,12 +159,33 @@ mod tests {
                 "# flowstone-trace 1\n0,R,0,1,data,2\n",
                 "line 2: \"0,R,0,1,data,2\": durable is 1 or 0",
             ),
+            (
+                "# flowstone-trace 1\n0,R,0,1\n# requests=1 lost=0\n0,R,0,1\n",
+                "line 4: \"0,R,0,1\": a request after the end of the trace",
+            ),
             ("", "there is no request in it"),
             (&"0".repeat(100_000), "line 1 is longer than a line of a trace"),
         ] {
             let said = format!("{:#}", read_lines(text.as_bytes()).unwrap_err());
             assert!(said.starts_with(why), "{text}: {said}");
         }
+    }
+
+    #[test]
+    fn a_line_that_is_no_text_has_a_number() {
+        let error = read_lines(&b"0,R,0,1\n\xff\xfe\n"[..]).unwrap_err();
+        assert!(format!("{error:#}").starts_with("line 2 cannot be read as text"), "{error:#}");
+    }
+
+    #[test]
+    fn requests_that_are_missing_by_the_last_line_are_a_warning() {
+        let warnings = |requests: &str| {
+            let end = format!("# requests={requests} lost=0\n");
+            let text = format!("# flowstone-trace 1\n0,P,0,4096\n1,R,0,512\n{end}");
+            read_lines(text.as_bytes()).unwrap().warnings()
+        };
+        assert_eq!(warnings("5"), ["its last line counts 5 requests, there are 1"]);
+        assert_eq!(warnings("1"), [""; 0]);
     }
 
     #[test]
