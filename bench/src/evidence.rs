@@ -51,8 +51,8 @@ pub struct EvidenceArgs {
     /// the tables that replay them; once is enough (42 min)
     #[arg(long, conflicts_with_all = ["quick", "flowstone"])]
     record: bool,
-    /// Add the tables of drives of 64 GiB; replays run one at a time, for their memory (about an
-    /// hour in all)
+    /// Add the tables of drives of 64 GiB, and of two loads by erase block; replays run one at a
+    /// time, for their memory (about an hour and a half in all)
     #[arg(long, conflicts_with_all = ["record", "quick"])]
     long: bool,
     /// Write the pages from the data and run nothing: after a table of another command was

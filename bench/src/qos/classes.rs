@@ -84,7 +84,7 @@ impl Bench<'_> {
         Ok(vec![(IOPS, rates[0]), (BULK_IOPS, rates[1]), (SHARE, rates[0] / (rates[0] + rates[1]))])
     }
 
-    /// Writes to disks of VMs of equal weights, at depth one with a sync after each write.
+    /// Writes to disks of VMs of equal weights; at depth one a sync follows each write.
     fn write_at_once(
         &self,
         loads: &[(&Disk, &str, Range<u64>, u16)],

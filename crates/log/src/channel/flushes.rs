@@ -47,7 +47,7 @@ impl Flushes {
                 true => state.committed(),
                 false => durable,
             };
-            state.is_durable_before(durable);
+            state.mark_durable_before(durable);
         }
         if self.group.finish(&queue.log.sync, outcome) {
             self.start(queue);

@@ -9,7 +9,7 @@ use super::append::Full;
 impl Log {
     /// Reports that there is room again, and makes the requests that wait for it try again.
     pub fn announce_room(&self) {
-        if self.append_state().has_room_again() {
+        if self.append_state().note_room() {
             info!("{}: there is room for writes again", self.name);
         }
         self.wake_waiting();

@@ -76,7 +76,7 @@ impl AppendState {
     }
 
     /// Notes that all records before this sequence number are durable.
-    pub fn is_durable_before(&mut self, sequence: Sequence) {
+    pub fn mark_durable_before(&mut self, sequence: Sequence) {
         self.durable = self.durable.max(sequence);
     }
 }

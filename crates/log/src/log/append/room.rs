@@ -79,7 +79,7 @@ impl AppendState {
     }
 
     /// Notes that there is room again. Returns whether requests had been refused it.
-    pub fn has_room_again(&mut self) -> bool {
+    pub fn note_room(&mut self) -> bool {
         let wants = [&mut self.writes, &mut self.trims].map(std::mem::take);
         wants.iter().any(|want| want.full.is_some())
     }

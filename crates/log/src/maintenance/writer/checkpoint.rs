@@ -213,7 +213,7 @@ impl Writer {
         let mut superblock = next;
         {
             let mut state = self.log.append_state();
-            state.is_durable_before(superblock.next_sequence);
+            state.mark_durable_before(superblock.next_sequence);
             let is_all = state.next_sequence() == superblock.next_sequence
                 || mutant("log.close.clean-beside-records");
             superblock.clean = kind == CheckpointKind::Last && is_all;

@@ -110,7 +110,7 @@ impl Space {
                     true => state.committed(),
                     false => committed,
                 };
-                state.is_durable_before(committed);
+                state.mark_durable_before(committed);
             }
             Err(_) => self.log.wakers.wake_all(),
         }
