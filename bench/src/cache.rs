@@ -183,7 +183,11 @@ fn picture(path: &Path, lines: &[Line]) -> Result<()> {
         let mib = line.bytes as f64 / f64::from(1 << 20);
         policies.entry(line.policy.to_owned()).or_default().push((mib, line.hit_ratio));
     }
-    draw(path, &Axes { x: "cache, MiB", y: "hit ratio", is_log: true }, &policies)
+    draw(
+        path,
+        &Axes { x: "cache, MiB", y: "hit ratio", is_log: true, below: String::new() },
+        &policies,
+    )
 }
 
 fn print_head(blocks: &[BlockId], footprint: u64, traces: usize) {

@@ -12,6 +12,7 @@ mod data;
 mod guests;
 mod pages;
 mod phases;
+mod pictures;
 mod record;
 mod table;
 mod tables;
@@ -102,10 +103,11 @@ pub fn evidence(args: &EvidenceArgs) -> Result<()> {
         Some(path) => path.clone(),
         None => std::env::current_exe()?.with_file_name("flowstone"),
     };
-    let folder = if args.quick { "target/evidence" } else { FOLDER };
-    let folder = Path::new(folder);
+    let folder = Path::new(if args.quick { "target/evidence" } else { FOLDER });
+    ensure!(args.quick || folder.exists(), "there is no {FOLDER} here; run this in a clone");
     std::fs::create_dir_all(folder.join("data"))?;
     let wanted: Vec<_> = wanted.into_iter().filter(is_recorded).collect();
+    ensure!(args.only.is_none() || !wanted.is_empty(), "nothing is left to run");
     // Before the replays, which may take long: the commit of what they run.
     let commit = commit();
     let (reports, failures) = run_all(&flowstone, &wanted, if args.long { 1 } else { AT_ONCE })?;

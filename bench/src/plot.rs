@@ -15,6 +15,8 @@ pub struct Axes {
     pub x: &'static str,
     pub y: &'static str,
     pub is_log: bool,
+    /// Text below the picture: how it is made.
+    pub below: String,
 }
 
 /// Points by the name of their line.
@@ -45,7 +47,10 @@ where
     let highest = lines.values().flatten().map(|(_, y)| *y).fold(0.1, f64::max);
     let root = SVGBackend::new(path, PIXELS).into_drawing_area();
     root.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&root)
+    let below = if axes.below.is_empty() { 0 } else { 24 };
+    let (upper, lower) = root.split_vertically(PIXELS.1 - below);
+    lower.draw(&Text::new(axes.below.as_str(), (12, 2), ("sans-serif", 12).into_font()))?;
+    let mut chart = ChartBuilder::on(&upper)
         .margin(12)
         .x_label_area_size(44)
         .y_label_area_size(54)

@@ -6,12 +6,9 @@ use anyhow::Result;
 
 use super::benches::BENCHES;
 use super::data::Data;
-use super::table::Table;
+use super::pictures::PICTURES;
 use super::tables::{long, tables};
 use crate::document;
-use crate::plot::{Axes, Lines, draw};
-
-const PICTURE: &str = "erase-block.svg";
 
 /// The tables of each page.
 const PAGES: [(&str, &[&str]); 6] = [
@@ -65,7 +62,7 @@ pub fn update(folder: &Path) -> Result<()> {
     for (page, name, text) in rendered(folder)? {
         document::update(&folder.join(page), name, &text)?;
     }
-    picture(folder, &folder.join(PICTURE))
+    PICTURES.iter().try_for_each(|it| it.draw(folder, &folder.join(it.file())))
 }
 
 /// Returns each table that has data: its page, its name and its text.
@@ -94,26 +91,6 @@ pub fn rendered(folder: &Path) -> Result<Vec<(&'static str, &'static str, String
     Ok(found)
 }
 
-/// Draws the WAF by the size of erase blocks.
-fn picture(folder: &Path, to: &Path) -> Result<()> {
-    let path = folder.join("data/erase-block.json");
-    if !path.exists() {
-        return Ok(());
-    }
-    let data = Data::read(&path)?;
-    let table = tables(false).into_iter().find(|table| table.name == "erase-block");
-    let Some(table @ Table { .. }) = table else { return Ok(()) };
-    let mut lines = Lines::new();
-    let width = table.columns.len();
-    for (index, cell) in data.cells.iter().enumerate() {
-        let (line, column) = (&table.lines[index / width].0, &table.columns[index % width].0);
-        let kib = flowstone_block::parse_size(column).map_err(anyhow::Error::msg)? as f64 / 1024.0;
-        lines.entry(line.clone()).or_default().push((kib, table.value(cell)?));
-    }
-    let axes = Axes { x: "erase block, KiB", y: "total WAF", is_log: true };
-    draw(to, &axes, &lines)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,16 +108,6 @@ mod tests {
             let page = std::fs::read_to_string(folder.join(page)).unwrap();
             assert!(page.contains(&text), "{name}: run `flowstone-bench evidence --only {name}`");
         }
-    }
-
-    #[test]
-    fn the_picture_shows_what_the_data_says() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/evidence");
-        let place = tempfile::tempdir().unwrap();
-        let drawn = place.path().join(PICTURE);
-        picture(&folder, &drawn).unwrap();
-        let [drawn, kept] = [drawn, folder.join(PICTURE)].map(|it| std::fs::read(it).unwrap());
-        assert!(drawn == kept, "run `flowstone-bench evidence --render`");
     }
 
     #[test]

@@ -63,12 +63,20 @@ pub fn render(columns: &[(String, Vec<String>)], data: &Data, what: OfPhase) -> 
     Ok(text + "\n")
 }
 
+/// Returns the total WAF of a phase.
+pub fn waf(phase: &Value) -> Result<f64> {
+    Ok(number(phase, "device_blocks")? / number(phase, "guest_blocks")?)
+}
+
+fn number(phase: &Value, name: &str) -> Result<f64> {
+    phase[name].as_f64().with_context(|| format!("no {name}"))
+}
+
 fn shown(phase: &Value, what: OfPhase) -> Result<String> {
-    let number = |name: &str| phase[name].as_f64().with_context(|| format!("no {name}"));
     Ok(match what {
-        OfPhase::Waf => format!("{:.2}", number("device_blocks")? / number("guest_blocks")?),
+        OfPhase::Waf => format!("{:.2}", waf(phase)?),
         OfPhase::Seconds => {
-            let seconds = number("device_seconds")?;
+            let seconds = number(phase, "device_seconds")?;
             if seconds < 10.0 { format!("{seconds:.2}") } else { format!("{seconds:.1}") }
         }
     })

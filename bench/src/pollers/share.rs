@@ -35,7 +35,8 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
         servers.stop()?;
     }
     if let Some(path) = &args.plot {
-        let axes = Axes { x: "disks", y: "thousand requests per second", is_log: false };
+        let y = "thousand requests per second";
+        let axes = Axes { x: "disks", y, is_log: false, below: String::new() };
         draw(path, &axes, &lines)?;
     }
     let titles = "depth | disks | pollers | IOPS | to `per-queue` (95 %) | CPU us/IO | p50 us | \

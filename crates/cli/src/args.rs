@@ -33,7 +33,7 @@ pub use self::serve::Serve;
 /// Sizes take K, M, G or T (powers of 1024; also KiB, MiB, GiB, TiB) and decimals, e.g. 1.5G; a
 /// fraction that is no whole number of sectors is rounded up to one. The image format comes from
 /// --format or the file's name (.raw, .img, .qcow2, .flow), never from the file's content. Exit
-/// status: 0 done, 1 failed, 2 wrong usage.
+/// status: 0 done, 1 failed or refused, 2 arguments that cannot be parsed.
 #[derive(Debug, Parser)]
 #[command(name = "flowstone", version, propagate_version = true, max_term_width = 100)]
 pub struct Args {

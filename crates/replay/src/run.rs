@@ -190,8 +190,8 @@ impl Moment {
         let (counted, earlier) = (&end.counted, &self.counted);
         let blocks = |bytes: u64| bytes as f64 / BLOCK_BYTES as f64;
         let per = |one: f64, other: f64| (other > 0.0).then(|| one / other);
-        let drive = counted.drive.zip(earlier.drive);
-        let flash = drive.map(|(now, earlier)| now.flash_since(&earlier));
+        let drive = counted.drive.as_ref().zip(earlier.drive.as_ref());
+        let flash = drive.map(|(now, earlier)| now.flash_since(earlier));
         let guest = blocks(asked.written);
         let written = counted.host_bytes.zip(earlier.host_bytes);
         // Writes that never reach a file stay in memory: there is nothing to count.
@@ -214,7 +214,7 @@ impl Moment {
             discards: asked.discards,
             sequential_percent: per(asked.in_sequence as f64 * 100.0, asked.writes as f64)
                 .unwrap_or_default(),
-            device_seconds: drive.map(|(now, earlier)| now.busy_since(&earlier).as_secs_f64()),
+            device_seconds: drive.map(|(now, earlier)| now.busy_since(earlier).as_secs_f64()),
             seconds: counted.at.duration_since(earlier.at).as_secs_f64(),
         }
     }

@@ -18,7 +18,7 @@ const CONTENT_BYTES: u64 = 16;
 const PLACE_BYTES: u64 = 4;
 
 /// Work received by a drive, and its cost.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Bytes written to files.
     pub host_bytes: u64,
@@ -67,6 +67,7 @@ impl Ssd {
             units_per_block: units_per_block as u32,
             blocks: blocks as u32,
             streams: 1 + options.streams,
+            dies: options.timing.dies,
         };
         let held = u64::from(shape.held_blocks()) * units_per_block;
         if units + held > u64::from(places) {
@@ -84,6 +85,7 @@ impl Ssd {
         let mut ftl = Ftl::new(shape, options.gc);
         if options.is_aged {
             (0..shape.units).for_each(|unit| ftl.write(unit, 0));
+            ftl.take_programs().for_each(drop);
         }
         let blocks = u32::try_from(units * unit_bytes / BLOCK_BYTES as u64);
         let blocks = blocks.map_err(|_| too_large)?;
@@ -112,7 +114,7 @@ impl Ssd {
             host_bytes: state.host_bytes,
             punches: state.punches,
             flash: state.ftl.counts(),
-            work: state.work,
+            work: state.work.clone(),
         }
     }
 

@@ -64,6 +64,8 @@ pub struct Shape {
     pub blocks: u32,
     /// Streams, each with an open block of its own, and one for copies by the collector.
     pub streams: u8,
+    /// Dies, over which the units of a block are spread in turn.
+    pub dies: u32,
 }
 
 impl Shape {
@@ -72,6 +74,15 @@ impl Shape {
     pub fn held_blocks(&self) -> u32 {
         2 * u32::from(self.streams) + ERASED_KEPT as u32 + 1
     }
+}
+
+/// Units programmed on a die.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Programs {
+    /// Units written by the host.
+    pub written: u32,
+    /// Units copied by the collector.
+    pub copied: u32,
 }
 
 /// A page-mapped flash translation layer.
@@ -87,6 +98,8 @@ pub struct Ftl {
     open: Vec<Open>,
     victims: Victims,
     counts: Counts,
+    /// Since the last [`take_programs`](Self::take_programs), by die.
+    programs: Vec<Programs>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -129,6 +142,7 @@ impl Ftl {
             open,
             victims: Victims::new(policy, shape.blocks, shape.units_per_block),
             counts: Counts::default(),
+            programs: vec![Programs::default(); shape.dies as usize],
             shape,
         }
     }
@@ -146,7 +160,8 @@ impl Ftl {
     pub fn write(&mut self, unit: u32, stream: u8) {
         self.kill(unit);
         assert!(stream < self.shape.streams, "no stream {stream}");
-        self.program(unit, stream, usize::from(stream));
+        let die = self.program(unit, stream, usize::from(stream));
+        self.programs[die].written += 1;
         self.counts.written += 1;
         // A victim whose units are all live takes a block before it frees one.
         while self.erased.len() < ERASED_KEPT {
@@ -162,6 +177,24 @@ impl Ftl {
         if self.kill(unit) {
             self.counts.trimmed += 1;
         }
+    }
+
+    /// Returns the units programmed on each die since the last call.
+    pub fn take_programs(&mut self) -> impl Iterator<Item = Programs> {
+        self.programs.iter_mut().map(std::mem::take)
+    }
+
+    /// Returns the die of a unit's data; of a unit without data, any.
+    #[must_use]
+    pub fn die_of(&self, unit: u32) -> usize {
+        match self.place_of[unit as usize] {
+            NONE => self.die_at(unit),
+            place => self.die_at(place % self.shape.units_per_block),
+        }
+    }
+
+    const fn die_at(&self, index: u32) -> usize {
+        (index % self.shape.dies) as usize
     }
 
     /// Returns whether a unit has live data.
@@ -187,8 +220,8 @@ impl Ftl {
         true
     }
 
-    /// Programs a unit of a stream into an open block.
-    fn program(&mut self, unit: u32, stream: u8, open: usize) {
+    /// Programs a unit of a stream into an open block. Returns the die.
+    fn program(&mut self, unit: u32, stream: u8, open: usize) -> usize {
         let open = &mut self.open[open];
         if open.used == self.shape.units_per_block {
             self.victims.filled(open.block, self.blocks[open.block as usize].live);
@@ -196,11 +229,12 @@ impl Ftl {
             self.blocks[block as usize].stream = stream;
             *open = Open { block, used: 0 };
         }
-        let place = open.block * self.shape.units_per_block + open.used;
+        let (index, place) = (open.used, open.block * self.shape.units_per_block + open.used);
         open.used += 1;
         self.blocks[open.block as usize].live += 1;
         self.unit_at[place as usize] = unit;
         self.place_of[unit as usize] = place;
+        self.die_at(index)
     }
 
     /// Collects one victim.
@@ -214,7 +248,8 @@ impl Ftl {
                 let unit = self.unit_at[place as usize];
                 if unit != NONE && self.place_of[unit as usize] == place {
                     self.blocks[victim as usize].live -= 1;
-                    self.program(unit, stream, moved);
+                    let die = self.program(unit, stream, moved);
+                    self.programs[die].copied += 1;
                     self.counts.copied += 1;
                 }
             }

@@ -10,6 +10,8 @@ use crate::victims::Policy;
 
 /// Drives have eight or sixteen; each takes two open erase blocks.
 const STREAMS_MAX: u8 = 16;
+/// A drive of 8 TB has a few hundred dies.
+const DIES_MAX: u32 = 1024;
 /// Most over-provisioning, in percent.
 pub const OP_PERCENT_MAX: f64 = 1000.0;
 
@@ -100,9 +102,13 @@ impl SsdOptions {
             "trim-cost" => self.timing.trim = time(value)?,
             "program" => self.timing.program = Some(time(value)?),
             "erase" => self.timing.erase = time(value)?,
+            "dies" => self.timing.dies = parallel(value)?,
+            "channels" => self.timing.channels = parallel(value)?,
+            "channel" => self.timing.channel = Some(rate(value)?),
             _ => {
                 return Err("no such property; there are op, unit, block, trim, gc, streams, \
-                            offset, profile, write, command, trim-cost, program and erase"
+                            offset, profile, write, command, trim-cost, program, erase, dies, \
+                            channels and channel"
                     .into());
             }
         }
@@ -131,6 +137,9 @@ impl SsdOptions {
             && (2 * self.unit_bytes..=4 << 30).contains(&self.block_bytes);
         if !is_block {
             return Err("block is a multiple of unit, at least two of them and at most 4G".into());
+        }
+        if self.timing.channels > self.timing.dies {
+            return Err("channels are at most as many as dies".into());
         }
         if !self.offset_bytes.is_multiple_of(4096) {
             return Err("offset is a multiple of 4K".into());
@@ -175,6 +184,11 @@ fn size(text: &str) -> Result<u64, String> {
 fn streams(text: &str) -> Result<u8, String> {
     let streams = text.parse().ok().filter(|streams| *streams <= STREAMS_MAX);
     streams.ok_or_else(|| format!("give a number of write streams from 0 to {STREAMS_MAX}"))
+}
+
+fn parallel(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|number| (1..=DIES_MAX).contains(number));
+    number.ok_or_else(|| format!("give a number from 1 to {DIES_MAX}"))
 }
 
 fn percent(text: &str) -> Result<f64, String> {
@@ -239,6 +253,8 @@ mod tests {
             ("unit=16K,block=20K", "block is a multiple of unit"),
             ("trim=batch", "trim=batch: use on, off or batch:SIZE"),
             ("gc=best", "gc=best: use greedy, fifo or cb"),
+            ("dies=0", "dies=0: give a number from 1 to 1024"),
+            ("dies=2,channels=4", "channels are at most as many as dies"),
             ("streams=17", "streams=17: give a number of write streams from 0 to 16"),
             ("speed=1", "speed=1: no such property"),
             ("4K", "\"4K\" is no NAME=VALUE"),

@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::contents::{BLOCK_BYTES, Contents};
-use crate::ftl::{Counts, Ftl};
+use crate::ftl::Ftl;
 use crate::options::{SsdOptions, TrimMode};
 use crate::time::ModelTime;
-use crate::timing::Work;
+use crate::timing::{DieWork, Work};
 
 /// State of a drive.
 pub struct State {
@@ -64,7 +64,7 @@ impl State {
             ftl,
             contents: Contents::new(blocks),
             in_use: vec![0; (blocks as usize).div_ceil(64)],
-            work: Work::default(),
+            work: Work::new(&options.timing),
             host_bytes: 0,
             punches: 0,
             punched_bytes: 0,
@@ -100,14 +100,11 @@ impl State {
             self.set_in_use(block, true);
         }
         self.host_bytes += bytes.len() as u64;
-        let before = self.ftl.counts();
-        let unit = self.options.unit_bytes;
-        for unit in first / unit..end.div_ceil(unit) {
-            self.ftl.write(unit as u32, stream);
+        let erased = self.ftl.counts().erased;
+        for unit in self.units(first, end) {
+            self.ftl.write(unit, stream);
         }
-        let flash = self.flash_ns(&before);
-        let link = self.options.timing.command_ns(bytes.len() as u64);
-        let done = self.work.take_on(self.time.passed(), link, flash);
+        let done = self.program(bytes.len() as u64, self.ftl.counts().erased - erased);
         self.since_trim += bytes.len() as u64;
         if let TrimMode::Batch(every) = self.options.trim
             && self.since_trim >= every
@@ -118,11 +115,25 @@ impl State {
         done
     }
 
-    fn flash_ns(&self, before: &Counts) -> u64 {
-        let done = self.ftl.counts().since(before);
-        let timing = &self.options.timing;
-        (done.written + done.copied) * timing.program_ns(self.options.unit_bytes)
-            + done.erased * timing.erase.as_nanos() as u64
+    const fn units(&self, first: u64, end: u64) -> Range<u32> {
+        let unit = self.options.unit_bytes;
+        (first / unit) as u32..end.div_ceil(unit) as u32
+    }
+
+    /// Takes on a write of some bytes, and what the flash has done for it. Returns when that
+    /// completes.
+    fn program(&mut self, bytes: u64, erased: u64) -> u64 {
+        let (timing, unit) = (&self.options.timing, self.options.unit_bytes);
+        let (program, transfer) = (timing.program_ns(unit), timing.transfer_ns(unit));
+        let erase = erased * timing.erase.as_nanos() as u64;
+        let of_dies = self.ftl.take_programs().enumerate().map(|(die, done)| DieWork {
+            die,
+            program: u64::from(done.written + done.copied) * program + erase,
+            // A copy goes from a die to the controller, and back.
+            transfer: u64::from(done.written + 2 * done.copied) * transfer,
+        });
+        let works = |work: &DieWork| timing.dies == 1 || work.program > 0;
+        self.work.take_on(self.time.passed(), timing.command_ns(bytes), of_dies.filter(works))
     }
 
     /// Reads into `target`. Returns when that completes.
@@ -135,14 +146,20 @@ impl State {
                 target.copy_from_slice(&self.whole(block)[within]);
             }
         }
-        let link = self.options.timing.command_ns(target.len() as u64);
-        self.work.take_on(self.time.passed(), link, 0)
+        let (link, end) =
+            (self.options.timing.command_ns(target.len() as u64), first + target.len() as u64);
+        let transfer = self.options.timing.transfer_ns(self.options.unit_bytes);
+        let of_dies = self.units(first, end).map(|unit| {
+            let die = self.ftl.die_of(unit);
+            DieWork { die, program: 0, transfer }
+        });
+        self.work.take_on(self.time.passed(), link, of_dies)
     }
 
     /// Executes a command without data. Returns when that completes.
     pub fn command(&mut self) -> u64 {
         let link = self.options.timing.command_ns(0);
-        self.work.take_on(self.time.passed(), link, 0)
+        self.work.take_on_last(self.time.passed(), link)
     }
 
     /// Zeroes a range; its blocks stay allocated.
@@ -197,7 +214,7 @@ impl State {
         }
         let timing = &self.options.timing;
         let link = timing.command_ns(0) + timing.trim.as_nanos() as u64;
-        self.work.take_on(self.time.passed(), link, 0)
+        self.work.take_on_last(self.time.passed(), link)
     }
 
     /// Trims each free range of the whole drive.

@@ -3,11 +3,13 @@
 use flowstone_ssd::{Counts, Ftl, Policy, Shape};
 
 const BLOCKS: u32 = 4096;
+/// What the tests below do not vary; the sizes are placeholders.
+const SHAPE: Shape = Shape { units: 0, units_per_block: 0, blocks: 0, streams: 1, dies: 1 };
 
 /// Makes a drive whose physical space is `1 + provisioning` times the visible one.
 fn drive(units_per_block: u32, provisioning: f64, policy: Policy) -> (Ftl, Shape) {
     let units = (f64::from(BLOCKS * units_per_block) / (1.0 + provisioning)) as u32;
-    let shape = Shape { units, units_per_block, blocks: BLOCKS, streams: 1 };
+    let shape = Shape { units, units_per_block, blocks: BLOCKS, ..SHAPE };
     (Ftl::new(shape, policy), shape)
 }
 
@@ -123,7 +125,7 @@ fn nothing_is_lost_and_nothing_made() {
     for (policy, streams) in
         [(Policy::Greedy, 1), (Policy::Greedy, 3), (Policy::Fifo, 2), (Policy::CostBenefit, 2)]
     {
-        let shape = Shape { units: 2000, units_per_block: 16, blocks: 140, streams };
+        let shape = Shape { units: 2000, units_per_block: 16, blocks: 140, streams, ..SHAPE };
         let mut ftl = Ftl::new(shape, policy);
         let mut live = vec![false; 2000];
         let mut rng = fastrand::Rng::with_seed(5);
@@ -155,7 +157,7 @@ fn nothing_is_lost_and_nothing_made() {
 #[test]
 fn streams_tell_lifetimes_apart() {
     let costs = [1, 2].map(|streams| {
-        let shape = Shape { units: 60_000, units_per_block: 64, blocks: 1024, streams };
+        let shape = Shape { units: 60_000, units_per_block: 64, blocks: 1024, streams, ..SHAPE };
         let mut ftl = Ftl::new(shape, Policy::Greedy);
         let mut rng = fastrand::Rng::with_seed(2);
         let hot = shape.units / 10;

@@ -1,8 +1,8 @@
-//! fio's I/O log (`write_iolog`), versions 2 and 3. All files in a log are taken as one disk.
+//! fio's I/O log (`write_iolog`) of one file or device, versions 2 and 3.
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::lines::Lines;
 use crate::{Event, Kind};
@@ -12,6 +12,9 @@ use crate::{Event, Kind};
 pub struct Log {
     /// Version of the format; 0 before its first line.
     version: u8,
+    /// The first file with a request. Another one is an error: its requests would be mixed up with
+    /// the first one's.
+    file: Option<String>,
 }
 
 impl Lines for Log {
@@ -35,7 +38,7 @@ impl Lines for Log {
             }
             _ => None,
         };
-        fields.next().context("no file")?;
+        let file = fields.next().context("no file")?;
         let kind = match fields.next().context("no operation")? {
             "read" => Kind::Read,
             "write" => Kind::Write,
@@ -45,6 +48,8 @@ impl Lines for Log {
             "add" | "open" | "close" | "wait" => return Ok(None),
             other => bail!("{other:?} is no operation of fio's log"),
         };
+        let first = self.file.get_or_insert_with(|| file.into());
+        ensure!(first == file, "it is of another file than the lines before; log a job with one");
         if kind == Kind::Flush {
             return Ok(Some(Event { at, ..Event::new(kind, 0, 0) }));
         }
@@ -75,5 +80,8 @@ mod tests {
         }
         assert_eq!(kinds, [(Kind::Discard, 4096, 8192), (Kind::Flush, 0, 0), (Kind::Flush, 0, 0)]);
         assert!(log.event("4 /dev/x erase 0 1").is_err());
+        assert!(log.event("4 /dev/y add").is_ok());
+        let error = log.event("4 /dev/y read 0 4096").unwrap_err().to_string();
+        assert!(error.starts_with("it is of another file"), "{error}");
     }
 }

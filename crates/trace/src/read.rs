@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
@@ -14,6 +15,8 @@ use crate::{Event, Kind, Trace, blkparse, csv, fio};
 const LINE_BYTES_MAX: u64 = 64 << 10;
 /// Longest read or write; a longer one is an error in the trace.
 const REQUEST_BYTES_MAX: u64 = 1 << 30;
+/// Latest time of a request: times may count from 1970, and a replay counts nanoseconds.
+const TIME_MAX: Duration = Duration::from_secs(500 * 366 * 24 * 3600);
 
 /// Reads a whole trace.
 ///
@@ -92,6 +95,7 @@ fn check(event: &Event) -> Result<()> {
     let has_data = matches!(event.kind, Kind::Read | Kind::Write | Kind::Access);
     ensure!(!has_data || event.bytes <= REQUEST_BYTES_MAX, "a request of {} bytes", event.bytes);
     event.offset.checked_add(event.bytes).context("it ends beyond 2^64")?;
+    ensure!(event.at.is_none_or(|at| at <= TIME_MAX), "its time is beyond 500 years");
     Ok(())
 }
 
@@ -137,6 +141,7 @@ mod tests {
                 "line 1: \"0,R,18446744073709551615,2\": it ends beyond",
             ),
             ("0,R,0,0\nfoo\n", "line 2: \"foo\": no operation"),
+            ("1e23,R,0,1\n", "line 1: \"1e23,R,0,1\": its time is beyond 500 years"),
             ("0,Q,0,1\n", "line 1: \"0,Q,0,1\": \"Q\" is no operation"),
             ("fio version 4 iolog\n", "line 1: \"fio version 4 iolog\": only versions 2 and 3"),
             (

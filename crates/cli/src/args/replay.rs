@@ -50,7 +50,8 @@ pub struct Replay {
     /// Drive: op (over-provisioning), unit (mapping unit, 4K to 64K), block (erase block), trim
     /// (on, off or batch:SIZE, each time SIZE has been written), gc (collector: greedy, fifo, cb),
     /// streams (write streams, 0 to 16), offset (start of the file); and its speed: profile
-    /// (sata2014, x25m, nvme, qlc16k), or write, command, trim-cost, program, erase
+    /// (sata2014, x25m, nvme, qlc16k), or write, command, trim-cost, program, erase, dies,
+    /// channels, channel (transfer rate of one)
     #[arg(
         long,
         value_name = "NAME=VALUE,...",

@@ -9,8 +9,8 @@ use flowstone_daemon::Pdc;
 use flowstone_fileio::{Access, FileOpener, OpenOptions};
 use flowstone_formats::ImageOptions;
 use flowstone_replay::{
-    CacheOptions, ClassHits, Hits, Load, Onto, ReplayOptions, Report, SsdOptions, Timing, Trace,
-    read_trace, replay,
+    CacheOptions, ClassHits, Hits, Load, Onto, PhaseFigures, ReplayOptions, Report, SsdOptions,
+    Timing, Trace, read_trace, replay,
 };
 
 use super::{only_print_from_now_on, print_json};
@@ -145,6 +145,31 @@ fn print(report: &Report, images: usize) {
     });
     for (name, value) in rows {
         out!("{name:<16} {value}");
+    }
+    print_phases(&report.phases);
+}
+
+/// Prints a line for each phase that the trace names.
+fn print_phases(phases: &[PhaseFigures]) {
+    if phases.is_empty() {
+        return;
+    }
+    let row = |cells: [&str; 6]| {
+        let [name, requests, guest, host, total, busy] = cells;
+        out!("{name:<16} {requests:>10} {guest:>13} {host:>9} {total:>10} {busy:>9}");
+    };
+    out!("");
+    row(["phase", "requests", "4 KiB written", "host WAF", "total WAF", "drive, s"]);
+    for PhaseFigures { name, figures } in phases {
+        let busy = figures.device_seconds.map_or_else(|| "no".into(), |busy| format!("{busy:.1}"));
+        row([
+            name,
+            &figures.requests.to_string(),
+            &format!("{:.0}", figures.guest_blocks),
+            &ratio(figures.host_waf),
+            &ratio(figures.total_waf),
+            &busy,
+        ]);
     }
 }
 

@@ -10,6 +10,7 @@ use flowstone_ssd::{Ssd, SsdOptions};
 use flowstone_trace::{Event, Kind, Trace};
 
 use super::*;
+use crate::Generator;
 use crate::guest::requests_of;
 use crate::model::check_memory;
 use crate::options::Load;
@@ -179,4 +180,21 @@ fn a_request_that_fails_ends_the_replay_when_the_others_are_back() {
     model.guests()[0].borrow_mut().set_load(Box::new(discards.chain(reads)), Pace::Depth(8));
     let said = model.run(u64::MAX, &mut |_| ()).unwrap_err().to_string();
     assert!(said.starts_with("a request failed: Read("), "{said}");
+}
+
+/// With one request in flight one die works at a time, with many all do.
+#[test]
+fn requests_in_flight_use_dies_side_by_side() {
+    let seconds = |iodepth, ssd: &str| {
+        let load = Load::Generated(Generator::Uniform, Some(2000));
+        let ssd = ssd.parse().unwrap();
+        let options = ReplayOptions { iodepth, ssd, ..options(Format::Raw, load) };
+        replay(&options, &mut |_, _| ()).unwrap().figures.seconds
+    };
+    let gain = |ssd: &str| seconds(1, ssd) / seconds(32, ssd);
+    // A command overlaps with the copies of another one.
+    let of_one_rate = gain("op=28%,block=128K");
+    assert!((1.0..2.0).contains(&of_one_rate), "{of_one_rate}");
+    let of_dies = gain("op=28%,block=128K,dies=8,channels=2");
+    assert!(of_dies > 2.0 * of_one_rate, "{of_dies} for {of_one_rate}");
 }
