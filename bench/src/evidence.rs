@@ -79,6 +79,7 @@ pub fn evidence(args: &EvidenceArgs) -> Result<()> {
         };
     }
     if args.render {
+        ensure!(Path::new(FOLDER).exists(), "there is no {FOLDER} here; run this in a clone");
         return pages::update(Path::new(FOLDER));
     }
     let is_wanted = |table: &Table| args.only.as_ref().is_none_or(|name| table.name == *name);

@@ -48,7 +48,9 @@ pub fn condense(report: &mut Value) {
 /// Renders the table as Markdown. Each column is a replay of the same trace.
 pub fn render(columns: &[(String, Vec<String>)], data: &Data, what: OfPhase) -> Result<String> {
     let names: Vec<_> = columns.iter().map(|(name, _)| name.as_str()).collect();
-    let mut text = format!("| | {} |\n|---|{}", names.join(" | "), "---|".repeat(names.len()));
+    let unit = if what == OfPhase::Seconds { "s " } else { "" };
+    let names = names.join(" | ");
+    let mut text = format!("| {unit}| {names} |\n|---|{}", "---|".repeat(columns.len()));
     let phases = |at: usize| data.cells[at].report["phases"].as_array().context("no phases");
     for (line, phase) in phases(0)?.iter().enumerate() {
         let name = phase["name"].as_str().unwrap_or_default();

@@ -100,7 +100,7 @@ impl Table {
         let best = |column: usize| {
             values.iter().skip(column).step_by(width).copied().fold(f64::INFINITY, f64::min)
         };
-        let mut text = String::from("| |");
+        let mut text = format!("| {}|", self.unit());
         self.columns.iter().for_each(|(name, _)| {
             let _ = write!(text, " {name} |");
         });
@@ -121,6 +121,14 @@ impl Table {
             }
         }
         Ok(text + "\n")
+    }
+
+    /// Returns the head of the first column: the unit of the cells, if it is not that of a WAF.
+    const fn unit(&self) -> &'static str {
+        match self.shown {
+            Shown::SecondsPerGib => "s per GiB of the guest ",
+            _ => "",
+        }
     }
 
     /// Returns the part of a report that is kept.

@@ -41,6 +41,12 @@ struct Disk {
     stack: Stack,
 }
 
+/// Returns the size of a drive for the images' files, each of `file_bytes`.
+pub fn drive_bytes(options: &ReplayOptions, file_bytes: u64) -> u64 {
+    let SsdOptions { unit_bytes: unit, offset_bytes: offset, .. } = options.ssd;
+    file_bytes * options.images as u64 + offset.next_multiple_of(unit)
+}
+
 impl Model {
     /// Makes images of disks of this size on a new drive, whose files, one behind the other, may
     /// take all of it, and guests with at most `slots` requests in flight each.
@@ -51,8 +57,7 @@ impl Model {
         file_bytes: u64,
         slots: usize,
     ) -> Result<Self> {
-        let SsdOptions { unit_bytes: unit, offset_bytes: offset, .. } = options.ssd;
-        let drive_bytes = file_bytes * options.images as u64 + offset.next_multiple_of(unit);
+        let drive_bytes = drive_bytes(options, file_bytes);
         if let Some(reading) = Reader::of_this_process().read() {
             check_memory(drive_bytes, &options.ssd, reading.available)?;
         }

@@ -2,16 +2,17 @@
 
 use std::ops::RangeInclusive;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use flowstone_block::format_size;
 use flowstone_formats::CreateOptions;
 use flowstone_image::Format;
 use flowstone_log::LogOptions;
+use flowstone_ssd::Ssd;
 
 use crate::guest::{Asked, Pace};
 use crate::load::BLOCK_BYTES;
 use crate::medium::{Counted, Medium};
-use crate::model::{Model, NAME};
+use crate::model::{Model, NAME, drive_bytes};
 use crate::onto::Host;
 use crate::options::{Load, ReplayOptions, Timing};
 use crate::plan::{Events, Plan};
@@ -226,14 +227,14 @@ fn disk_bytes(options: &ReplayOptions) -> Result<u64> {
         Load::Generated(..) => BLOCK_BYTES,
         Load::Trace(trace) => trace.end(),
     };
-    for bytes in [least, options.size.unwrap_or(0)] {
+    let recorded = match &options.load {
+        Load::Generated(..) => None,
+        Load::Trace(trace) => trace.size.filter(|_| options.size.is_none()),
+    };
+    for bytes in [least, options.size.unwrap_or(0), recorded.unwrap_or(0)] {
         ensure!(bytes <= DISK_BYTES_MAX, "a disk of {} is too large", format_size(bytes));
     }
     let Some(size) = options.size else {
-        let recorded = match &options.load {
-            Load::Generated(..) => None,
-            Load::Trace(trace) => trace.size,
-        };
         let size = least.max(recorded.unwrap_or(0));
         let is_known = matches!(options.load, Load::Trace(_)) && size > 0;
         ensure!(is_known, "give the --size of the guest's disk, such as 4G");
@@ -275,6 +276,8 @@ fn log_options(options: &ReplayOptions, disk_bytes: u64, file_bytes: u64) -> Res
     let needed = bytes_with(least)?;
     let fill = (disk_bytes as f64 / needed as f64 * 1000.0).floor() / 1000.0;
     let advice = if fill > 0.0 {
+        // A drive of that size may be too small for its erase blocks.
+        Ssd::check(drive_bytes(options, needed), &options.ssd).map_err(|why| anyhow!(why))?;
         format!("the largest --fill is {fill}")
     } else {
         "give a larger --size".into()

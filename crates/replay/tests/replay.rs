@@ -354,11 +354,19 @@ fn what_cannot_be_replayed_is_said() {
         ),
     ] {
         let said = format!("{:#}", replay(&options, &mut |_, _| ()).unwrap_err());
-        assert!(said.starts_with(why), "{said}");
+        assert!(said.starts_with(why), "{said}, not {why}");
     }
+}
+
+#[test]
+fn an_error_names_the_largest_fill_if_there_is_one() {
+    let log = options(Format::Log, generated("uniform", 1));
     let named = replay(&ReplayOptions { fill: 0.99, ..log.clone() }, &mut |_, _| ()).unwrap_err();
     let largest: f64 = named.to_string().rsplit(' ').next().unwrap().parse().unwrap();
-    run(&ReplayOptions { fill: largest, ..log });
+    run(&ReplayOptions { fill: largest, ..log.clone() });
+    let log = ReplayOptions { fill: 0.99, ssd: "block=8M".parse().unwrap(), ..log };
+    let said = replay(&log, &mut |_, _| ()).unwrap_err().to_string();
+    assert!(said.starts_with("erase blocks of 8 MiB leave no room to clean in"), "{said}");
 }
 
 /// Reads of blocks read or written before are answered by a cache, if there is one.

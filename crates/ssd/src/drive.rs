@@ -16,6 +16,7 @@ use crate::timing::Work;
 /// Memory per block for its content, and per end of a unit's mapping.
 const CONTENT_BYTES: u64 = 16;
 const PLACE_BYTES: u64 = 4;
+const TOO_LARGE: &str = "the drive has more than 4 billion mapping units";
 
 /// Work received by a drive, and its cost.
 #[derive(Clone, Debug, Default)]
@@ -50,18 +51,18 @@ pub struct Ssd {
 }
 
 impl Ssd {
-    /// Makes a drive of `bytes` bytes, whole mapping units, as the host sees it.
-    ///
-    /// # Errors
-    /// If it is impossible: it is too large, or its spare flash is less than it needs to work.
-    pub fn new(bytes: u64, options: SsdOptions) -> Result<Self, String> {
-        let SsdOptions { unit_bytes, block_bytes, over_provisioning, .. } = options;
+    /// Returns why there can be no drive of `bytes` bytes, if so; see [`new`](Self::new).
+    pub fn check(bytes: u64, options: &SsdOptions) -> Result<(), String> {
+        Self::shape(bytes, options).map(drop)
+    }
+
+    fn shape(bytes: u64, options: &SsdOptions) -> Result<Shape, String> {
+        let &SsdOptions { unit_bytes, block_bytes, over_provisioning, .. } = options;
         let units = bytes / unit_bytes;
         let units_per_block = block_bytes / unit_bytes;
         let flash = (units as f64 * (1.0 + over_provisioning)) as u64;
         let blocks = flash / units_per_block;
-        let too_large = "the drive has more than 4 billion mapping units";
-        let places = u32::try_from(blocks * units_per_block).map_err(|_| too_large)?;
+        let places = u32::try_from(blocks * units_per_block).map_err(|_| TOO_LARGE)?;
         let shape = Shape {
             units: units as u32,
             units_per_block: units_per_block as u32,
@@ -82,13 +83,22 @@ impl Ssd {
                 flowstone_block::format_size(block_bytes)
             ));
         }
+        Ok(shape)
+    }
+
+    /// Makes a drive of `bytes` bytes, whole mapping units, as the host sees it.
+    ///
+    /// # Errors
+    /// If it is impossible: it is too large, or its spare flash is less than it needs to work.
+    pub fn new(bytes: u64, options: SsdOptions) -> Result<Self, String> {
+        let shape = Self::shape(bytes, &options)?;
         let mut ftl = Ftl::new(shape, options.gc);
         if options.is_aged {
             (0..shape.units).for_each(|unit| ftl.write(unit, 0));
             ftl.take_programs().for_each(drop);
         }
-        let blocks = u32::try_from(units * unit_bytes / BLOCK_BYTES as u64);
-        let blocks = blocks.map_err(|_| too_large)?;
+        let visible = u64::from(shape.units) * options.unit_bytes;
+        let blocks = u32::try_from(visible / BLOCK_BYTES as u64).map_err(|_| TOO_LARGE)?;
         let first = (options.offset_bytes / BLOCK_BYTES as u64) as u32;
         let time = ModelTime::new();
         let state = State::new(options, Arc::clone(&time), ftl, blocks, first);

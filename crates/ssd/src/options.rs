@@ -12,6 +12,10 @@ use crate::victims::Policy;
 const STREAMS_MAX: u8 = 16;
 /// A drive of 8 TB has a few hundred dies.
 const DIES_MAX: u32 = 1024;
+/// Longest time of an operation, and least rate in millions of bytes a second: the nanoseconds of a
+/// billion operations are counted.
+const TIME_MAX: Duration = Duration::from_secs(10);
+const RATE_MIN: f64 = 0.01;
 /// Most over-provisioning, in percent.
 pub const OP_PERCENT_MAX: f64 = 1000.0;
 
@@ -141,6 +145,11 @@ impl SsdOptions {
         if self.timing.channels > self.timing.dies {
             return Err("channels are at most as many as dies".into());
         }
+        // Otherwise some dies have more units of each block than others, and all wait for them.
+        let units = self.block_bytes / self.unit_bytes;
+        if !units.is_multiple_of(u64::from(self.timing.dies)) {
+            return Err(format!("dies divide the {units} units of a block, such as 4, 8 or 16"));
+        }
         if !self.offset_bytes.is_multiple_of(4096) {
             return Err("offset is a multiple of 4K".into());
         }
@@ -203,8 +212,8 @@ fn percent(text: &str) -> Result<f64, String> {
 fn rate(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('M').and_then(|number| number.parse::<f64>().ok());
     match number {
-        Some(number) if number > 0.0 => Ok(number * 1e6),
-        _ => Err("give millions of bytes a second such as 520M".into()),
+        Some(number) if number >= RATE_MIN => Ok(number * 1e6),
+        _ => Err("give millions of bytes a second such as 520M, at least .01M".into()),
     }
 }
 
@@ -213,9 +222,9 @@ fn time(text: &str) -> Result<Duration, String> {
     let units = [("us", 1e-6), ("ms", 1e-3), ("ns", 1e-9), ("s", 1.0)];
     let found = units.iter().find_map(|(unit, seconds)| {
         let number: f64 = text.strip_suffix(unit)?.parse().ok()?;
-        Duration::try_from_secs_f64(number * seconds).ok()
+        Duration::try_from_secs_f64(number * seconds).ok().filter(|time| *time <= TIME_MAX)
     });
-    found.ok_or_else(|| "give a time such as 11.1us or 1.5ms".into())
+    found.ok_or_else(|| "give a time such as 11.1us or 1.5ms, up to 10s".into())
 }
 
 #[cfg(test)]
@@ -255,6 +264,9 @@ mod tests {
             ("gc=best", "gc=best: use greedy, fifo or cb"),
             ("dies=0", "dies=0: give a number from 1 to 1024"),
             ("dies=2,channels=4", "channels are at most as many as dies"),
+            ("dies=7", "dies divide the 128 units of a block"),
+            ("erase=11s", "erase=11s: give a time such as 11.1us or 1.5ms, up to 10s"),
+            ("write=1e-9M", "write=1e-9M: give millions of bytes a second"),
             ("streams=17", "streams=17: give a number of write streams from 0 to 16"),
             ("speed=1", "speed=1: no such property"),
             ("4K", "\"4K\" is no NAME=VALUE"),

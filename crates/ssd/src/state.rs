@@ -130,7 +130,8 @@ impl State {
             die,
             program: u64::from(done.written + done.copied) * program + erase,
             // A copy goes from a die to the controller, and back.
-            transfer: u64::from(done.written + 2 * done.copied) * transfer,
+            transfers: u64::from(done.written + 2 * done.copied),
+            transfer,
         });
         let works = |work: &DieWork| timing.dies == 1 || work.program > 0;
         self.work.take_on(self.time.passed(), timing.command_ns(bytes), of_dies.filter(works))
@@ -151,7 +152,7 @@ impl State {
         let transfer = self.options.timing.transfer_ns(self.options.unit_bytes);
         let of_dies = self.units(first, end).map(|unit| {
             let die = self.ftl.die_of(unit);
-            DieWork { die, program: 0, transfer }
+            DieWork { die, program: 0, transfers: 1, transfer }
         });
         self.work.take_on(self.time.passed(), link, of_dies)
     }

@@ -88,11 +88,14 @@ impl Lane {
     }
 }
 
-/// Nanoseconds of work for a die, and for its channel.
+/// Work of a die, and of its channel.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DieWork {
     pub die: usize,
+    /// Nanoseconds for which the die works.
     pub program: u64,
+    /// Units on the channel, and the nanoseconds of each.
+    pub transfers: u64,
     pub transfer: u64,
 }
 
@@ -118,10 +121,12 @@ impl Work {
         of_dies: impl IntoIterator<Item = DieWork>,
     ) -> u64 {
         let mut done = self.link.take_on(now, link);
-        for DieWork { die, program, transfer } in of_dies {
+        for DieWork { die, program, transfers, transfer } in of_dies {
             let channel = die % self.channels.len();
-            done = done.max(self.channels[channel].take_on(now, transfer));
-            done = done.max(self.dies[die].take_on(now, program));
+            let here = self.channels[channel].take_on(now, transfers * transfer);
+            // It programs the first unit while the next ones are transferred.
+            let first_here = here - transfers.saturating_sub(1) * transfer;
+            done = done.max(here).max(self.dies[die].take_on(first_here, program));
         }
         done
     }
@@ -169,8 +174,9 @@ mod tests {
     fn programs(timing: Timing, dies: &[usize]) -> Vec<u64> {
         let mut work = Work::new(&timing);
         let mut complete = |die| {
-            let work_of_die = DieWork { die, program: 400_000, transfer: timing.transfer_ns(4096) };
-            work.take_on(0, 0, [work_of_die]) / 1000
+            let transfer = timing.transfer_ns(4096);
+            let of_die = DieWork { die, program: 400_000, transfers: 1, transfer };
+            work.take_on(0, 0, [of_die]) / 1000
         };
         dies.iter().map(|die| complete(*die)).collect()
     }
@@ -181,9 +187,9 @@ mod tests {
         assert_eq!(programs(timing, &[0, 1, 2, 3, 1]), [400, 400, 400, 400, 800]);
         // A unit takes 204.8 us on a channel.
         let timing = Timing { channels: 2, channel: Some(20e6), ..timing };
-        assert_eq!(programs(timing, &[0, 1, 2, 3]), [400, 400, 409, 409]);
+        assert_eq!(programs(timing, &[0, 1, 2, 3]), [604, 604, 809, 809]);
         let timing = Timing { channels: 1, ..timing };
-        assert_eq!(programs(timing, &[0, 1, 2, 3]), [400, 409, 614, 819]);
+        assert_eq!(programs(timing, &[0, 1, 2, 3]), [604, 809, 1014, 1219]);
     }
 
     #[test]

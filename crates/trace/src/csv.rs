@@ -30,6 +30,8 @@ const VERSION: &str = "1";
 const PHASE: &str = "# phase ";
 const LOST: &str = "# lost=";
 const END: &str = "# requests=";
+/// Largest disk; sums of sizes do not overflow.
+const DISK_BYTES_MAX: u64 = 1 << 60;
 const COLUMNS: &str = "timestamp_us,op,offset_bytes,length_bytes,class,durable";
 
 const KINDS: [(&str, Kind); 7] = [
@@ -134,7 +136,10 @@ impl Table {
         let version = words.next().unwrap_or_default();
         ensure!(version == VERSION, "of the format only version {VERSION} is known");
         let size = words.find_map(|word| word.strip_prefix("size="));
-        let number = |size: &str| size.parse().with_context(|| format!("size {size:?} in bytes"));
+        let number = |size: &str| {
+            let bytes = size.parse().ok().filter(|bytes| *bytes <= DISK_BYTES_MAX);
+            bytes.with_context(|| format!("size {size:?} in bytes, up to {DISK_BYTES_MAX}"))
+        };
         self.size = size.map(number).transpose()?;
         Ok(())
     }

@@ -149,6 +149,10 @@ mod tests {
                 "line 1: \"# flowstone-trace 2\": of the format only version 1",
             ),
             (
+                "# flowstone-trace 1 size=18446744073709551615\n",
+                "line 1: \"# flowstone-trace 1 size=18446744073709551615\": size \"18446744073709551615\"",
+            ),
+            (
                 "# flowstone-trace 1 size=1G\n",
                 "line 1: \"# flowstone-trace 1 size=1G\": size \"1G\"",
             ),

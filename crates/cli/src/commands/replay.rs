@@ -162,8 +162,10 @@ fn print_phases(phases: &[PhaseFigures]) {
     row(["phase", "requests", "4 KiB written", "host WAF", "total WAF", "drive, s"]);
     for PhaseFigures { name, figures } in phases {
         let busy = figures.device_seconds.map_or_else(|| "no".into(), |busy| format!("{busy:.1}"));
+        // A trace comes from elsewhere.
+        let name: String = name.escape_debug().take(16).collect();
         row([
-            name,
+            &name,
             &figures.requests.to_string(),
             &format!("{:.0}", figures.guest_blocks),
             &ratio(figures.host_waf),
