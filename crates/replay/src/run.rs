@@ -92,8 +92,7 @@ impl Scene {
                 };
                 let create = CreateOptions { log, ..options.create.clone() };
                 let model = Model::new(options, &create, disk_bytes, file_bytes, slots)?;
-                let files_bytes = file_bytes * options.images as u64;
-                (Box::new(model), Some(files_bytes + options.ssd.offset_bytes), log)
+                (Box::new(model), Some(drive_bytes(options, file_bytes)), log)
             }
         };
         let log = (options.format == Format::Log).then_some(log);
