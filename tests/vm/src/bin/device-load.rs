@@ -17,9 +17,9 @@ use flowstone_testkit::load::{Limit, LoadOptions, run};
 use flowstone_testkit::{Client, ClientOptions, Status};
 
 const CHUNK_BYTES: usize = 1 << 20;
-const REQUESTS: u64 = 1500;
+const REQUESTS: u64 = 800;
 /// Requests of a load during which the daemon is killed repeatedly.
-const REQUESTS_KILLED: u64 = 20_000;
+const REQUESTS_KILLED: u64 = 12_000;
 /// Longest wait for the next daemon.
 const RECONNECT: Duration = flowstone_testkit::HANG;
 

@@ -15,7 +15,7 @@ use crate::classes::wait_for_layout;
 /// Many small commits, which wrap around in the journal.
 const COMMITS: &str = "
     mount /dev/vda /mnt
-    for file in $(seq 700); do dd if=/dev/urandom of=/mnt/$file bs=4k count=4 conv=fsync 2>/dev/null; done
+    fio --name=commits --directory=/mnt --rw=write --bs=16k --size=11M --fallocate=none --fsync=1 >/dev/null
     umount /mnt";
 
 #[test]
@@ -52,7 +52,7 @@ fn journal_in_page_cache(lab: &Lab, name: &str, pdc: &str) -> Result<(usize, usi
     std::fs::File::create(&image)?.set_len(128 << 20)?;
     let mut daemon = lab.serve_as(name, &image, &["--direct", "off", "--pdc", pdc])?;
     let mut guest = lab.boot(&daemon, 1)?;
-    guest.run("mkfs.ext4 -q -J size=4 /dev/vda")?;
+    guest.run("mkfs.ext4 -q -b 4096 -J size=4 /dev/vda")?;
     // What it writes before that is no journal yet.
     wait_for_layout(&daemon, &["\"kind\":\"ext4\"", "\"journal_bytes\":4194304"])?;
     guest.run(COMMITS)?;

@@ -282,9 +282,9 @@ fn files_in_the_space_of_folders_of_xfs_are_data() -> Result<()> {
 #[test]
 fn the_journal_of_an_encrypted_guest_is_known_by_its_pattern() -> Result<()> {
     let Some(lab) = Lab::open_or_skip() else { return Ok(()) };
-    let (_, mut daemon, log) = serve_with_log(&lab, "256M")?;
+    let (_, mut daemon, log) = serve_with_log(&lab, "96M")?;
     let plain = lab.folder().join("plain.raw");
-    fs::File::create(&plain)?.set_len(256 << 20)?;
+    fs::File::create(&plain)?.set_len(96 << 20)?;
     let mut copy = lab.serve_as("copy", &plain, &[])?;
     let mut guest = lab.boot_machine(&Lab::machine_of([&daemon, &copy], 4))?;
     let load = LOAD.replace("/dev/vda", "/dev/mapper/crypt");

@@ -123,7 +123,7 @@ fn grant(mut guest: &UnixStream, bytes: u64) -> Result<()> {
 /// Memory that a guest frees for its host is returned to the host, if the guest reports free pages.
 #[test]
 fn memory_that_a_guest_gives_up_is_the_hosts() -> Result<()> {
-    const HELD: u64 = 256 << 20;
+    const HELD: u64 = 128 << 20;
     let Some(lab) = Lab::open_with_or_skip(Kernel::Newer) else { return Ok(()) };
     let image = lab.image("512M")?;
     let mut daemon = lab.serve(&image, &[])?;
@@ -135,8 +135,8 @@ fn memory_that_a_guest_gives_up_is_the_hosts() -> Result<()> {
     begin_cache(&mut guest, bytes, "--memory 300M --epoch 1s")?;
     let (stream, _) = listener.accept()?;
     grant(&stream, 300 << 20)?;
-    guest.run("for f in $(seq 16); do head -c 16777216 /dev/zero >/srv/f$f; done; sync")?;
-    guest.run(&format!("FILES=16\n{READ_UNTIL_COPIED}"))?;
+    guest.run("for f in $(seq 8); do head -c 16777216 /dev/zero >/srv/f$f; done; sync")?;
+    guest.run(&format!("FILES=8\n{READ_UNTIL_COPIED}"))?;
     guest.run("echo 3 >/proc/sys/vm/drop_caches")?;
     let before = resident_shared(guest.pid())?;
     grant(&stream, 1 << 20)?;

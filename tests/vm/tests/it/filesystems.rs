@@ -204,7 +204,7 @@ fn remove_verified(system: &FileSystem) -> String {
     )
 }
 
-const VERIFIED_BYTES: u64 = 24 << 20;
-const FIO_VERIFIED: &str = "fio --name=verified --directory=/mnt --size=24M --rw=randwrite --bs=4k \
+const VERIFIED_BYTES: u64 = 12 << 20;
+const FIO_VERIFIED: &str = "fio --name=verified --directory=/mnt --size=12M --rw=randwrite --bs=4k \
                             --ioengine=libaio --iodepth=16 --direct=1 --verify=crc32c \
                             --verify_fatal=1 --minimal";

@@ -11,9 +11,9 @@ use crate::disk_errors;
 use crate::load::{DISK_CHECKSUM, as_raw, check_clean, image_checksum};
 use crate::soak::soak_deadline;
 
-const DISK_MIB: u32 = 64;
+const DISK_MIB: u32 = 40;
 /// More than 90 % of the disk.
-const FILLED_MIB: u32 = 60;
+const FILLED_MIB: u32 = 38;
 /// With fewer rounds there is little to clean.
 const ROUNDS_MIN: u64 = 5;
 

@@ -183,7 +183,7 @@ fn load_until_a_queue_moves(fleet: &Fleet, guest: &mut Guest) -> Result<()> {
         guest.start(
             "jobs=
              for letter in a b c d; do jobs=\"$jobs --name=$letter --filename=/dev/vd$letter\"; done
-             fio --ioengine=libaio --iodepth=16 --direct=1 --bs=256k --rw=randwrite --size=16M --loops=3 \
+             fio --ioengine=libaio --iodepth=16 --direct=1 --bs=256k --rw=randwrite --size=16M \
                  --verify=crc32c --verify_fatal=1 --minimal $jobs",
         )?;
         loop {
