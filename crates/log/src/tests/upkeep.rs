@@ -136,12 +136,12 @@ fn a_wide_disk_on_a_full_host_opens_after_any_power_cut() {
         assert!(!fixture.guests().failures.is_empty(), "the host was never full");
         let (disk, model) = fixture.abandon();
         let next = model.next_stamp();
-        for (index, moment) in some_moments(&disk, 60).enumerate() {
+        for (index, moment) in some_moments(&disk, 30).enumerate() {
             let _tell = Tell(format!("seed {seed}, {segments} segments, cut at {moment:?}"));
             let crashed = disk.crash_at(moment, &mut Fate::seeded(index as u64));
             crashed.set_capacity(room);
             let seen = contents_read_only(&crashed).unwrap();
-            if index % 12 == 0 {
+            if index % 6 == 0 {
                 model.judge(&seen, moment, End::PowerCut).unwrap();
             }
             let mut fixture =
