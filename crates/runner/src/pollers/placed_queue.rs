@@ -5,6 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use flowstone_block::mutant;
 use tracing::{error, warn};
 
 use super::placed::{Form, Placed};
@@ -44,7 +45,8 @@ impl PlacedQueue {
         spec: QueueSpec,
         own: OwnThreads,
     ) -> io::Result<Self> {
-        let home = if places.topology.matters() { queue.home() } else { None };
+        let is_placed = places.topology.matters() && !mutant("runner.pollers.place-anywhere");
+        let home = if is_placed { queue.home() } else { None };
         let wanted = Wanted { spec: &spec, own: &own, home };
         let placed = places.run(form, queue, &wanted).map_err(|not_run| not_run.error)?;
         spec.counters.runs_as(form == Form::Split);

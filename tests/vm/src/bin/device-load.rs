@@ -7,6 +7,9 @@
 //!
 //! device-load SOCKET killed: the same requests while the daemon is repeatedly killed and
 //! restarted; written data must stay.
+//!
+//! device-load SOCKET held: reads the whole disk twice, says so, and stays connected until its
+//! input ends.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -27,8 +30,9 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match &*words {
         [socket, word] if word == "killed" => survive(Path::new(socket)),
+        [socket, word] if word == "held" => hold(Path::new(socket)),
         [socket, discarded] => exercise(Path::new(socket), discarded == "zeroes"),
-        _ => Err(anyhow::anyhow!("usage: device-load SOCKET zeroes|anything|killed")),
+        _ => Err(anyhow::anyhow!("usage: device-load SOCKET zeroes|anything|killed|held")),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -68,6 +72,24 @@ fn survive(socket: &Path) -> Result<()> {
     ensure!(report.errors == 0, "{} errors, the first: {:?}", report.errors, report.first_error);
     ensure!(report.reconnects > 0, "the daemon was never killed under this load");
     println!("{} reconnects, {} blocks checked", report.reconnects, report.verified_blocks);
+    Ok(())
+}
+
+fn hold(socket: &Path) -> Result<()> {
+    let mut guest = Client::negotiate(ClientOptions::new(socket))?;
+    // As a guest has used much of its memory before it starts its rings.
+    let used = guest.memory().alloc(CHUNK_BYTES, 4096)?;
+    used.write(0, &vec![1; CHUNK_BYTES]);
+    guest.start()?;
+    let sectors = guest.config().capacity_bytes() / 512;
+    let mut found = vec![0; CHUNK_BYTES];
+    for _ in 0..2 {
+        for start in (0..sectors).step_by(CHUNK_BYTES / 512) {
+            ensure!(guest.read(start, &mut found)? == Status::Ok, "read at sector {start}");
+        }
+    }
+    println!("has read its disk");
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
     Ok(())
 }
 

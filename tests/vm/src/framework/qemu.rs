@@ -50,6 +50,8 @@ pub struct Machine {
     pub cpus: u16,
     /// Memory at boot.
     pub memory_mib: u32,
+    /// NUMA nodes, each with an equal part of the processors and of the memory.
+    pub nodes: u16,
     /// Memory that can be plugged in while it runs.
     pub pluggable_mib: u32,
     /// Disks, `/dev/vda` first.
@@ -71,6 +73,7 @@ impl Machine {
         Self {
             cpus,
             memory_mib: 512,
+            nodes: 1,
             pluggable_mib: 0,
             disks,
             kernel_options: "",
@@ -83,6 +86,13 @@ impl Machine {
     #[must_use]
     pub fn with_kernel_options(mut self, options: &'static str) -> Self {
         self.kernel_options = options;
+        self
+    }
+
+    /// Adds nodes.
+    #[must_use]
+    pub fn with_nodes(mut self, nodes: u16) -> Self {
+        self.nodes = nodes;
         self
     }
 
@@ -104,12 +114,8 @@ impl Machine {
     #[must_use]
     pub fn user_settings(&self, accel: Accel) -> Vec<Setting> {
         let mut settings = processor_settings(accel);
-        settings.extend([
-            ("-smp", self.cpus.to_string()),
-            ("-m", self.memory_setting()),
-            ("-object", format!("memory-backend-memfd,id=mem,size={}M,share=on", self.memory_mib)),
-            ("-machine", "q35,memory-backend=mem".into()),
-        ]);
+        settings.extend([("-smp", self.cpus.to_string()), ("-m", self.memory_setting())]);
+        settings.extend(self.node_settings());
         settings.extend(self.disks.iter().enumerate().flat_map(disk_settings));
         settings
     }
@@ -136,6 +142,24 @@ impl Machine {
             self.cable.as_ref().map(network_settings).unwrap_or_default(),
         ];
         to_args(settings.concat())
+    }
+
+    /// Returns the memory of each node, shared with the back end.
+    fn node_settings(&self) -> Vec<Setting> {
+        let part = self.memory_mib / u32::from(self.nodes);
+        let memory =
+            |id: &str| ("-object", format!("memory-backend-memfd,id={id},size={part}M,share=on"));
+        if self.nodes == 1 {
+            return vec![memory("mem"), ("-machine", "q35,memory-backend=mem".into())];
+        }
+        let cpus = self.cpus / self.nodes;
+        let node = |node: u16| {
+            let (id, first) = (format!("mem{node}"), node * cpus);
+            let last = first + cpus - 1;
+            [memory(&id), ("-numa", format!("node,nodeid={node},cpus={first}-{last},memdev={id}"))]
+        };
+        let nodes = (0..self.nodes).flat_map(node);
+        [("-machine", "q35".into())].into_iter().chain(nodes).collect()
     }
 
     fn memory_setting(&self) -> String {

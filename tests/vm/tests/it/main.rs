@@ -17,6 +17,7 @@ mod hotplug;
 mod in_order;
 mod load;
 mod nfs;
+mod numa;
 mod polled;
 mod pollers;
 mod power_cut;
