@@ -6,7 +6,6 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -38,9 +37,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Connects to the port's socket, which QEMU has created.
-    pub fn connect(socket: &Path) -> Result<Self> {
-        let stream = UnixStream::connect(socket).context("connect to the guest's agent")?;
+    /// Talks through the port's socket.
+    pub fn new(stream: UnixStream) -> Result<Self> {
         stream.set_read_timeout(Some(POLL_INTERVAL))?;
         Ok(Self { stream, received: Vec::new() })
     }

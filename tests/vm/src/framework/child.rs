@@ -5,6 +5,7 @@
 //! thread that ends first.
 
 use std::fs::File;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child as StdChild, Command, ExitStatus, Stdio};
@@ -82,6 +83,17 @@ impl Child {
         Ok(())
     }
 
+    /// Connects to a socket of the program, as soon as it listens there. A socket that exists may
+    /// still refuse: it gets its name before it listens.
+    pub fn connect(&mut self, socket: &Path, timeout: Duration) -> Result<UnixStream> {
+        let mut stream = None;
+        self.wait_until(&format!("answer at {}", socket.display()), timeout, |_| {
+            stream = UnixStream::connect(socket).ok();
+            stream.is_some()
+        })?;
+        stream.context("a connection")
+    }
+
     /// Waits for the program to end by itself.
     pub fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
         let deadline = Instant::now() + timeout;
@@ -129,5 +141,44 @@ impl Drop for Child {
         // Both fail only if the program has ended and was reaped, which is the goal.
         let _ = self.inner.kill();
         let _ = self.inner.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    fn started(program: &str, argument: &str, folder: &Path) -> Child {
+        Child::spawn(Path::new(program), &[argument.into()], &folder.join("log")).unwrap()
+    }
+
+    #[test]
+    fn a_socket_that_does_not_listen_yet_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        drop(UnixListener::bind(&socket).unwrap());
+        let mut child = started("sleep", "1000", folder.path());
+        std::thread::scope(|scope| {
+            let listener = scope.spawn(|| {
+                std::thread::sleep(POLL_INTERVAL * 5);
+                let listens = folder.path().join("listens");
+                let listener = UnixListener::bind(&listens).unwrap();
+                std::fs::rename(&listens, &socket).unwrap();
+                listener
+            });
+            child.connect(&socket, Duration::from_secs(100)).unwrap();
+            listener.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn the_end_of_a_program_that_never_listens_is_an_error_with_its_words() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut child = started("ls", "/no-such-folder", folder.path());
+        let error = child.connect(&folder.path().join("socket"), Duration::from_secs(100));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("ended") && error.contains("no-such-folder"), "{error}");
     }
 }

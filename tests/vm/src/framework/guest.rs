@@ -59,11 +59,9 @@ impl Guest {
         let args = machine.args(accel, artifacts, folder);
         let log = folder.join("qemu.log");
         let mut qemu = Child::spawn(Path::new(qemu::PROGRAM), &args, &log)?;
-        let socket = folder.join(qemu::AGENT_SOCKET);
-        let qmp_socket = folder.join(qemu::QMP_SOCKET);
-        qemu.wait_until("sockets", QEMU_START_TIMEOUT, |_| socket.exists() && qmp_socket.exists())?;
-        let agent = Agent::connect(&socket)?;
-        let qmp = Qmp::connect(&qmp_socket).with_context(|| qemu.output())?;
+        let mut connect = |name| qemu.connect(&folder.join(name), QEMU_START_TIMEOUT);
+        let agent = Agent::new(connect(qemu::AGENT_SOCKET)?)?;
+        let qmp = Qmp::new(connect(qemu::QMP_SOCKET)?).with_context(|| qemu.output())?;
         Ok(Self { qemu, agent, qmp, console: folder.join(qemu::CONSOLE) })
     }
 

@@ -2,7 +2,6 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -17,9 +16,8 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Connects and leaves negotiation mode.
-    pub fn connect(socket: &Path) -> Result<Self> {
-        let stream = UnixStream::connect(socket).context("connect to QMP")?;
+    /// Leaves negotiation mode.
+    pub fn new(stream: UnixStream) -> Result<Self> {
         stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         let mut qmp = Self { stream: BufReader::new(stream) };
         qmp.next_message()?; // the greeting
