@@ -29,15 +29,18 @@ struct Loaded {
     depth: u16,
     /// Each write is followed by a sync.
     syncs: bool,
+    /// Its image is in the host's cache: a device that is faster than the guests.
+    is_cached: bool,
 }
 
 impl Loaded {
     fn heavy(depth: u16, weight: u32, syncs: bool) -> Self {
-        Self { name: "heavy".into(), vm: "heavy", weight, depth, syncs }
+        Self { name: "heavy".into(), vm: "heavy", weight, depth, syncs, is_cached: false }
     }
 
     fn light(number: usize, depth: u16) -> Self {
-        Self { name: format!("light{number}"), vm: "light", weight: 100, depth, syncs: false }
+        let (name, syncs, is_cached) = (format!("light{number}"), false, false);
+        Self { name, vm: "light", weight: 100, depth, syncs, is_cached }
     }
 }
 
@@ -45,12 +48,14 @@ impl Bench<'_> {
     /// Measures the shares of VMs of weights 4 : 1, and the effect of a light VM on a heavy one.
     pub(super) fn vms(&self, experiment: &mut Experiment) -> Result<String> {
         let mut rows = Vec::new();
-        for (rw, disks) in
-            ["randread", "randwrite"].into_iter().flat_map(|rw| [1, 4].map(|disks| (rw, disks)))
-        {
-            let point = format!("{rw}, {disks} of the light one");
+        let of_device = ["randread", "randwrite"].map(|rw| [(rw, false, 1), (rw, false, 4)]);
+        let cases = of_device.into_iter().flatten().chain([("randread", true, 1)]);
+        for (rw, is_cached, disks) in cases {
+            let place = if is_cached { "from the host's cache, " } else { "" };
+            let point = format!("{rw}, {place}{disks} of the light one");
             let mut loads = vec![Loaded::heavy(DEPTH, 400, false)];
             loads.extend((0..disks).map(|number| Loaded::light(number, DEPTH)));
+            loads.iter_mut().for_each(|load| load.is_cached = is_cached);
             for _ in 0..self.args.run.rounds {
                 let reports = self.loaded(&loads, rw)?;
                 let light = reports[1..].iter().map(|report| report.iops).sum::<f64>();
@@ -114,7 +119,9 @@ impl Bench<'_> {
         let keys = |load: &Loaded| -> Result<(String, String)> {
             let image = std::path::absolute(self.image(&load.name)?)?;
             let vm = format!("name={},weight={}", load.vm, load.weight);
-            Ok((load.name.clone(), format!("image = {image:?}\ndirect = \"on\"\nvm = {vm:?}")))
+            let direct = if load.is_cached { "off" } else { "on" };
+            let keys = format!("image = {image:?}\ndirect = {direct:?}\nvm = {vm:?}");
+            Ok((load.name.clone(), keys))
         };
         let disks = loads.iter().map(keys).collect::<Result<Vec<_>>>()?;
         let disks: Vec<(&str, String)> =

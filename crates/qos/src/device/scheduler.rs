@@ -55,6 +55,8 @@ pub struct Scheduler {
     vm_slots: Vec<usize>,
     /// Cost granted to each VM divided by its weight, see [`depth`].
     had: Vec<f64>,
+    /// The VM that had least when the parts were settled last.
+    last: Option<usize>,
 }
 
 /// A VM with disks at the device.
@@ -227,6 +229,7 @@ impl Scheduler {
     pub fn pushed(&mut self, disk: DiskKey, now: u64) {
         let disk = &mut self.disks[disk.0];
         disk.demand.note_level(disk.waiting + disk.on_their_way, now);
+        disk.note_change(now);
     }
 
     /// Counts requests as in flight, also those sent without waiting.
@@ -264,10 +267,21 @@ impl Scheduler {
     /// Makes all possible grants, and calls `granted` with the queue of each.
     pub fn advance(&mut self, now: u64, mut granted: impl FnMut(QueueKey)) {
         self.count(now);
+        self.grant_all(now, &mut granted);
+        // The device is idle. The VM that it is kept for may have paused since the census.
+        let waits = || self.fair.next(Kind::Waiting, |_| true).is_some();
+        let may_look = !mutant("qos.scheduler.an-idle-device-waits-for-the-census");
+        if self.slots == 0 && self.census.at < now && waits() && may_look {
+            self.count_now(now);
+            self.grant_all(now, &mut granted);
+        }
+    }
+
+    fn grant_all(&mut self, now: u64, granted: &mut impl FnMut(QueueKey)) {
         while let Some(disk) = self.next() {
             let (queue, request) = self.fair.grant(disk, |request| request.cost);
             self.disks[disk.0].waiting -= 1;
-            self.count_part(disk, request.cost);
+            self.count_part(disk, request.cost, now);
             if !request.is_sync || mutant("qos.scheduler.syncs-have-slots") {
                 self.sent(disk, 1, now);
             }

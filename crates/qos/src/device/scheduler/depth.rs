@@ -31,6 +31,9 @@ const DEPTH_EACH: f64 = 4.0;
 /// Fraction of the depth at which the disk that wants least would have nothing waiting.
 const BACKLOGGED: f64 = 7.0 / 8.0;
 
+/// Fraction of the permitted lead after which the VM that had least may no longer have least.
+const CAUGHT_UP: f64 = 0.25;
+
 /// Weight and demand of an active disk.
 struct Active {
     vm: usize,
@@ -98,18 +101,26 @@ impl Scheduler {
         if self.census.depth.of_vms.is_empty() {
             return self.had.fill(0.0);
         }
-        let least = expected.iter().map(|vm| self.had[*vm]).fold(f64::MAX, f64::min);
+        let last =
+            expected.iter().min_by(|one, other| self.had[**one].total_cmp(&self.had[**other]));
+        self.last = last.copied();
+        let least = last.map_or(f64::MAX, |vm| self.had[*vm]);
         for (vm, had) in self.had.iter_mut().enumerate() {
             let is_here = expected.binary_search(&vm).is_ok();
             *had = if is_here { (*had - least).max(0.0) } else { 0.0 };
         }
     }
 
-    /// Counts a grant of this cost for the disk's VM.
-    pub(super) fn count_part(&mut self, disk: DiskKey, cost: u64) {
+    /// Counts a grant of this cost for the disk's VM. When the VM that had least has caught up, the
+    /// parts are settled: others may go on, long before the next census.
+    pub(super) fn count_part(&mut self, disk: DiskKey, cost: u64, now: u64) {
         let vm = self.fair.vm_of(disk);
-        if let Some(had) = self.had.get_mut(vm.place()) {
-            *had += cost as f64 / f64::from(self.fair.vm_weight(vm));
+        let Some(had) = self.had.get_mut(vm.place()) else { return };
+        *had += cost as f64 / f64::from(self.fair.vm_weight(vm));
+        let has_caught_up = *had > self.census.depth.lead * CAUGHT_UP;
+        let is_late = mutant("qos.depth.parts-are-settled-by-the-census-only");
+        if self.last == Some(vm.place()) && has_caught_up && !is_late {
+            self.settle_parts(now);
         }
     }
 

@@ -24,16 +24,13 @@ fn cost(disks: usize) -> f64 {
         scheduler.pushed(*disk, now);
     }
     let mut on_their_way = std::collections::VecDeque::new();
-    let disk_of = |queue| keys.iter().position(|(_, it)| *it == queue).unwrap();
     scheduler.advance(now, |queue| on_their_way.push_back(queue));
-    let places: BTreeMap<QueueKey, usize> =
-        keys.iter().map(|(_, queue)| (*queue, disk_of(*queue))).collect();
     let begin = Instant::now();
     for _ in 0..GRANTS {
         // A device of a million requests a second.
         now += 1000;
         let queue = on_their_way.pop_front().unwrap();
-        let (disk, _) = keys[places[&queue]];
+        let disk = scheduler.fair.disk_of(queue);
         scheduler.came_back(disk, 1, now);
         scheduler.touch(disk, now);
         scheduler.push(queue, Pending::of_bytes(4096));

@@ -4,7 +4,7 @@ use super::*;
 
 impl Bench {
     /// Makes disks in VMs: number and weight of the VM, then depth and bytes.
-    fn in_vms(drivers: &[(DeviceVm, usize, u64)]) -> Self {
+    pub(super) fn in_vms(drivers: &[(DeviceVm, usize, u64)]) -> Self {
         let make = |(_, depth, bytes): &(DeviceVm, usize, u64)| (100, *depth, *bytes);
         let mut bench = Self::new(&drivers.iter().map(make).collect::<Vec<_>>());
         for (driver, (vm, ..)) in bench.drivers.iter().zip(drivers) {
