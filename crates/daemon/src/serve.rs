@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use flowstone_block::{Errno, Error, Result, mutant};
 use flowstone_control::{ControlServer, Origin};
 use flowstone_fileio::FileOpener;
+use flowstone_host::open_files;
 use flowstone_resources::GuestAgents;
 use flowstone_runner::Pollers;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
@@ -32,7 +33,6 @@ use crate::config::{Config, DaemonConfig, DiskConfig};
 use crate::disk::Disk;
 use crate::disks::{Begun, Disks, died, last_of};
 use crate::memory_charge;
-use crate::open_files;
 use crate::recording::Places;
 use crate::resource_monitor::{Caches, ResourceMonitor};
 use crate::stack::{Shared, Stack};
@@ -69,7 +69,7 @@ struct Daemon {
 /// `listening on PATH` for each disk that is ready. A disk that cannot be served is reported and
 /// does not prevent the others from being served; it is an error if none can be.
 pub fn serve(config: Config, opener: FileOpener) -> Result<()> {
-    open_files::raise_limit(&config.disks);
+    open_files::raise_limit(config.disks.iter().map(|disk| u64::from(disk.queues)));
     memory_charge::prepare(&config.disks);
     let shared = Shared::new(opener, &config.daemon.shared, config.groups.all())?;
     run(config, shared).map_err(name_the_limit)

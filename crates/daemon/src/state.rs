@@ -5,7 +5,6 @@
 //! the file is the old or the new version. File names are numbers, since names of disks are
 //! arbitrary. One daemon at a time uses the directory, which is locked itself.
 
-mod folder;
 mod record;
 
 use std::collections::BTreeMap;
@@ -14,9 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use flowstone_block::{Error, Result, mutant};
+use flowstone_host::{Folder, HostFolder};
 use tracing::{info, warn};
 
-use self::folder::{Folder, HostFolder};
 pub use self::record::{Record, Subject};
 
 const EXTENSION: &str = "toml";

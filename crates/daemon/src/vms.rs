@@ -5,15 +5,13 @@
 //! descriptors of the process, and its memory is what the process shares. A disk's configuration
 //! can override all of it.
 
-mod process;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use flowstone_block::{Peer, mutant};
 use flowstone_cache::{VmSize, Vms};
+use flowstone_host::VmProcess;
 
-use self::process::Process;
 use crate::config::VmSpec;
 use crate::disk::Disk;
 use crate::memory_charge::guest_bytes_of;
@@ -102,7 +100,7 @@ pub fn set_vms(vms: &[Vm], disks: &[Arc<Disk>]) {
 
 /// Returns the VMs of these disks.
 pub fn look(attached: &[Attached]) -> Vec<Vm> {
-    group(attached, Process::look)
+    group(attached, VmProcess::look)
 }
 
 /// Returns the VMs' shares of the cache.
@@ -114,7 +112,7 @@ pub fn share_out(vms: &[Vm]) -> Vms {
     Vms::new(&sizes, disks)
 }
 
-fn group(attached: &[Attached], look: impl Fn(Peer) -> Option<Process>) -> Vec<Vm> {
+fn group(attached: &[Attached], look: impl Fn(Peer) -> Option<VmProcess>) -> Vec<Vm> {
     let mut vms: BTreeMap<Identity, Vm> = BTreeMap::new();
     // Counting a process's vCPUs reads each of its descriptors: done once per process.
     let mut processes = BTreeMap::new();

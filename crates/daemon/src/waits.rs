@@ -219,7 +219,8 @@ fn the_document_names_each_state_its_owner_and_its_test() {
 #[test]
 fn each_state_names_tests_that_there_are() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let folders = ["src", "../control/src", "../runner/src", "../qos/src", "../cache/tests"];
+    let folders =
+        ["src", "../control/src", "../host/src", "../runner/src", "../qos/src", "../cache/tests"];
     let folders = folders.map(|it| here.join(it));
     let tests = Wait::ALL.iter().flat_map(|wait| wait.shown_by());
     assert_tests(&folders.each_ref().map(PathBuf::as_path), tests);

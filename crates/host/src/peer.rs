@@ -18,11 +18,16 @@ pub fn peer_called(pid: u32) -> Peer {
     Peer { pid, start: stat.ok().and_then(|it| start_time(&String::from_utf8_lossy(&it))) }
 }
 
-/// Returns the 22nd field of `/proc/PID/stat` (proc_pid_stat(5)). The second one, in brackets, may
-/// contain anything.
+/// Returns the start time from the text of `/proc/PID/stat`.
 fn start_time(stat: &str) -> Option<u64> {
+    stat_field(stat, 22)
+}
+
+/// Returns a field of `/proc/PID/stat`, from the third on, by its number in proc_pid_stat(5). The
+/// second one, in brackets, may contain anything.
+pub fn stat_field(stat: &str, number: usize) -> Option<u64> {
     let (_, after_name) = stat.rsplit_once(')')?;
-    after_name.split_whitespace().nth(19)?.parse().ok()
+    after_name.split_whitespace().nth(number.checked_sub(3)?)?.parse().ok()
 }
 
 /// Returns the PID of the peer. (`rustix` cannot express a peer in another namespace, for which the

@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use flowstone_block::Error;
 use flowstone_control::{DiskWord, Refused};
+use flowstone_host::real_path;
 
 use super::Disks;
 use crate::disk::Disk;
-use crate::real_path::real_path;
+use crate::image_probe::PATIENCE;
 
 impl Disks {
     /// Returns the disk of this name, or with this image path. An ambiguous word is refused: a disk
@@ -30,7 +31,7 @@ impl Disks {
             (called.next().map(Arc::clone), called.next())
         };
         let found = match called(path) {
-            (None, _) if !is_opening => match real_path(path) {
+            (None, _) if !is_opening => match real_path(path, PATIENCE) {
                 Ok(path) => called(&path),
                 Err(error) if error.kind() == ErrorKind::TimedOut => {
                     return Err(Error::busy(what, error, "give the name of the disk").into());

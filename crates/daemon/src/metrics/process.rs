@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use flowstone_host::stat_field;
 use flowstone_memory::reading::number_after;
 use rustix::process::{Resource, getrlimit};
 
@@ -26,15 +27,12 @@ pub fn collect(families: &mut Families) {
         families.add(&DESCRIPTORS_MAX, &[], limit as f64);
     }
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // Fields from the third on, after the name, which may contain any character.
-    let fields: Vec<&str> =
-        stat.rsplit_once(')').map_or(&*stat, |(_, rest)| rest).split_whitespace().collect();
-    let ticks = |field: usize| fields.get(field - 3).and_then(|it| it.parse::<f64>().ok());
-    if let (Some(user), Some(system), Some(start)) = (ticks(14), ticks(15), ticks(22)) {
-        families.add(&CPU, &[], (user + system) / TICKS);
+    let seconds = |field| stat_field(&stat, field).map(|ticks| ticks as f64 / TICKS);
+    if let (Some(user), Some(system), Some(start)) = (seconds(14), seconds(15), seconds(22)) {
+        families.add(&CPU, &[], user + system);
         let boot = fs::read_to_string("/proc/stat").unwrap_or_default();
         if let Some(boot) = number_after(&boot, "btime ") {
-            families.add(&START, &[], boot as f64 + start / TICKS);
+            families.add(&START, &[], boot as f64 + start);
         }
     }
 }

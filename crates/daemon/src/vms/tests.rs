@@ -12,9 +12,9 @@ fn disk(number: u32, pid: Option<u32>, spec: &str) -> Attached {
     Attached { number, name: format!("disk{number}"), spec, peer, memory_bytes: 1 << 30 }
 }
 
-fn process(Peer { pid, .. }: Peer) -> Option<Process> {
+fn process(Peer { pid, .. }: Peer) -> Option<VmProcess> {
     let name = (pid == 7).then(|| "web".to_owned());
-    (pid < 100).then_some(Process { cpus: Some(pid), name })
+    (pid < 100).then_some(VmProcess { cpus: Some(pid), name })
 }
 
 fn seen(attached: &[Attached]) -> Vec<(String, u32, u64, Vec<u32>)> {
@@ -62,7 +62,7 @@ fn the_configuration_has_the_last_word() {
 /// VM wins over a larger amount shared for another one.
 #[test]
 fn memory_that_is_configured_of_one_disk_is_that_of_the_vm() {
-    let process = |_| Some(Process { cpus: Some(2), name: None });
+    let process = |_| Some(VmProcess { cpus: Some(2), name: None });
     let disks = [disk(0, Some(7), "cpus=1,memory=512M"), disk(1, Some(7), "")];
     let vms = group(&disks, process);
     assert_eq!((vms.len(), vms[0].cpus, vms[0].memory_bytes), (1, 1, 512 << 20));
@@ -106,7 +106,7 @@ fn a_process_whose_name_is_no_utf8_is_found() {
         let comm = std::fs::read(format!("/proc/{}/comm", child.0.id())).unwrap();
         if std::str::from_utf8(&comm).is_err() { Ok(()) } else { Err(comm) }
     });
-    assert!(Process::look(peer_called(child.0.id())).is_some());
+    assert!(VmProcess::look(peer_called(child.0.id())).is_some());
 }
 
 /// docs/operating.md bounds what a monitor can make the daemon store and write; a name has any

@@ -1,4 +1,4 @@
-//! The state directory, with explicit durability of its operations.
+//! A directory for small files, with explicit durability of its operations.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -9,7 +9,7 @@ use flowstone_block::mutant;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-/// Operations on the directory; tests substitute them.
+/// Operations on a directory; tests substitute them.
 pub trait Folder: Send + Sync {
     /// Returns the names of its entries.
     fn names(&self) -> io::Result<Vec<String>>;
@@ -117,7 +117,7 @@ impl Folder for HostFolder {
     }
 }
 
-/// Creates a file for its owner alone: it contains names of tenants.
+/// Creates a file for its owner alone: it may contain names of tenants.
 fn create(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
 }

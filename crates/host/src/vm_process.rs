@@ -2,23 +2,23 @@
 
 use std::path::{Path, PathBuf};
 
-use flowstone_block::Peer;
-use flowstone_block::mutant;
-use flowstone_host::peer_called;
+use flowstone_block::{Peer, mutant};
+
+use crate::peer_called;
 
 /// Characters of a VM's name that are kept: the monitor may use any length.
 const NAME_CHARS_MAX: usize = 64;
 
 /// A process that runs a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Process {
+pub struct VmProcess {
     /// Number of vCPUs, if they can be counted.
     pub cpus: Option<u32>,
     /// Name of the VM on the command line.
     pub name: Option<String>,
 }
 
-impl Process {
+impl VmProcess {
     /// Reads a process. Returns `None` if it is hidden or has ended, also if its PID has been
     /// reused.
     pub fn look(peer: Peer) -> Option<Self> {
@@ -79,9 +79,9 @@ mod tests {
 
     #[test]
     fn this_process_is_found_and_runs_no_vcpus() {
-        let process = Process::look(peer_called(std::process::id())).unwrap();
+        let process = VmProcess::look(peer_called(std::process::id())).unwrap();
         assert!(process.cpus.is_none() && process.name.is_none());
-        assert_eq!(Process::look(peer_called(u32::MAX)), None);
+        assert_eq!(VmProcess::look(peer_called(u32::MAX)), None);
     }
 
     /// Regression: the process that connected had ended and its PID was reused by this one, so its
@@ -90,7 +90,7 @@ mod tests {
     fn a_process_that_has_the_number_of_one_that_ended_is_another_one() {
         let now = peer_called(std::process::id());
         let ended = Peer { start: now.start.map(|ticks| ticks - 1), ..now };
-        assert_eq!(Process::look(ended), None);
+        assert_eq!(VmProcess::look(ended), None);
     }
 
     #[test]

@@ -7,8 +7,6 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread::Builder;
 use std::time::Duration;
 
-use crate::image_probe::PATIENCE;
-
 /// Whether a path is being resolved; signalled when that ends.
 static LOOKS: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
 
@@ -38,13 +36,10 @@ impl Looks {
     }
 }
 
-/// Resolves links in a path on a separate thread: one path at a time, waited for for a second. So
-/// clients that name a path on a hanging file system occupy only one thread.
-pub fn real_path(path: &Path) -> io::Result<PathBuf> {
-    found_within(PATIENCE, path)
-}
-
-fn found_within(patience: Duration, path: &Path) -> io::Result<PathBuf> {
+/// Resolves links in a path on a separate thread, one path at a time, and waits for it for
+/// `patience`; later it fails with [`io::ErrorKind::TimedOut`]. So clients that name a path on a
+/// hanging file system occupy only one thread.
+pub fn real_path(path: &Path, patience: Duration) -> io::Result<PathBuf> {
     let hangs = || io::Error::new(io::ErrorKind::TimedOut, "a file system does not answer");
     let (looks, path) = (Looks::begin(patience).ok_or_else(hangs)?, path.to_owned());
     let (tell, told) = sync_channel(1);
@@ -70,7 +65,7 @@ mod tests {
             assert!(looks.is_none(), "the mistake");
         };
         assert!(std::thread::spawn(look).join().is_err());
-        assert!(real_path(Path::new("/proc/self")).is_ok());
+        assert!(real_path(Path::new("/proc/self"), HANG).is_ok());
     }
 
     /// Regression: of two simultaneous commands one was told that a file system does not answer,
@@ -80,7 +75,7 @@ mod tests {
         let barrier = std::sync::Barrier::new(8);
         let look = || {
             barrier.wait();
-            (0..100).all(|_| found_within(HANG, Path::new("/proc/self")).is_ok())
+            (0..100).all(|_| real_path(Path::new("/proc/self"), HANG).is_ok())
         };
         std::thread::scope(|scope| {
             let all: Vec<_> = (0..8).map(|_| scope.spawn(look)).collect();

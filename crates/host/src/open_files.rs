@@ -6,8 +6,6 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::warn;
 
-use crate::config::DiskConfig;
-
 /// Advice if the limit is too low.
 pub const ADVICE: &str = "raise it (`ulimit -n`, LimitNOFILE= of systemd), or use fewer queues";
 
@@ -17,8 +15,9 @@ const PER_QUEUE: u64 = 10;
 /// Descriptors of a disk with a guest, and of the daemon: sockets, image, memory.
 const PER_DISK: u64 = 32;
 
-/// Raises the soft limit to the hard one. Warns if that is not enough for all queues of all disks.
-pub fn raise_limit(disks: &[DiskConfig]) {
+/// Raises the soft limit to the hard one. Warns if that is not enough for all disks, given with the
+/// number of their queues.
+pub fn raise_limit(queues_of_disks: impl ExactSizeIterator<Item = u64>) {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
         let wanted = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -26,8 +25,8 @@ pub fn raise_limit(disks: &[DiskConfig]) {
             warn!(%error, "cannot raise the limit of open files (RLIMIT_NOFILE)");
         }
     }
-    let queues: u64 = disks.iter().map(|disk| u64::from(disk.queues)).sum();
-    let needed = PER_QUEUE * queues + PER_DISK * (disks.len() as u64 + 1);
+    let disks = queues_of_disks.len() as u64;
+    let needed = PER_QUEUE * queues_of_disks.sum::<u64>() + PER_DISK * (disks + 1);
     if current().is_some_and(|current| current < needed) {
         warn!("{}, and all queues of all disks may need {needed}; {ADVICE}", too_few());
     }
