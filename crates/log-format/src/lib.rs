@@ -2,7 +2,7 @@
 //!
 //! From the bottom up: `address` and `ids`, `record` (headers, entries and their codec), `head`
 //! (where records are appended) and `record_builder`, `shape` (derived sizes), `erase_unit`,
-//! `superblock`, and `root` (the list of the map's leaves).
+//! `superblock` and its `slots`, and `root` (the list of the map's leaves).
 
 mod address;
 mod erase_unit;
@@ -12,6 +12,7 @@ mod record;
 mod record_builder;
 mod root;
 mod shape;
+mod slots;
 mod superblock;
 
 pub use address::{Address, BLOCK_BYTES, BLOCK_SECTORS, MapEntry};
@@ -25,6 +26,7 @@ pub use shape::{
     LEAF_BLOCKS, RESERVE_DEFAULT_PERCENT, RESERVE_PERCENT, SEGMENT_BYTES, Shape, blocks_of,
     blocks_of_sectors, root_blocks,
 };
+pub use slots::{STREAMS_MAX, Slots, lost_slot, newest};
 pub use superblock::{
     HEADS, RootPlace, SLOTS, SUPERBLOCK_AREA_BYTES, Superblock, SuperblockError, Totals, VERSION,
 };

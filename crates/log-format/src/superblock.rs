@@ -1,6 +1,7 @@
 //! The superblock: parameters of the image, and its newest checkpoint. Layout: docs/format.md
 //! section 3.
 
+use flowstone_block::SectorCount;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -8,6 +9,7 @@ use super::address::{Address, BLOCK_BYTES};
 use super::erase_unit::EraseUnit;
 use super::head::HeadPlace;
 use super::ids::{Incarnation, SegmentId, Sequence};
+use super::shape::Shape;
 
 const MAGIC: [u8; 8] = *b"Flowlog\n";
 /// The version of the format that this code writes.
@@ -192,6 +194,47 @@ impl Superblock {
         raw.roots[0] = self.root.into();
         raw.checksum = checksum(&raw).into();
         zerocopy::transmute!(raw)
+    }
+
+    /// Makes the superblock of an empty image.
+    pub fn first(identity: [u8; 16], shape: Shape, segments: u32, capacity: SectorCount) -> Self {
+        let mut superblock = Self {
+            compatible: 0,
+            readonly_compatible: 0,
+            identity,
+            generation: 1,
+            session: 0,
+            capacity_sectors: capacity.get(),
+            segment_blocks: shape.segment_blocks,
+            segments,
+            reserve_percent: shape.reserve_percent,
+            streams: shape.streams,
+            clean: true,
+            written_at: 0,
+            next_sequence: Sequence::FIRST,
+            clock: 0,
+            totals: Totals::default(),
+            heads: Default::default(),
+            root: RootPlace::default(),
+            erase_unit: None,
+        };
+        for stream in 0..shape.streams {
+            superblock.heads[stream as usize] = HeadPlace {
+                incarnation: Incarnation::new(0, stream + 1),
+                segment: SegmentId::new(stream + 1),
+                block: 0,
+            };
+        }
+        superblock
+    }
+
+    /// Returns the shape of the image.
+    pub const fn shape(&self) -> Shape {
+        Shape {
+            segment_blocks: self.segment_blocks,
+            reserve_percent: self.reserve_percent,
+            streams: self.streams,
+        }
     }
 
     /// Decodes a slot.

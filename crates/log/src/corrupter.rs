@@ -6,8 +6,6 @@ use flowstone_log_format::{
     SegmentId, Superblock, blocks_of_sectors,
 };
 
-use super::slots::shape_of;
-
 /// A part of an image that can be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
@@ -73,7 +71,7 @@ impl Corrupter {
         let codec = Codec::new(&superblock.identity);
         let is_header =
             |at: &usize| codec.decode(&bytes[*at..*at + BLOCK_BYTES], &mut Vec::new()).is_some();
-        let segment_bytes = shape_of(&superblock).segment_bytes() as usize;
+        let segment_bytes = superblock.shape().segment_bytes() as usize;
         let headers: Vec<usize> =
             (segment_bytes..bytes.len()).step_by(BLOCK_BYTES).filter(is_header).collect();
         let bounds = Bounds {
@@ -155,7 +153,7 @@ impl Corrupter {
     /// Returns the records of the first stream after the checkpoint, with their addresses.
     pub fn replayed(&self) -> Vec<(Address, Header, Vec<Entry>)> {
         let superblock = self.superblock();
-        let shape = shape_of(&superblock);
+        let shape = superblock.shape();
         let mut head = superblock.heads[0];
         let mut records = Vec::new();
         loop {

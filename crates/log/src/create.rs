@@ -5,8 +5,8 @@ use std::io::{self, Read};
 use flowstone_block::{AlignedBuf, Error, Result, SectorCount};
 use flowstone_fileio::{BlockingFile, FileIo};
 use flowstone_log_format::{
-    BLOCK_BYTES, ERASE_UNIT_BYTES, EraseUnit, HeadPlace, Incarnation, RESERVE_DEFAULT_PERCENT,
-    RESERVE_PERCENT, SEGMENT_BYTES, SegmentId, Sequence, Shape, Superblock, Totals, blocks_of,
+    BLOCK_BYTES, ERASE_UNIT_BYTES, EraseUnit, RESERVE_DEFAULT_PERCENT, RESERVE_PERCENT,
+    SEGMENT_BYTES, Shape, Superblock, blocks_of,
 };
 
 use super::streams::Streams;
@@ -96,47 +96,19 @@ pub fn create(
     let options = LogOptions { segment_bytes, erase_unit_bytes: None, ..options };
     let (shape, segments) = options.shape(name, capacity.bytes())?;
     let host = |error: io::Error| Error::host(name, error, "check the host's file system");
-    let superblock = first_superblock(shape, segments, capacity, unit).map_err(host)?;
+    let identity = random_bytes().map_err(host)?;
+    let superblock = Superblock {
+        erase_unit: Some(unit),
+        ..Superblock::first(identity, shape, segments, capacity)
+    };
     write(file, &superblock).map_err(host)?;
     Ok(unit.warning(shape.segment_bytes()))
 }
 
-fn first_superblock(
-    shape: Shape,
-    segments: u32,
-    capacity: SectorCount,
-    unit: EraseUnit,
-) -> io::Result<Superblock> {
-    let mut identity = [0; 16];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut identity)?;
-    let mut superblock = Superblock {
-        compatible: 0,
-        readonly_compatible: 0,
-        identity,
-        generation: 1,
-        session: 0,
-        capacity_sectors: capacity.get(),
-        segment_blocks: shape.segment_blocks,
-        segments,
-        reserve_percent: shape.reserve_percent,
-        streams: shape.streams,
-        clean: true,
-        written_at: 0,
-        next_sequence: Sequence::FIRST,
-        clock: 0,
-        totals: Totals::default(),
-        heads: Default::default(),
-        root: Default::default(),
-        erase_unit: Some(unit),
-    };
-    for stream in 0..shape.streams {
-        superblock.heads[stream as usize] = HeadPlace {
-            incarnation: Incarnation::new(0, stream + 1),
-            segment: SegmentId::new(stream + 1),
-            block: 0,
-        };
-    }
-    Ok(superblock)
+fn random_bytes() -> io::Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
 }
 
 fn write(file: &dyn FileIo, superblock: &Superblock) -> io::Result<()> {

@@ -6,10 +6,11 @@ use flowstone_block::sync::atomic::Ordering;
 use flowstone_block::{Result, SECTOR_BYTES};
 use flowstone_fileio::FileIo;
 use flowstone_image::LogState;
-use flowstone_log_format::{BLOCK_BYTES, EraseUnit};
+use flowstone_log_format::{BLOCK_BYTES, EraseUnit, newest};
 
 use super::log::Log;
-use super::slots::{newest, read_slots, shape_of};
+use super::refusal::LoadError;
+use super::slots::read_slots;
 use super::streams::Streams;
 
 /// A log image at its newest checkpoint.
@@ -101,13 +102,13 @@ pub fn log_state(log: &Log) -> LogState {
 /// Reads the superblocks of an image that a daemon may be writing.
 pub fn inspect(name: &str, file: &dyn FileIo) -> Result<LogInfo> {
     let slots = read_slots(file).map_err(|error| error.explain(name))?;
-    let superblock = newest(&slots).map_err(|error| error.explain(name))?;
+    let superblock = newest(&slots).map_err(|error| LoadError::from(error).explain(name))?;
     let written_at = UNIX_EPOCH.checked_add(Duration::from_secs(superblock.written_at));
     let age = written_at.and_then(|at| at.elapsed().ok()).unwrap_or_default();
     let totals = superblock.totals;
     Ok(LogInfo {
         virtual_bytes: superblock.capacity_sectors * SECTOR_BYTES,
-        segment_bytes: shape_of(superblock).segment_bytes(),
+        segment_bytes: superblock.shape().segment_bytes(),
         erase_unit: superblock.erase_unit,
         reserve_percent: superblock.reserve_percent,
         streams: Streams::of(superblock.streams),

@@ -17,7 +17,7 @@ use super::log::segments::{Segment, SegmentTable, State};
 use super::lost_tail::{LostTailScan, segments_of};
 use super::refusal::{LoadError, damaged, damaged_at};
 use super::replay::{Medium, Replay, replay};
-use super::slots::{read_superblock, shape_of};
+use super::slots::read_superblock;
 use super::volume::map::{BlockMap, LEAF_BLOCKS};
 
 /// Addresses and checksums of the leaves of the newest checkpoint.
@@ -47,7 +47,7 @@ pub fn load_from(
     progress: Option<&Progress>,
     bad_leaf: impl FnMut(&LeafPlace, LoadError) -> Result<(), LoadError>,
 ) -> Result<Loaded, LoadError> {
-    let shape = shape_of(&superblock);
+    let shape = superblock.shape();
     let codec = Codec::new(&superblock.identity);
     let mut reader = BlockingFile::new(file).map_err(LoadError::of_host)?;
     let file_blocks = file.size().map_err(LoadError::of_host)? / BLOCK_BYTES as u64;
@@ -139,7 +139,7 @@ fn check_note(
     if superblock.heads.iter().any(unused) {
         return Ok(());
     }
-    let start = shape_of(superblock).address(note.segment, 0);
+    let start = superblock.shape().address(note.segment, 0);
     let blocks = u64::from(superblock.segment_blocks);
     check_inside(start, blocks, file_blocks, "a segment in use")
 }

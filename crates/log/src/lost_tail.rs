@@ -11,10 +11,9 @@ use flowstone_block::{AlignedBuf, Errno, mutant};
 use flowstone_fileio::{BlockingFile, FileOffset};
 use flowstone_image::{Flaw, Progress};
 use flowstone_log_format::{
-    BLOCK_BYTES, Codec, Header, Kind, SegmentId, Sequence, Shape, Superblock,
+    BLOCK_BYTES, Codec, Header, Kind, STREAMS_MAX, SegmentId, Sequence, Shape, Superblock,
 };
 
-use super::log::append::STREAMS_MAX;
 use super::log::segments::SegmentTable;
 use super::policy::LIFETIME_GUEST_MAX;
 use super::replay::Replay;

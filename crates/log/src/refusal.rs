@@ -4,7 +4,7 @@ use std::io;
 
 use flowstone_block::{Errno, Error};
 use flowstone_image::Flaw;
-use flowstone_log_format::Address;
+use flowstone_log_format::{Address, SuperblockError};
 
 /// Why an image could not be loaded.
 #[derive(Debug)]
@@ -22,6 +22,16 @@ pub enum LoadError {
 impl From<Errno> for LoadError {
     fn from(errno: Errno) -> Self {
         Self::Host(errno)
+    }
+}
+
+impl From<SuperblockError> for LoadError {
+    fn from(error: SuperblockError) -> Self {
+        match error {
+            SuperblockError::Foreign => Self::Foreign,
+            SuperblockError::Damaged(why) => damaged(why),
+            SuperblockError::Future(why) => Self::Unsupported(why),
+        }
     }
 }
 

@@ -14,11 +14,11 @@ use flowstone_block::mutant;
 use flowstone_fileio::BlockingFile;
 use flowstone_image::{Flaw, Progress};
 use flowstone_log_format::{
-    Address, Codec, Entry, HeadPlace, Header, Kind, MapEntry, SegmentId, Sequence, Shape,
-    Superblock, blocks_of_sectors,
+    Address, Codec, Entry, HeadPlace, Header, Kind, MapEntry, STREAMS_MAX, SegmentId, Sequence,
+    Shape, Superblock, blocks_of_sectors,
 };
 
-use super::log::append::{STREAMS_MAX, apply_entries};
+use super::log::append::apply_entries;
 use super::log::segments::{Segment, SegmentTable, State};
 use super::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_GUEST_MAX};
 use super::refusal::LoadError;

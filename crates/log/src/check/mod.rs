@@ -16,7 +16,10 @@ mod tests;
 use flowstone_block::{Result, SECTOR_BYTES};
 use flowstone_fileio::{BlockingFile, FileIo};
 use flowstone_image::{CheckProgress, CheckReport};
-use flowstone_log_format::{BLOCK_BYTES, LeafPlace, MapEntry, Superblock, blocks_of_sectors};
+use flowstone_log_format::{
+    BLOCK_BYTES, LeafPlace, MapEntry, Superblock, SuperblockError, blocks_of_sectors, lost_slot,
+    newest,
+};
 
 use self::claims::Claims;
 use self::scan::Evidence;
@@ -24,7 +27,7 @@ use self::walk::Walk;
 use super::load::{Loaded, load_from};
 use super::log::segments::State;
 use super::refusal::LoadError;
-use super::slots::{lost_slot, newest, read_slots};
+use super::slots::read_slots;
 use super::volume::map::LEAF_BLOCKS;
 
 pub use self::repair::repair;
@@ -78,12 +81,11 @@ impl Examination {
         let slots = read_slots(file).map_err(|error| error.explain(name))?;
         let superblock = match newest(&slots) {
             Ok(superblock) => superblock.clone(),
-            Err(LoadError::Damaged(flaw)) => {
-                let why = flaw.what;
+            Err(SuperblockError::Damaged(why)) => {
                 found.report.error(format!("{name}: {why}; nothing else can be checked"));
                 return Ok(found);
             }
-            Err(error) => return Err(error.explain(name)),
+            Err(error) => return Err(LoadError::from(error).explain(name)),
         };
         found.lost_slot = lost_slot(&slots);
         found.load(name, file, &superblock);

@@ -7,7 +7,6 @@ use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
 use flowstone_log_format::{BLOCK_BYTES, Codec, Entry, Header, Kind, Sequence, Superblock};
 
 use super::reader_of;
-use crate::slots::shape_of;
 
 const CHUNK_BYTES: usize = 1 << 20;
 const CHUNKS_AT_ONCE: usize = 4;
@@ -47,7 +46,7 @@ impl Evidence {
         let size = file.size().map_err(errno)? / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
         let most = (CHUNKS_AT_ONCE * CHUNK_BYTES) as u64;
         let mut buffer = AlignedBuf::zeroed(most.min(size) as usize);
-        let mut at = shape_of(superblock).segment_bytes();
+        let mut at = superblock.shape().segment_bytes();
         while let Some(range) = file.next_data(FileOffset::new(at)).map_err(errno)? {
             let start = range.start.get() / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
             let stop = range.end.get().next_multiple_of(BLOCK_BYTES as u64).min(size);

@@ -13,7 +13,6 @@ use crate::LogImage;
 use crate::corrupter::{Corrupter, Target};
 use crate::fuzzing::{Left, Patch, blocks, content, small_image, survive};
 use crate::policy::LIFETIME_WARM;
-use crate::slots::shape_of;
 
 fn corrupter(left: Left) -> Corrupter {
     Corrupter::new(small_image(left).to_vec())
@@ -279,7 +278,7 @@ fn wrong_counts_are_found() {
     let mut corrupter = self::corrupter(Left::Closed);
     let mut root = corrupter.root();
     let (_, map_entry) = a_live_block(small_image(Left::Closed));
-    let segment = shape_of(&corrupter.superblock()).segment_of(map_entry.address());
+    let segment = corrupter.superblock().shape().segment_of(map_entry.address());
     root.segments.retain(|note| note.segment != segment);
     corrupter.set_root(&root);
     found(&corrupter.into_bytes(), "the map root does not name it");
@@ -449,7 +448,7 @@ fn host_errors_are_reported_where_they_are() {
 fn host_space_that_belongs_to_nothing_is_given_back() {
     let mut corrupter = corrupter(Left::Closed);
     let superblock = corrupter.superblock();
-    let shape = shape_of(&superblock);
+    let shape = superblock.shape();
     let used: Vec<SegmentId> = corrupter.root().segments.iter().map(|note| note.segment).collect();
     let mut wasted = 0;
     // More than an image keeps ready, beyond everything in use.

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use flowstone_block::{Clock, Errno, mutant};
 use flowstone_image::runtime::wakers::QueueWaker;
 use flowstone_log_format::{
-    Address, Entry, HeadPlace, Kind, MapEntry, Placed, SegmentId, Sequence, Shape, Stamp,
+    Address, Entry, HeadPlace, Kind, MapEntry, Placed, STREAMS_MAX, SegmentId, Sequence, Shape,
+    Stamp,
 };
 
 use self::commit_order::{CommitOrder, InFlightRecord};
@@ -27,9 +28,6 @@ use super::reserve::Opener;
 use super::segments::SegmentTable;
 use crate::volume::Volume;
 use crate::volume::map::BlockMap;
-
-/// Maximum number of streams of guest data.
-pub const STREAMS_MAX: usize = 2;
 
 /// Whether records can be placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,12 +4,11 @@ use std::collections::BTreeSet;
 
 use fastrand::Rng;
 use flowstone_block::Errno;
-use flowstone_log_format::LEAF_ON_DISK_BLOCKS;
+use flowstone_log_format::{LEAF_ON_DISK_BLOCKS, STREAMS_MAX};
 use flowstone_sim::{Call, Fault};
 
 use super::fixture::{Fixture, SEGMENT_BYTES, Setup};
 use crate::load::load;
-use crate::log::append::STREAMS_MAX;
 use crate::log::segments::State;
 use crate::maintenance::CheckpointKind;
 use crate::policy::LIFETIME_MAP;

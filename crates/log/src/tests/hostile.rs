@@ -17,7 +17,6 @@ use crate::check::check;
 use crate::corrupter::Corrupter;
 use crate::disk::LogImage;
 use crate::fuzzing::{Left, small_image};
-use crate::slots::shape_of;
 
 /// Far longer than any of this may take.
 const HANGS: Duration = flowstone_testkit::HANG;
@@ -80,7 +79,7 @@ fn the_place_of_a_root_without_blocks_does_not_matter() {
 fn seals_of_copies_that_lead_in_a_circle_end() {
     let mut corrupter = corrupter(Left::Killed);
     let mut superblock = corrupter.superblock();
-    let shape = shape_of(&superblock);
+    let shape = superblock.shape();
     let heads = superblock.heads.map(|head| head.segment);
     let mut free: Vec<SegmentId> =
         SegmentId::range(1..superblock.segments).filter(|it| !heads.contains(it)).collect();
@@ -105,7 +104,7 @@ fn a_record_of_four_billion_blocks_is_none() {
     // A segment that no seal leads to, with a record of guests that seems to be a later one.
     let mut stray = corrupter(Left::Killed);
     let superblock = stray.superblock();
-    let shape = shape_of(&superblock);
+    let shape = superblock.shape();
     let heads = superblock.heads.map(|head| head.segment);
     let named: Vec<SegmentId> = stray.root().segments.iter().map(|note| note.segment).collect();
     let replayed: Vec<SegmentId> =

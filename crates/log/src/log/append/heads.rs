@@ -1,9 +1,9 @@
 //! The heads: where the streams of guests are appended to.
 
 use flowstone_block::mutant;
-use flowstone_log_format::{HeadPlace, SegmentId};
+use flowstone_log_format::{HeadPlace, STREAMS_MAX, SegmentId};
 
-use super::{AppendState, STREAMS_MAX};
+use super::AppendState;
 use crate::log::reserve::Opener;
 use crate::log::segments::State;
 use crate::volume::Volume;

@@ -1,10 +1,10 @@
 //! Access to the parts of the state.
 
 use flowstone_block::Clock;
-use flowstone_log_format::{Sequence, Shape};
+use flowstone_log_format::{STREAMS_MAX, Sequence, Shape};
 
 use super::heads::Head;
-use super::{AppendState, Health, STREAMS_MAX};
+use super::{AppendState, Health};
 use crate::log::accounting::Accounting;
 use crate::log::rate::CleaningRate;
 use crate::log::segments::SegmentTable;

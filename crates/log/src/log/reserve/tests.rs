@@ -12,11 +12,11 @@ use flowstone_block::{Reactor, SectorCount};
 use flowstone_image::runtime::wakers::QueueWaker;
 use flowstone_log_format::{
     Address, BLOCK_SECTORS, Entry, HeadPlace, Incarnation, LEAF_ON_DISK_BLOCKS, MapEntry,
-    SegmentId, Sequence,
+    STREAMS_MAX, SegmentId, Sequence,
 };
 
 use super::*;
-use crate::log::append::{AppendState, Draft, Effects, Head, PlaceError, STREAMS_MAX};
+use crate::log::append::{AppendState, Draft, Effects, Head, PlaceError};
 use crate::log::segments::{Segment, SegmentTable, State};
 use crate::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP, LIFETIMES};
 use crate::volume::Volume;
