@@ -22,6 +22,7 @@
 //! For the value of D see [`depth`].
 
 mod depth;
+mod patience;
 mod state;
 
 use std::collections::BTreeMap;
@@ -31,6 +32,7 @@ use slab::Slab;
 use flowstone_block::mutant;
 
 use self::depth::Depth;
+use self::patience::Patience;
 use self::state::{DiskState, EXPECTED_NS};
 use crate::fair_queue::{Kind, Rank, VmKey};
 use crate::{DeviceVm, DiskKey, FairQueue, QueueKey, Weight};
@@ -57,6 +59,7 @@ pub struct Scheduler {
     had: Vec<f64>,
     /// The VM that had least when the parts were settled last.
     last: Option<usize>,
+    patience: Patience,
 }
 
 /// A VM with disks at the device.
@@ -229,7 +232,6 @@ impl Scheduler {
     pub fn pushed(&mut self, disk: DiskKey, now: u64) {
         let disk = &mut self.disks[disk.0];
         disk.demand.note_level(disk.waiting + disk.on_their_way, now);
-        disk.note_change(now);
     }
 
     /// Counts requests as in flight, also those sent without waiting.
@@ -266,15 +268,20 @@ impl Scheduler {
 
     /// Makes all possible grants, and calls `granted` with the queue of each.
     pub fn advance(&mut self, now: u64, mut granted: impl FnMut(QueueKey)) {
+        self.patience.pass(now);
         self.count(now);
         self.grant_all(now, &mut granted);
-        // The device is idle. The VM that it is kept for may have paused since the census.
-        let waits = || self.fair.next(Kind::Waiting, |_| true).is_some();
-        let may_look = !mutant("qos.scheduler.an-idle-device-waits-for-the-census");
-        if self.slots == 0 && self.census.at < now && waits() && may_look {
+        if self.is_kept() && self.patience.is_out() {
             self.count_now(now);
             self.grant_all(now, &mut granted);
         }
+        self.patience.look(self.slots > 0, self.is_kept());
+    }
+
+    /// Returns whether the device is idle, and kept for a VM although others wait.
+    fn is_kept(&self) -> bool {
+        let waits = || self.fair.next(Kind::Waiting, |disk| !self.disks[disk.0].is_stalled);
+        self.slots == 0 && self.is_contended() && waits().is_some()
     }
 
     fn grant_all(&mut self, now: u64, granted: &mut impl FnMut(QueueKey)) {
@@ -324,7 +331,11 @@ impl Scheduler {
         self.census.is_outdated |= self.census.stalls_at <= now;
         self.count(now);
         // A VM that is ahead waits for another one, which may not send anything.
-        let expected_until = if self.vms.len() > 1 { now + EXPECTED_NS } else { u64::MAX };
+        let expected_until = match self.patience.ends_at() {
+            _ if self.vms.len() <= 1 => u64::MAX,
+            Some(at) => at.max(now),
+            _ => now + EXPECTED_NS,
+        };
         Some(self.census.stalls_at.min(expected_until)).filter(|at| *at < u64::MAX)
     }
 }

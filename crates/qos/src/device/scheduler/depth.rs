@@ -19,6 +19,7 @@
 
 use flowstone_block::mutant;
 
+use super::state::DiskState;
 use super::{LEAD, Scheduler};
 use crate::DiskKey;
 
@@ -85,7 +86,12 @@ impl Scheduler {
 
     /// Returns the VMs that have requests in flight, or are expected to send soon.
     fn expected_vms(&self, now: u64) -> Vec<usize> {
-        let expected = self.disks.iter().filter(|(_, disk)| disk.is_expected(now));
+        let is_expected = |disk: &DiskState| match self.patience.is_out() {
+            _ if disk.is_stalled && !mutant("qos.depth.those-that-hang-are-expected") => false,
+            true => disk.on_their_way > 0,
+            false => disk.is_expected(now),
+        };
+        let expected = self.disks.iter().filter(|(_, disk)| is_expected(disk));
         let mut vms: Vec<_> =
             expected.map(|(at, _)| self.fair.vm_of(DiskKey(at)).place()).collect();
         vms.sort_unstable();

@@ -1,7 +1,5 @@
 //! State of a disk at a device, and the definition of an active disk.
 
-use flowstone_block::mutant;
-
 use super::super::demand::Demand;
 
 /// Idle time after which a disk with no I/O in flight is inactive.
@@ -19,12 +17,6 @@ pub const STALLED_NS: u64 = 100_000_000;
 /// slice that its guest, or our thread, may have to wait for the CPU.
 pub const EXPECTED_NS: u64 = 4_000_000;
 
-/// A disk is expected to continue only if its usual pause is at most a quarter of the time for
-/// which it has requests in flight or waiting. A device kept for it is idle for no more than that.
-const PAUSE_PART: u64 = 4;
-/// Longest value in the means of such times, so that a change of the load soon has an effect.
-const TIME_MAX_NS: u64 = 4 * EXPECTED_NS;
-
 /// State of a disk at the device.
 #[derive(Default)]
 pub struct DiskState {
@@ -37,12 +29,6 @@ pub struct DiskState {
     pub demand: Demand,
     /// Time of the last completion, or of a send while nothing was in flight.
     moved_at: u64,
-    /// Since when it has, or has not, requests in flight or waiting.
-    changed_at: u64,
-    has_some: bool,
-    /// Usual times with and without them.
-    busy_ns: u64,
-    pause_ns: u64,
     /// Time of the last activity.
     active_at: Option<u64>,
     /// Time for which it stays active after that.
@@ -65,27 +51,11 @@ impl DiskState {
             self.moved_at = now;
         }
         self.on_their_way += requests;
-        self.note_change(now);
     }
 
     pub fn came_back(&mut self, requests: usize, now: u64) {
         self.on_their_way -= requests;
         self.moved_at = now;
-        self.note_change(now);
-    }
-
-    /// Called after requests have been sent, have come back, or wait.
-    pub fn note_change(&mut self, now: u64) {
-        let has_some = self.on_their_way + self.waiting > 0;
-        if has_some == self.has_some {
-            return;
-        }
-        let time = now.saturating_sub(self.changed_at).min(TIME_MAX_NS);
-        let mean = if self.has_some { &mut self.busy_ns } else { &mut self.pause_ns };
-        if self.changed_at > 0 {
-            *mean = *mean - *mean / 4 + time / 4;
-        }
-        (self.has_some, self.changed_at) = (has_some, now);
     }
 
     pub const fn stalls_at(&self) -> u64 {
@@ -95,10 +65,7 @@ impl DiskState {
     /// Returns whether it has I/O in flight, or has just had a completion.
     pub fn is_expected(&self, now: u64) -> bool {
         let is_fresh = self.active_at.is_some() && now.saturating_sub(self.moved_at) < EXPECTED_NS;
-        let pauses = self.pause_ns * PAUSE_PART > self.busy_ns;
-        let is_short = !pauses || mutant("qos.scheduler.long-pauses-are-waited-for");
-        let is_kept = is_short && !mutant("qos.scheduler.short-pauses-are-not-waited-for");
-        self.on_their_way > 0 || is_fresh && is_kept
+        self.on_their_way > 0 || is_fresh
     }
 
     pub fn is_active(&self, now: u64) -> bool {

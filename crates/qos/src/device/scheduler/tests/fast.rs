@@ -50,7 +50,8 @@ fn a_vm_that_sends_bursts_does_not_keep_the_device_idle_in_between() {
                 bench.run(ms * MS);
             }
             let utilization = bench.utilization(bursts * ms * MS);
-            assert!(utilization > 0.9, "{speed}: {burst} in {ms} ms: {utilization}");
+            // A ninth of the time, and 4 ms at the start.
+            assert!(utilization > 0.83, "{speed}: {burst} in {ms} ms: {utilization}");
         }
     }
 }
@@ -79,4 +80,48 @@ fn a_vm_that_pauses_shortly_keeps_its_part() {
         bench.now += 50_000;
     }
     assert!((done[0] / done[1] / 4.0 - 1.0).abs() < 0.1, "{done:?}");
+}
+
+/// From the time when they have stalled. Their own requests ask for no look before that of a
+/// completion.
+#[test]
+fn vms_that_hang_do_not_keep_a_device() {
+    let mut scheduler = Scheduler::default();
+    let [live, hung, other] = [1, 2, 3].map(|id| {
+        let disk = scheduler.add_disk(vm(id), Weight::default());
+        (disk, scheduler.add_queue(disk, Rank::Usual))
+    });
+    let mut now = SECOND;
+    for (disk, queue) in [live, hung, other] {
+        scheduler.touch(disk, now);
+        (0..20).for_each(|_| scheduler.push(queue, Pending::of_bytes(BYTES)));
+        scheduler.pushed(disk, now);
+    }
+    let (mut done, mut looks) = (0, 0);
+    while now < SECOND + 2 * STALLED_NS {
+        scheduler.advance(now, |_| {});
+        for (_, queue) in [hung, other] {
+            scheduler.take_granted(queue);
+        }
+        let has_stalled = now > SECOND + STALLED_NS + CENSUS_NS;
+        let count = scheduler.take_granted(live.1);
+        if count == 0 {
+            let look = scheduler.next_look(live.1, now).unwrap();
+            assert!(look > now, "it is granted nothing, and is to look at once");
+            looks += usize::from(has_stalled);
+            now = look;
+            continue;
+        }
+        now += 10_000;
+        scheduler.came_back(live.0, count, now);
+        (0..count).for_each(|_| scheduler.push(live.1, Pending::of_bytes(BYTES)));
+        scheduler.pushed(live.0, now);
+        done += if has_stalled { count } else { 0 };
+    }
+    assert!(looks == 0 && done > 10_000, "{looks} {done}");
+    scheduler.remove_queue(live.1);
+    scheduler.advance(now, |_| {});
+    for (_, queue) in [hung, other] {
+        assert!(scheduler.next_look(queue, now).is_none_or(|look| look > now));
+    }
 }
