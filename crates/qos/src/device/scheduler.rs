@@ -59,6 +59,8 @@ pub struct Scheduler {
     had: Vec<f64>,
     /// The VM that had least when the parts were settled last.
     last: Option<usize>,
+    /// Grants before they may be settled again, except by a census.
+    settle_in: usize,
     patience: Patience,
 }
 
@@ -191,7 +193,8 @@ impl Scheduler {
 
     /// Refreshes the census if it is outdated.
     fn count(&mut self, now: u64) {
-        if self.census.is_outdated || now.saturating_sub(self.census.at) >= CENSUS_NS {
+        let Census { at, stalls_at, is_outdated, .. } = self.census;
+        if is_outdated || stalls_at <= now || now.saturating_sub(at) >= CENSUS_NS {
             self.count_now(now);
         }
     }
@@ -215,6 +218,8 @@ impl Scheduler {
         if self.is_contended() {
             self.census.depth = self.depth(now);
             self.settle_parts(now);
+        } else {
+            self.last = None;
         }
     }
 
@@ -288,10 +293,10 @@ impl Scheduler {
         while let Some(disk) = self.next() {
             let (queue, request) = self.fair.grant(disk, |request| request.cost);
             self.disks[disk.0].waiting -= 1;
-            self.count_part(disk, request.cost, now);
             if !request.is_sync || mutant("qos.scheduler.syncs-have-slots") {
                 self.sent(disk, 1, now);
             }
+            self.count_part(disk, request.cost, now);
             granted(queue);
         }
     }
@@ -324,11 +329,16 @@ impl Scheduler {
         self.fair.take_granted(queue)
     }
 
-    /// Returns when a grant may become possible without a completion, if the queue has waiting
-    /// requests.
+    /// Returns when a grant may become possible without a completion: to the queue, if it has
+    /// waiting requests, or to others for which the device is idle no longer.
     pub fn next_look(&mut self, queue: QueueKey, now: u64) -> Option<u64> {
-        self.fair.first(queue)?;
-        self.census.is_outdated |= self.census.stalls_at <= now;
+        if self.fair.first(queue).is_none() {
+            // Others wait, and looked when the device was not idle yet.
+            return self
+                .patience
+                .ends_at()
+                .filter(|_| !mutant("qos.patience.only-those-that-wait-look"));
+        }
         self.count(now);
         // A VM that is ahead waits for another one, which may not send anything.
         let expected_until = match self.patience.ends_at() {

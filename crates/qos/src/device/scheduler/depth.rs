@@ -35,6 +35,10 @@ const BACKLOGGED: f64 = 7.0 / 8.0;
 /// Fraction of the permitted lead after which the VM that had least may no longer have least.
 const CAUGHT_UP: f64 = 0.25;
 
+/// The parts are settled at most once for as many grants as a quarter of the VMs: settling looks at
+/// all disks.
+const SETTLED_EACH: usize = 4;
+
 /// Weight and demand of an active disk.
 struct Active {
     vm: usize,
@@ -88,7 +92,7 @@ impl Scheduler {
     fn expected_vms(&self, now: u64) -> Vec<usize> {
         let is_expected = |disk: &DiskState| match self.patience.is_out() {
             _ if disk.is_stalled && !mutant("qos.depth.those-that-hang-are-expected") => false,
-            true => disk.on_their_way > 0,
+            true => disk.on_their_way > 0 || disk.is_counted && disk.waiting > 0,
             false => disk.is_expected(now),
         };
         let expected = self.disks.iter().filter(|(_, disk)| is_expected(disk));
@@ -102,11 +106,13 @@ impl Scheduler {
     /// Subtracts the least cost per weight from that of all VMs. VMs that are not expected start
     /// over.
     pub(super) fn settle_parts(&mut self, now: u64) {
-        let expected = self.expected_vms(now);
         self.had.resize(self.vm_places(), 0.0);
         if self.census.depth.of_vms.is_empty() {
+            self.last = None;
             return self.had.fill(0.0);
         }
+        let expected = self.expected_vms(now);
+        self.settle_in = expected.len() / SETTLED_EACH;
         let last =
             expected.iter().min_by(|one, other| self.had[**one].total_cmp(&self.had[**other]));
         self.last = last.copied();
@@ -123,9 +129,11 @@ impl Scheduler {
         let vm = self.fair.vm_of(disk);
         let Some(had) = self.had.get_mut(vm.place()) else { return };
         *had += cost as f64 / f64::from(self.fair.vm_weight(vm));
-        let has_caught_up = *had > self.census.depth.lead * CAUGHT_UP;
+        self.settle_in = self.settle_in.saturating_sub(1);
+        let last = self.last.and_then(|last| self.had.get(last));
+        let has_caught_up = last.is_some_and(|had| *had > self.census.depth.lead * CAUGHT_UP);
         let is_late = mutant("qos.depth.parts-are-settled-by-the-census-only");
-        if self.last == Some(vm.place()) && has_caught_up && !is_late {
+        if has_caught_up && self.settle_in == 0 && !is_late {
             self.settle_parts(now);
         }
     }

@@ -43,7 +43,8 @@ impl Patience {
     /// Counts the time since the last look.
     pub fn pass(&mut self, now: u64) {
         let time = now.saturating_sub(self.looked_at);
-        self.looked_at = now;
+        // Threads read the clock before they take the lock.
+        self.looked_at = self.looked_at.max(now);
         match self.state {
             State::Works => self.left_ns = (self.left_ns + time / EARNED_IN).min(EXPECTED_NS),
             State::Kept if mutant("qos.patience.is-endless") => {}

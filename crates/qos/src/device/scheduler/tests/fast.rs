@@ -125,3 +125,61 @@ fn vms_that_hang_do_not_keep_a_device() {
         assert!(scheduler.next_look(queue, now).is_none_or(|look| look > now));
     }
 }
+
+/// The queue that makes the device idle is to look when that ends: those that wait have looked when
+/// it was not.
+#[test]
+fn the_last_queue_with_requests_in_flight_looks_for_those_that_wait() {
+    let mut scheduler = Scheduler::default();
+    let [light, heavy] = [vm(1), DeviceVm { id: 2, weight: 400 }].map(|vm| {
+        let disk = scheduler.add_disk(vm, Weight::default());
+        (disk, scheduler.add_queue(disk, Rank::Usual))
+    });
+    for (disk, queue) in [light, heavy] {
+        scheduler.touch(disk, SECOND);
+        (0..32).for_each(|_| scheduler.push(queue, Pending::of_bytes(BYTES)));
+        scheduler.pushed(disk, SECOND);
+    }
+    let mut now = SECOND + CENSUS_NS;
+    scheduler.advance(now, |_| {});
+    let mut sent = 0;
+    // The light one goes on until it is too far ahead.
+    loop {
+        let count = scheduler.take_granted(light.1);
+        sent += scheduler.take_granted(heavy.1);
+        if count == 0 {
+            break;
+        }
+        now += 1000;
+        scheduler.came_back(light.0, count, now);
+        (0..count).for_each(|_| scheduler.push(light.1, Pending::of_bytes(BYTES)));
+        scheduler.pushed(light.0, now);
+        scheduler.advance(now, |_| {});
+    }
+    scheduler.came_back(heavy.0, sent, now + 1000);
+    while scheduler.fair.first(heavy.1).is_some() {
+        scheduler.advance(now + 1000, |_| {});
+        let count = scheduler.take_granted(heavy.1);
+        scheduler.came_back(heavy.0, count, now + 1000);
+    }
+    scheduler.advance(now + 1000, |_| {});
+    assert_eq!(scheduler.take_granted(light.1), 0, "the heavy one is expected");
+    let look = scheduler.next_look(heavy.1, now + 1000).expect("a look");
+    assert!(look > now + 1000 && look <= now + 1000 + EXPECTED_NS, "{look}");
+    scheduler.advance(look, |_| {});
+    assert!(scheduler.take_granted(light.1) > 0);
+    assert_eq!(scheduler.next_look(heavy.1, look), None, "the device works");
+}
+
+/// Many VMs, and requests that cost more than a quarter of the lead: settling is not due for each.
+#[test]
+fn many_vms_keep_a_fast_device_busy_with_large_requests() {
+    let drivers: Vec<_> = (1..=40).map(|id| (vm(id), 8, 64 << 10)).collect();
+    let mut bench = Bench::in_vms(&drivers);
+    bench.speed = 50;
+    bench.run(SECOND / 5);
+    assert_eq!(bench.idles, 1, "its queue is never empty");
+    let done: Vec<u64> = bench.drivers.iter().map(|driver| driver.done).collect();
+    let (least, most) = (done.iter().min().unwrap(), done.iter().max().unwrap());
+    assert!(most - least <= 8, "{done:?}");
+}
