@@ -43,6 +43,8 @@ const REQUEST_BYTES: u64 = 16 << 10;
 const LEAD: u64 = depth::DEPTH_LEAST as u64 * REQUEST_BYTES;
 /// Greatest age of a [`Census`]: what it counts changes a thousand times more slowly.
 const CENSUS_NS: u64 = 200_000;
+/// The same for each disk, if that is more: a census looks at all disks.
+const CENSUS_EACH_NS: u64 = 4_000;
 
 /// The scheduler of one device.
 #[derive(Default)]
@@ -53,7 +55,7 @@ pub struct Scheduler {
     census: Census,
     /// Requests in flight of disks that have not stalled.
     slots: usize,
-    /// Requests in flight of each VM, by its place.
+    /// Requests in flight of each VM, by its place. Places of VMs that have gone have none.
     vm_slots: Vec<usize>,
     /// Cost granted to each VM divided by its weight, see [`depth`].
     had: Vec<f64>,
@@ -119,6 +121,7 @@ impl Scheduler {
             self.slots -= removed.on_their_way;
         }
         let vm = self.fair.vm_of(disk);
+        self.vm_slots[vm.place()] -= removed.on_their_way;
         self.fair.remove_disk(disk);
         self.leave(vm);
         self.census.is_outdated = true;
@@ -126,7 +129,7 @@ impl Scheduler {
 
     /// Adds a disk to a VM, which may be new.
     fn join(&mut self, vm: DeviceVm) -> VmKey {
-        let Self { fair, vms, .. } = self;
+        let Self { fair, vms, vm_slots, .. } = self;
         let is_one = mutant("qos.scheduler.all-disks-are-one-vms");
         let vm = if is_one { DeviceVm { id: 0, ..vm } } else { vm };
         let new = || Vm { key: fair.add_vm(vm.weight), disks: 0 };
@@ -134,6 +137,7 @@ impl Scheduler {
         known.disks += 1;
         let key = known.key;
         fair.set_vm_weight(key, vm.weight);
+        vm_slots.resize(vm_slots.len().max(key.place() + 1), 0);
         key
     }
 
@@ -153,14 +157,12 @@ impl Scheduler {
         let (before, now) = (self.fair.vm_of(disk), self.join(vm));
         if now != before {
             self.fair.move_disk(disk, now);
+            let on_their_way = self.disks[disk.0].on_their_way;
+            self.vm_slots[before.place()] -= on_their_way;
+            self.vm_slots[now.place()] += on_their_way;
         }
         self.leave(before);
         self.census.is_outdated = true;
-    }
-
-    /// Returns the upper bound of the VMs' places.
-    fn vm_places(&self) -> usize {
-        self.vms.values().map(|vm| vm.key.place() + 1).max().unwrap_or(0)
     }
 
     pub fn set_weight(&mut self, disk: DiskKey, weight: Weight) {
@@ -194,7 +196,8 @@ impl Scheduler {
     /// Refreshes the census if it is outdated.
     fn count(&mut self, now: u64) {
         let Census { at, stalls_at, is_outdated, .. } = self.census;
-        if is_outdated || stalls_at <= now || now.saturating_sub(at) >= CENSUS_NS {
+        let interval = CENSUS_NS.max(self.disks.len() as u64 * CENSUS_EACH_NS);
+        if is_outdated || stalls_at <= now || now.saturating_sub(at) >= interval {
             self.count_now(now);
         }
     }
@@ -202,10 +205,7 @@ impl Scheduler {
     fn count_now(&mut self, now: u64) {
         let mut census = Census { at: now, stalls_at: u64::MAX, ..Census::default() };
         self.slots = 0;
-        self.vm_slots.clear();
-        self.vm_slots.resize(self.vm_places(), 0);
-        for (at, disk) in &mut self.disks {
-            self.vm_slots[self.fair.vm_of(DiskKey(at)).place()] += disk.on_their_way;
+        for (_, disk) in &mut self.disks {
             disk.is_counted = disk.is_active(now);
             disk.is_stalled = disk.on_their_way > 0 && now >= disk.stalls_at();
             census.active += usize::from(disk.is_counted);
@@ -249,9 +249,7 @@ impl Scheduler {
         }
         let is_apart = state.on_their_way == 0;
         self.fair.set_apart(disk, is_apart);
-        if let Some(slots) = self.vm_slots.get_mut(self.fair.vm_of(disk).place()) {
-            *slots += requests;
-        }
+        self.vm_slots[self.fair.vm_of(disk).place()] += requests;
     }
 
     /// Counts completions.
@@ -264,11 +262,7 @@ impl Scheduler {
         self.slots += state.on_their_way;
         let is_apart = state.on_their_way == 0;
         self.fair.set_apart(disk, is_apart);
-        if let Some(slots) = self.vm_slots.get_mut(self.fair.vm_of(disk).place()) {
-            // Requests of disks that have changed their VM since are counted again before the next
-            // grant.
-            *slots = slots.saturating_sub(requests);
-        }
+        self.vm_slots[self.fair.vm_of(disk).place()] -= requests;
     }
 
     /// Makes all possible grants, and calls `granted` with the queue of each.

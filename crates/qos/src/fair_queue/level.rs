@@ -1,6 +1,6 @@
 //! The members of one level of a fair queue, by their tags: the disks of a VM, or the VMs.
 
-use std::collections::BTreeSet;
+use std::collections::VecDeque;
 
 /// Virtual time of a cost of 1 at weight 1. Much more than the largest weight, so that a cost
 /// divided by a weight is not rounded away.
@@ -82,7 +82,8 @@ type Turn = (u128, usize);
 pub struct Level {
     /// Tag of the last grant; never decreases.
     pub virtual_time: u128,
-    turns: [BTreeSet<Turn>; KINDS.len()],
+    /// Sorted. A grant moves a member from the front to near the back, so a deque moves few others.
+    turns: [VecDeque<Turn>; KINDS.len()],
     /// Sum of the weights of waiting members.
     weights: u64,
 }
@@ -96,11 +97,16 @@ impl Level {
         let Self { turns, weights, .. } = self;
         for kind in KINDS {
             let turns = &mut turns[kind as usize];
-            if before.1.has(kind) {
-                turns.remove(&(before.0.tag, key));
+            let turn = |(share, kinds): Place| kinds.has(kind).then_some((share.tag, key));
+            let (before, after) = (turn(before), turn(after));
+            if before == after {
+                continue;
             }
-            if after.1.has(kind) {
-                turns.insert((after.0.tag, key));
+            if let Some(at) = before.and_then(|turn| turns.binary_search(&turn).ok()) {
+                turns.remove(at);
+            }
+            if let Some(turn) = after {
+                turns.insert(turns.partition_point(|other| *other < turn), turn);
             }
         }
         let counted = |(share, kinds): Place| u64::from(!kinds.is_none()) * u64::from(share.weight);

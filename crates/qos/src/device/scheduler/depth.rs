@@ -66,7 +66,8 @@ impl Scheduler {
         let per_weight = |disk: &Active| disk.requests * disk.cost / disk.weight;
         let least = active.iter().map(per_weight).fold(f64::MAX, f64::min);
         let (mut fair, mut each, mut one) = (0.0, 0.0, DEPTH_LIGHT);
-        let (mut of_vms, mut weights) = (vec![0.0; self.vm_places()], vec![0.0; self.vm_places()]);
+        let (mut of_vms, mut weights) =
+            (vec![0.0; self.vm_slots.len()], vec![0.0; self.vm_slots.len()]);
         for Active { vm, weight, requests, cost } in active {
             weights[vm] += weight;
             let own = BACKLOGGED * least * weight / cost.max(1.0);
@@ -81,44 +82,42 @@ impl Scheduler {
         }
         let lightest = weights.into_iter().filter(|it| *it > 0.0).fold(f64::MAX, f64::min);
         let floor = (one as usize).max(each as usize);
-        let is_shared = fair as usize >= floor && self.expected_vms(now).len() > 1;
+        let is_shared = fair as usize >= floor && count(&self.expected_vms(now)) > 1;
         let part = |fair: f64| fair.ceil() as usize;
         let is_bounded = is_shared && !mutant("qos.depth.a-batch-is-whoevers-waits");
         let of_vms = if is_bounded { of_vms.into_iter().map(part).collect() } else { Vec::new() };
         Depth { all: floor.max(fair as usize), of_vms, lead: LEAD as f64 / lightest }
     }
 
-    /// Returns the VMs that have requests in flight, or are expected to send soon.
-    fn expected_vms(&self, now: u64) -> Vec<usize> {
+    /// Returns which VMs have requests in flight, or are expected to send soon, by their places.
+    fn expected_vms(&self, now: u64) -> Vec<bool> {
         let is_expected = |disk: &DiskState| match self.patience.is_out() {
             _ if disk.is_stalled && !mutant("qos.depth.those-that-hang-are-expected") => false,
             true => disk.on_their_way > 0 || disk.is_counted && disk.waiting > 0,
             false => disk.is_expected(now),
         };
-        let expected = self.disks.iter().filter(|(_, disk)| is_expected(disk));
-        let mut vms: Vec<_> =
-            expected.map(|(at, _)| self.fair.vm_of(DiskKey(at)).place()).collect();
-        vms.sort_unstable();
-        vms.dedup();
+        let mut vms = vec![false; self.vm_slots.len()];
+        for (at, disk) in &self.disks {
+            vms[self.fair.vm_of(DiskKey(at)).place()] |= is_expected(disk);
+        }
         vms
     }
 
     /// Subtracts the least cost per weight from that of all VMs. VMs that are not expected start
     /// over.
     pub(super) fn settle_parts(&mut self, now: u64) {
-        self.had.resize(self.vm_places(), 0.0);
+        self.had.resize(self.vm_slots.len(), 0.0);
         if self.census.depth.of_vms.is_empty() {
             self.last = None;
             return self.had.fill(0.0);
         }
         let expected = self.expected_vms(now);
-        self.settle_in = expected.len() / SETTLED_EACH;
-        let last =
-            expected.iter().min_by(|one, other| self.had[**one].total_cmp(&self.had[**other]));
-        self.last = last.copied();
-        let least = last.map_or(f64::MAX, |vm| self.had[*vm]);
-        for (vm, had) in self.had.iter_mut().enumerate() {
-            let is_here = expected.binary_search(&vm).is_ok();
+        self.settle_in = count(&expected) / SETTLED_EACH;
+        let those = self.had.iter().enumerate().filter(|(vm, _)| expected[*vm]);
+        let last = those.min_by(|(_, one), (_, other)| one.total_cmp(other));
+        let least = last.map_or(f64::MAX, |(_, had)| *had);
+        self.last = last.map(|(vm, _)| vm);
+        for (had, is_here) in self.had.iter_mut().zip(expected) {
             *had = if is_here { (*had - least).max(0.0) } else { 0.0 };
         }
     }
@@ -141,7 +140,7 @@ impl Scheduler {
     /// Returns the active disks.
     fn active(&self) -> Vec<Active> {
         let counted = || self.disks.iter().filter(|(_, disk)| disk.is_counted);
-        let mut of_vms = vec![0.0; self.vm_places()];
+        let mut of_vms = vec![0.0; self.vm_slots.len()];
         for (at, _) in counted() {
             of_vms[self.fair.vm_of(DiskKey(at)).place()] +=
                 f64::from(self.fair.weight(DiskKey(at)));
@@ -160,7 +159,7 @@ impl Scheduler {
     pub(super) fn has_room(&self, disk: DiskKey) -> bool {
         let vm = self.fair.vm_of(disk).place();
         let part = self.census.depth.of_vms.get(vm);
-        part.is_none_or(|part| self.slots_of(vm) < *part) && self.is_level(disk)
+        part.is_none_or(|part| self.vm_slots[vm] < *part) && self.is_level(disk)
     }
 
     /// Returns whether the VM of a disk is not too far ahead of the others expected.
@@ -171,8 +170,8 @@ impl Scheduler {
         let is_level = had <= self.census.depth.lead || mutant("qos.depth.vms-get-ahead");
         !is_bounded || is_level
     }
+}
 
-    fn slots_of(&self, vm: usize) -> usize {
-        self.vm_slots.get(vm).copied().unwrap_or(0)
-    }
+fn count(vms: &[bool]) -> usize {
+    vms.iter().filter(|is_one| **is_one).count()
 }

@@ -133,6 +133,42 @@ fn vms_are_kept_while_they_have_disks() {
     assert_eq!(scheduler.vms.keys().collect::<Vec<_>>(), [&3]);
 }
 
+/// Disks come, go and change their VMs with requests in flight.
+#[test]
+fn requests_in_flight_are_counted_with_the_vm_of_their_disk() {
+    let mut scheduler = Scheduler::default();
+    let mut random = fastrand::Rng::with_seed(5);
+    let mut disks: Vec<(DiskKey, usize)> = Vec::new();
+    for _ in 0..20_000 {
+        let id = random.u32(..5);
+        if disks.is_empty() || random.u8(..8) == 0 {
+            disks.push((scheduler.add_disk(vm(id), Weight::default()), 0));
+        }
+        let at = random.usize(..disks.len());
+        let (disk, on_their_way) = &mut disks[at];
+        let requests = random.usize(..4);
+        match random.u8(..8) {
+            0 => scheduler.set_vm(*disk, vm(id)),
+            1..4 => {
+                scheduler.sent(*disk, requests, SECOND);
+                *on_their_way += requests;
+            }
+            4..7 => {
+                let requests = requests.min(*on_their_way);
+                scheduler.came_back(*disk, requests, SECOND);
+                *on_their_way -= requests;
+            }
+            _ => scheduler.remove_disk(disks.swap_remove(at).0),
+        }
+        let mut slots = vec![0_usize; scheduler.vm_slots.len()];
+        for (disk, on_their_way) in &disks {
+            slots[scheduler.fair.vm_of(*disk).place()] += on_their_way;
+        }
+        assert_eq!(scheduler.vm_slots, slots);
+        assert_eq!(scheduler.slots, slots.iter().sum::<usize>());
+    }
+}
+
 /// Makes a disk with one queue of each rank.
 fn two_ranks(scheduler: &mut Scheduler, of: DeviceVm) -> (DiskKey, QueueKey, QueueKey) {
     let disk = scheduler.add_disk(of, Weight::default());
