@@ -119,6 +119,11 @@ impl MemoryList {
         Self { first: list.as_ptr(), count: list.len() }
     }
 
+    /// Returns the sum of the pieces' bytes.
+    pub fn bytes(&self) -> u64 {
+        self.pieces().iter().map(|piece| piece.bytes() as u64).sum()
+    }
+
     /// Returns the pieces.
     pub fn pieces(&self) -> &[IoVec] {
         // SAFETY: valid until the completion, by the contract of `new`.

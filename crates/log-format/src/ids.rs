@@ -26,6 +26,12 @@ impl SegmentId {
         self.0 as usize
     }
 
+    /// Returns the segment behind it.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+
     /// Iterates over the segments with these numbers.
     pub fn range(numbers: std::ops::Range<u32>) -> impl Iterator<Item = Self> {
         numbers.map(Self)

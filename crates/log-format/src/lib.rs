@@ -1,13 +1,14 @@
 //! On-disk structures of log images, without I/O: what docs/format.md specifies.
 //!
 //! From the bottom up: `address` and `ids`, `record` (headers, entries and their codec), `head`
-//! (where records are appended) and `record_builder`, `shape` (derived sizes), `erase_unit`,
-//! `superblock` and its `slots`, and `root` (the list of the map's leaves).
+//! (where records are appended), their `lifetime`s and `record_builder`, `shape` (derived sizes),
+//! `erase_unit`, `superblock` and its `slots`, and `root` (the list of the map's leaves).
 
 mod address;
 mod erase_unit;
 mod head;
 mod ids;
+mod lifetime;
 mod record;
 mod record_builder;
 mod root;
@@ -19,6 +20,10 @@ pub use address::{Address, BLOCK_BYTES, BLOCK_SECTORS, MapEntry};
 pub use erase_unit::{ERASE_UNIT_BYTES, EraseUnit, UnitSource};
 pub use head::{HeadPlace, Placed, Stamp};
 pub use ids::{Incarnation, SegmentId, Sequence};
+pub use lifetime::{
+    LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_COOL, LIFETIME_GUEST_MAX, LIFETIME_MAP,
+    LIFETIME_SORTED, LIFETIME_WARM, LIFETIMES,
+};
 pub use record::{Codec, ENTRIES_MAX, Entry, Header, Kind, LEAF_ON_DISK_BLOCKS, TRIM_BLOCKS_MAX};
 pub use record_builder::RecordBuilder;
 pub use root::{Bounds, LeafPlace, Root, SegmentNote};

@@ -2,12 +2,13 @@
 
 use std::io::{self, Read};
 
-use flowstone_block::{AlignedBuf, Error, Result, SectorCount};
-use flowstone_fileio::{BlockingFile, FileIo};
+use flowstone_block::{Error, Result, SectorCount};
+use flowstone_fileio::FileIo;
 use flowstone_log_format::{
     BLOCK_BYTES, ERASE_UNIT_BYTES, EraseUnit, RESERVE_DEFAULT_PERCENT, RESERVE_PERCENT,
     SEGMENT_BYTES, Shape, Superblock, blocks_of,
 };
+use flowstone_log_store::SegmentStore;
 
 use super::streams::Streams;
 
@@ -112,10 +113,8 @@ fn random_bytes() -> io::Result<[u8; 16]> {
 }
 
 fn write(file: &dyn FileIo, superblock: &Superblock) -> io::Result<()> {
-    let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
-    block.copy_from_slice(&superblock.encode());
-    let mut writer = BlockingFile::new(file)?;
-    writer.write(superblock.slot().offset(), &mut block)?;
-    writer.sync()?;
+    let mut store = SegmentStore::open(file, superblock.shape())?;
+    store.write_superblock(superblock)?;
+    store.sync_alone()?;
     Ok(())
 }

@@ -1,10 +1,11 @@
 //! The log format: guest writes are appended in order of arrival. Format and argument:
 //! docs/format.md.
 //!
-//! From the bottom up, on `flowstone-log-format`: a disk and its map (`volume`), the log that it is
-//! on (`log`), loading (`load`, `replay`, `lost_tail`), a queue (`channel`), the thread behind it
-//! (`maintenance`), its start (`session`), the image as a whole (`disk`, `inspect`), check and
-//! repair (`check`), and deliberate corruption for tests (`corrupter`, `fuzzing`).
+//! From the bottom up, on `flowstone-log-format` and `flowstone-log-store`: a disk and its map
+//! (`volume`), the log that it is on (`log`), loading (`load`, `replay`, `lost_tail`), a queue
+//! (`channel`), the thread behind it (`maintenance`), its start (`session`), the image as a whole
+//! (`disk`, `inspect`), check and repair (`check`), and deliberate corruption for tests
+//! (`corrupter`, `fuzzing`).
 
 mod channel;
 mod check;
@@ -30,7 +31,6 @@ mod slots;
 mod streams;
 mod upkeep_options;
 mod volume;
-mod window;
 
 pub use check::{check, repair};
 pub use copy_memory::CopyMemory;

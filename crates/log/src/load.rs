@@ -6,12 +6,14 @@
 use std::collections::BTreeMap;
 
 use flowstone_block::{AlignedBuf, Sector, mutant};
-use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
+use flowstone_fileio::FileIo;
 use flowstone_image::{Flaw, Progress};
 use flowstone_log_format::{
     Address, BLOCK_BYTES, BLOCK_SECTORS, Bounds, Codec, HeadPlace, LEAF_ON_DISK_BLOCKS, LeafPlace,
     MapEntry, Root, RootPlace, SegmentId, SegmentNote, Shape, Superblock, blocks_of_sectors,
 };
+
+use flowstone_log_store::Reader;
 
 use super::log::segments::{Segment, SegmentTable, State};
 use super::lost_tail::{LostTailScan, segments_of};
@@ -49,16 +51,16 @@ pub fn load_from(
 ) -> Result<Loaded, LoadError> {
     let shape = superblock.shape();
     let codec = Codec::new(&superblock.identity);
-    let mut reader = BlockingFile::new(file).map_err(LoadError::of_host)?;
-    let file_blocks = file.size().map_err(LoadError::of_host)? / BLOCK_BYTES as u64;
+    let mut reader = Reader::open(file)?;
+    let file_blocks = reader.blocks();
     let bounds = Bounds {
         blocks: blocks_of_sectors(superblock.capacity_sectors),
         segments: superblock.segments,
         segment_blocks: superblock.segment_blocks,
     };
-    let root = read_root(&mut reader, &superblock, bounds, file_blocks)?;
+    let root = read_root(&mut reader, &superblock, bounds)?;
     let map = BlockMap::default();
-    let leaves = read_leaves(&mut reader, &root.leaves, &map, bounds, file_blocks, bad_leaf)?;
+    let leaves = read_leaves(&mut reader, &root.leaves, &map, bounds, bad_leaf)?;
     // `compact` may have used segments beyond the regular limit.
     let limit = shape
         .segments_for(blocks_of_sectors(superblock.capacity_sectors))
@@ -71,11 +73,11 @@ pub fn load_from(
         if let Some(progress) = progress {
             progress.begin(segments_of(shape, file_blocks, &segments).saturating_sub(1).into());
         }
-        let medium = Medium { shape, codec, file_blocks, progress };
+        let medium = Medium { shape, codec, progress };
         replay(&mut reader, &superblock, medium, &map, &mut segments)?
     };
     if replay.damage.is_none() && !mutant("log.open.lost-tail-unchecked") {
-        let mut scan = LostTailScan { reader: &mut reader, shape, codec, file_blocks, progress };
+        let mut scan = LostTailScan { reader: &mut reader, shape, codec, progress };
         replay.damage = scan.find(&superblock, &replay, &segments)?;
         replay.is_stale = superblock.clean && replay.damage.is_some();
     }
@@ -145,18 +147,17 @@ fn check_note(
 }
 
 fn read_root(
-    reader: &mut BlockingFile,
+    reader: &mut Reader<'_>,
     superblock: &Superblock,
     bounds: Bounds,
-    file_blocks: u64,
 ) -> Result<Root, LoadError> {
     let RootPlace { address, blocks, checksum, bytes } = superblock.root;
     if blocks == 0 {
         return Ok(Root::default());
     }
-    check_inside(address, u64::from(blocks), file_blocks, "the map root")?;
+    check_inside(address, u64::from(blocks), reader.blocks(), "the map root")?;
     let mut buffer = AlignedBuf::zeroed(blocks as usize * BLOCK_BYTES);
-    reader.read(address.offset(), &mut buffer)?;
+    reader.read(address, &mut buffer)?;
     if crc32c::crc32c(&buffer) != checksum {
         return Err(damaged_at(address, "the checksum of the map root does not fit"));
     }
@@ -177,32 +178,30 @@ const LEAVES_AT_ONCE: usize = 256;
 
 /// Reads the leaves into the map; returns the addresses of those it has read.
 fn read_leaves(
-    reader: &mut BlockingFile,
+    reader: &mut Reader<'_>,
     places: &[LeafPlace],
     map: &BlockMap,
     bounds: Bounds,
-    file_blocks: u64,
     mut bad_leaf: impl FnMut(&LeafPlace, LoadError) -> Result<(), LoadError>,
 ) -> Result<LeafPlaces, LoadError> {
     let leaf_bytes = LEAF_ON_DISK_BLOCKS as usize * BLOCK_BYTES;
     let mut buffer = AlignedBuf::zeroed(places.len().min(LEAVES_AT_ONCE) * leaf_bytes);
     let mut found = LeafPlaces::new();
     let mut inside = Vec::with_capacity(places.len());
+    let in_file = reader.blocks();
     for place in places {
-        match check_inside(place.address, LEAF_ON_DISK_BLOCKS.into(), file_blocks, "a map leaf") {
+        match check_inside(place.address, LEAF_ON_DISK_BLOCKS.into(), in_file, "a map leaf") {
             Ok(()) => inside.push(place),
             Err(error) => bad_leaf(place, error)?,
         }
     }
     for batch in inside.chunks(LEAVES_AT_ONCE) {
-        let mut reads: Vec<(FileOffset, &mut [u8])> = batch
-            .iter()
-            .zip(buffer.chunks_exact_mut(leaf_bytes))
-            .map(|(place, target)| (place.address.offset(), target))
-            .collect();
-        let all_read = reader.read_many(&mut reads);
-        for (place, bytes) in batch.iter().zip(buffer.chunks_exact_mut(leaf_bytes)) {
-            let read = all_read.or_else(|_| reader.read(place.address.offset(), bytes));
+        let addresses = batch.iter().map(|place| place.address);
+        let reads = addresses.zip(buffer.chunks_exact_mut(leaf_bytes)).collect();
+        let outcomes = reader.read_each(reads);
+        for ((place, bytes), read) in
+            batch.iter().zip(buffer.chunks_exact(leaf_bytes)).zip(outcomes)
+        {
             let sound =
                 read.map_err(LoadError::Host).and_then(|()| check_leaf(place, bytes, bounds));
             match sound {

@@ -7,27 +7,25 @@
 //! An unreadable block is an error where the log would go on. Elsewhere it proves nothing, and the
 //! other blocks of its segment are read (docs/format.md section 8).
 
-use flowstone_block::{AlignedBuf, Errno, mutant};
-use flowstone_fileio::{BlockingFile, FileOffset};
+use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_image::{Flaw, Progress};
 use flowstone_log_format::{
-    BLOCK_BYTES, Codec, Header, Kind, STREAMS_MAX, SegmentId, Sequence, Shape, Superblock,
+    BLOCK_BYTES, Codec, Header, Kind, LIFETIME_GUEST_MAX, STREAMS_MAX, SegmentId, Sequence, Shape,
+    Superblock,
 };
+use flowstone_log_store::{Reader, Window};
 
 use super::log::segments::SegmentTable;
-use super::policy::LIFETIME_GUEST_MAX;
 use super::replay::Replay;
-use super::window::Window;
 
 /// Number of segments read together.
 const BATCH: usize = 64;
 
 /// Scans the file for such records.
-pub struct LostTailScan<'a> {
-    pub reader: &'a mut BlockingFile,
+pub struct LostTailScan<'a, 'file> {
+    pub reader: &'a mut Reader<'file>,
     pub shape: Shape,
     pub codec: Codec,
-    pub file_blocks: u64,
     pub progress: Option<&'a Progress>,
 }
 
@@ -36,7 +34,7 @@ pub fn segments_of(shape: Shape, file_blocks: u64, segments: &SegmentTable) -> u
     segments.limit().min((file_blocks / u64::from(shape.segment_blocks)) as u32)
 }
 
-impl LostTailScan<'_> {
+impl LostTailScan<'_, '_> {
     /// Reads the places where the log would have gone on; returns the damage found.
     pub fn find(
         &mut self,
@@ -65,7 +63,7 @@ impl LostTailScan<'_> {
 
     /// Scans the segments that no seal leads to: the seal that led to a segment may be lost.
     fn astray(&mut self, replay: &Replay, segments: &SegmentTable) -> Result<Option<Flaw>, Errno> {
-        let limit = segments_of(self.shape, self.file_blocks, segments);
+        let limit = segments_of(self.shape, self.reader.blocks(), segments);
         // Guests' records were replayed from the other segments. A segment that the map root names,
         // or the superblock as a head of copies, may have died since, and have been reused.
         let was_replayed = |number: &SegmentId| {
@@ -77,20 +75,17 @@ impl LostTailScan<'_> {
             SegmentId::range(1..limit).filter(|number| !was_replayed(number)).collect();
         let mut buffer = AlignedBuf::zeroed(BATCH * BLOCK_BYTES);
         for batch in unused.chunks(BATCH) {
-            let place = |segment: &SegmentId| self.shape.address(*segment, 0).offset();
-            let mut reads: Vec<(FileOffset, &mut [u8])> =
-                batch.iter().map(place).zip(buffer.chunks_exact_mut(BLOCK_BYTES)).collect();
-            let mut all_read = self.reader.read_many(&mut reads);
+            let place = |segment: &SegmentId| self.shape.address(*segment, 0);
+            let reads = batch.iter().map(place).zip(buffer.chunks_exact_mut(BLOCK_BYTES)).collect();
+            let outcomes = self.reader.read_each(reads);
             if mutant("log.lost-tail.unreadable-free-space-is-the-end") {
-                all_read?;
-                all_read = Ok(());
+                outcomes.iter().copied().collect::<Outcome>()?;
             }
             if let Some(progress) = self.progress {
                 progress.add(batch.len() as u64);
             }
-            for (segment, block) in batch.iter().zip(buffer.chunks_exact_mut(BLOCK_BYTES)) {
-                let at = self.shape.address(*segment, 0).offset();
-                let read = all_read.or_else(|_| self.reader.read(at, block));
+            let blocks = buffer.chunks_exact(BLOCK_BYTES);
+            for ((segment, block), read) in batch.iter().zip(blocks).zip(outcomes) {
                 let first = self.codec.decode(block, &mut Vec::new()).filter(|_| read.is_ok());
                 let later = first.filter(|it| is_guests(it) && it.sequence >= replay.next_sequence);
                 if read.is_ok() && later.is_none() {
@@ -121,8 +116,8 @@ impl LostTailScan<'_> {
         let mut window = Window::default();
         let mut entries = Vec::new();
         let (mut block, mut promise, mut incarnation) = (0, Sequence::default(), None);
-        let Self { reader, shape, codec, file_blocks, .. } = self;
-        while window.show(reader, *shape, *file_blocks, segment, block, 1)? {
+        let Self { reader, shape, codec, .. } = self;
+        while window.show(reader, *shape, segment, block, 1)? {
             let Some(header) = codec.decode(window.block(block), &mut entries) else { break };
             let belongs = header.position == block
                 && *incarnation.get_or_insert(header.incarnation) == header.incarnation;
@@ -140,9 +135,9 @@ impl LostTailScan<'_> {
         let mut window = Window::default();
         let mut entries = Vec::new();
         let mut promise = Sequence::default();
-        let Self { reader, shape, codec, file_blocks, .. } = self;
+        let Self { reader, shape, codec, .. } = self;
         for block in 0..shape.segment_blocks {
-            match window.show(reader, *shape, *file_blocks, segment, block, 1) {
+            match window.show(reader, *shape, segment, block, 1) {
                 Ok(false) => break,
                 Err(_) => continue,
                 Ok(true) => {}
@@ -156,7 +151,7 @@ impl LostTailScan<'_> {
 
     fn header(&mut self, segment: SegmentId, block: u32) -> Result<Option<Header>, Errno> {
         let mut window = Window::default();
-        if !window.show(self.reader, self.shape, self.file_blocks, segment, block, 1)? {
+        if !window.show(self.reader, self.shape, segment, block, 1)? {
             return Ok(None);
         }
         let header = self.codec.decode(window.block(block), &mut Vec::new());

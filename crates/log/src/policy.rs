@@ -1,31 +1,9 @@
 //! Selects the next segment to clean, and the lifetime class of its live blocks. Pure: numbers in,
 //! numbers out.
 
-use flowstone_block::mutant;
-
-/// Highest class of guest data: its streams have classes 0 and 1.
-pub const LIFETIME_GUEST_MAX: u8 = 1;
-/// Copies of blocks that were cleaned for the first time.
-pub const LIFETIME_CLEANED: u8 = 2;
-/// Copies of copies, the youngest class by age of their blocks.
-pub const LIFETIME_WARM: u8 = 3;
-/// Copies of copies, older.
-pub const LIFETIME_COOL: u8 = 4;
-/// Copies of copies, oldest.
-pub const LIFETIME_COLD: u8 = 5;
-/// Data sorted by `compact` or re-sorting.
-pub const LIFETIME_SORTED: u8 = 6;
-/// Leaves and roots of the map.
-pub const LIFETIME_MAP: u8 = 7;
-/// Number of classes.
-pub const LIFETIMES: usize = 8;
-
-/// Returns the write stream of the drive for records of a class: copies outlive what guests have
-/// just written. A stream for each class of copies gains half a percent more (`flowstone replay`).
-pub fn write_stream(lifetime: u8, has_write_streams: bool) -> u8 {
-    let is_copy = (LIFETIME_CLEANED..=LIFETIME_SORTED).contains(&lifetime);
-    u8::from(is_copy && has_write_streams && !mutant("log.copies.share-the-stream-of-guests"))
-}
+use flowstone_log_format::{
+    LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_COOL, LIFETIME_GUEST_MAX, LIFETIME_WARM,
+};
 
 /// A segment that may be cleaned.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,5 @@
 //! Why an image cannot be opened.
 
-use std::io;
-
 use flowstone_block::{Errno, Error};
 use flowstone_image::Flaw;
 use flowstone_log_format::{Address, SuperblockError};
@@ -36,11 +34,6 @@ impl From<SuperblockError> for LoadError {
 }
 
 impl LoadError {
-    /// The host file could not be used at all.
-    pub fn of_host(error: io::Error) -> Self {
-        Self::Host(Errno::from_io_error(&error).unwrap_or(Errno::IO))
-    }
-
     /// Converts it to an error about the image `name`.
     pub fn explain(self, name: &str) -> Error {
         match self {

@@ -11,19 +11,18 @@
 use std::ops::RangeInclusive;
 
 use flowstone_block::mutant;
-use flowstone_fileio::BlockingFile;
 use flowstone_image::{Flaw, Progress};
 use flowstone_log_format::{
-    Address, Codec, Entry, HeadPlace, Header, Kind, MapEntry, STREAMS_MAX, SegmentId, Sequence,
-    Shape, Superblock, blocks_of_sectors,
+    Address, Codec, Entry, HeadPlace, Header, Kind, LIFETIME_CLEANED, LIFETIME_COLD,
+    LIFETIME_GUEST_MAX, MapEntry, STREAMS_MAX, SegmentId, Sequence, Shape, Superblock,
+    blocks_of_sectors,
 };
+use flowstone_log_store::{Reader, Window};
 
 use super::log::append::apply_entries;
 use super::log::segments::{Segment, SegmentTable, State};
-use super::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_GUEST_MAX};
 use super::refusal::LoadError;
 use super::volume::map::BlockMap;
-use super::window::Window;
 
 /// Result of a replay.
 #[derive(Clone, Debug, Default)]
@@ -69,11 +68,10 @@ struct Cursor {
     last: Sequence,
 }
 
-struct Replayer<'a> {
-    reader: &'a mut BlockingFile,
+struct Replayer<'a, 'file> {
+    reader: &'a mut Reader<'file>,
     shape: Shape,
     codec: Codec,
-    file_blocks: u64,
     limit: u32,
     blocks: u64,
 }
@@ -83,7 +81,6 @@ struct Replayer<'a> {
 pub struct Medium<'a> {
     pub shape: Shape,
     pub codec: Codec,
-    pub file_blocks: u64,
     pub progress: Option<&'a Progress>,
 }
 
@@ -98,18 +95,17 @@ impl Medium<'_> {
 
 /// Applies all records after the checkpoint to `map`, and marks the segments they are in.
 pub fn replay(
-    reader: &mut BlockingFile,
+    reader: &mut Reader<'_>,
     superblock: &Superblock,
     medium: Medium<'_>,
     map: &BlockMap,
     segments: &mut SegmentTable,
 ) -> Result<Replay, LoadError> {
-    let Medium { shape, codec, file_blocks, .. } = medium;
+    let Medium { shape, codec, .. } = medium;
     let mut replayer = Replayer {
         reader,
         shape,
         codec,
-        file_blocks,
         limit: superblock.segments,
         blocks: blocks_of_sectors(superblock.capacity_sectors),
     };
@@ -208,7 +204,7 @@ impl Cursor {
     }
 }
 
-impl Replayer<'_> {
+impl Replayer<'_, '_> {
     /// Returns cursors at the heads of the streams of these lifetimes.
     fn start(
         &mut self,
@@ -231,7 +227,7 @@ impl Replayer<'_> {
 
     fn show(&mut self, cursor: &mut Cursor, first: u32, count: u32) -> Result<bool, LoadError> {
         let segment = cursor.head.segment;
-        Ok(cursor.window.show(self.reader, self.shape, self.file_blocks, segment, first, count)?)
+        Ok(cursor.window.show(self.reader, self.shape, segment, first, count)?)
     }
 
     /// Reads the header at the cursor, if a record of its stream is there.

@@ -1,23 +1,24 @@
 //! Reads the two superblock slots of a file.
 
 use flowstone_block::{AlignedBuf, mutant};
-use flowstone_fileio::{BlockingFile, FileIo};
+use flowstone_fileio::FileIo;
 use flowstone_log_format::{
     Address, BLOCK_BYTES, SLOTS, Slots, Superblock, SuperblockError, lost_slot, newest,
 };
+
+use flowstone_log_store::Reader;
 
 use super::refusal::{LoadError, damaged_at};
 
 /// Reads both slots.
 pub fn read_slots(file: &dyn FileIo) -> Result<Slots, LoadError> {
-    let size = file.size().map_err(LoadError::of_host)?;
-    let mut reader = BlockingFile::new(file).map_err(LoadError::of_host)?;
+    let mut reader = Reader::open(file)?;
     let mut read = |slot: Address| -> Result<_, LoadError> {
-        if slot.offset().get() + BLOCK_BYTES as u64 > size {
+        if u64::from(slot.get()) >= reader.blocks() {
             return Ok(Err(SuperblockError::SHORT));
         }
         let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
-        reader.read(slot.offset(), &mut block)?;
+        reader.read(slot, &mut block)?;
         let block: &[u8; BLOCK_BYTES] = (&*block).try_into().expect("a buffer of one block");
         Ok(Superblock::decode(block))
     };

@@ -15,7 +15,7 @@ use super::source::Source;
 
 /// Allowed dependencies of the packages of the product, in `crates/` and `guest/`. An optional
 /// dependency is for tests.
-const MAY_KNOW: [(&str, &[&str]); 30] = [
+const MAY_KNOW: [(&str, &[&str]); 31] = [
     ("reactor", &[]),
     ("memory", &[]),
     ("ssd", &["block", "fileio"]),
@@ -29,7 +29,8 @@ const MAY_KNOW: [(&str, &[&str]); 30] = [
     ("raw", &["block", "fileio", "image"]),
     ("qcow2", &["block", "fileio", "image"]),
     ("log-format", &["block", "fileio"]),
-    ("log", &["block", "fileio", "image", "log-format"]),
+    ("log-store", &["block", "fileio", "image", "log-format"]),
+    ("log", &["block", "fileio", "image", "log-format", "log-store"]),
     ("formats", &["block", "fileio", "image", "raw", "qcow2", "log-format", "log"]),
     ("layers", &["block"]),
     ("classify", &["block"]),

@@ -2,7 +2,7 @@
 //! began are durable when it has ended.
 
 use flowstone_block::{Completion, Errno, Outcome, mutant};
-use flowstone_image::runtime::group_sync::{self, sync_request};
+use flowstone_image::runtime::group_sync;
 use flowstone_log_format::Sequence;
 
 use super::super::log::Log;
@@ -34,7 +34,7 @@ impl Flushes {
 
     fn start(&mut self, queue: &mut Queue) {
         self.covered = Some(queue.log.append_state().committed());
-        queue.file.submit(sync_request(Purpose::Sync.tag(0)));
+        queue.store.sync(Purpose::Sync.tag(0));
     }
 
     pub fn finish_sync(&mut self, queue: &mut Queue, outcome: Outcome) {

@@ -24,10 +24,11 @@ use std::sync::Arc;
 use flowstone_block::{
     Channel, Completion, Errno, NextLook, Op, QueueContext, Reactor, Request, mutant,
 };
-use flowstone_fileio::{FileChannel, FileCompletion};
+use flowstone_fileio::FileCompletion;
 #[cfg(test)]
 use flowstone_image::Wait;
 use flowstone_image::runtime::wakers::QueueWaker;
+use flowstone_log_store::StoreQueue;
 
 use self::flushes::Flushes;
 use self::reads::Reads;
@@ -66,7 +67,7 @@ impl Purpose {
 struct Queue {
     log: Arc<Log>,
     waker: Arc<QueueWaker>,
-    file: Box<dyn FileChannel>,
+    store: StoreQueue,
     /// Requests ready to be returned.
     completed: Vec<Completion>,
 }
@@ -84,11 +85,11 @@ pub struct LogChannel {
 
 impl LogChannel {
     pub fn new(log: Arc<Log>, context: &QueueContext, readonly: bool) -> io::Result<Self> {
-        let file = log.file.channel(context)?;
+        let store = StoreQueue::open(&*log.file, context)?;
         let waker = log.wakers.add(&context.reactor);
         let writes = WriteQueue::new(log.shape, log.file.heeds_dont_cache());
         Ok(Self {
-            queue: Queue { log, waker, file, completed: Vec::new() },
+            queue: Queue { log, waker, store, completed: Vec::new() },
             reads: Reads::default(),
             writes,
             flushes: Flushes::default(),
@@ -158,18 +159,18 @@ impl Channel for LogChannel {
 
     fn kick(&mut self) {
         self.writes.stage(&mut self.queue, &mut self.flushes);
-        self.queue.file.kick();
+        self.queue.store.kick();
     }
 
     fn reap(&mut self, done: &mut Vec<Completion>) {
         let mut finished = std::mem::take(&mut self.done);
-        self.queue.file.reap(&mut finished);
+        self.queue.store.reap(&mut finished);
         let found = !finished.is_empty();
         finished.drain(..).for_each(|completion| self.finish(completion));
         self.done = finished;
         if found || can_advance(&self.queue.log, &self.writes, &self.flushes) {
             self.advance();
-            self.queue.file.kick();
+            self.queue.store.kick();
         }
         done.append(&mut self.queue.completed);
     }
@@ -178,7 +179,7 @@ impl Channel for LogChannel {
         let Self { queue, writes, flushes, .. } = self;
         writes.stage(queue, flushes);
         let has_something = !queue.completed.is_empty() || can_advance(&queue.log, writes, flushes);
-        NextLook::now_if(has_something).min(queue.file.next_look())
+        NextLook::now_if(has_something).min(queue.store.next_look())
     }
 
     fn retire(&mut self) -> bool {
@@ -187,7 +188,7 @@ impl Channel for LogChannel {
         }
         self.reap(&mut Vec::new());
         let is_with_host =
-            !self.queue.file.is_idle() && !mutant("log.retire.does-not-ask-its-file");
+            !self.queue.store.is_idle() && !mutant("log.retire.does-not-ask-its-file");
         let has_some = self.writes.in_flight() || self.flushes.is_leading() || is_with_host;
         !has_some || mutant("log.channel.retires-while-it-leads")
     }
@@ -198,9 +199,9 @@ impl Drop for LogChannel {
     fn drop(&mut self) {
         self.flushes.leave();
         while self.writes.in_flight() || self.flushes.is_leading() {
-            self.reactor.sleep(|| self.queue.file.next_look());
+            self.reactor.sleep(|| self.queue.store.next_look());
             let mut finished = Vec::new();
-            self.queue.file.reap(&mut finished);
+            self.queue.store.reap(&mut finished);
             finished.into_iter().for_each(|completion| self.finish(completion));
         }
         self.writes.abandon(&self.queue.log);

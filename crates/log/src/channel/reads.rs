@@ -12,8 +12,9 @@ use std::ops::Range;
 use flowstone_block::{
     AlignedBuf, Class, Completion, Errno, Extent, IoVec, Outcome, Request, mutant,
 };
-use flowstone_fileio::{FileOp, FileRequest, MemoryList};
+use flowstone_fileio::MemoryList;
 use flowstone_log_format::{Address, BLOCK_BYTES, BLOCK_SECTORS, MapEntry};
+use flowstone_log_store::Hints;
 use slab::Slab;
 
 use super::verify::blocks_match;
@@ -120,14 +121,12 @@ impl Reads {
         let bytes = run.map_entries.len() * BLOCK_BYTES;
         run.pieces.clear();
         reading.request.for_each_piece(run.at..run.at + bytes, |piece| run.pieces.push(piece));
-        let is_journal = reading.request.class == Class::Journal;
-        let offset = run.map_entries[0].address().offset();
+        let hints = Hints::of_journal(reading.request.class == Class::Journal);
+        let from = run.map_entries[0].address();
         // SAFETY: the list stays in the slab, its heap memory unmoved, until the completion.
         let memory = unsafe { MemoryList::new(&run.pieces) };
         let tag = self.parts.insert(ReadPart { reading: index, kind: PartKind::Run(run) });
-        let op = FileOp::Read { offset, bytes: bytes as u64 };
-        let request = FileRequest::new(op, memory, Purpose::Read.tag(tag));
-        queue.file.submit(request.dont_cache(is_journal).first(is_journal));
+        queue.store.read(from, memory, Purpose::Read.tag(tag), hints);
     }
 
     fn start_single(
@@ -149,12 +148,11 @@ impl Reads {
 
     fn read_single(&mut self, queue: &mut Queue, reading: usize, mut single: Box<Single>) {
         single.tries += 1;
-        let offset = single.map_entry.address().offset();
+        let from = single.map_entry.address();
         // SAFETY: the box stays in the slab until the completion; what it holds does not move.
         let memory = unsafe { MemoryList::new(&single.memory) };
         let tag = self.parts.insert(ReadPart { reading, kind: PartKind::Single(single) });
-        let op = FileOp::Read { offset, bytes: BLOCK_BYTES as u64 };
-        queue.file.submit(FileRequest::new(op, memory, Purpose::Read.tag(tag)));
+        queue.store.read(from, memory, Purpose::Read.tag(tag), Hints::default());
     }
 
     pub fn finish(&mut self, queue: &mut Queue, part: usize, outcome: Outcome) {

@@ -15,8 +15,9 @@ mod waits;
 use std::collections::VecDeque;
 
 use flowstone_block::{Completion, Errno, Extent, IoVec, Outcome, Request, mutant};
-use flowstone_fileio::{FileOp, FileRequest, MemoryList};
+use flowstone_fileio::MemoryList;
 use flowstone_log_format::{MapEntry, Placed, Sequence, Shape};
+use flowstone_log_store::Hints;
 use slab::Slab;
 
 use super::super::log::Log;
@@ -140,7 +141,7 @@ impl WriteQueue {
             }
             if self.load().waits_enough() {
                 // The device starts while the next record is copied.
-                queue.file.kick();
+                queue.store.kick();
             }
         }
     }
@@ -261,15 +262,12 @@ impl WriteQueue {
         record.memory = [unsafe { IoVec::of(content) }];
         // SAFETY: the record is boxed: the list does not move.
         let memory = unsafe { MemoryList::new(&record.memory) };
-        let offset = record.address.offset();
-        let only_journal = record.only_journal;
+        let (lifetime, at) = (record.stream as u8, record.address);
+        let hints = Hints::of_journal(record.only_journal);
         record.start = Some(self.device.begin(bytes as u64, queue.log.clock.now()));
         let tag = Purpose::Record.tag(self.records.insert(record));
         self.being_written += 1;
-        let op = FileOp::Write { offset, bytes: bytes as u64, durable: false };
-        queue
-            .file
-            .submit(FileRequest::new(op, memory, tag).dont_cache(only_journal).first(only_journal));
+        queue.store.append(lifetime, at, memory, tag, hints);
     }
 
     pub fn finish_record(&mut self, queue: &mut Queue, index: usize, outcome: Outcome) {

@@ -14,7 +14,7 @@ mod walk;
 mod tests;
 
 use flowstone_block::{Result, SECTOR_BYTES};
-use flowstone_fileio::{BlockingFile, FileIo};
+use flowstone_fileio::FileIo;
 use flowstone_image::{CheckProgress, CheckReport};
 use flowstone_log_format::{
     BLOCK_BYTES, LeafPlace, MapEntry, Superblock, SuperblockError, blocks_of_sectors, lost_slot,
@@ -262,11 +262,4 @@ fn check_space(
         report.leaked_bytes = allocated.saturating_sub(explained);
     }
     Ok(())
-}
-
-/// Opens a queue of the file.
-fn reader_of(file: &dyn FileIo) -> std::result::Result<BlockingFile, flowstone_block::Errno> {
-    BlockingFile::new(file).map_err(|error| {
-        flowstone_block::Errno::from_io_error(&error).unwrap_or(flowstone_block::Errno::IO)
-    })
 }

@@ -11,9 +11,10 @@
 use std::sync::Arc;
 
 use flowstone_block::{Error, Result};
-use flowstone_fileio::{BlockingFile, FileIo, FileOp};
+use flowstone_fileio::FileIo;
 use flowstone_image::{CheckProgress, CheckReport};
 use flowstone_log_format::{SegmentId, Shape};
+use flowstone_log_store::SegmentStore;
 
 use super::Examination;
 use crate::load::Loaded;
@@ -152,14 +153,13 @@ fn write_anew(name: &str, file: Box<dyn FileIo>, loaded: Loaded) -> Result<Arc<L
 fn give_back(name: &str, file: &dyn FileIo, shape: Shape, segments: &SegmentTable) -> Result<()> {
     let host = |error: std::io::Error| Error::host(name, error, "check the host's file system");
     let size = file.size().map_err(host)?;
-    let mut target = BlockingFile::new(file).map_err(host)?;
+    let mut store = SegmentStore::open(file, shape).map_err(host)?;
     let holds =
         |segment| matches!(segments.get(segment).state, State::Open | State::Sealed | State::Dead);
     let in_file = size.div_ceil(shape.segment_bytes()).min(u64::from(segments.limit())) as u32;
     for segment in SegmentId::range(1..in_file).filter(|segment| !holds(*segment)) {
-        let offset = shape.address(segment, 0).offset();
-        let bytes = shape.segment_bytes().min(size - offset.get());
-        target.run(FileOp::Discard { offset, bytes }).map_err(|errno| host(errno.into()))?;
+        let freed = store.free_within(segment..segment.next(), size);
+        freed.map_err(|errno| host(errno.into()))?;
     }
-    target.sync().map_err(|errno| host(errno.into()))
+    store.sync_alone().map_err(|errno| host(errno.into()))
 }

@@ -3,13 +3,16 @@
 use std::ops::Range;
 
 use flowstone_block::{AlignedBuf, Errno};
-use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
-use flowstone_log_format::{BLOCK_BYTES, Codec, Entry, Header, Kind, Sequence, Superblock};
+use flowstone_fileio::FileIo;
+use flowstone_log_format::{
+    Address, BLOCK_BYTES, Codec, Entry, Header, Kind, Sequence, Superblock,
+};
 
-use super::reader_of;
+use flowstone_log_store::Reader;
 
-const CHUNK_BYTES: usize = 1 << 20;
-const CHUNKS_AT_ONCE: usize = 4;
+/// Blocks read at once.
+const CHUNK_BLOCKS: u32 = 256;
+const CHUNKS_AT_ONCE: u32 = 4;
 /// Maximum number of lost records that are listed.
 const LOST_LISTED_MAX: usize = 100;
 
@@ -40,41 +43,34 @@ impl Evidence {
         end: Sequence,
     ) -> Result<Self, Errno> {
         let mut found = Self::default();
-        let mut reader = reader_of(file)?;
+        let mut reader = Reader::open(file)?;
         let codec = Codec::new(&superblock.identity);
-        let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
-        let size = file.size().map_err(errno)? / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
-        let most = (CHUNKS_AT_ONCE * CHUNK_BYTES) as u64;
-        let mut buffer = AlignedBuf::zeroed(most.min(size) as usize);
-        let mut at = superblock.shape().segment_bytes();
-        while let Some(range) = file.next_data(FileOffset::new(at)).map_err(errno)? {
-            let start = range.start.get() / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
-            let stop = range.end.get().next_multiple_of(BLOCK_BYTES as u64).min(size);
-            let mut from = start.max(at);
-            while from < stop {
-                let bytes = (stop - from).min(buffer.len() as u64);
-                let chunk = &mut buffer[..bytes as usize];
-                found.read(&mut reader, from, chunk);
+        // No record lies where no address reaches.
+        let size = reader.blocks().min(u32::MAX.into()) as u32;
+        let most = (CHUNKS_AT_ONCE * CHUNK_BLOCKS).min(size);
+        let mut buffer = AlignedBuf::zeroed(most as usize * BLOCK_BYTES);
+        let mut at = superblock.segment_blocks;
+        while let Some(allocated) = reader.next_allocated(at, size)? {
+            at = allocated.start;
+            while at < allocated.end {
+                let blocks = (allocated.end - at).min(most);
+                let chunk = &mut buffer[..blocks as usize * BLOCK_BYTES];
+                found.read(&mut reader, at, chunk);
                 found.look_at(chunk, codec, superblock, end);
-                from += bytes;
-            }
-            at = stop.max(range.end.get());
-            if at >= size {
-                break;
+                at += blocks;
             }
         }
         Ok(found)
     }
 
-    fn read(&mut self, reader: &mut BlockingFile, from: u64, chunk: &mut [u8]) {
-        let offsets = (from..).step_by(CHUNK_BYTES).map(FileOffset::new);
-        let mut reads: Vec<_> = offsets.zip(chunk.chunks_mut(CHUNK_BYTES)).collect();
-        if reader.read_many(&mut reads).is_ok() {
+    fn read(&mut self, reader: &mut Reader<'_>, from: u32, buffer: &mut [u8]) {
+        let places = (from..).step_by(CHUNK_BLOCKS as usize).map(Address::new);
+        let chunks = places.zip(buffer.chunks_mut(CHUNK_BLOCKS as usize * BLOCK_BYTES)).collect();
+        if reader.read_each(chunks).iter().all(Result::is_ok) {
             return;
         }
-        for (index, block) in chunk.chunks_mut(BLOCK_BYTES).enumerate() {
-            let offset = FileOffset::new(from + (index * BLOCK_BYTES) as u64);
-            if reader.read(offset, block).is_err() {
+        for (at, block) in (from..).map(Address::new).zip(buffer.chunks_mut(BLOCK_BYTES)) {
+            if reader.read(at, block).is_err() {
                 block.fill(0);
                 self.incomplete = true;
             }

@@ -4,7 +4,7 @@ use flowstone_block::{BlockingDisk, Sector};
 use flowstone_fileio::Access;
 use flowstone_image::DiscardMode;
 use flowstone_log_format::{
-    Address, Entry, HeadPlace, Header, Incarnation, Kind, SLOTS, SegmentId, Sequence,
+    Address, Entry, HeadPlace, Header, Incarnation, Kind, LIFETIME_WARM, SLOTS, SegmentId, Sequence,
 };
 use flowstone_sim::SimDisk;
 
@@ -12,7 +12,6 @@ use super::*;
 use crate::LogImage;
 use crate::corrupter::{Corrupter, Target};
 use crate::fuzzing::{Left, Patch, blocks, content, small_image, survive};
-use crate::policy::LIFETIME_WARM;
 
 fn corrupter(left: Left) -> Corrupter {
     Corrupter::new(small_image(left).to_vec())

@@ -4,12 +4,13 @@
 use std::ops::Range;
 
 use flowstone_block::{AlignedBuf, Errno};
-use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
+use flowstone_fileio::FileIo;
 use flowstone_image::{CheckProgress, CheckReport};
 use flowstone_log_format::{Address, BLOCK_BYTES, Entry, Header, Incarnation, SegmentId};
+use flowstone_log_store::Reader;
 
+use super::block_name;
 use super::claims::Claims;
-use super::{block_name, reader_of};
 use crate::load::Loaded;
 
 /// Number of segments walked side by side.
@@ -39,13 +40,11 @@ struct Payload {
 /// The walk.
 pub struct Walk<'a> {
     name: &'a str,
-    file: &'a dyn FileIo,
-    reader: BlockingFile,
+    reader: Reader<'a>,
     loaded: &'a Loaded,
     claims: &'a mut Claims,
     data: bool,
     report: &'a mut CheckReport,
-    file_blocks: u64,
     entries: Vec<Entry>,
 }
 
@@ -58,17 +57,13 @@ impl<'a> Walk<'a> {
         data: bool,
         report: &'a mut CheckReport,
     ) -> Result<Self, Errno> {
-        let size =
-            file.size().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         Ok(Self {
             name,
-            file,
-            reader: reader_of(file)?,
+            reader: Reader::open(file)?,
             loaded,
             claims,
             data,
             report,
-            file_blocks: size / BLOCK_BYTES as u64,
             entries: Vec::new(),
         })
     }
@@ -109,10 +104,9 @@ impl<'a> Walk<'a> {
             let header = AlignedBuf::zeroed(if missing > 0 { BLOCK_BYTES } else { 0 });
             SegmentCursor { segment, incarnation, block: 0, missing, lost: false, header }
         };
-        let used =
-            self.loaded.segments.iter().filter(|(segment, _)| {
-                u64::from(shape.address(*segment, 0).get()) < self.file_blocks
-            });
+        let used = self.loaded.segments.iter().filter(|(segment, _)| {
+            u64::from(shape.address(*segment, 0).get()) < self.reader.blocks()
+        });
         used.map(cursor).filter(|cursor| cursor.missing > 0).collect()
     }
 
@@ -129,20 +123,13 @@ impl<'a> Walk<'a> {
     /// Reads the block at each cursor. An unreadable block counts as no record.
     fn read_headers(&mut self, cursors: &mut [SegmentCursor]) {
         let shape = self.loaded.shape;
-        let mut reads: Vec<(FileOffset, &mut [u8])> = cursors
+        let reads = cursors
             .iter_mut()
-            .map(|cursor| {
-                (shape.address(cursor.segment, cursor.block).offset(), &mut *cursor.header)
-            })
+            .map(|at| (shape.address(at.segment, at.block), &mut *at.header))
             .collect();
-        if self.reader.read_many(&mut reads).is_ok() {
-            return;
-        }
-        for cursor in cursors {
-            let offset = shape.address(cursor.segment, cursor.block).offset();
-            if self.reader.read(offset, &mut cursor.header).is_err() {
-                cursor.header.fill(0);
-            }
+        let outcomes = self.reader.read_each(reads);
+        for (cursor, _) in cursors.iter_mut().zip(outcomes).filter(|(_, read)| read.is_err()) {
+            cursor.header.fill(0);
         }
     }
 
@@ -189,11 +176,10 @@ impl<'a> Walk<'a> {
         cursor.block += 1;
         let addresses = self.addresses(cursor.segment);
         let next = u64::from(addresses.start) + u64::from(cursor.block);
-        let from = FileOffset::new(next * BLOCK_BYTES as u64);
-        let found = self.file.next_data(from).ok().flatten();
-        let block = found.map_or(u64::MAX, |range| range.start.get() / BLOCK_BYTES as u64);
-        let skip = block.max(next) - u64::from(addresses.start);
-        cursor.block = skip.min(u64::from(self.loaded.shape.segment_blocks)) as u32;
+        let from = u32::try_from(next).unwrap_or(u32::MAX);
+        let found = self.reader.next_allocated(from, addresses.end).ok().flatten();
+        let segment_blocks = self.loaded.shape.segment_blocks;
+        cursor.block = found.map_or(segment_blocks, |range| range.start - addresses.start);
     }
 
     /// Compares the entries of a record with the map.
@@ -286,22 +272,16 @@ impl<'a> Walk<'a> {
 
     /// Reads data and compares it with its checksums.
     fn compare(&mut self, payloads: &mut [Payload]) {
-        let mut reads: Vec<(FileOffset, &mut [u8])> = payloads
-            .iter_mut()
-            .map(|payload| (Address::new(payload.first).offset(), &mut *payload.buffer))
-            .collect();
-        let all_read = self.reader.read_many(&mut reads).is_ok();
-        for payload in payloads {
+        let reads =
+            payloads.iter_mut().map(|it| (Address::new(it.first), &mut *it.buffer)).collect();
+        let outcomes = self.reader.read_each(reads);
+        for (payload, read_at_once) in payloads.iter_mut().zip(outcomes) {
             for &claim in &payload.claims {
                 let at = (self.claims.blocks[claim].address - payload.first) as usize * BLOCK_BYTES;
                 let block = &mut payload.buffer[at..at + BLOCK_BYTES];
                 let lba = u64::from(self.claims.blocks[claim].lba);
                 let map_entry = self.loaded.map.get(lba);
-                let read = if all_read {
-                    Ok(())
-                } else {
-                    self.reader.read(map_entry.address().offset(), block)
-                };
+                let read = read_at_once.or_else(|_| self.reader.read(map_entry.address(), block));
                 let why = match read {
                     Ok(()) if crc32c::crc32c(block) == map_entry.checksum() => {
                         self.report.readable_bytes += BLOCK_BYTES as u64;
@@ -327,7 +307,7 @@ impl<'a> Walk<'a> {
             let map_entry = self.loaded.map.get(lba);
             let mut state = "";
             if self.data {
-                let read = self.reader.read(map_entry.address().offset(), &mut buffer);
+                let read = self.reader.read(map_entry.address(), &mut buffer);
                 let whole = read.is_ok() && crc32c::crc32c(&buffer) == map_entry.checksum();
                 state = if whole { "; its data is whole" } else { "; its data is damaged" };
                 self.report.readable_bytes += if whole { BLOCK_BYTES as u64 } else { 0 };

@@ -54,15 +54,9 @@ impl Disk {
         let mut superblock = Corrupter::new(small_image(Left::Closed).to_vec()).superblock();
         superblock.clean = false;
         let replay = Replay { next_sequence: Sequence::new(5), ..Replay::default() };
-        let mut reader = BlockingFile::new(&self.disk).unwrap();
-        let file_blocks = u64::from(SEGMENTS * SHAPE.segment_blocks);
-        let mut scan = LostTailScan {
-            reader: &mut reader,
-            shape: SHAPE,
-            codec: self.codec,
-            file_blocks,
-            progress: None,
-        };
+        let mut reader = Reader::open(&self.disk).unwrap();
+        let mut scan =
+            LostTailScan { reader: &mut reader, shape: SHAPE, codec: self.codec, progress: None };
         scan.find(&superblock, &replay, &self.segments).unwrap().map(|flaw| flaw.what)
     }
 }

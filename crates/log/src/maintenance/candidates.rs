@@ -1,10 +1,9 @@
 //! Segments that may be cleaned.
 
-use flowstone_log_format::{SegmentId, Shape};
+use flowstone_log_format::{LIFETIME_MAP, SegmentId, Shape};
 
 use crate::log::Log;
 use crate::log::segments::{LOOK_MOST, Segment, State};
-use crate::policy::LIFETIME_MAP;
 
 /// A segment, and its state when it was chosen.
 pub type Chosen = (SegmentId, Segment);

@@ -6,12 +6,11 @@
 //! instead of sorted: that returns dead space and leaves the order as it was.
 
 use flowstone_block::{AlignedBuf, Errno, Outcome};
-use flowstone_log_format::BLOCK_BYTES;
+use flowstone_log_format::{BLOCK_BYTES, LIFETIME_SORTED};
 
 use super::Maintenance;
 use super::writer::{CheckpointKind, Move, moves_most, next_moves};
 use crate::log::reserve::SLACK_SEGMENTS;
-use crate::policy::LIFETIME_SORTED;
 
 /// Blocks read at once, from any addresses.
 const BATCH_BLOCKS: usize = 1024;

@@ -88,7 +88,7 @@ impl Maintenance {
         // Writes of a killed daemon need not be durable, including its last superblock: it must not
         // be lost together with the one that is about to be written into the other slot.
         if !mutant("log.session.skips-first-sync") {
-            self.writer.space.file.sync()?;
+            self.writer.space.store.sync_alone()?;
         }
         let mut superblock = self.writer.superblock.clone();
         superblock.session += u64::from(!mutant("log.session.reuses-incarnations"));

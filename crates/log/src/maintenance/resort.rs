@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
-use flowstone_log_format::{BLOCK_BYTES, Sequence};
+use flowstone_log_format::{BLOCK_BYTES, LIFETIME_MAP, LIFETIME_SORTED, Sequence};
 
 use super::candidates::{Chosen, is_worth_cleaning, look_through};
 use super::cleaner::Cleaner;
@@ -15,7 +15,6 @@ use super::writer::{CheckpointKind, Move, Writer, moves_most, next_moves};
 use crate::log::Log;
 use crate::log::reserve::SLACK_SEGMENTS;
 use crate::log::segments::{Segment, State};
-use crate::policy::{LIFETIME_MAP, LIFETIME_SORTED};
 use crate::resort::{Budget, GuestLoad};
 
 /// Blocks are rewritten if their runs are shorter than this on average: a read of 128 KiB then

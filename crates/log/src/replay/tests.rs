@@ -108,11 +108,10 @@ impl Log {
     }
 
     fn replay(&mut self) -> Replay {
-        let mut reader = BlockingFile::new(&self.disk).unwrap();
+        let mut reader = Reader::open(&self.disk).unwrap();
         let codec = Codec::new(&self.superblock.identity);
-        let file_blocks = u64::from(SEGMENTS * SHAPE.segment_blocks);
         let Self { superblock, map, segments, .. } = self;
-        let medium = Medium { shape: SHAPE, codec, file_blocks, progress: None };
+        let medium = Medium { shape: SHAPE, codec, progress: None };
         replay(&mut reader, superblock, medium, map, segments).unwrap()
     }
 

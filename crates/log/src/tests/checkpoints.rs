@@ -4,14 +4,13 @@ use std::collections::BTreeSet;
 
 use fastrand::Rng;
 use flowstone_block::Errno;
-use flowstone_log_format::{LEAF_ON_DISK_BLOCKS, STREAMS_MAX};
+use flowstone_log_format::{LEAF_ON_DISK_BLOCKS, LIFETIME_MAP, STREAMS_MAX};
 use flowstone_sim::{Call, Fault};
 
 use super::fixture::{Fixture, SEGMENT_BYTES, Setup};
 use crate::load::load;
 use crate::log::segments::State;
 use crate::maintenance::CheckpointKind;
-use crate::policy::LIFETIME_MAP;
 use crate::volume::map::LEAF_BLOCKS;
 
 const LEAVES: u64 = 8;

@@ -3,7 +3,7 @@
 //! at various moments.
 
 use flowstone_block::{Errno, Outcome};
-use flowstone_log_format::SegmentId;
+use flowstone_log_format::{LIFETIME_CLEANED, LIFETIME_MAP, SegmentId};
 use flowstone_sim::{Call, Fate, Fault, Landed, Moment, Schedule};
 
 use super::crash::{Tell, go_on, look, recover};
@@ -12,7 +12,6 @@ use super::history_model::{End, HistoryModel};
 use super::resize::resize_alone;
 use crate::log::segments::{Segment, State};
 use crate::maintenance::{CheckpointKind, Maintenance};
-use crate::policy::{LIFETIME_CLEANED, LIFETIME_MAP};
 
 const SEGMENTS: std::ops::Range<u64> = SEGMENT_BYTES..u64::MAX;
 

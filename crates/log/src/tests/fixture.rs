@@ -19,7 +19,7 @@ use flowstone_block::{
 };
 use flowstone_fileio::FileIo;
 use flowstone_image::Wait;
-use flowstone_log_format::{Address, SUPERBLOCK_AREA_BYTES, SegmentId};
+use flowstone_log_format::{Address, LIFETIME_MAP, LIFETIMES, SUPERBLOCK_AREA_BYTES, SegmentId};
 use flowstone_sim::{Moment, SimDisk};
 
 use super::history_model::{HistoryModel, SECTOR, Stamp, read_stamps, stamp};
@@ -29,7 +29,6 @@ use crate::create::{LogOptions, create};
 use crate::log::Log;
 use crate::log::segments::{Segment, State};
 use crate::maintenance::{CheckpointKind, Maintenance, Progress};
-use crate::policy::{LIFETIME_MAP, LIFETIMES};
 use crate::session::load_for;
 use crate::streams::Streams;
 

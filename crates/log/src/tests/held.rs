@@ -20,8 +20,8 @@ use super::history_model::{Stamp, stamp};
 use crate::channel::LogChannel;
 use crate::log::Log;
 use crate::maintenance::{CheckpointKind, Maintenance, Progress};
-use crate::policy::LIFETIME_CLEANED;
 use crate::session::load_for;
+use flowstone_log_format::LIFETIME_CLEANED;
 
 /// Far longer than the whole test takes.
 const HANGS: Duration = flowstone_testkit::HANG;

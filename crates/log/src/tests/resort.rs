@@ -11,8 +11,8 @@ use super::crash::Tell;
 use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup};
 use super::scheduler::with_hook;
 use crate::maintenance::Maintenance;
-use crate::policy::LIFETIME_SORTED;
 use crate::volume::map::LEAF_BLOCKS;
+use flowstone_log_format::LIFETIME_SORTED;
 
 const UNLIMITED: u64 = 1 << 40;
 

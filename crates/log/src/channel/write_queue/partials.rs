@@ -2,8 +2,9 @@
 //! then.
 
 use flowstone_block::{Errno, Outcome};
-use flowstone_fileio::{FileOp, FileRequest, MemoryList};
-use flowstone_log_format::{BLOCK_BYTES, BLOCK_SECTORS, MapEntry};
+use flowstone_fileio::MemoryList;
+use flowstone_log_format::{BLOCK_SECTORS, MapEntry};
+use flowstone_log_store::Hints;
 
 use super::WriteQueue;
 use crate::channel::partial::PartialBlock;
@@ -81,6 +82,5 @@ fn read_partial(queue: &mut Queue, partial: &mut PartialBlock, map_entry: MapEnt
     partial.tries += 1;
     // SAFETY: the partial block is boxed and stays with its request until the read completes.
     let memory = unsafe { MemoryList::new(&partial.memory) };
-    let op = FileOp::Read { offset: map_entry.address().offset(), bytes: BLOCK_BYTES as u64 };
-    queue.file.submit(FileRequest::new(op, memory, Purpose::Partial.tag(tag)));
+    queue.store.read(map_entry.address(), memory, Purpose::Partial.tag(tag), Hints::default());
 }

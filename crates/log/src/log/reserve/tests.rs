@@ -11,14 +11,13 @@ use fastrand::Rng;
 use flowstone_block::{Reactor, SectorCount};
 use flowstone_image::runtime::wakers::QueueWaker;
 use flowstone_log_format::{
-    Address, BLOCK_SECTORS, Entry, HeadPlace, Incarnation, LEAF_ON_DISK_BLOCKS, MapEntry,
-    STREAMS_MAX, SegmentId, Sequence,
+    Address, BLOCK_SECTORS, Entry, HeadPlace, Incarnation, LEAF_ON_DISK_BLOCKS, LIFETIME_CLEANED,
+    LIFETIME_COLD, LIFETIME_MAP, LIFETIMES, MapEntry, STREAMS_MAX, SegmentId, Sequence,
 };
 
 use super::*;
 use crate::log::append::{AppendState, Draft, Effects, Head, PlaceError};
 use crate::log::segments::{Segment, SegmentTable, State};
-use crate::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP, LIFETIMES};
 use crate::volume::Volume;
 use crate::volume::map::BlockMap;
 

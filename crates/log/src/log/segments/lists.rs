@@ -1,7 +1,7 @@
 //! Tests of the segment lists and the order of use.
 
 use super::*;
-use crate::policy::LIFETIME_MAP;
+use flowstone_log_format::LIFETIME_MAP;
 
 const SHAPE: Shape = Shape { segment_blocks: 64, reserve_percent: 20, streams: 1 };
 

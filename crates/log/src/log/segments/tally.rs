@@ -2,7 +2,7 @@
 //! has 32,768 segments.
 
 use super::segment::{Segment, State};
-use crate::policy::LIFETIME_MAP;
+use flowstone_log_format::LIFETIME_MAP;
 
 /// See the module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use flowstone_block::sync::atomic::Ordering;
 use flowstone_block::{Outcome, mutant};
-use flowstone_log_format::{Entry, Kind, RecordBuilder};
+use flowstone_log_format::{Entry, Kind, LIFETIME_MAP, RecordBuilder};
 use tracing::warn;
 
 use super::Cleaner;
@@ -13,7 +13,6 @@ use super::survey::{Survey, earn};
 use crate::log::reserve::Step;
 use crate::maintenance::candidates::{Chosen, is_worth_cleaning};
 use crate::maintenance::writer::{Move, Space, Streams, Writer};
-use crate::policy::LIFETIME_MAP;
 
 /// Duration of one wait for guests, and maximum number of waits before the next record.
 const AHEAD_WAIT: Duration = Duration::from_millis(1);

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use flowstone_block::sync::atomic::Ordering;
 use flowstone_block::{Errno, Outcome};
-use flowstone_log_format::Sequence;
+use flowstone_log_format::{LIFETIME_CLEANED, LIFETIME_MAP, Sequence};
 
 use self::pipe::Pipe;
 use self::stage::Stage;
@@ -25,7 +25,7 @@ use super::writer::{CheckpointKind, Writer};
 use crate::log::Log;
 use crate::log::append::Health;
 use crate::log::reserve::Step;
-use crate::policy::{LIFETIME_CLEANED, LIFETIME_MAP, Lifetimes};
+use crate::policy::Lifetimes;
 
 /// Sparse segments cleaned before other work gets its turn.
 const SPARSE_TOGETHER: u32 = 8;

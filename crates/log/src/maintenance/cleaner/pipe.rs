@@ -10,7 +10,6 @@ use super::transfers::{Ticket, Transfers};
 use crate::copy_memory::Lent;
 use crate::log::Log;
 use crate::maintenance::writer::{AppendStream, Move};
-use crate::policy::write_stream;
 
 /// Minimum number of records in flight: one is assembled while the other is written.
 const RECORDS_LEAST: usize = 2;
@@ -24,7 +23,6 @@ pub struct Pipe {
     /// In address order, in one segment.
     pub writes: VecDeque<CopyRecord>,
     spare: Vec<AlignedBuf>,
-    has_write_streams: bool,
     lent: Lent,
     /// Entries of the header that was decoded last.
     pub entries: Vec<Entry>,
@@ -44,9 +42,8 @@ impl Pipe {
         let transfers = Transfers::new(&*log.file)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         let (ahead, writes, spare, entries) = Default::default();
-        let has_write_streams = log.file.write_streams() > 0;
         let lent = log.copy_memory.get_or_init(Default::default).lend();
-        Ok(Self { transfers, ahead, writes, spare, has_write_streams, lent, entries })
+        Ok(Self { transfers, ahead, writes, spare, lent, entries })
     }
 
     /// Returns the bytes of copies that are written in a row.
@@ -83,8 +80,7 @@ impl Pipe {
             || AlignedBuf::zeroed(RecordBuilder::buffer_bytes(log.shape.record_payload_max()));
         let buffer = builder.exchange_buffer(self.spare.pop().unwrap_or_else(new));
         builder.clear();
-        let write_stream = write_stream(lifetime, self.has_write_streams);
-        self.transfers.write(placed.address.offset(), buffer, bytes, write_stream)
+        self.transfers.append(lifetime, placed.address, buffer, bytes)
     }
 
     /// Waits for the first record in flight; returns it with its outcome.

@@ -82,8 +82,8 @@ impl ReadAhead {
             content => content,
         };
         let Content::Partly(buffer) = &mut piece.content else { return true };
-        let offset = shape.address(segment, block).offset();
-        let ticket = transfers.read(offset, std::mem::replace(buffer, empty()), BLOCK_BYTES);
+        let from = shape.address(segment, block);
+        let ticket = transfers.read(from, std::mem::replace(buffer, empty()), BLOCK_BYTES);
         let (read, outcome) = transfers.wait(ticket);
         *buffer = read;
         outcome.is_ok()
@@ -116,8 +116,8 @@ impl ReadAhead {
             let (first, blocks) = (self.next, PIECE_BLOCKS.min(shape.segment_blocks - self.next));
             let new = || AlignedBuf::zeroed(PIECE_BLOCKS as usize * BLOCK_BYTES);
             let buffer = self.spare.pop().unwrap_or_else(new);
-            let offset = shape.address(segment, first).offset();
-            let ticket = transfers.read(offset, buffer, blocks as usize * BLOCK_BYTES);
+            let from = shape.address(segment, first);
+            let ticket = transfers.read(from, buffer, blocks as usize * BLOCK_BYTES);
             self.pieces.push_back(Piece { first, blocks, content: Content::Coming(ticket) });
             self.next += blocks;
         }

@@ -1,8 +1,7 @@
 //! Live blocks of a victim that have been read and not copied yet, sorted by LBA, so that cleaning
 //! keeps sequential data sequential.
 
-use flowstone_log_format::BLOCK_BYTES;
-use flowstone_log_format::ENTRIES_MAX;
+use flowstone_log_format::{BLOCK_BYTES, ENTRIES_MAX};
 
 use crate::maintenance::writer::Move;
 

@@ -4,10 +4,11 @@
 use std::io;
 
 use flowstone_block::{AlignedBuf, IoVec, Outcome, QueueContext, QueueDepth, Reactor, mutant};
-use flowstone_fileio::{
-    FileChannel, FileCompletion, FileIo, FileOffset, FileOp, FileRequest, MemoryList,
-};
+use flowstone_fileio::{FileCompletion, FileIo, MemoryList};
+use flowstone_log_format::Address;
 use slab::Slab;
+
+use flowstone_log_store::{Hints, StoreQueue};
 
 /// Queue depth: more than are ever in flight.
 const DEPTH: u16 = 128;
@@ -15,7 +16,7 @@ const DEPTH: u16 = 128;
 /// See the module. Each transfer ends when it is [waited for](Self::wait).
 pub struct Transfers {
     /// Dropped first, which waits for transfers in flight: the kernel uses `started`.
-    channel: Box<dyn FileChannel>,
+    store: StoreQueue,
     reactor: Reactor,
     done: Vec<FileCompletion>,
     started: Slab<Transfer>,
@@ -38,44 +39,43 @@ impl Transfers {
     /// Opens a queue of `file`.
     pub fn new(file: &dyn FileIo) -> io::Result<Self> {
         let context = QueueContext::alone(QueueDepth(DEPTH))?;
-        let channel = file.channel(&context)?;
+        let store = StoreQueue::open(file, &context)?;
         let (done, started) = Default::default();
-        Ok(Self { channel, reactor: context.reactor, done, started })
+        Ok(Self { store, reactor: context.reactor, done, started })
     }
 
     /// Starts a read into the first `bytes` of a buffer.
-    pub fn read(&mut self, offset: FileOffset, buffer: AlignedBuf, bytes: usize) -> Ticket {
-        self.start(FileOp::Read { offset, bytes: bytes as u64 }, buffer, bytes, 0)
+    pub fn read(&mut self, from: Address, buffer: AlignedBuf, bytes: usize) -> Ticket {
+        self.start(buffer, bytes, |store, list, key, hints| store.read(from, list, key, hints))
     }
 
-    /// Starts a write of the first `bytes` of a buffer, in a write stream of the drive.
-    pub fn write(
+    /// Starts the write of a record of a lifetime, the first `bytes` of a buffer.
+    pub fn append(
         &mut self,
-        offset: FileOffset,
+        lifetime: u8,
+        at: Address,
         buffer: AlignedBuf,
         bytes: usize,
-        write_stream: u8,
     ) -> Ticket {
-        let op = FileOp::Write { offset, bytes: bytes as u64, durable: false };
-        self.start(op, buffer, bytes, write_stream)
+        self.start(buffer, bytes, |store, list, key, hints| {
+            store.append(lifetime, at, list, key, hints);
+        })
     }
 
     fn start(
         &mut self,
-        op: FileOp,
         mut buffer: AlignedBuf,
         bytes: usize,
-        write_stream: u8,
+        submit: impl FnOnce(&mut StoreQueue, MemoryList, usize, Hints),
     ) -> Ticket {
         // SAFETY: buffer and list stay in `started` until the request has completed; neither moves.
         let memory = Box::new([unsafe { IoVec::of(&mut buffer[..bytes]) }]);
         // SAFETY: as above.
         let list = unsafe { MemoryList::new(&*memory) };
         let key = self.started.insert(Transfer { buffer, memory, outcome: None });
-        let keeps_out = !mutant("log.cleaner.fills-the-page-cache");
-        let request = FileRequest::new(op, list, key).dont_cache(keeps_out);
-        self.channel.submit(request.write_stream(write_stream));
-        self.channel.kick();
+        let stays_out = !mutant("log.cleaner.fills-the-page-cache");
+        submit(&mut self.store, list, key, Hints { stays_out, ..Hints::default() });
+        self.store.kick();
         Ticket(key)
     }
 
@@ -93,13 +93,13 @@ impl Transfers {
             if let Some(outcome) = self.started[ticket.0].outcome {
                 return (self.started.remove(ticket.0).buffer, outcome);
             }
-            self.reactor.sleep(|| self.channel.next_look());
+            self.reactor.sleep(|| self.store.next_look());
             self.collect();
         }
     }
 
     fn collect(&mut self) {
-        self.channel.reap(&mut self.done);
+        self.store.reap(&mut self.done);
         for completion in self.done.drain(..) {
             self.started[completion.tag].outcome = Some(completion.outcome);
         }
@@ -112,6 +112,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use flowstone_block::NextLook;
+    use flowstone_fileio::{FileChannel, FileRequest};
     use flowstone_sim::{SimDisk, Wrapped};
 
     use super::*;
@@ -145,10 +146,10 @@ mod tests {
         let count = Arc::clone(&filled);
         let file = Wrapped::new(&SimDisk::new(8192), move |it| Watched(it, Arc::clone(&count)));
         let mut transfers = Transfers::new(&file).unwrap();
-        let read = transfers.read(FileOffset::new(0), AlignedBuf::zeroed(4096), 4096);
+        let read = transfers.read(Address::new(0), AlignedBuf::zeroed(4096), 4096);
         let (buffer, outcome) = transfers.wait(read);
         outcome.unwrap();
-        let write = transfers.write(FileOffset::new(4096), buffer, 4096, 0);
+        let write = transfers.append(0, Address::new(1), buffer, 4096);
         transfers.wait(write).1.unwrap();
         assert_eq!(filled.load(Ordering::Relaxed), 0);
     }

@@ -1,11 +1,11 @@
 //! Selection of segments to clean.
 
-use flowstone_log_format::SegmentId;
+use flowstone_log_format::{LIFETIME_MAP, SegmentId};
 
 use super::Cleaner;
 use crate::log::segments::{Segment, State};
 use crate::maintenance::candidates::{Chosen, is_worth_cleaning, look_through};
-use crate::policy::{AGE_POWER, Candidate, LIFETIME_MAP};
+use crate::policy::{AGE_POWER, Candidate};
 
 /// Inverse of the maximum share of live blocks in segments that are cleaned while guests are quiet.
 const SPARSE_PART: u32 = 3;

@@ -2,9 +2,9 @@
 
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_log_format::{
-    Address, BLOCK_BYTES, Entry, HEADS, HeadPlace, Kind, LEAF_ON_DISK_BLOCKS, LeafPlace,
-    RecordBuilder, Root, RootPlace, SegmentId, SegmentNote, Superblock, blocks_of_sectors,
-    root_blocks,
+    Address, BLOCK_BYTES, Entry, HEADS, HeadPlace, Kind, LEAF_ON_DISK_BLOCKS, LIFETIME_CLEANED,
+    LIFETIME_COLD, LIFETIME_MAP, LeafPlace, RecordBuilder, Root, RootPlace, SegmentId, SegmentNote,
+    Superblock, blocks_of_sectors, root_blocks,
 };
 use tracing::error;
 
@@ -13,7 +13,6 @@ use crate::log::append::Health;
 use crate::log::reserve::View;
 use crate::log::segments::{Segment, State};
 use crate::maintenance::Progress;
-use crate::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP};
 use crate::volume::map::LEAF_BLOCKS;
 
 /// The kind of a checkpoint.

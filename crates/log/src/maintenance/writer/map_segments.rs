@@ -1,11 +1,10 @@
 //! Segments of maps: sparse ones are freed by writing their leaves elsewhere.
 
 use flowstone_block::{Errno, Outcome};
-use flowstone_log_format::SegmentId;
+use flowstone_log_format::{LIFETIME_MAP, SegmentId};
 
 use super::{CheckpointKind, Writer};
 use crate::maintenance::candidates::{is_worth_cleaning, look_through};
-use crate::policy::LIFETIME_MAP;
 
 /// Maximum number of checkpoints to make the map take a segment less.
 const MAP_ATTEMPTS: u32 = 3;

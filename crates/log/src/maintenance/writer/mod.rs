@@ -11,10 +11,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
-use flowstone_log_format::{
-    Address, BLOCK_BYTES, Kind, RecordBuilder, RootPlace, SegmentId, Superblock,
-};
+use flowstone_block::{Errno, Outcome, mutant};
+use flowstone_log_format::{Address, Kind, RecordBuilder, RootPlace, SegmentId, Superblock};
 
 use super::Progress;
 use crate::load::LeafPlaces;
@@ -91,11 +89,9 @@ impl Writer {
     pub fn write_superblock(&mut self, mut superblock: Superblock) -> Outcome {
         superblock.generation += 1;
         superblock.written_at = self.log.clock.calendar().as_secs();
-        let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
-        block.copy_from_slice(&superblock.encode());
         // If this fails, the next attempt has the same generation, and so goes to the same slot:
         // the other one holds the valid superblock.
-        self.space.file.write(superblock.slot().offset(), &mut block)?;
+        self.space.store.write_superblock(&superblock)?;
         if !mutant("log.checkpoint.frees-before-superblock-sync") {
             self.space.sync()?;
         }

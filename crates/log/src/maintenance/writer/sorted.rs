@@ -1,12 +1,10 @@
 //! Copies of live blocks from any segments, in LBA order.
 
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
-use flowstone_fileio::FileOffset;
-use flowstone_log_format::{BLOCK_BYTES, Entry, Kind, RecordBuilder, SegmentId};
+use flowstone_log_format::{BLOCK_BYTES, Entry, Kind, LIFETIME_SORTED, RecordBuilder, SegmentId};
 
 use super::{CheckpointKind, Move, Writer};
 use crate::log::Log;
-use crate::policy::LIFETIME_SORTED;
 
 /// Aligned group of blocks that is copied into one record: a request of 128 KiB reads them from one
 /// place. A record header lies between groups of different records.
@@ -36,12 +34,8 @@ pub const fn moves_most(count: usize) -> usize {
 impl Writer {
     /// Reads these blocks into consecutive memory.
     pub fn read_blocks(&mut self, moves: &[Move], buffer: &mut AlignedBuf) -> Outcome {
-        let mut reads: Vec<(FileOffset, &mut [u8])> = moves
-            .iter()
-            .zip(buffer.chunks_exact_mut(BLOCK_BYTES))
-            .map(|(moved, target)| (moved.old.address().offset(), target))
-            .collect();
-        self.space.file.read_many(&mut reads)
+        let addresses = moves.iter().map(|moved| moved.old.address());
+        self.space.store.read_many(addresses.zip(buffer.chunks_exact_mut(BLOCK_BYTES)))
     }
 
     /// Appends copies of the blocks that were read. As far as possible, no record ends inside a

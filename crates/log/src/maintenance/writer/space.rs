@@ -11,16 +11,15 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::sync::atomic::Ordering;
 use flowstone_block::{Errno, Outcome, mutant};
-use flowstone_fileio::{BlockingFile, FileOp};
 use flowstone_image::runtime::wakers::QueueWaker;
-use flowstone_log_format::{Address, Incarnation, SegmentId, Sequence};
+use flowstone_log_format::{Incarnation, SegmentId, Sequence};
+use flowstone_log_store::SegmentStore;
 use tracing::warn;
 
 use crate::log::Log;
 use crate::log::append::{AppendState, FULL_RETRY};
 use crate::log::reserve::{SLACK_SEGMENTS, View, told_from};
 use crate::maintenance::Progress;
-use crate::policy::write_stream;
 
 /// Ready segments kept beyond the reserve, even when nothing is written.
 const READY_KEPT: u32 = 2;
@@ -61,13 +60,12 @@ impl SpaceAhead {
     }
 }
 
-/// The image's file, as the maintenance worker uses it.
+/// The store, as the maintenance worker uses it.
 pub struct Space {
     log: Arc<Log>,
     /// Stays out of the host's page cache: maps are not read again before the next open, and blocks
     /// that are put in order are cold, or a journal.
-    pub file: BlockingFile,
-    has_write_streams: bool,
+    pub store: SegmentStore,
     /// Ends its wait for a queue's sync.
     waker: Arc<QueueWaker>,
     ahead: SpaceAhead,
@@ -77,32 +75,16 @@ pub struct Space {
 
 impl Space {
     pub fn new(log: Arc<Log>) -> io::Result<Self> {
-        let mut file = BlockingFile::new(&*log.file)?;
-        file.set_dont_cache(!mutant("log.cleaner.fills-the-page-cache"));
-        let waker = QueueWaker::new(file.reactor());
-        let has_write_streams = log.file.write_streams() > 0;
-        Ok(Self {
-            log,
-            file,
-            has_write_streams,
-            waker,
-            ahead: SpaceAhead::default(),
-            host_full: None,
-        })
-    }
-
-    /// Writes a record of a class.
-    pub fn write(&mut self, lifetime: u8, at: Address, record: &mut [u8]) -> Outcome {
-        self.file.set_write_stream(write_stream(lifetime, self.has_write_streams));
-        let outcome = self.file.write(at.offset(), record);
-        self.file.set_write_stream(0);
-        outcome
+        let mut store = SegmentStore::open(&*log.file, log.shape)?;
+        store.keep_out_of_page_cache();
+        let (waker, ahead) = (store.waker(), SpaceAhead::default());
+        Ok(Self { log, store, waker, ahead, host_full: None })
     }
 
     /// Makes everything durable that has been written to the file.
     pub fn sync(&mut self) -> Outcome {
         let committed = self.log.append_state().committed();
-        let outcome = self.log.sync.run(&mut self.file, &self.waker);
+        let outcome = self.store.sync(&self.log.sync, &self.waker);
         match outcome {
             Ok(()) => {
                 let mut state = self.log.append_state();
@@ -182,11 +164,10 @@ impl Space {
 
     /// Makes a segment ready together with `more` that follow it, or deallocates those.
     fn obtain_run(&mut self, first: SegmentId, more: u32) -> bool {
-        let offset = self.log.shape.address(first, 0).offset();
-        let bytes = u64::from(1 + more) * self.log.shape.segment_bytes();
+        let end = first.get() + 1 + more;
         let allocated = mutant("log.space.ready-without-space")
-            || self.file.run(FileOp::Allocate { offset, bytes }).is_ok();
-        let behind: Vec<_> = SegmentId::range(first.get() + 1..first.get() + 1 + more).collect();
+            || self.store.allocate(first..SegmentId::new(end)).is_ok();
+        let behind: Vec<_> = SegmentId::range(first.get() + 1..end).collect();
         if allocated {
             let mut state = self.log.append_state();
             state.segments_mut().make_ready(first);
@@ -219,9 +200,7 @@ impl Space {
     }
 
     fn allocate(&mut self, segment: SegmentId) -> Outcome {
-        let offset = self.log.shape.address(segment, 0).offset();
-        let bytes = self.log.shape.segment_bytes();
-        let outcome = self.file.run(FileOp::Allocate { offset, bytes });
+        let outcome = self.store.allocate(segment..segment.next());
         self.host_full = match outcome {
             Ok(()) => None,
             Err(errno) => {
@@ -248,13 +227,8 @@ impl Space {
             false => never_used,
         };
         self.punch(&free);
-        let offset = self.log.shape.address(never_used, 0).offset();
-        let end = u64::from(limit) * self.log.shape.segment_bytes();
-        let end = end.min(self.log.file.size().unwrap_or(0));
-        let bytes = end.saturating_sub(offset.get());
-        if bytes > 0
-            && let Err(errno) = self.file.run(FileOp::Discard { offset, bytes })
-        {
+        let size = self.log.file.size().unwrap_or(0);
+        if let Err(errno) = self.store.free_within(never_used..SegmentId::new(limit), size) {
             warn!("{}: cannot punch segments from {never_used} on: {errno}", self.log.name);
         }
     }
@@ -266,9 +240,7 @@ impl Space {
         let runs: Vec<_> = sorted.chunk_by(|one, next| next.get() == one.get() + 1).collect();
         self.log.volume.discards.count_runs(runs.len());
         for run in runs {
-            let offset = self.log.shape.address(run[0], 0).offset();
-            let bytes = run.len() as u64 * self.log.shape.segment_bytes();
-            if let Err(errno) = self.file.run(FileOp::Discard { offset, bytes }) {
+            if let Err(errno) = self.store.free(run[0]..run[run.len() - 1].next()) {
                 // They stay free; only their host space is not deallocated.
                 let (name, count) = (&self.log.name, run.len());
                 warn!("{name}: cannot punch {count} segments from {} on: {errno}", run[0]);

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use flowstone_block::{Errno, mutant};
 use flowstone_log_format::{
-    Address, HeadPlace, Kind, MapEntry, Placed, RecordBuilder, Sequence, Stamp,
+    Address, HeadPlace, Kind, LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP, LIFETIMES, MapEntry,
+    Placed, RecordBuilder, Sequence, Stamp,
 };
 
 use super::space::Space;
 use crate::log::Log;
 use crate::log::reserve::Opener;
-use crate::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP, LIFETIMES};
 
 /// Minimum room for copies at the end of a segment; less is not used.
 const COPIES_LEAST: u32 = 4;
@@ -64,7 +64,7 @@ impl Streams {
     ) -> Result<Address, Errno> {
         let (placed, before) = self.place(space, lifetime, kind, link, builder.payload())?;
         let record = builder.finish(self.log.codec, &placed);
-        if let Err(errno) = space.write(lifetime, placed.address, record) {
+        if let Err(errno) = space.store.append(lifetime, placed.address, record) {
             self.abandon(lifetime, before);
             return Err(errno);
         }
@@ -169,7 +169,7 @@ impl Streams {
         let seal = place.go_on_at(next, self.log.shape, self.stamp());
         let mut builder = RecordBuilder::new(0);
         builder.push(next.entry_of_seal());
-        space.write(lifetime, seal.address, builder.finish(self.log.codec, &seal))?;
+        space.store.append(lifetime, seal.address, builder.finish(self.log.codec, &seal))?;
         self.log.append_state().accounting_mut().sealed_copies();
         Ok(())
     }

@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use flowstone_block::{AlignedBuf, Errno};
-use flowstone_fileio::BlockingFile;
 use flowstone_log_format::{BLOCK_BYTES, SegmentId, Shape};
+
+use super::Reader;
 
 /// Blocks per read: enough for the longest record of data, and for full device throughput.
 const WINDOW_BLOCKS: u32 = 512;
@@ -22,9 +23,8 @@ impl Window {
     /// if they do not exist, or do not fit.
     pub fn show(
         &mut self,
-        reader: &mut BlockingFile,
+        reader: &mut Reader<'_>,
         shape: Shape,
-        file_blocks: u64,
         segment: SegmentId,
         first: u32,
         count: u32,
@@ -36,7 +36,7 @@ impl Window {
             return Ok(true);
         }
         let start = shape.address(segment, first);
-        let in_file = file_blocks.saturating_sub(u64::from(start.get()));
+        let in_file = reader.blocks().saturating_sub(u64::from(start.get()));
         let in_segment = u64::from(shape.segment_blocks - first);
         let blocks = in_file.min(in_segment).min(u64::from(WINDOW_BLOCKS)) as u32;
         if blocks < count {
@@ -48,7 +48,7 @@ impl Window {
         });
         self.blocks = 0..0;
         let mut read =
-            |blocks: u32| reader.read(start.offset(), &mut buffer[..blocks as usize * BLOCK_BYTES]);
+            |blocks: u32| reader.read(start, &mut buffer[..blocks as usize * BLOCK_BYTES]);
         // The blocks beyond `count` were read in advance: they need not be readable.
         let blocks = match read(blocks) {
             Err(_) if blocks > count => read(count).map(|()| count),
