@@ -1,9 +1,9 @@
 //! Options of the comparison, as parsed.
 
-use flowstone_block::parse_size;
 use std::path::PathBuf;
 
 use clap::Args;
+use flowstone_block::parse_size;
 
 use crate::place::Place;
 

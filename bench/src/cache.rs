@@ -14,14 +14,14 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Args;
+use flowstone_block::parse_size;
 use flowstone_cache::{BlockId, FREQ_THRESHOLD, Outcome, PolicyKind, VmSize, Vms};
+use flowstone_experiment::host::Host;
+use flowstone_experiment::plot::{Axes, Lines, draw};
+use flowstone_experiment::{Experiment, table};
 
 use self::rivals::{Lirs, Rival, Sieve};
 use self::trace::{Accesses, BLOCK_BYTES};
-use crate::experiment::{Experiment, table};
-use crate::host::Host;
-use crate::plot::{Axes, Lines, draw};
-use flowstone_block::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

@@ -10,16 +10,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use flowstone_block::parse_size;
+use flowstone_experiment::{CPU_US, Experiment, Figures, IOPS, P50_US, figures, table, turns};
 use flowstone_testkit::DaemonCommand;
 use flowstone_testkit::load::{Completion, LoadOptions};
 use rustix::fs::{Advice, fadvise, fsync};
 
-use crate::experiment::{CPU_US, Experiment, Figures, IOPS, P50_US, figures, table, turns};
 use crate::place::{Place, drive, remove, seconds, serve, stop_peer, whole};
 use crate::point::selected;
 use crate::run::Run;
 use crate::server::qsd;
-use flowstone_block::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::Args;
+use flowstone_block::parse_size;
+use flowstone_experiment::command::succeed;
+use flowstone_experiment::{Experiment, table};
 use flowstone_testkit::load::{Completion, LoadOptions};
 
-use crate::experiment::{Experiment, table};
-use crate::place::{create, drive, program, remove, seconds, serve, stop, succeed, whole};
+use crate::place::{create, drive, program, remove, seconds, serve, stop, whole};
 use crate::run::Run;
-use flowstone_block::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

@@ -8,11 +8,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use flowstone_experiment::host::Host;
+use flowstone_experiment::{Experiment, Figures, IOPS, Of};
 use flowstone_testkit::process::temp_dir;
 
 use crate::args::CompareArgs;
-use crate::experiment::{Experiment, Figures, IOPS, Of};
-use crate::host::Host;
 use crate::idle;
 use crate::image::Images;
 use crate::point::{Point, selected};

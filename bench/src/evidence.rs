@@ -1,166 +1,174 @@
-//! `flowstone-bench evidence`: the effect of each image format on a drive, cell by cell, as
-//! reproducible commands.
-//!
-//! ```text
-//!   tables ──► flowstone replay, two at a time ──► docs/evidence/data/TABLE.json
-//!                                                           └──► pages and pictures
-//! ```
+//! The tables of other commands, which measure speed and need a quiet machine: the pages show what
+//! the command's own document does, from the JSON that it writes.
 
-mod benches;
-mod checks;
-mod data;
-mod guests;
-mod pages;
-mod phases;
-mod pictures;
-mod record;
-mod table;
-mod tables;
+use flowstone_evidence::Bench;
+use flowstone_experiment::Experiment;
 
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use crate::cache;
+use crate::guest::postmark;
+use crate::pdc;
+use crate::pollers::{busy, cost, equal, forms};
+use crate::trace;
+use crate::writers;
 
-use anyhow::{Result, ensure};
-use clap::Args;
-use serde_json::Value;
+/// All of them.
+pub const BENCHES: [Bench; 9] = [
+    Bench {
+        page: "S1.md",
+        name: "writers",
+        data: "writers",
+        command: "writers",
+        render: writers::render,
+    },
+    Bench {
+        page: "S1.md",
+        name: "trace",
+        data: "trace",
+        command: "trace --rounds 7",
+        render: trace::render,
+    },
+    of_pollers("pollers-forms", forms::render),
+    of_pollers("pollers-cost", cost::render),
+    of_pollers("pollers-equal", equal::render),
+    Bench {
+        page: "S2.md",
+        name: "pollers-busy",
+        data: "pollers-busy",
+        command: "pollers --rounds 9 --runtime 1 --only busy",
+        render: busy::render,
+    },
+    Bench {
+        page: "S4.md",
+        name: "pdc",
+        data: "pdc",
+        command: "pdc --rounds 3",
+        render: pdc::render,
+    },
+    Bench {
+        page: "S5.md",
+        name: "hits",
+        data: "hits",
+        command: "cache --trace target/evidence/traces/postmark-sizes.csv.zst --warmup 5 --bytes \
+                  250M,500M,1G,2G,4G --policy multicache-count,multicache-weight,lru,default",
+        render: cache::render,
+    },
+    Bench {
+        page: "S5.md",
+        name: "guest-postmark",
+        data: "guest-postmark",
+        command: "guest postmark --rounds 3",
+        render: postmark::render,
+    },
+];
 
-use self::data::{Cell, Data};
-use self::table::Table;
-use self::tables::{long, tables};
-use crate::host::commit;
-use crate::place::json;
-
-/// Replays run in parallel; of large drives, whose models take much memory, one at a time.
-const AT_ONCE: usize = 2;
-/// Folder of the pages.
-const FOLDER: &str = "docs/evidence";
-
-/// Options.
-#[derive(Clone, Debug, Args)]
-pub struct EvidenceArgs {
-    /// Print the tables and their commands, and run nothing
-    #[arg(long)]
-    list: bool,
-    /// Run this table only
-    #[arg(long, value_name = "NAME")]
-    only: Option<String>,
-    /// Boot Linux guests and record the requests to their disks into target/evidence/traces, for
-    /// the tables that replay them; once is enough (42 min)
-    #[arg(long, conflicts_with_all = ["quick", "flowstone"])]
-    record: bool,
-    /// Add the tables of drives of 64 GiB, and of two loads by erase block; replays run one at a
-    /// time, for their memory (about an hour and a half in all)
-    #[arg(long, conflicts_with_all = ["record", "quick"])]
-    long: bool,
-    /// Write the pages from the data and run nothing: after a table of another command was
-    /// measured
-    #[arg(long, conflicts_with_all = ["record", "quick", "list"])]
-    render: bool,
-    /// Use disks of 256 MiB; the figures go to target/evidence, not to the pages
-    #[arg(long)]
-    quick: bool,
-    /// The flowstone binary [default: beside this program]
-    #[arg(long, value_name = "PATH")]
-    flowstone: Option<PathBuf>,
+const fn of_pollers(name: &'static str, render: fn(&Experiment) -> String) -> Bench {
+    let command = "pollers --rounds 15 --only forms --only cost --only equal";
+    Bench { page: "S2.md", name, data: "pollers", command, render }
 }
 
-/// Runs the subcommand.
-pub fn evidence(args: &EvidenceArgs) -> Result<()> {
-    if args.record {
-        return if args.list {
-            record::list();
-            Ok(())
-        } else {
-            record::record(args.only.as_deref())
-        };
-    }
-    if args.render {
-        ensure!(Path::new(FOLDER).exists(), "there is no {FOLDER} here; run this in a clone");
-        return pages::update(Path::new(FOLDER));
-    }
-    let is_wanted = |table: &Table| args.only.as_ref().is_none_or(|name| table.name == *name);
-    let mut all = tables(args.quick);
-    if args.long {
-        all.extend(long());
-    }
-    let names = all.iter().map(|table| table.name).collect::<Vec<_>>().join(", ");
-    let wanted: Vec<_> = all.into_iter().filter(is_wanted).collect();
-    ensure!(!wanted.is_empty(), "there is no such table; there are {names}");
-    if args.list {
-        for table in &wanted {
-            println!("{}: {}", table.name, table.title);
-            table.commands().for_each(|command| println!("    {}", command.join(" ")));
-        }
-        if args.only.is_none() {
-            benches::list();
-        }
-        return Ok(());
-    }
-    let flowstone = match &args.flowstone {
-        Some(path) => path.clone(),
-        None => std::env::current_exe()?.with_file_name("flowstone"),
-    };
-    let folder = Path::new(if args.quick { "target/evidence" } else { FOLDER });
-    ensure!(args.quick || folder.exists(), "there is no {FOLDER} here; run this in a clone");
-    std::fs::create_dir_all(folder.join("data"))?;
-    let wanted: Vec<_> = wanted.into_iter().filter(is_recorded).collect();
-    ensure!(args.only.is_none() || !wanted.is_empty(), "nothing is left to run");
-    // Before the replays, which may take long: the commit of what they run.
-    let commit = commit();
-    let (reports, failures) = run_all(&flowstone, &wanted, if args.long { 1 } else { AT_ONCE })?;
-    let is_whole = |table: &&Table| table.commands().all(|it| reports.contains_key(&it));
-    for table in wanted.iter().filter(is_whole) {
-        let cell = |command: Vec<String>| Cell { report: table.kept(&reports[&command]), command };
-        let cells = table.commands().map(cell).collect();
-        let data = Data { commit: commit.clone(), cells };
-        data.write(&folder.join("data").join(format!("{}.json", table.name)))?;
-        println!("### {}\n\n{}", table.title, table.render(&data)?);
-    }
-    if !args.quick {
-        pages::update(folder)?;
-    }
-    ensure!(failures.is_empty(), "tables are left as they were: {}", failures.join("; "));
-    Ok(())
-}
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
 
-/// Returns whether the traces replayed by a table exist; if not, its earlier results are kept.
-fn is_recorded(table: &Table) -> bool {
-    let missing = table.traces().find(|trace| !Path::new(trace).exists());
-    if let Some(trace) = &missing {
-        let how = "flowstone-bench evidence --record makes it";
-        eprintln!("{} is left out: there is no {trace} ({how})", table.name);
-    }
-    missing.is_none()
-}
+    use flowstone_experiment::host::Host;
 
-/// Reports by command.
-type Reports = HashMap<Vec<String>, Value>;
+    use super::*;
 
-/// Runs each command once, even if several tables have it. Returns the reports, and what failed.
-fn run_all(flowstone: &Path, tables: &[Table], at_once: usize) -> Result<(Reports, Vec<String>)> {
-    let mut commands: Vec<_> = tables.iter().flat_map(Table::commands).collect();
-    commands.sort();
-    commands.dedup();
-    // Log images take longest.
-    commands.sort_by_key(|command| !command.iter().any(|word| word == "log"));
-    let (next, done) = (AtomicUsize::new(0), Mutex::new((Reports::new(), Vec::new())));
-    let work = || {
-        while let Some(command) = commands.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let report = json(Command::new(flowstone).args(&command[1..]).arg("--json"));
-            let mut done = done.lock().expect("no thread panics here");
-            let (reports, failures) = &mut *done;
-            let number = reports.len() + failures.len() + 1;
-            eprintln!("{number} of {}: {}", commands.len(), command.join(" "));
-            match report {
-                Ok(report) => drop(reports.insert(command.clone(), report)),
-                Err(error) => failures.push(format!("{error:#}")),
+    /// Made-up figures of two contenders at a point of each table, and the line that shows them.
+    const MADE_UP: [(&str, &str, [&str; 2], &str, &str); 9] = [
+        (
+            "writers",
+            "xfs randwrite",
+            ["raw", "log"],
+            "iops",
+            "| xfs | random | 1 | 4 | 6 | - | - | - | 1.500 | - | - | - | - | - | - | - |",
+        ),
+        (
+            "trace",
+            "without",
+            ["Flowstone, raw", "qemu-storage-daemon, raw"],
+            "iops",
+            "| without | Flowstone, raw | 4 | 0.667 | - |",
+        ),
+        (
+            "pollers",
+            "forms, its own QD32",
+            ["`fused`", "`split`"],
+            "iops",
+            "| its own | 32 | `split` | 6 | 1.500 | - | - | - |",
+        ),
+        (
+            "pollers",
+            "cost, 20,000/s, polls",
+            ["QSD", "`auto`"],
+            "server_us_per_io",
+            "| 20,000/s | polls | `auto` | - | - | 6.00 | 1.500 | - | - | - | - |",
+        ),
+        (
+            "pollers",
+            "equal, tmpfs randread, client polls",
+            ["`1`", "`per-queue`"],
+            "iops",
+            "| tmpfs randread, client polls | 4 | 6 | 0.667 | - | - | - | - | - |",
+        ),
+        (
+            "pollers-busy",
+            "busy, polls, alone",
+            ["QSD", "`auto`"],
+            "p99_us",
+            "| polls | `auto` | - | 6.0 | - | - | - |",
+        ),
+        (
+            "pdc",
+            "our cache, `default`, 8 reads",
+            ["on", "off"],
+            "transactions_per_s",
+            "| our cache, `default`, 8 reads | 4 | 6 | 0.667 | - | - |",
+        ),
+        ("hits", "250 MiB", ["multicache", "default"], "hit_ratio", "| 250 MiB | 4.000 | 6.000 |"),
+        (
+            "guest-postmark",
+            "1024 KiB, 100 % reads",
+            ["0 % cached", "80 % cached"],
+            "mb_per_s",
+            "| 1024 KiB, 100 % reads | 4.00 | - | - | - | 1.500 |",
+        ),
+    ];
+
+    #[test]
+    fn a_table_shows_the_data_of_its_command() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        std::fs::create_dir(folder.join("data")).unwrap();
+        assert!(BENCHES.iter().all(|it| it.rendered(folder).unwrap().is_none()));
+        for data in ["writers", "trace", "pollers", "pollers-busy", "pdc", "hits", "guest-postmark"]
+        {
+            let mut experiment = Experiment::new("test", Host::default());
+            for (_, point, contenders, figure, _) in MADE_UP.iter().filter(|it| it.0 == data) {
+                contenders.iter().zip([4.0, 6.0]).for_each(|(contender, value)| {
+                    experiment.add(point, contender, &[(figure, value)]);
+                });
             }
+            experiment.write(&folder.join(format!("data/{data}.json"))).unwrap();
         }
-    };
-    thread::scope(|scope| (0..at_once).for_each(|_| drop(scope.spawn(work))));
-    Ok(done.into_inner()?)
+        for (bench, (.., line)) in BENCHES.iter().zip(MADE_UP) {
+            let text = bench.rendered(folder).unwrap().unwrap();
+            assert!(text.contains(line), "{text}");
+            assert!(text.contains("\n\nMeasured "), "{text}");
+        }
+    }
+
+    /// A figure changes only with its data, never by hand.
+    #[test]
+    fn the_pages_say_what_the_data_says() {
+        let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/evidence"));
+        for bench in &BENCHES {
+            let Bench { page, name, .. } = bench;
+            let page = std::fs::read_to_string(folder.join(page)).unwrap();
+            assert!(page.contains(&format!("<!-- {name}:begin -->")), "{name}");
+            // It may have no data yet.
+            let text = bench.rendered(folder).unwrap().unwrap_or_default();
+            assert!(page.contains(&text), "{name}: run `flowstone-bench evidence --render`");
+        }
+    }
 }

@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
+use flowstone_experiment::thousands;
+use flowstone_experiment::{CPU_US, IOPS, Of, P99_US};
+
 use crate::compare::{Group, Report};
-use crate::experiment::thousands;
-use crate::experiment::{CPU_US, IOPS, Of, P99_US};
 use crate::idle::{self, CPU_PERCENT, RSS_MIB, THREADS};
 use crate::server::Server;
 

@@ -8,12 +8,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use flowstone_experiment::Figures;
 use flowstone_testkit::load::CpuSample;
 use flowstone_testkit::process::{TERMINATE_TIMEOUT, temp_dir};
 use flowstone_testkit::{Client, ClientOptions, DaemonCommand, Status};
 
 use crate::args::CompareArgs;
-use crate::experiment::Figures;
 use crate::server::{IdleDisk, Server, flowstone_idle, qsd_idle};
 
 /// Name for `--only`.

@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use flowstone_experiment::command::succeed;
 use flowstone_testkit::load::LoadOptions;
 
 use crate::args::{CompareArgs, LOG_BYTES, MEMORY_BYTES};
-use crate::place::{stop, succeed, whole};
+use crate::place::{stop, whole};
 use crate::point::Backend;
 use crate::raw_file::{REST, fill};
 use crate::server::Server;

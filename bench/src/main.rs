@@ -9,25 +9,20 @@ mod cache;
 mod cached;
 mod compact;
 mod compare;
-mod document;
 mod evidence;
-mod experiment;
 mod filecache;
 mod first_screen;
 mod guest;
-mod host;
 mod idle;
 mod image;
 mod log_image;
 mod markdown;
 mod memory_group;
-mod noise;
 mod operations;
 mod overlay;
 mod pair;
 mod pdc;
 mod place;
-mod plot;
 mod point;
 mod pollers;
 mod qcow2_image;
@@ -44,6 +39,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand};
+use flowstone_experiment::document;
 
 use args::CompareArgs;
 use compare::compare;
@@ -90,7 +86,7 @@ enum Command {
     /// Compute hit ratios of cache policies on a trace of block requests.
     Cache(cache::CacheArgs),
     /// Measure the wear of a drive by each format, table by table, for docs/evidence.
-    Evidence(evidence::EvidenceArgs),
+    Evidence(flowstone_evidence::EvidenceArgs),
     /// Compute the savings of the guest's file cache on a trace of file uses.
     Filecache(filecache::FilecacheArgs),
     /// Measure cache hits and misses beside qemu-storage-daemon over the page cache.
@@ -114,7 +110,7 @@ fn main() -> ExitCode {
         Some(Command::Qcow2(args)) => qcow2_image::qcow2(&args),
         Some(Command::Overlay(args)) => overlay::overlay(&args),
         Some(Command::Cache(args)) => cache::cache(&args),
-        Some(Command::Evidence(args)) => evidence::evidence(&args),
+        Some(Command::Evidence(args)) => flowstone_evidence::evidence(&args, &evidence::BENCHES),
         Some(Command::Filecache(args)) => filecache::filecache(&args),
         Some(Command::Cached(args)) => cached::cached(&args),
         Some(Command::Pdc(args)) => pdc::pdc(&args),

@@ -2,10 +2,13 @@
 
 use std::fmt::Write;
 
+use flowstone_experiment::noise::{LIMIT_PERCENT, OTHERS_PERCENT};
+use flowstone_experiment::{
+    CALLS_PER_IO, CPU_US, IOPS, KICKS_PER_IO, Of, P50_US, P99_US, thousands,
+};
+
 use crate::compare::{Contender, Group, Report};
-use crate::experiment::{CALLS_PER_IO, CPU_US, IOPS, KICKS_PER_IO, Of, P50_US, P99_US, thousands};
 use crate::idle::{self, ANONYMOUS_MIB, CPU_PERCENT, RSS_MIB, THREADS, WAKEUPS};
-use crate::noise::{LIMIT_PERCENT, OTHERS_PERCENT};
 use crate::point::Backend;
 use crate::server::Server;
 

@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
+use flowstone_experiment::{Experiment, interval, table};
 use flowstone_testkit::Daemon;
 use flowstone_testkit::fuse::FuseHost;
 use flowstone_testkit::load::CpuSample;
 use flowstone_testkit::process::Ready;
 use tempfile::{TempDir, tempdir_in};
 
-use crate::experiment::{Experiment, interval, table};
 use crate::idle::status_kib;
 use crate::place::{Disk, Place, create, drive, seconds, serve, serve_all, stop};
 use crate::run::Run;

@@ -12,10 +12,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use flowstone_experiment::command::succeed;
+use flowstone_experiment::{Figures, IOPS, table, turns};
 use flowstone_testkit::DaemonCommand;
 
-use crate::experiment::{Figures, IOPS, table, turns};
-use crate::place::{Place, remove, seconds, serve, stop_peer, succeed};
+use crate::place::{Place, remove, seconds, serve, stop_peer};
 use crate::run::Run;
 use crate::server::qsd;
 

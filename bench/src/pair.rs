@@ -11,15 +11,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use flowstone_block::parse_size;
+use flowstone_experiment::{CPU_US, Experiment, Figures, IOPS, figures, table, turns};
 use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, LoadOptions};
 use tempfile::tempdir_in;
 
-use crate::experiment::{CPU_US, Experiment, Figures, IOPS, figures, table, turns};
 use crate::place::{Place, create, drive, seconds, serve, stop, whole};
 use crate::point::selected;
 use crate::run::Run;
-use flowstone_block::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use flowstone_experiment::{Experiment, Figures, table};
 use flowstone_testkit::truth::{Holds, Truth, run};
 use flowstone_testkit::{Client, ClientOptions, Daemon, Status};
 
-use crate::experiment::{Experiment, Figures, table};
 use crate::memory_group::MemoryGroup;
 use crate::place::{program, remove, serve, stats, stop_peer};
 use crate::run::Run;

@@ -2,17 +2,17 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use flowstone_experiment::command::{json, succeed};
+use flowstone_experiment::{Figures, figures};
 use flowstone_testkit::load::{Completion, Limit, LoadOptions, LoadReport, run};
 use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT, flowstone_binary};
 use flowstone_testkit::{Daemon, DaemonCommand};
 use serde_json::Value;
-
-use crate::experiment::{Figures, figures};
 
 /// The servers: which program, on which CPU; and the CPU of their client.
 #[derive(Clone, Debug, Args)]
@@ -182,23 +182,6 @@ pub fn stop_peer(daemon: &mut Daemon) -> Result<()> {
 /// Returns the statistics of the daemon with this control socket.
 pub fn stats(program: &Path, control: &Path) -> Result<Value> {
     json(Command::new(program).args(["stats", "--json", "--control"]).arg(control))
-}
-
-/// Runs a command that must succeed, and returns the JSON that it prints.
-pub fn json(command: &mut Command) -> Result<Value> {
-    let output = succeed(command)?;
-    serde_json::from_slice(&output).with_context(|| format!("read the output of {command:?}"))
-}
-
-/// Runs a command that must succeed, and returns its output.
-pub fn succeed(command: &mut Command) -> Result<Vec<u8>> {
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("run {}", command.get_program().display()))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{command:?} ended with {}: {}", output.status, said.trim());
-    Ok(output.stdout)
 }
 
 /// Removes a file, if there is one.

@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
+use flowstone_block::parse_size;
+use flowstone_experiment::command::succeed;
+use flowstone_experiment::{Figures, IOPS, Named, table};
 use flowstone_testkit::load::{Completion, LoadOptions};
 
-use crate::experiment::{Figures, IOPS, Named, table};
-use crate::place::{End, Place, remove, seconds, serve, stop, stop_peer, succeed, whole};
+use crate::place::{End, Place, remove, seconds, serve, stop, stop_peer, whole};
 use crate::run::Run;
 use crate::server::qsd;
-use flowstone_block::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

@@ -13,15 +13,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use flowstone_block::parse_size;
+use flowstone_experiment::{Experiment, Figures, IOPS, Named, figures, signed, table};
 use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, LoadOptions, LoadReport};
 use tempfile::{TempDir, tempdir_in};
 
-use crate::experiment::{Experiment, Figures, IOPS, Named, figures, signed, table};
 use crate::place::{Disk, Place, drive, remove, seconds, serve_all, stop};
 use crate::point::selected;
 use crate::run::Run;
-use flowstone_block::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use flowstone_experiment::{CPU_US, Experiment, Figures, IOPS, figures, table};
 use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT};
 use flowstone_testkit::{Daemon, DaemonCommand};
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::tempdir_in;
 
-use crate::experiment::{CPU_US, Experiment, Figures, IOPS, figures, table};
 use crate::place::{Place, drive, seconds, serve, stop, whole};
 use crate::run::Run;
 

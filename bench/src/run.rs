@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use clap::Args;
+use flowstone_experiment::Experiment;
+use flowstone_experiment::document;
+use flowstone_experiment::host::{Host, commit};
 
-use crate::document;
-use crate::experiment::Experiment;
-use crate::host::{Host, commit};
 use crate::point::selected;
 
 /// See the module.

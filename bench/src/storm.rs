@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
+use flowstone_block::parse_size;
+use flowstone_experiment::{Figures, Named, interval, table};
 use flowstone_testkit::DaemonCommand;
 use flowstone_testkit::load::{Completion, LoadOptions, LoadReport};
 
-use crate::experiment::{Figures, Named, interval, table};
 use crate::place::{Place, drive, remove, seconds, serve, stop, stop_peer, whole};
 use crate::run::{Run, choose};
 use crate::server::qsd;
-use flowstone_block::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

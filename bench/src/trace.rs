@@ -9,13 +9,13 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use clap::Args;
+use flowstone_experiment::{CPU_US, Experiment, Figures, IOPS, Named, table};
 use flowstone_testkit::client::{ClientOptions, Completion};
 use flowstone_testkit::load::CpuSample;
 use flowstone_testkit::{Client, Daemon, Request, Status};
 use flowstone_trace::{Event, Kind, Trace, read};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use crate::experiment::{CPU_US, Experiment, Figures, IOPS, Named, table};
 use crate::place::{Place, remove, stop, stop_peer};
 use crate::run::Run;
 use crate::server::qsd;

@@ -6,10 +6,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use flowstone_experiment::{Experiment, table};
 use flowstone_testkit::fuse::FuseHost;
 
 use super::{BANDWIDTH, Mounted, Places, ROUND_TRIP};
-use crate::experiment::{Experiment, table};
 
 const FILES: u64 = 100;
 const FILE_BYTES: usize = 256 << 10;

@@ -14,13 +14,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
+use flowstone_experiment::Experiment;
+use flowstone_experiment::command::json;
+use flowstone_experiment::host::Host;
 use flowstone_testkit::process::{Ready, TempDir};
 use flowstone_testkit::{Daemon, DaemonCommand, HANG, wait_until};
 use serde_json::Value;
 
-use crate::experiment::Experiment;
-use crate::host::Host;
-use crate::place::{json, stop};
+use crate::place::stop;
 
 /// Round trip to a slow source, and the bandwidth of its link in bytes per second.
 const ROUND_TRIP: Duration = Duration::from_millis(1);

@@ -10,10 +10,10 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
+use flowstone_experiment::{Experiment, table};
 use flowstone_testkit::fuse::FuseHost;
 
 use super::{BANDWIDTH, Mounted, Places, ROUND_TRIP};
-use crate::experiment::{Experiment, table};
 
 /// Number of cached files.
 const CACHED: u64 = 16;

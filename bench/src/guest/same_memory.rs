@@ -7,11 +7,11 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use flowstone_experiment::{Experiment, table};
 use flowstone_policy::simulator::Line;
 use flowstone_testkit::fuse::{Call, FuseHost};
 
 use super::{Mounted, Places};
-use crate::experiment::{Experiment, table};
 use crate::filecache::Load;
 use crate::memory_group::MemoryGroup;
 

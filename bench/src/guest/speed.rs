@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use flowstone_experiment::{Experiment, table};
 use flowstone_testkit::fuse::FuseHost;
 use flowstone_testkit::process::pin_current_thread;
 
 use super::{Mounted, Places};
-use crate::experiment::{Experiment, table};
 
 /// Size of the files that are read and written.
 const FILE: u64 = 64 << 20;

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
+use flowstone_experiment::{Experiment, Figures, IOPS, interval, median, table};
 use flowstone_testkit::load::{Completion, LoadOptions};
 
 use super::contender::Contender;
 use super::point::{POINTS, Point};
 use super::settle::{Settle, settle};
-use crate::experiment::{Experiment, Figures, IOPS, interval, median, table};
 use crate::place::{Place, remove, seconds, stop, whole};
 use crate::raw_file::fill;
 use crate::run::{Run, choose};
@@ -200,7 +200,7 @@ fn row(point: &Point, to: Contender, target: f64, experiment: &Experiment) -> Ve
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::Host;
+    use flowstone_experiment::host::Host;
 
     fn measured(rates: &[(f64, f64)]) -> Experiment {
         let mut experiment = Experiment::new("test", Host::default());

@@ -1,6 +1,6 @@
 //! The contenders of the points.
 
-use crate::experiment::Named;
+use flowstone_experiment::Named;
 
 /// A contender; all of them are served by Flowstone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,10 +7,10 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::Args;
+use flowstone_experiment::{interval, table};
 use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, LoadOptions};
 
-use crate::experiment::{interval, table};
 use crate::place::{Place, drive, remove, stop, whole};
 use crate::run::Run;
 

@@ -8,8 +8,9 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use flowstone_experiment::command::json;
 
-use crate::place::{Place, json};
+use crate::place::Place;
 
 /// Range of `create --reserve`, in percent.
 const RESERVES: std::ops::RangeInclusive<u32> = 3..=74;

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use flowstone_experiment::{Experiment, GAP_MS, IOPS, interval, table};
 use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, LoadOptions, LoadReport};
 use rustix::fs::statfs;
 
 use super::parts::Parts;
 use super::share::{greedy, live_share, reserve_for};
-use crate::experiment::{Experiment, GAP_MS, IOPS, interval, table};
 use crate::place::{Place, drive, remove, stats, stop, whole};
 use crate::run::{Run, choose};
 
@@ -290,7 +290,7 @@ fn row(case: &Case, experiment: &Experiment) -> Option<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::Host;
+    use flowstone_experiment::host::Host;
 
     #[test]
     fn a_case_that_was_not_measured_has_no_row() {

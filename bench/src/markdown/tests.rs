@@ -1,8 +1,8 @@
 use clap::Parser;
+use flowstone_experiment::host::Host;
+use flowstone_experiment::{Experiment, Figures};
 
 use super::*;
-use crate::experiment::{Experiment, Figures};
-use crate::host::Host;
 use crate::point::Point;
 use crate::server::Aio;
 use crate::{Cli, first_screen};

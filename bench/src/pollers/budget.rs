@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use anyhow::Result;
+use flowstone_experiment::{Experiment, signed, spread, table};
 use flowstone_testkit::load::Completion;
 
 use super::server::{Disks, Server, Servers, TMPFS, Who};
 use super::{CPU_PERCENT, PollersArgs, interleave};
-use crate::experiment::{Experiment, signed, spread, table};
 
 const BUDGETS: [Option<u32>; 4] = [Some(30), Some(80), Some(150), None];
 const DISKS: usize = 4;

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::process::{Child, Command};
 
 use anyhow::Result;
+use flowstone_experiment::{Experiment, P50_US, P99_US, table};
 use flowstone_testkit::load::{Completion, LoadOptions};
 
 use super::server::{Disks, Server, Servers, TMPFS, Who};
 use super::{PollersArgs, interleave};
-use crate::experiment::{Experiment, P50_US, P99_US, table};
 
 const NICE: i8 = -10;
 const OURS: [&str; 2] = ["auto", "per-queue"];

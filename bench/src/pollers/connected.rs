@@ -4,10 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
+use flowstone_experiment::{Experiment, Figures, table};
 
 use super::PollersArgs;
 use super::server::{Disks, Server, TMPFS, Who};
-use crate::experiment::{Experiment, Figures, table};
 use crate::idle::{ANONYMOUS_MIB, CPU_PERCENT, RSS_MIB, THREADS, WAKEUPS, use_once, watch};
 
 /// The memory of one disk is computed from the difference.

@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use anyhow::Result;
+use flowstone_experiment::{
+    CALLS_PER_IO, CPU_US, Experiment, IOPS, KICKS_PER_IO, P50_US, P99_US, table,
+};
 use flowstone_testkit::load::{Completion, LoadOptions};
 
 use super::server::{Disks, Servers, TMPFS, Who};
 use super::{CPU_PERCENT, PollersArgs, interleave};
-use crate::experiment::{
-    CALLS_PER_IO, CPU_US, Experiment, IOPS, KICKS_PER_IO, P50_US, P99_US, table,
-};
 
 const OURS: [Who; 3] = [Who::Flowstone("auto"), Who::Flowstone("1"), Who::Flowstone("per-queue")];
 const PEERS: [Who; 3] = [Who::Qsd, Who::QsdOneThread, Who::QsdThreads];

@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use anyhow::Result;
+use flowstone_experiment::{CPU_US, Experiment, IOPS, P99_US, table};
 use flowstone_testkit::load::Completion;
 
 use super::server::{Disks, Server, Servers, TMPFS, Who};
 use super::{PollersArgs, interleave};
-use crate::experiment::{CPU_US, Experiment, IOPS, P99_US, table};
 
 const DISKS: usize = 16;
 const DEPTH: u16 = 4;

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use anyhow::Result;
+use flowstone_experiment::{Experiment, table};
 
 use super::server::{Disks, Servers, TMPFS, Who};
 use super::{PollersArgs, cells, interleave};
-use crate::experiment::{Experiment, table};
 
 const FORMS: [&str; 3] = ["fused", "split", "auto"];
 const DEPTHS: [u16; 3] = [1, 32, 128];

@@ -19,9 +19,9 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Args;
+use flowstone_experiment::{CPU_US, Experiment, IOPS, Named, P50_US, P99_US, figures};
 use flowstone_testkit::load::LoadOptions;
 
-use crate::experiment::{CPU_US, Experiment, IOPS, Named, P50_US, P99_US, figures};
 use crate::idle::CPU_PERCENT;
 use crate::place::{Place, seconds};
 use crate::point::selected;

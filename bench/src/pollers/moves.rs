@@ -4,12 +4,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use flowstone_experiment::{Experiment, GAP_MS, interval, table};
 use flowstone_testkit::load::{Completion, LoadOptions};
 use serde_json::Value;
 
 use super::PollersArgs;
 use super::server::{Disks, Server, TMPFS, Who};
-use crate::experiment::{Experiment, GAP_MS, interval, table};
 use crate::place::seconds;
 
 const DISKS: usize = 4;

@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use anyhow::Result;
+use flowstone_experiment::plot::{Axes, Lines, draw};
+use flowstone_experiment::{Experiment, IOPS, table};
 
 use super::server::{Disks, Servers, TMPFS, Who};
 use super::{PollersArgs, cells, interleave};
-use crate::experiment::{Experiment, IOPS, table};
-use crate::plot::{Axes, Lines, draw};
 
 const CHOICES: [&str; 3] = ["1", "auto", "per-queue"];
 const DISKS_MAX: usize = 4;

@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use flowstone_experiment::{Experiment, Figures, IOPS, P99_US, table};
 use flowstone_testkit::load::LoadOptions;
 use flowstone_testkit::truth::{Holds, Truth, run};
 use tempfile::tempdir_in;
 
 use super::{Bench, HOG_DEPTH, together};
-use crate::experiment::{Experiment, Figures, IOPS, P99_US, table};
 use crate::place::seconds;
 
 const BLOCK: u64 = 4096;

@@ -6,11 +6,11 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use flowstone_experiment::{Experiment, IOPS, P99_US, table};
 use flowstone_testkit::load::{LoadOptions, LoadReport};
 use tempfile::tempdir_in;
 
 use super::{Bench, HOG_DEPTH, together};
-use crate::experiment::{Experiment, IOPS, P99_US, table};
 use crate::place::seconds;
 
 /// Queue depth of each disk where the device is overloaded.

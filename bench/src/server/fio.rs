@@ -7,10 +7,10 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use flowstone_experiment::{CPU_US, Figures, IOPS, P50_US, P99_US};
 use serde_json::Value;
 
 use super::Setting;
-use crate::experiment::{CPU_US, Figures, IOPS, P50_US, P99_US};
 use crate::point::Backend;
 
 /// The program.

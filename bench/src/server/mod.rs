@@ -12,12 +12,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use flowstone_experiment::noise::{Noise, OTHERS_PERCENT};
+use flowstone_experiment::{Figures, figures};
 use flowstone_testkit::load::{LoadOptions, LoadReport};
 use flowstone_testkit::{Daemon, DaemonCommand};
 
 use crate::args::{CompareArgs, LOG_BYTES, MEMORY_BYTES};
-use crate::experiment::{Figures, figures};
-use crate::noise::{Noise, OTHERS_PERCENT};
 use crate::place::{drive, stop, whole};
 use crate::point::{Backend, Point};
 

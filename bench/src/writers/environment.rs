@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-
-use crate::place::succeed;
+use flowstone_experiment::command::succeed;
 
 /// An environment, by name.
 #[derive(Clone, Copy, Debug)]

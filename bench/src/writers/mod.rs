@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
+use flowstone_experiment::{Experiment, Figures, Named};
 use flowstone_testkit::load::Completion;
 
-use crate::experiment::{Experiment, Figures, Named};
 use crate::place::{End, Place, remove, stop, stop_peer};
 use crate::raw_file::fill;
 use crate::run::{Run, choose};

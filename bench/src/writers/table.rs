@@ -1,8 +1,9 @@
 //! The table of the writers.
 
+use flowstone_experiment::{Experiment, IOPS, Of, P99_US, table};
+
 use super::environment::ENVIRONMENTS;
 use super::{IODEPTH, JOB_BYTES, PATTERNS, SMALL_JOB_BYTES, WRITERS, Who, point};
-use crate::experiment::{Experiment, IOPS, Of, P99_US, table};
 
 const TITLES: &str = "environment | writes | runs | raw | log | one raw writer | QSD | fio | \
      log / raw | log / one raw writer | log / QSD | log / fio | p99, ms: raw | log | QSD | fio";
@@ -48,7 +49,7 @@ fn milliseconds(of: &Of<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::Host;
+    use flowstone_experiment::host::Host;
 
     #[test]
     fn a_row_has_medians_and_intervals() {

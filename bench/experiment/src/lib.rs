@@ -10,24 +10,27 @@
 //! begins each round, so that none always follows the same one. Rates of different rounds cannot be
 //! compared; the ratios within a round can.
 
+pub mod command;
+pub mod document;
 mod figures;
+pub mod host;
 mod interval;
+pub mod noise;
+pub mod plot;
 mod table;
-#[cfg(test)]
-mod tests;
 
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::host::Host;
+use self::host::Host;
 
-pub use figures::{
+pub use self::figures::{
     CALLS_PER_IO, CPU_US, Figures, GAP_MS, IOPS, KICKS_PER_IO, P50_US, P99_US, figures,
 };
-pub use interval::{interval, median, signed, spread, thousands};
-pub use table::{Of, table};
+pub use self::interval::{interval, median, signed, spread, thousands};
+pub use self::table::{Of, table};
 
 /// A point or a contender.
 pub trait Named {
@@ -205,3 +208,6 @@ pub fn turns<C>(round: usize, contenders: &[C]) -> impl Iterator<Item = &C> {
     let first = round % contenders.len().max(1);
     contenders[first..].iter().chain(&contenders[..first])
 }
+
+#[cfg(test)]
+mod tests;

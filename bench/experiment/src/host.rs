@@ -68,7 +68,7 @@ impl Host {
 
 /// Returns the commit of this repository, with `-dirty` if there are changes; or why it is unknown.
 pub fn commit() -> String {
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     let hash = said("git", &["-C", root, "rev-parse", "--short=12", "HEAD"]);
     let changes = said("git", &["-C", root, "status", "--porcelain", "--untracked-files=no"]);
     if changes.is_empty() { hash } else { format!("{hash}-dirty") }

@@ -12,8 +12,11 @@ const PIXELS: (u32, u32) = (720, 440);
 
 /// Titles of the axes, and whether the x axis is logarithmic.
 pub struct Axes {
+    /// What the x axis shows.
     pub x: &'static str,
+    /// What the y axis shows.
     pub y: &'static str,
+    /// Whether the x axis is logarithmic.
     pub is_log: bool,
     /// Text below the picture: how it is made.
     pub below: String,

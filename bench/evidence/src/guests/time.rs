@@ -3,8 +3,8 @@
 use super::{
     FILL, FORMATS, FULL, LARGE, NO_TRIM, Options, S3_DRIVE, formats_and_trim, of_guest, phases,
 };
-use crate::evidence::phases::OfPhase;
-use crate::evidence::table::{Shown, Table, column};
+use crate::phases::OfPhase;
+use crate::table::{Shown, Table, column};
 
 /// Erase blocks of which each holds pieces of four guests.
 const HUGE: &str = "--ssd=block=32M";

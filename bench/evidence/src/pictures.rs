@@ -4,12 +4,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use flowstone_block::parse_size;
+use flowstone_experiment::plot::{Axes, Lines, draw};
 
 use super::data::Data;
 use super::phases;
 use super::table::{Shown, Table};
 use super::tables::tables;
-use crate::plot::{Axes, Lines, draw};
 
 /// A picture of a table, which has the table's name.
 pub struct Picture {
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn pictures_show_what_the_data_says() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/evidence");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/evidence");
         let place = tempfile::tempdir().unwrap();
         for picture in &PICTURES {
             let drawn = place.path().join(picture.file());

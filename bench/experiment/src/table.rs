@@ -1,7 +1,7 @@
 //! Figures as the cells of a Markdown table.
 
-use super::Experiment;
-use super::interval::{interval, median, spread};
+use crate::Experiment;
+use crate::interval::{interval, median, spread};
 
 /// The figures of a contender at a point.
 #[derive(Clone, Copy, Debug)]
