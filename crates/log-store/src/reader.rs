@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 
 use flowstone_block::{Errno, Outcome};
-use flowstone_fileio::{BlockingFile, FileIo};
+use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
 use flowstone_log_format::{Address, BLOCK_BYTES};
 
 use super::offsets;
@@ -47,15 +47,14 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the next blocks from `from` on, and before `end`, that the host has allocated.
-    pub fn next_allocated(&self, from: u32, end: u32) -> Result<Option<Range<u32>>, Errno> {
+    pub fn next_allocated(&self, from: u64, end: u64) -> Result<Option<Range<u64>>, Errno> {
         let block = BLOCK_BYTES as u64;
-        let found = self.io.next_data(Address::new(from).offset()).map_err(errno_of)?;
+        let found = self.io.next_data(FileOffset::new(from * block)).map_err(errno_of)?;
         let found = found.map(|range| {
-            let start = (range.start.get() / block).max(from.into());
-            start..range.end.get().div_ceil(block).min(end.into())
+            let start = (range.start.get() / block).max(from);
+            start..range.end.get().div_ceil(block).min(end)
         });
-        let found = found.filter(|range| from < end && !range.is_empty());
-        Ok(found.map(|range| range.start as u32..range.end as u32))
+        Ok(found.filter(|range| !range.is_empty()))
     }
 }
 

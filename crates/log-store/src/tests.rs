@@ -86,7 +86,7 @@ fn allocated_blocks_are_found() {
         (70, 100, None),
         (288, 288, None),
         (300, 288, None),
-        (u32::MAX, u32::MAX, None),
+        (1 << 32, 1 << 32, None),
     ] {
         assert_eq!(reader.next_allocated(from, end).unwrap(), found, "{from} to {end}");
     }

@@ -84,7 +84,7 @@ const FUSE: (&str, &str) = ("fuser", "guest/filecache/src/library.rs");
 const FOR_TESTS: [&str; 2] = ["testing", "model"];
 
 /// The stages. Formats and files are part of the image stage.
-const STAGES: [(&str, &str); 12] = [
+const STAGES: [(&str, &str); 13] = [
     ("flowstone_frontend", "frontend"),
     ("flowstone_classify", "classify"),
     ("flowstone_cache", "cache"),
@@ -94,6 +94,7 @@ const STAGES: [(&str, &str); 12] = [
     ("flowstone_raw", "image"),
     ("flowstone_qcow2", "image"),
     ("flowstone_log_format", "image"),
+    ("flowstone_log_store", "image"),
     ("flowstone_log", "image"),
     ("flowstone_formats", "image"),
     ("flowstone_fileio", "image"),

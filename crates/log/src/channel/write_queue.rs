@@ -218,9 +218,10 @@ impl WriteQueue {
         match queue.log.place(&draft, &queue.waker) {
             Ok(Place { record: placed, seal }) => {
                 if let Some((seal, entry)) = seal {
-                    let mut record = self.empty_record();
-                    record.content.push(entry);
-                    self.write(queue, record, &seal);
+                    let mut end = self.empty_record();
+                    end.stream = record.stream;
+                    end.content.push(entry);
+                    self.write(queue, end, &seal);
                 }
                 self.write(queue, record, &placed);
                 Step::Done

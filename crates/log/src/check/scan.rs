@@ -46,16 +46,16 @@ impl Evidence {
         let mut reader = Reader::open(file)?;
         let codec = Codec::new(&superblock.identity);
         // No record lies where no address reaches.
-        let size = reader.blocks().min(u32::MAX.into()) as u32;
-        let most = (CHUNKS_AT_ONCE * CHUNK_BLOCKS).min(size);
+        let size = reader.blocks().min(1 << u32::BITS);
+        let most = u64::from(CHUNKS_AT_ONCE * CHUNK_BLOCKS).min(size);
         let mut buffer = AlignedBuf::zeroed(most as usize * BLOCK_BYTES);
-        let mut at = superblock.segment_blocks;
+        let mut at = u64::from(superblock.segment_blocks);
         while let Some(allocated) = reader.next_allocated(at, size)? {
             at = allocated.start;
             while at < allocated.end {
                 let blocks = (allocated.end - at).min(most);
                 let chunk = &mut buffer[..blocks as usize * BLOCK_BYTES];
-                found.read(&mut reader, at, chunk);
+                found.read(&mut reader, at as u32, chunk);
                 found.look_at(chunk, codec, superblock, end);
                 at += blocks;
             }
@@ -64,13 +64,13 @@ impl Evidence {
     }
 
     fn read(&mut self, reader: &mut Reader<'_>, from: u32, buffer: &mut [u8]) {
-        let places = (from..).step_by(CHUNK_BLOCKS as usize).map(Address::new);
-        let chunks = places.zip(buffer.chunks_mut(CHUNK_BLOCKS as usize * BLOCK_BYTES)).collect();
-        if reader.read_each(chunks).iter().all(Result::is_ok) {
-            return;
-        }
-        for (at, block) in (from..).map(Address::new).zip(buffer.chunks_mut(BLOCK_BYTES)) {
-            if reader.read(at, block).is_err() {
+        let place = |block: usize| Address::new(from + block as u32);
+        let chunk_blocks = CHUNK_BLOCKS as usize;
+        let chunks = buffer.chunks_mut(chunk_blocks * BLOCK_BYTES).enumerate();
+        let outcomes =
+            reader.read_each(chunks.map(|(at, it)| (place(at * chunk_blocks), it)).collect());
+        for (at, block) in buffer.chunks_mut(BLOCK_BYTES).enumerate() {
+            if outcomes[at / chunk_blocks].is_err() && reader.read(place(at), block).is_err() {
                 block.fill(0);
                 self.incomplete = true;
             }

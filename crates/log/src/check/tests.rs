@@ -1,12 +1,12 @@
 use std::path::Path;
 
-use flowstone_block::{BlockingDisk, Sector};
+use flowstone_block::{BlockingDisk, Errno, Sector};
 use flowstone_fileio::Access;
 use flowstone_image::DiscardMode;
 use flowstone_log_format::{
     Address, Entry, HeadPlace, Header, Incarnation, Kind, LIFETIME_WARM, SLOTS, SegmentId, Sequence,
 };
-use flowstone_sim::SimDisk;
+use flowstone_sim::{Call, Fault, SimDisk};
 
 use super::*;
 use crate::LogImage;
@@ -92,6 +92,21 @@ fn header_of(corrupter: &Corrupter, address: Address) -> (Address, Header, Vec<E
 
 fn flip(bytes: &mut [u8], at: Address) {
     bytes[at.offset().get() as usize + 99] ^= 4;
+}
+
+/// Regression: the scan ended before the highest address, and computed one beyond it.
+#[test]
+fn a_scan_reads_up_to_the_highest_address_and_no_further() {
+    let superblock = corrupter(Left::Closed).superblock();
+    let (end, block) = (1_u64 << 44, BLOCK_BYTES as u64);
+    for (unreadable, is_seen) in [(end - block, true), (end, false)] {
+        let disk = SimDisk::new(end + 10 * block);
+        disk.write_at(end - 1030 * block, &vec![1; 1040 * BLOCK_BYTES]);
+        let place = unreadable..unreadable + block;
+        disk.inject(Fault::fail(Errno::IO).on(Call::Read).within(place).always());
+        let evidence = Evidence::gather(&disk, &superblock, Sequence::default()).unwrap();
+        assert_eq!(evidence.proves_newest(&superblock), !is_seen);
+    }
 }
 
 #[test]

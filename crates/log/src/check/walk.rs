@@ -176,10 +176,11 @@ impl<'a> Walk<'a> {
         cursor.block += 1;
         let addresses = self.addresses(cursor.segment);
         let next = u64::from(addresses.start) + u64::from(cursor.block);
-        let from = u32::try_from(next).unwrap_or(u32::MAX);
-        let found = self.reader.next_allocated(from, addresses.end).ok().flatten();
+        let start = u64::from(addresses.start);
         let segment_blocks = self.loaded.shape.segment_blocks;
-        cursor.block = found.map_or(segment_blocks, |range| range.start - addresses.start);
+        let found = self.reader.next_allocated(next, start + u64::from(segment_blocks));
+        let found = found.ok().flatten();
+        cursor.block = found.map_or(segment_blocks, |range| (range.start - start) as u32);
     }
 
     /// Compares the entries of a record with the map.

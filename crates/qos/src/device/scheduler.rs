@@ -43,8 +43,9 @@ const REQUEST_BYTES: u64 = 16 << 10;
 const LEAD: u64 = depth::DEPTH_LEAST as u64 * REQUEST_BYTES;
 /// Greatest age of a [`Census`]: what it counts changes a thousand times more slowly.
 const CENSUS_NS: u64 = 200_000;
-/// The same for each disk, if that is more: a census looks at all disks.
+/// The same for each disk, if that is more, since a census looks at all disks; and the most.
 const CENSUS_EACH_NS: u64 = 4_000;
+const CENSUS_MAX_NS: u64 = EXPECTED_NS / 4;
 
 /// The scheduler of one device.
 #[derive(Default)]
@@ -196,7 +197,8 @@ impl Scheduler {
     /// Refreshes the census if it is outdated.
     fn count(&mut self, now: u64) {
         let Census { at, stalls_at, is_outdated, .. } = self.census;
-        let interval = CENSUS_NS.max(self.disks.len() as u64 * CENSUS_EACH_NS);
+        let of_all = self.disks.len() as u64 * CENSUS_EACH_NS;
+        let interval = of_all.clamp(CENSUS_NS, CENSUS_MAX_NS);
         if is_outdated || stalls_at <= now || now.saturating_sub(at) >= interval {
             self.count_now(now);
         }

@@ -82,7 +82,8 @@ type Turn = (u128, usize);
 pub struct Level {
     /// Tag of the last grant; never decreases.
     pub virtual_time: u128,
-    /// Sorted. A grant moves a member from the front to near the back, so a deque moves few others.
+    /// Sorted. A grant moves a member from the front towards the back: among equal weights a deque
+    /// moves few others for that.
     turns: [VecDeque<Turn>; KINDS.len()],
     /// Sum of the weights of waiting members.
     weights: u64,

@@ -217,3 +217,19 @@ fn a_disk_whose_requests_hang_does_not_keep_others_from_sending() {
     scheduler.advance(look + MS, |_| {});
     assert_eq!(scheduler.take_granted(dead_queue), 1);
 }
+
+/// More seldom with many disks, but in time for a VM that is no longer expected.
+#[test]
+fn a_census_has_an_age_by_the_number_of_disks() {
+    for (count, age) in [(2, 200_000), (50, 200_000), (100, 400_000), (2000, MS)] {
+        let mut scheduler = Scheduler::default();
+        let disks: Vec<_> =
+            (0..count).map(|id| scheduler.add_disk(vm(id), Weight::default())).collect();
+        scheduler.touch(disks[0], SECOND);
+        scheduler.touch(disks[1], SECOND);
+        for (now, at) in [(age - 1, 0), (age, age), (2 * age - 1, age)] {
+            scheduler.count(SECOND + now);
+            assert_eq!(scheduler.census.at - SECOND, at, "{count} disks, {now} ns");
+        }
+    }
+}
