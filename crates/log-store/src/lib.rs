@@ -97,7 +97,8 @@ impl SegmentStore {
         (offset, u64::from(count) * self.shape.segment_bytes())
     }
 
-    /// Makes all durable that has been written, for no flush.
+    /// Makes all durable that has been written, apart from the group syncs of queues: for threads
+    /// that no queue runs beside.
     pub fn sync_alone(&mut self) -> Outcome {
         self.file.sync()
     }

@@ -18,7 +18,7 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Opens a file. It stays as long as it is for the reader's life.
+    /// Opens a file, whose size must not change while the reader exists.
     pub fn open(io: &'a dyn FileIo) -> Result<Self, Errno> {
         let blocks = io.size().map_err(errno_of)? / BLOCK_BYTES as u64;
         Ok(Self { io, file: BlockingFile::new(io).map_err(errno_of)?, blocks })
