@@ -23,19 +23,27 @@ const SHAPES: [Shape; 5] = [
     Shape { by_recency: true, ..shape(0.01, 1) },
     shape(0.01, 2),
     shape(0.1, 2),
-    shape(0.3, 2),
+    Shape { by_recency: true, ..shape(0.5, 1) },
     shape(0.9, 2),
 ];
-/// Index of the initial shape: nearly LRU, which is never far off the best.
-const FIRST: usize = 4;
+/// Index of the initial shape: between LIRS and LRU, it loses least
+/// until there is evidence.
+const FIRST: usize = 3;
 /// Least size of a miniature cache, so that its hits are significant.
 const SAMPLE_BLOCKS_MIN: usize = 2048;
 /// Greatest inverse of the sampling rate.
 const SAMPLED_OF_MAX: u64 = 256;
 /// Choices of the shape per as many accesses as the capacity has blocks.
 const CHOICES_PER_CAPACITY: usize = 8;
-/// Factor by which hits decay with each choice: half after as many accesses as 8 capacities.
-const DECAY: f64 = 0.989;
+/// Greatest factor by which hits decay with each choice: half after as many accesses as 8
+/// capacities.
+const DECAY_MAX: f64 = 0.989;
+/// Power with which the hits of a young cache decay: of its first n choices, those at the k-th count
+/// (k / n)^3. The first hits tell little: they are those of a cache that was just filled.
+const DECAY_POWER: f64 = 3.0;
+/// Part by which a shape must have more hits than the chosen one, beside the standard deviation of
+/// these. Each change costs hits: the cache lacks what the other shape would have kept.
+const MARGIN: f64 = 0.01;
 
 const fn shape(small: f64, promote: u32) -> Shape {
     Shape { small, promote, ghosts: 1.0, by_recency: false }
@@ -52,6 +60,8 @@ pub struct Adaptive {
     sampled_of: u64,
     choose_every: usize,
     since_choice: usize,
+    /// Choices since the cache was full for the first time.
+    choices: u32,
     /// Evictions of the miniature caches, which are ignored.
     lost: Vec<Kept>,
 }
@@ -82,6 +92,7 @@ impl Adaptive {
             sampled_of,
             choose_every: choose_every(capacity),
             since_choice: 0,
+            choices: 0,
             lost: Vec::new(),
         }
     }
@@ -102,13 +113,25 @@ impl Adaptive {
     fn choose(&mut self) {
         self.since_choice = 0;
         for (index, trial) in self.trials.iter().enumerate() {
-            if trial.hits > self.trials[self.chosen].hits {
+            if are_more(trial.hits, self.trials[self.chosen].hits) {
                 self.chosen = index;
             }
         }
         self.cache.reshape(SHAPES[self.chosen]);
-        self.trials.iter_mut().for_each(|trial| trial.hits *= DECAY);
+        self.choices = self.choices.saturating_add(u32::from(self.cache.is_full()));
+        let decay = decay_after(self.choices);
+        self.trials.iter_mut().for_each(|trial| trial.hits *= decay);
     }
+}
+
+/// Returns whether hits are more than those of the chosen shape, and not by chance.
+fn are_more(hits: f64, chosen: f64) -> bool {
+    hits > chosen * (1.0 + MARGIN) + chosen.sqrt()
+}
+
+fn decay_after(choices: u32) -> f64 {
+    let choices = f64::from(choices);
+    (choices / (choices + DECAY_POWER)).min(DECAY_MAX)
 }
 
 /// Returns the size of the miniature caches.
@@ -185,5 +208,51 @@ impl Policy for Adaptive {
 
     fn places(&self) -> usize {
         self.cache.places()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_hits_are_soon_forgotten_and_later_ones_after_capacities() {
+        let weight = |of: u32, at: u32| (of..at).map(decay_after).product::<f64>();
+        assert!(weight(5, 20) < 0.03, "a quarter of the way: {}", weight(5, 20));
+        assert!(weight(15, 20) > 0.3, "three quarters of it: {}", weight(15, 20));
+        let half = |at| weight(at - 8 * CHOICES_PER_CAPACITY as u32, at);
+        assert!((0.45..0.55).contains(&half(100_000)), "{}", half(100_000));
+        assert!(decay_after(u32::MAX) < 1.0);
+    }
+
+    #[test]
+    fn a_shape_that_is_better_by_chance_is_not_taken() {
+        assert!(!are_more(1_005.0, 1_000.0), "within the deviation");
+        assert!(!are_more(100_500.0, 100_000.0), "half a per cent");
+        assert!(are_more(1_050.0, 1_000.0));
+        assert!(are_more(101_400.0, 100_000.0));
+    }
+
+    /// Accesses of which each block comes back once, after a time that is short for the cache.
+    fn recent(count: u64) -> impl Iterator<Item = u64> {
+        (0..count).map(|at| if at % 2 == 0 { at } else { at.saturating_sub(3001) })
+    }
+
+    fn hits(policy: &mut Adaptive, blocks: impl Iterator<Item = u64>) -> usize {
+        let mut evicted = Vec::new();
+        let is_hit = |block| {
+            evicted.clear();
+            matches!(policy.access(BlockId::of_disk(0, block), &mut evicted), Outcome::Hit(_))
+        };
+        blocks.map(is_hit).filter(|is_hit| *is_hit).count()
+    }
+
+    /// What came while the cache was young does not hold back the choice for as long as it took.
+    #[test]
+    fn a_young_cache_follows_a_load_that_changes() {
+        let mut policy = Adaptive::new(4096, 1);
+        hits(&mut policy, (0..7).flat_map(|_| 1_000_000..1_006_000));
+        let kept = hits(&mut policy, recent(40_000));
+        assert!(kept > 15_000, "{kept} of 20,000");
     }
 }

@@ -100,6 +100,11 @@ impl S3Fifo {
         self.shape = shape;
     }
 
+    /// Returns whether it keeps as many blocks as it may.
+    pub fn is_full(&self) -> bool {
+        self.len() >= self.capacity
+    }
+
     /// Sets the VMs: blocks above their parts are evicted first, and uses by heavy VMs count more.
     /// An extension to S3-FIFO.
     pub fn weigh(&mut self, vms: &Arc<Vms>) {
@@ -321,7 +326,7 @@ impl Policy for S3Fifo {
         };
         let by = self.floors.vm(block);
         for _ in 0..EVICTIONS_MAX {
-            if self.len() >= self.capacity {
+            if self.is_full() {
                 evicted.extend(self.evict(by));
             }
         }
