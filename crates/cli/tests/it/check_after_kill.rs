@@ -28,8 +28,8 @@ fn check(place: &Place, options: &[&str], name: &str) -> (i32, String) {
 }
 
 /// Kills the daemon under a verified load repeatedly; `look` accesses the image before the next one
-/// starts.
-fn killed_and_looked_at(name: &str, look: impl Fn(&Place, u32)) {
+/// starts. The last one stops in order; then `check` returns one of `codes`.
+fn killed_and_looked_at(name: &str, codes: &[i32], look: impl Fn(&Place, u32)) {
     let place = Place::new();
     let seed = fastrand::u64(..);
     println!("{name}: seed {seed}");
@@ -66,7 +66,7 @@ fn killed_and_looked_at(name: &str, look: impl Fn(&Place, u32)) {
     });
     stop(daemon);
     let (code, said) = check(&place, &["--data"], name);
-    assert_eq!(code, 0, "{name}, seed {seed}: {said}");
+    assert!(codes.contains(&code), "{name}, seed {seed}: {code}: {said}");
 }
 
 const FORMATS: [&str; 3] = ["disk.raw", "disk.qcow2", "disk.flow"];
@@ -74,7 +74,10 @@ const FORMATS: [&str; 3] = ["disk.raw", "disk.qcow2", "disk.flow"];
 #[test]
 fn check_finds_no_error_behind_a_kill() {
     for name in FORMATS {
-        killed_and_looked_at(name, |place, kill| {
+        // A kill after a commit of a qcow2 image's entries, but before their old clusters are
+        // uncounted, leaves a leak, which stays until a repair (docs/qcow2.md, case by case).
+        let codes: &[i32] = if name == "disk.qcow2" { &[0, 3] } else { &[0] };
+        killed_and_looked_at(name, codes, |place, kill| {
             let (code, said) = check(place, &["--data"], name);
             assert!(matches!(code, 0 | 3), "{name}, kill {kill}: {code}: {said}");
         });
@@ -84,7 +87,7 @@ fn check_finds_no_error_behind_a_kill() {
 #[test]
 fn check_repair_behind_a_kill_loses_nothing() {
     for name in FORMATS {
-        killed_and_looked_at(name, |place, kill| {
+        killed_and_looked_at(name, &[0], |place, kill| {
             let (code, said) = check(place, &["--data", "--repair"], name);
             assert_eq!(code, 0, "{name}, kill {kill}: {said}");
             // There is nothing left to repair.
