@@ -13,7 +13,7 @@ use clap::Args;
 use flowstone_block::parse_size;
 use flowstone_experiment::{Figures, Named, interval, table};
 use flowstone_testkit::DaemonCommand;
-use flowstone_testkit::load::{Completion, LoadOptions, LoadReport};
+use flowstone_testkit::load::{Aside, Completion, LoadOptions, LoadReport};
 
 use crate::place::{Place, drive, remove, seconds, serve, stop, stop_peer, whole};
 use crate::run::{Run, choose};
@@ -142,7 +142,7 @@ impl Contender {
 fn load(args: &StormArgs, socket: &Path, storm: Option<u16>) -> Result<LoadReport> {
     let mut options = args.place.load(socket, "randwrite", 32);
     options.client = options.client.queues(if storm.is_some() { 2 } else { 1 });
-    options.storm = storm;
+    options.aside = storm.map(Aside::Discards);
     // Writes stay in the lower half without discards, too.
     options.span_bytes = if storm.is_some() { args.size } else { args.size / 2 };
     options.completion = Completion::Eventfd;

@@ -1,15 +1,16 @@
 //! Commits of a guest's file system beside bulk writes, recognised by their class or not.
 //!
 //! Each disk holds a real ext4, so that its journal is recognised. A commit is a write of 4 KiB and
-//! a sync: the same requests inside the journal and outside of it.
+//! a sync: the same requests inside the journal and outside of it, from a disk that does nothing
+//! else, or from a second queue of a disk with bulk writes.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use flowstone_experiment::{Experiment, Figures, IOPS, P99_US, table};
-use flowstone_testkit::load::LoadOptions;
+use flowstone_experiment::{Experiment, Figures, IOPS, Named, P99_US, table};
+use flowstone_testkit::load::{Aside, LoadOptions, LoadReport};
 use flowstone_testkit::truth::{Holds, Truth, run};
 use tempfile::tempdir_in;
 
@@ -26,13 +27,49 @@ const KNOWN_AFTER: Duration = Duration::from_millis(1500);
 
 /// What is committed, or written: blocks of the journal, or of files.
 const KINDS: [&str; 2] = ["journal", "data"];
-/// The VM of the bulk writes; `commits` is that of the commits.
-const BULKS: [(&str, Option<&str>); 3] = [
-    ("nothing", None),
-    ("bulk writes of its VM", Some("commits")),
-    ("bulk writes of another VM", Some("bulk")),
+/// The VM of the commits, and another one.
+const VM: &str = "commits";
+const OTHER: &str = "bulk";
+/// Where the bulk writes are.
+const BULKS: [Bulk; 5] = [
+    Bulk { name: "nothing", own: false, other: None },
+    Bulk { name: "bulk writes of its VM", own: false, other: Some(VM) },
+    Bulk { name: "bulk writes of another VM", own: false, other: Some(OTHER) },
+    Bulk { name: "bulk writes of its disk", own: true, other: None },
+    Bulk { name: "bulk writes of its disk and of another VM", own: true, other: Some(OTHER) },
 ];
 const GREEDY: &str = "two VMs at QD128";
+
+/// The bulk writes beside commits.
+struct Bulk {
+    name: &'static str,
+    /// Whether a second queue of the commits' disk writes.
+    own: bool,
+    /// The VM of a second disk that writes.
+    other: Option<&'static str>,
+}
+
+impl Named for Bulk {
+    fn name(&self) -> String {
+        self.name.to_owned()
+    }
+}
+
+/// A load on a disk.
+struct Load<'a> {
+    disk: &'a Disk,
+    vm: &'static str,
+    range: Range<u64>,
+    depth: u16,
+    /// Where a second queue commits.
+    commits: Option<Range<u64>>,
+}
+
+impl<'a> Load<'a> {
+    fn bulk(disk: &'a Disk, vm: &'static str) -> Self {
+        Self { disk, vm, range: disk.data.clone(), depth: HOG_DEPTH, commits: None }
+    }
+}
 
 /// A disk with a file system.
 struct Disk {
@@ -52,59 +89,65 @@ impl Bench<'_> {
     /// Measures commits, and the share of a VM all of whose writes are journal blocks.
     pub(super) fn classes(&self, experiment: &mut Experiment) -> Result<String> {
         let disks = [self.ext4("commits")?, self.ext4("bulk")?];
-        experiment.run(self.args.run.rounds, &BULKS, &KINDS, |(_, vm), kind| {
-            self.commits(&disks, *vm, kind)
+        experiment.run(self.args.run.rounds, &BULKS, &KINDS, |bulk, kind| {
+            self.commits(&disks, bulk, kind)
         })?;
         experiment
             .run(self.args.run.rounds, &[GREEDY], &KINDS, |_, kind| self.greedy(&disks, kind))?;
         Ok(render(experiment))
     }
 
-    fn commits(
-        &self,
-        [commits, bulk]: &[Disk; 2],
-        vm: Option<&str>,
-        kind: &str,
-    ) -> Result<Figures> {
-        let mut loads = vec![(commits, "commits", commits.range(kind), 1)];
-        loads.extend(vm.map(|vm| (bulk, vm, bulk.data.clone(), HOG_DEPTH)));
+    fn commits(&self, [own, other]: &[Disk; 2], bulk: &Bulk, kind: &str) -> Result<Figures> {
+        let range = own.range(kind);
+        let mut loads = vec![if bulk.own {
+            Load { commits: Some(range), ..Load::bulk(own, VM) }
+        } else {
+            Load { range, depth: 1, ..Load::bulk(own, VM) }
+        }];
+        loads.extend(bulk.other.map(|vm| Load::bulk(other, vm)));
         let reports = self.write_at_once(&loads)?;
-        let [write, sync] = [&reports[0].latency, &reports[0].flush].map(|it| it.p99_us);
+        let first = &reports[0];
+        let write = if bulk.own { first.commit } else { first.latency };
+        let [write, sync] = [write, first.flush].map(|it| it.p99_us);
         let mut figures = vec![(P99_US, write), (SYNC_P99_US, sync), (COMMIT_P99_US, write + sync)];
-        figures.extend(reports.get(1).map(|bulk| (BULK_IOPS, bulk.iops)));
+        let own = (first.write.count - first.commit.count) as f64 / first.seconds;
+        let bulks = bulk.own.then_some(own).into_iter();
+        let bulks: Vec<f64> = bulks.chain(reports.get(1).map(|other| other.iops)).collect();
+        if !bulks.is_empty() {
+            figures.push((BULK_IOPS, bulks.iter().sum()));
+        }
         Ok(figures)
     }
 
     fn greedy(&self, [greedy, other]: &[Disk; 2], kind: &str) -> Result<Figures> {
         let loads = [
-            (greedy, "greedy", greedy.range(kind), HOG_DEPTH),
-            (other, "other", other.data.clone(), HOG_DEPTH),
+            Load { range: greedy.range(kind), ..Load::bulk(greedy, "greedy") },
+            Load::bulk(other, "other"),
         ];
         let rates: Vec<f64> = self.write_at_once(&loads)?.iter().map(|it| it.iops).collect();
         Ok(vec![(IOPS, rates[0]), (BULK_IOPS, rates[1]), (SHARE, rates[0] / (rates[0] + rates[1]))])
     }
 
     /// Writes to disks of VMs of equal weights; at depth one a sync follows each write.
-    fn write_at_once(
-        &self,
-        loads: &[(&Disk, &str, Range<u64>, u16)],
-    ) -> Result<Vec<flowstone_testkit::load::LoadReport>> {
+    fn write_at_once(&self, loads: &[Load<'_>]) -> Result<Vec<LoadReport>> {
         let name = |image: &Path| Some(image.file_stem()?.to_str()?.to_owned());
-        let names = loads.iter().map(|(disk, ..)| name(&disk.image).context("a file's name"));
+        let names = loads.iter().map(|load| name(&load.disk.image).context("a file's name"));
         let names = names.collect::<Result<Vec<_>>>()?;
-        let keys = loads.iter().map(|(disk, vm, ..)| {
-            let vm = format!("name={vm},weight=100");
-            format!("image = {:?}\ndirect = \"on\"\nvm = {vm:?}", disk.image)
+        let keys = loads.iter().map(|load| {
+            let vm = format!("name={},weight=100", load.vm);
+            format!("image = {:?}\ndirect = \"on\"\nvm = {vm:?}", load.disk.image)
         });
         let disks: Vec<(&str, String)> = names.iter().map(String::as_str).zip(keys).collect();
         let served = self.serve(&self.program, tempdir_in(&self.args.run.dir)?, &disks)?;
-        let options = |((_, _, range, depth), name): (&(&Disk, &str, Range<u64>, u16), &String)| {
+        let options = |(load, name): (&Load<'_>, &String)| {
+            let queues = 1 + usize::from(load.commits.is_some());
             LoadOptions {
-                flush_every: u64::from(*depth == 1),
+                flush_every: u64::from(load.depth == 1),
                 limit: seconds(KNOWN_AFTER, self.args.runtime),
-                offset_bytes: range.start,
-                span_bytes: range.end - range.start,
-                ..self.load(&served.socket(name), "randwrite", *depth, 1)
+                offset_bytes: load.range.start,
+                span_bytes: load.range.end - load.range.start,
+                aside: load.commits.clone().map(Aside::Commits),
+                ..self.load(&served.socket(name), "randwrite", load.depth, queues)
             }
         };
         let options: Vec<_> = loads.iter().zip(&names).map(options).collect();
@@ -137,9 +180,9 @@ fn longest(truth: &Truth, holds: Option<Holds>) -> Option<Range<u64>> {
 }
 
 fn render(experiment: &Experiment) -> String {
-    let row = |(point, _): &(&str, Option<&str>)| {
-        let [journal, data] = KINDS.map(|kind| experiment.at(point, kind));
-        let mut cells = vec![(*point).to_owned()];
+    let row = |bulk: &Bulk| {
+        let [journal, data] = KINDS.map(|kind| experiment.at(bulk.name, kind));
+        let mut cells = vec![bulk.name.to_owned()];
         for figure in [P99_US, COMMIT_P99_US] {
             cells.extend([
                 journal.cell(figure, 0),

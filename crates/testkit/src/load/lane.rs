@@ -77,6 +77,8 @@ pub(super) struct Lane {
     pub(super) ring: Ring,
     /// The index of its disk in the run.
     pub(super) disk: usize,
+    /// Whether it sends the commits of [`Aside`](super::Aside).
+    pub(super) commits: bool,
     options: LaneOptions,
     source: Source,
     control: Slice,
@@ -120,6 +122,7 @@ impl Lane {
         let mut lane = Lane {
             ring,
             disk: 0,
+            commits: false,
             options,
             source,
             control,
@@ -151,6 +154,12 @@ impl Lane {
         self.disk = disk;
         self.pace.iter_mut().for_each(|pace| pace.reseed(disk));
         self
+    }
+
+    /// Returns the index of its statistics: those of commits are apart.
+    #[inline]
+    pub(super) fn account(&self) -> usize {
+        2 * self.disk + usize::from(self.commits)
     }
 
     /// Returns when the next request is to be sent; `None` if it does not wait for a time.

@@ -28,6 +28,6 @@ mod zipf;
 
 pub use cpu::{CpuSample, CpuTime};
 pub use map::VerifyMap;
-pub use options::{Completion, Limit, LoadOptions, Mix, Order, Workload};
+pub use options::{Aside, Completion, Limit, LoadOptions, Mix, Order, Workload};
 pub use report::{Latency, LoadReport};
 pub use run::{run, run_together, run_with_map};

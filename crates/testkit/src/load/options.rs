@@ -3,6 +3,7 @@
 //! `LoadOptions::new` asks for random 4 KiB reads at queue depth 1, polled, for a second; tests and
 //! benches change the fields that matter.
 
+use std::ops::Range;
 use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
@@ -102,6 +103,16 @@ pub enum Limit {
     },
 }
 
+/// What the last queue of a run may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Aside {
+    /// Random discards at this queue depth. It has the upper half of the span to itself.
+    Discards(u16),
+    /// Random writes of one block in these bytes of the disk, a sync after each, one after the
+    /// other: the commits of a file system. The report has their latency apart.
+    Commits(Range<u64>),
+}
+
 /// The options of one run.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
@@ -134,9 +145,8 @@ pub struct LoadOptions {
     /// Random requests of a queue stay in the queue's own part of the span, as sequential ones
     /// always do.
     pub parts: bool,
-    /// The last queue sends random discards instead, at this queue depth. It has the upper half of
-    /// the span to itself.
-    pub storm: Option<u16>,
+    /// What the last queue does instead.
+    pub aside: Option<Aside>,
     /// First byte of the disk to use.
     pub offset_bytes: u64,
     /// Bytes of the disk to use; 0 means up to the end.
@@ -174,7 +184,7 @@ impl LoadOptions {
             flush_every: 0,
             zipf: None,
             parts: false,
-            storm: None,
+            aside: None,
             offset_bytes: 0,
             span_bytes: 0,
             seed: 1,

@@ -55,6 +55,8 @@ pub struct LoadReport {
     pub discard: Latency,
     /// Latency of flushes.
     pub flush: Latency,
+    /// Latency of the writes of a queue that commits; `write` has them as well.
+    pub commit: Latency,
     /// Kicks sent.
     pub kicks: u64,
     /// Calls received.
@@ -81,6 +83,8 @@ pub struct LoadReport {
 pub(super) struct Totals {
     pub(super) queues: usize,
     pub(super) stats: Stats,
+    /// The part of queues that commit.
+    pub(super) commits: Stats,
     /// Longest measured time of a worker.
     pub(super) elapsed: Duration,
     /// Sum of the workers' rates.
@@ -112,6 +116,7 @@ impl LoadReport {
             write: Latency::of(stats.of(Kind::Write)),
             discard: Latency::of(stats.of(Kind::Discard)),
             flush: Latency::of(stats.of(Kind::Flush)),
+            commit: Latency::of(totals.commits.of(Kind::Write)),
             kicks: stats.kicks,
             calls: stats.calls,
             longest_gap_ms: stats.longest_gap_ns as f64 / 1e6,

@@ -2,6 +2,7 @@
 //! for a backend that dies or stalls, and sums the results up.
 
 use std::mem::discriminant;
+use std::ops::Range;
 use std::slice;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
@@ -81,9 +82,9 @@ pub fn run_together(loads: &[LoadOptions]) -> Result<(LoadReport, Vec<LoadReport
 /// One pass of all workers, from start to drain.
 struct Act {
     lanes: Vec<Lane>,
-    /// By disk.
+    /// By account of the lanes.
     stats: Vec<Stats>,
-    /// By disk: the sum of the workers' rates.
+    /// By account: the sum of the workers' rates.
     iops: Vec<f64>,
     elapsed: Duration,
     server: Server,
@@ -133,8 +134,8 @@ impl Act {
     fn sum_up(harvests: Vec<Harvest>, disks: usize, server: Server) -> Self {
         let mut act = Act {
             lanes: Vec::new(),
-            stats: (0..disks).map(|_| Stats::new()).collect(),
-            iops: vec![0.0; disks],
+            stats: (0..2 * disks).map(|_| Stats::new()).collect(),
+            iops: vec![0.0; 2 * disks],
             elapsed: Duration::ZERO,
             server,
         };
@@ -142,9 +143,9 @@ impl Act {
         let queues = harvests.iter().map(|harvest| harvest.lanes.len()).sum();
         let mut lanes: Vec<Option<Lane>> = (0..queues).map(|_| None).collect();
         for (id, harvest) in harvests.into_iter().enumerate() {
-            for (disk, stats) in harvest.stats.iter().enumerate() {
-                act.iops[disk] += stats.ops() as f64 / harvest.elapsed.as_secs_f64().max(1e-9);
-                act.stats[disk].add(stats);
+            for (account, stats) in harvest.stats.iter().enumerate() {
+                act.iops[account] += stats.ops() as f64 / harvest.elapsed.as_secs_f64().max(1e-9);
+                act.stats[account].add(stats);
             }
             act.elapsed = act.elapsed.max(harvest.elapsed);
             for (turn, lane) in harvest.lanes.into_iter().enumerate() {
@@ -159,8 +160,7 @@ impl Act {
     /// reported only for a single disk.
     fn report(&self, disk: usize, loads: &[LoadOptions], stages: &[Stage]) -> LoadReport {
         let lanes = self.lanes.iter().filter(|lane| lane.disk == disk);
-        let (stats, iops) = (self.stats[disk].clone(), self.iops[disk]);
-        let totals = self.totals(lanes, stats, iops, &stages[disk..=disk]);
+        let totals = self.totals(lanes, 2 * disk..2 * disk + 2, &stages[disk..=disk]);
         let alone = loads.len() == 1;
         let server_cpu = totals.server_cpu.filter(|_| alone);
         LoadReport::new(&loads[disk], Totals { server_cpu, ..totals })
@@ -168,19 +168,23 @@ impl Act {
 
     /// Returns the results of all disks.
     fn report_all(&self, loads: &[LoadOptions], stages: &[Stage]) -> LoadReport {
-        let mut stats = Stats::new();
-        self.stats.iter().for_each(|it| stats.add(it));
-        let totals = self.totals(self.lanes.iter(), stats, self.iops.iter().sum(), stages);
+        let totals = self.totals(self.lanes.iter(), 0..self.stats.len(), stages);
         LoadReport::new(&loads[0], totals)
     }
 
     fn totals<'a>(
         &self,
         lanes: impl Iterator<Item = &'a Lane>,
-        stats: Stats,
-        iops: f64,
+        accounts: Range<usize>,
         stages: &[Stage],
     ) -> Totals {
+        let (mut stats, mut commits) = (Stats::new(), Stats::new());
+        for account in accounts.clone() {
+            stats.add(&self.stats[account]);
+            if account % 2 == 1 {
+                commits.add(&self.stats[account]);
+            }
+        }
         let (mut queues, mut verified_blocks) = (0, 0);
         for lane in lanes {
             queues += 1;
@@ -189,8 +193,9 @@ impl Act {
         Totals {
             queues,
             stats,
+            commits,
             elapsed: self.elapsed,
-            iops,
+            iops: self.iops[accounts].iter().sum(),
             server_cpu: self.server.cpu,
             server_elapsed: self.server.elapsed,
             verified_blocks,

@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::check::Checker;
 use super::lane::{Lane, LaneOptions};
 use super::map::VerifyMap;
-use super::options::{Limit, LoadOptions, Mix, Order, Workload};
+use super::options::{Aside, Limit, LoadOptions, Mix, Order, Workload};
 use super::source::{Kind, Source};
 use crate::client::{
     BlkConfig, ClientOptions, InflightArea, Negotiated, ProtocolFeatures, Ring, RingShare, Session,
@@ -23,8 +23,9 @@ use crate::{Error, Result};
 
 /// Largest queue of the front end, which is QEMU's limit as well.
 const QUEUE_SIZE_MAX: usize = 1024;
-/// The workload of the queue that only discards.
-const STORM: Workload = Workload { order: Order::Random, mix: Mix::DISCARD };
+/// The workloads of the last queue, if it does something else.
+const DISCARDS: Workload = Workload { order: Order::Random, mix: Mix::DISCARD };
+const COMMITS: Workload = Workload { order: Order::Random, mix: Mix::WRITE };
 
 /// The state that outlives a backend.
 #[derive(Debug)]
@@ -165,8 +166,8 @@ impl Stage {
 struct Plan<'a> {
     options: &'a LoadOptions,
     lane: LaneOptions,
-    /// The options of the last queue's lane, if that only discards.
-    storm: Option<LaneOptions>,
+    /// The options of the last queue's lane, if that does something else.
+    aside: Option<LaneOptions>,
     queue: QueueOptions,
     /// Blocks in the span.
     blocks: u64,
@@ -178,10 +179,10 @@ impl<'a> Plan<'a> {
             format!("{} queues, the backend serves {}", options.client.queues, agreed.queues_max)
         })?;
         require(options.workload.mix.is_whole(), || "the mix is not 100 percent".into())?;
-        let depths = [Some(options.iodepth), options.storm];
-        require(depths.into_iter().flatten().all(|depth| depth > 0), || "iodepth is zero".into())?;
-        require(options.storm.is_none() || options.client.queues > 1 && !options.verify, || {
-            "a storm needs a queue of its own and verifies nothing".into()
+        let has_depth = options.iodepth > 0 && options.aside != Some(Aside::Discards(0));
+        require(has_depth, || "iodepth is zero".into())?;
+        require(options.aside.is_none() || options.client.queues > 1 && !options.verify, || {
+            "what the last queue does aside needs a second queue, and is not verified".into()
         })?;
         require(
             options.block_bytes > 0 && options.block_bytes.is_multiple_of(SECTOR_BYTES),
@@ -203,15 +204,24 @@ impl<'a> Plan<'a> {
             offset_bytes: options.offset_bytes,
             flush_every: options.flush_every,
         };
-        let storm = options.storm.map(|iodepth| LaneOptions {
-            iodepth,
-            kinds: vec![Kind::Discard],
-            flush_every: 0,
-            ..lane.clone()
+        let aside = options.aside.as_ref().map(|aside| match aside {
+            Aside::Discards(iodepth) => LaneOptions {
+                iodepth: *iodepth,
+                kinds: vec![Kind::Discard],
+                flush_every: 0,
+                ..lane.clone()
+            },
+            Aside::Commits(bytes) => LaneOptions {
+                iodepth: 1,
+                kinds: vec![Kind::Write, Kind::Flush],
+                flush_every: 1,
+                offset_bytes: bytes.start,
+                ..lane.clone()
+            },
         });
         let indirect = agreed.has(F_INDIRECT_DESC);
         let mut descriptors = 0;
-        for lane in iter::once(&lane).chain(&storm) {
+        for lane in iter::once(&lane).chain(&aside) {
             supports(lane, agreed, config)?;
             descriptors = descriptors.max(lane.descriptors(indirect));
         }
@@ -219,12 +229,12 @@ impl<'a> Plan<'a> {
         require(size <= QUEUE_SIZE_MAX, || format!("a queue of {size} descriptors"))?;
         let event_idx = agreed.has(F_EVENT_IDX);
         let queue = QueueOptions { size: size as u16, event_idx, indirect };
-        Ok(Plan { options, lane, storm, queue, blocks })
+        Ok(Plan { options, lane, aside, queue, blocks })
     }
 
     fn memory_bytes(&self) -> usize {
         let ring = usize::from(self.queue.size) * 4096 + 64 * 1024;
-        let lanes = iter::once(&self.lane).chain(&self.storm);
+        let lanes = iter::once(&self.lane).chain(&self.aside);
         let footprint = lanes.map(LaneOptions::footprint).max().unwrap_or_default();
         self.options.client.queues * (ring + footprint)
     }
@@ -235,26 +245,33 @@ impl<'a> Plan<'a> {
         (0..queues)
             .map(|index| {
                 let ring = Ring::new(memory, self.queue)?;
-                let storm = self.storm.as_ref().filter(|_| index + 1 == queues);
-                let (first, blocks) = self.part(index, queues, storm.is_some());
+                let aside = self.options.aside.as_ref().filter(|_| index + 1 == queues);
+                let (first, blocks) = self.part(index, queues, aside);
                 let seed = self.options.seed.wrapping_mul(0x9e37_79b9).wrapping_add(index);
-                let workload = storm.map_or(self.options.workload, |_| STORM);
+                let workload = match aside {
+                    None => self.options.workload,
+                    Some(Aside::Discards(_)) => DISCARDS,
+                    Some(Aside::Commits(_)) => COMMITS,
+                };
                 let source =
                     Source::new(workload, first, blocks, seed).with_zipf(self.options.zipf, seed);
-                let lane = storm.unwrap_or(&self.lane).clone();
+                let lane = self.aside.as_ref().filter(|_| aside.is_some()).unwrap_or(&self.lane);
                 let checker = maps.next().map(|map| self.checker(map, first));
                 let quota = quota(self.options.limit, index, queues);
-                let lane = Lane::new(memory, ring, lane, source, checker, quota)?;
+                let mut lane = Lane::new(memory, ring, lane.clone(), source, checker, quota)?;
+                lane.commits = matches!(aside, Some(Aside::Commits(_)));
                 Ok(lane.with_pace(self.options.rate, self.options.burst, seed).of_disk(disk))
             })
             .collect()
     }
 
     /// Returns the blocks of one queue: a part of its own, or all blocks if queues may overlap.
-    fn part(&self, index: u64, queues: u64, storms: bool) -> (u64, u64) {
-        if self.storm.is_some() {
+    fn part(&self, index: u64, queues: u64, aside: Option<&Aside>) -> (u64, u64) {
+        if let Some(Aside::Commits(bytes)) = aside {
+            (0, (bytes.end - bytes.start) / self.options.block_bytes)
+        } else if let Some(Aside::Discards(_)) = self.options.aside {
             let half = self.blocks / 2;
-            if storms { (half, self.blocks - half) } else { (0, half) }
+            if aside.is_some() { (half, self.blocks - half) } else { (0, half) }
         } else if self.options.verify
             || self.options.parts
             || self.options.workload.order == Order::Sequential
@@ -291,6 +308,10 @@ fn blocks(options: &LoadOptions, capacity: u64) -> Result<u64> {
     let span = if options.span_bytes == 0 { room } else { options.span_bytes };
     require(span <= room, || format!("span of {span} bytes on a disk of {capacity}"))?;
     let blocks = span / options.block_bytes;
+    if let Some(Aside::Commits(bytes)) = &options.aside {
+        let fits = bytes.start + options.block_bytes <= bytes.end && bytes.end <= capacity;
+        require(fits, || format!("commits in bytes {bytes:?} of a disk of {capacity}"))?;
+    }
     let needed = options.client.queues as u64 * u64::from(options.iodepth);
     require(blocks >= needed, || format!("{blocks} blocks for {needed} requests in flight"))?;
     Ok(blocks)

@@ -36,7 +36,7 @@ pub(super) struct Worker<'a> {
 /// The results of a thread.
 pub(super) struct Harvest {
     pub(super) lanes: Vec<Lane>,
-    /// By disk of the run.
+    /// By account of the lanes.
     pub(super) stats: Vec<Stats>,
     /// Measured time.
     pub(super) elapsed: Duration,
@@ -44,7 +44,7 @@ pub(super) struct Harvest {
 
 /// The mutable state of a worker.
 struct Shift {
-    /// By disk.
+    /// By account of the lanes.
     stats: Vec<Stats>,
     /// Requests completed after the end of measurement.
     late: Vec<Stats>,
@@ -80,7 +80,7 @@ impl Worker<'_> {
             .map(|lane| lane.ring.share().call.try_clone())
             .collect::<Result<Vec<Event>>>()?;
         let mut fds: Vec<_> = calls.iter().map(|call| PollFd::new(call, PollFlags::IN)).collect();
-        let mut shift = Shift::new(self.disks);
+        let mut shift = Shift::new(2 * self.disks);
         let mut phase = self.shared.phase();
         self.begin(&mut shift)?;
         while !self.lanes.iter().all(Lane::is_over) {
@@ -106,7 +106,7 @@ impl Worker<'_> {
         for lane in &mut self.lanes {
             lane.ring.queue.disarm_calls();
             lane.refill(shift.now_ns());
-            shift.stats[lane.disk].kicks += u64::from(lane.ring.notify()?);
+            shift.stats[lane.account()].kicks += u64::from(lane.ring.notify()?);
         }
         Ok(())
     }
@@ -162,7 +162,7 @@ impl Worker<'_> {
         wait_readable(fds, nap.unwrap_or(NAP).min(NAP))?;
         for (lane, fd) in self.lanes.iter_mut().zip(fds) {
             if !fd.revents().is_empty() {
-                shift.stats[lane.disk].calls += lane.ring.take_calls();
+                shift.stats[lane.account()].calls += lane.ring.take_calls();
             }
             // With EVENT_IDX an event that has been passed stays silent by itself.
             if !lane.ring.queue.options().event_idx {
@@ -181,10 +181,10 @@ impl Worker<'_> {
 }
 
 impl Shift {
-    fn new(disks: usize) -> Self {
+    fn new(accounts: usize) -> Self {
         Shift {
-            stats: (0..disks).map(|_| Stats::new()).collect(),
-            late: (0..disks).map(|_| Stats::new()).collect(),
+            stats: (0..accounts).map(|_| Stats::new()).collect(),
+            late: (0..accounts).map(|_| Stats::new()).collect(),
             clock: Instant::now(),
             answers: 0,
             disarmed_at: 0,
@@ -206,7 +206,7 @@ impl Shift {
         // Requests completed after the end were not done in the measured time.
         let over = self.ended.is_some();
         let stats = if over { &mut self.late } else { &mut self.stats };
-        let stats = &mut stats[lane.disk];
+        let stats = &mut stats[lane.account()];
         let answers = lane.reap(now_ns, stats)?;
         if answers > 0 {
             self.answers += answers;
@@ -232,7 +232,7 @@ impl Shift {
     fn end(&mut self, lanes: &[Lane]) {
         if self.ended.is_none() {
             for lane in lanes {
-                self.stats[lane.disk].calls += lane.ring.take_calls();
+                self.stats[lane.account()].calls += lane.ring.take_calls();
             }
             self.ended = Some(Instant::now());
         }

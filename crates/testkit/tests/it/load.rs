@@ -5,7 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use flowstone_testkit::client::Shape;
-use flowstone_testkit::load::{Completion, Limit, LoadOptions, run, run_together, run_with_map};
+use flowstone_testkit::load::{
+    Aside, Completion, Limit, LoadOptions, run, run_together, run_with_map,
+};
 use flowstone_testkit::virtio::{F_EVENT_IDX, F_INDIRECT_DESC};
 use flowstone_testkit::{Error, HANG, wait_until};
 
@@ -57,6 +59,21 @@ fn data_is_verified_whatever_the_negotiation_and_the_completion() {
             }
         }
     }
+}
+
+#[test]
+fn a_queue_that_commits_is_counted_apart() {
+    let Some(peer) = Peer::start(DISK, 2) else {
+        return;
+    };
+    let mut options = options(&peer).workload("randwrite").iodepth(8).ops(2000);
+    options.aside = Some(Aside::Commits(1 << 20..(1 << 20) + 8192));
+    let report = run(&options).unwrap();
+    assert_eq!((report.errors, report.ops), (0, 2000), "{:?}", report.first_error);
+    assert_eq!((report.commit.count, report.write.count), (1000, 2000));
+    assert_eq!(report.flush.count, 1000);
+    options.aside = Some(Aside::Commits(DISK..DISK + 4096));
+    assert!(matches!(run(&options), Err(Error::Misuse(_))), "behind the end");
 }
 
 #[test]
