@@ -38,8 +38,8 @@ const CHOICES_PER_CAPACITY: usize = 8;
 /// Greatest factor by which hits decay with each choice: half after as many accesses as 8
 /// capacities.
 const DECAY_MAX: f64 = 0.989;
-/// Power with which the hits of a young cache decay: of its first n choices, those at the k-th count
-/// (k / n)^3. The first hits tell little: they are those of a cache that was just filled.
+/// Power with which the hits of a young cache decay: of its first n choices, those at the k-th
+/// count (k / n)^3. The first hits tell little: they are those of a cache that was just filled.
 const DECAY_POWER: f64 = 3.0;
 /// Part by which a shape must have more hits than the chosen one, beside the standard deviation of
 /// these. Each change costs hits: the cache lacks what the other shape would have kept.
