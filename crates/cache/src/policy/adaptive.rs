@@ -5,9 +5,9 @@
 //! it keeps its part of a loop. So several shapes run in parallel, each on a miniature cache that
 //! sees only a sample of the blocks, chosen by a hash of their number, and is smaller by the same
 //! factor (miniature simulation: Waldspurger et al., "Cache modeling and optimization using
-//! miniature simulations", ATC 2017). The cache itself takes the shape with the most recent hits. A
-//! change of shape evicts nothing: what is above the part of the small queue goes on to the main
-//! queue as blocks come and go.
+//! miniature simulations", ATC 2017). The cache itself takes a shape that has clearly more hits
+//! lately. A change of shape evicts nothing: what is above the part of the small queue goes on to
+//! the main queue as blocks come and go.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,7 +60,7 @@ pub struct Adaptive {
     sampled_of: u64,
     choose_every: usize,
     since_choice: usize,
-    /// Choices since the cache was full for the first time.
+    /// Choices at which the cache was full; before the first one, hits are discarded.
     choices: u32,
     /// Evictions of the miniature caches, which are ignored.
     lost: Vec<Kept>,
