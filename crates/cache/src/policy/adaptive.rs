@@ -26,8 +26,7 @@ const SHAPES: [Shape; 5] = [
     Shape { by_recency: true, ..shape(0.5, 1) },
     shape(0.9, 2),
 ];
-/// Index of the initial shape: between LIRS and LRU, it loses least
-/// until there is evidence.
+/// Index of the initial shape: between LIRS and LRU, it loses least until there is evidence.
 const FIRST: usize = 3;
 /// Least size of a miniature cache, so that its hits are significant.
 const SAMPLE_BLOCKS_MIN: usize = 2048;
