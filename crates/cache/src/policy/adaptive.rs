@@ -232,6 +232,18 @@ mod tests {
         assert!(are_more(101_400.0, 100_000.0));
     }
 
+    #[test]
+    fn the_shape_stays_until_another_one_has_clearly_more_hits() {
+        let mut policy = Adaptive::new(4096, 1);
+        let chosen = [1_005.0, 1_050.0].map(|hits| {
+            policy.trials.iter_mut().for_each(|trial| trial.hits = 1_000.0);
+            policy.trials[0].hits = hits;
+            policy.choose();
+            policy.chosen
+        });
+        assert_eq!(chosen, [FIRST, 0]);
+    }
+
     /// Accesses of which each block comes back once, after a time that is short for the cache.
     fn recent(count: u64) -> impl Iterator<Item = u64> {
         (0..count).map(|at| if at % 2 == 0 { at } else { at.saturating_sub(3001) })

@@ -146,8 +146,11 @@ impl Maintenance {
         self.core.commits.end(outcome);
         self.core.wakers.wake_all();
         self.commit_failed = outcome.is_err();
-        if self.commit_failed && !self.core.has_failed() {
-            // The commit is retried without a flush, so that freed space goes back to the host.
+        // A commit that failed is retried without a flush, so that freed space goes back to the
+        // host. One that has dropped clusters is followed by one that writes their refcounts: after
+        // a kill they would be leaked.
+        let owes = self.refcounts.is_changed() && !mutant("qcow2.commit.uncounts-with-the-next");
+        if (self.commit_failed || owes) && !self.core.has_failed() {
             self.due = Some(self.core.clock.now() + PATIENCE);
         }
     }

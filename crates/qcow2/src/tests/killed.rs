@@ -7,6 +7,7 @@ use flowstone_block::{Errno, Layer, Op, SectorCount};
 use flowstone_fileio::FileIo;
 use flowstone_image::Image;
 use flowstone_sim::{Call, Fate, Fault, SimDisk};
+use flowstone_testkit::wait_until;
 
 use super::fixture::open_read_only;
 use super::fixture::{
@@ -51,6 +52,33 @@ fn check_repair_after_a_kill_does_not_destroy_completed_writes() {
     drop(image);
     assert_clean(&disk);
     assert!(contents(&open_read_only(&disk).unwrap())[..4096].iter().all(|byte| *byte == 7));
+}
+
+/// Clusters that a commit has dropped were uncounted by the next one, and a guest that discarded
+/// much and then rested had all of it leaked by a kill.
+#[test]
+fn what_a_guest_has_discarded_is_uncounted_though_it_rests() {
+    let host = Host::new();
+    let disk = new_disk(SECTORS, 4096);
+    let image = host.open(&disk);
+    let mut guest = Guest::new(&image);
+    guest.run(Op::Write(extent(0, 800)), 7).unwrap();
+    guest.run(Op::Flush, 0).unwrap();
+    let before = counted(&host.kill(&disk, 1).disk);
+    guest.run(Op::Discard(extent(0, 800)), 0).unwrap();
+    guest.run(Op::Flush, 0).unwrap();
+    wait_until("they are uncounted", || counted(&host.kill(&disk, 2).disk) == before - 100);
+    let killed = host.kill(&disk, 3);
+    drop((guest, image));
+    let report = host.check(&host.bring_back(killed), false).unwrap();
+    assert_eq!((report.errors, report.leaked_bytes), (vec![], 0));
+}
+
+/// Returns how many clusters the first refcount block counts.
+fn counted(disk: &SimDisk) -> usize {
+    let mut block = [0; 4096];
+    disk.read_at(number(disk, number(disk, 48)), &mut block);
+    block.chunks(2).filter(|count| count != &[0, 0]).count()
 }
 
 /// Clusters of an unflushed write have no refcount yet: that is no error.
