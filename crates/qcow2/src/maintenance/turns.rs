@@ -80,7 +80,13 @@ impl Maintenance {
                     self.due.get_or_insert(self.core.clock.now() + PATIENCE);
                     resized
                 }
-                Command::Compact => self.compact(),
+                Command::Compact => {
+                    let compacted = self.compact();
+                    if self.refcounts.is_changed() {
+                        self.due.get_or_insert(self.core.clock.now() + PATIENCE);
+                    }
+                    compacted
+                }
             };
             reply.send(outcome);
         }

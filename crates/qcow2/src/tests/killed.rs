@@ -67,8 +67,11 @@ fn what_a_guest_has_discarded_is_uncounted_though_it_rests() {
     let before = counted(&host.kill(&disk, 1).disk);
     guest.run(Op::Discard(extent(0, 800)), 0).unwrap();
     guest.run(Op::Flush, 0).unwrap();
-    wait_until("they are uncounted", || counted(&host.kill(&disk, 2).disk) == before - 100);
-    let killed = host.kill(&disk, 3);
+    let mut killed = host.kill(&disk, 2);
+    wait_until("they are uncounted", || {
+        killed = host.kill(&disk, 3);
+        counted(&killed.disk) == before - 100
+    });
     drop((guest, image));
     let report = host.check(&host.bring_back(killed), false).unwrap();
     assert_eq!((report.errors, report.leaked_bytes), (vec![], 0));
