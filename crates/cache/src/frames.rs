@@ -19,7 +19,7 @@ use crate::prefetch::{LINE_BYTES, prefetch};
 const PREFETCHED_BYTES: usize = 512;
 
 /// The number of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Frame(u32);
 
 impl Frame {
@@ -29,6 +29,11 @@ impl Frame {
     /// Returns whether this is a frame.
     pub fn is_some(self) -> bool {
         self != Self::NONE
+    }
+
+    /// Returns whether the memory of `next` follows that of this frame.
+    pub const fn is_before(self, next: Self) -> bool {
+        self.0 + 1 == next.0
     }
 }
 
@@ -82,7 +87,7 @@ impl Memory {
     /// Returns the memory of frames, which the caller has taken, to the host.
     pub fn give_back(&self, frames: &mut [Frame]) {
         frames.sort_unstable_by_key(|frame| frame.0);
-        for run in frames.chunk_by(|one, next| one.0 + 1 == next.0) {
+        for run in frames.chunk_by(|one, next| one.is_before(*next)) {
             let start = run[0].0 as usize * BLOCK_BYTES;
             self.pages.zero(start..start + run.len() * BLOCK_BYTES);
         }
@@ -107,13 +112,15 @@ impl Memory {
         unsafe { slice::from_raw_parts_mut(self.start(frame), BLOCK_BYTES) }
     }
 
-    /// Returns a frame as a piece of a request's memory.
+    /// Returns `count` frames that follow each other as a piece of a request's memory.
     ///
     /// # Safety
-    /// The caller has taken it, and keeps it until that request has completed.
-    pub unsafe fn piece(&self, frame: Frame) -> IoVec {
-        // SAFETY: the frame is valid while `self` is, which outlives all requests of its channels.
-        unsafe { IoVec::new(self.start(frame), BLOCK_BYTES) }
+    /// The caller has taken them, and keeps them until that request has completed.
+    pub unsafe fn piece(&self, first: Frame, count: usize) -> IoVec {
+        let bytes = count * BLOCK_BYTES;
+        let start = self.pages.at(first.0 as usize * BLOCK_BYTES, bytes);
+        // SAFETY: frames are valid while `self` is, which outlives all requests of its channels.
+        unsafe { IoVec::new(start, bytes) }
     }
 }
 

@@ -9,6 +9,7 @@ use super::{CachedChannel, InFlight, Purpose};
 use crate::BLOCK_SECTORS;
 use crate::names::BlockId;
 use crate::readahead::Streams;
+use crate::table::Fill;
 
 /// Read-ahead requests in flight at once.
 pub const REQUESTS_MAX: usize = 8;
@@ -69,9 +70,9 @@ impl CachedChannel {
         let mut request = self.ahead.spare.pop().unwrap_or_else(|| Request::new(op, 0));
         request.op = op;
         request.origin = self.ahead.origin;
-        for fill in &lists.fills {
-            // SAFETY: the frame was taken for this fill, which is kept until the request is back.
-            request.memory.push(unsafe { cache.memory.piece(fill.frame) });
+        for run in lists.fills.chunk_by(Fill::is_before) {
+            // SAFETY: the frames were taken for these fills, kept until the request is back.
+            request.memory.push(unsafe { cache.memory.piece(run[0].frame, run.len()) });
         }
         let purpose = Purpose::Ahead(blocks.clone());
         self.ahead.in_flight.push(blocks);

@@ -71,15 +71,15 @@ impl CachedChannel {
         let Lists { fills, memory: list } = lists;
         let (mut start, mut end) = (extent.start().get(), extent.end().get());
         let mut at = 0;
-        for fill in fills {
-            let number = fill.block.number();
-            let part = overlap(extent, number);
-            request.for_each_piece(at..part.start, |piece| list.push(piece));
-            // SAFETY: the frame was taken for this fill, which is kept until the request is back.
-            list.push(unsafe { self.disk.cache.memory.piece(fill.frame) });
-            at = part.end;
-            start = start.min(number * BLOCK_SECTORS);
-            end = end.max((number + 1) * BLOCK_SECTORS);
+        for run in fills.chunk_by(Fill::is_before) {
+            let (first, last) = (run[0].block.number(), run[run.len() - 1].block.number());
+            let before = at..overlap(extent, first).start;
+            request.for_each_piece(before, |piece| list.push(piece));
+            // SAFETY: the frames were taken for these fills, kept until the request is back.
+            list.push(unsafe { self.disk.cache.memory.piece(run[0].frame, run.len()) });
+            at = overlap(extent, last).end;
+            start = start.min(first * BLOCK_SECTORS);
+            end = end.max((last + 1) * BLOCK_SECTORS);
         }
         request.for_each_piece(at..extent.bytes() as usize, |piece| list.push(piece));
         let count = SectorCount::new(end - start);

@@ -38,6 +38,7 @@ fn what_is_kept_is_what_was_inserted_and_neither_evicted_nor_forgotten() {
         for (name, mut policy) in all(capacity) {
             let mut random = fastrand::Rng::with_seed(seed);
             let mut kept: HashMap<u64, Place> = HashMap::new();
+            let mut kept_most = 0;
             for _ in 0..20_000 {
                 // Some blocks are used much more often than others.
                 let range = if random.bool() { 20 } else { 2000 };
@@ -61,10 +62,14 @@ fn what_is_kept_is_what_was_inserted_and_neither_evicted_nor_forgotten() {
                 let asked = random.u64(0..20);
                 assert_eq!(policy.find(BlockId(asked)), kept.get(&asked).copied(), "{name}");
                 assert_eq!(policy.len(), kept.len(), "{name} {capacity}");
+                kept_most = kept_most.max(kept.len());
                 assert!(policy.len() <= capacity.max(2), "{name} {capacity}: {}", policy.len());
             }
             let places: HashSet<Place> = kept.values().copied().collect();
-            assert!(!policy.is_empty() && places.len() == kept.len(), "{name}: one place each");
+            assert_eq!(places.len(), kept.len(), "{name}: one place each");
+            // At the end a cache of one block may just have forgotten it (seed
+            // 16909029326798211617).
+            assert!(kept_most >= capacity, "{name} {capacity}: {kept_most}");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use flowstone_block::mutant;
 
-use super::{Fill, Table};
+use super::{Fill, Table, region_of};
 use crate::entries::Entries;
 use crate::frames::{Frame, Memory};
 use crate::names::BlockId;
@@ -15,6 +15,13 @@ pub(super) struct Ahead {
     /// Frames by the places of `blocks`.
     pub(super) frames: Vec<Frame>,
     pub(super) blocks_max: usize,
+}
+
+impl Fill {
+    /// Returns whether block and frame of `next` follow those of this fill.
+    pub const fn is_before(&self, next: &Self) -> bool {
+        self.block.0 + 1 == next.block.0 && self.frame.is_before(next.frame)
+    }
 }
 
 impl Table {
@@ -41,14 +48,28 @@ impl Table {
     }
 
     /// Returns whether a block is held, so that reading it ahead would gain nothing.
-    fn is_held(&mut self, block: BlockId) -> bool {
-        let kept = self.policy.find(block).is_some_and(|place| self.frame(place).is_some());
-        kept || self.ahead.blocks.find(block).is_some()
+    fn is_held(&self, block: BlockId) -> bool {
+        let (region, bit) = region_of(block);
+        self.regions.get(&region).is_some_and(|held| held & bit != 0)
     }
 
-    /// Begins a read-ahead of a range. Appends fills for the first run of blocks in it that are not
-    /// held, and returns the first block that was not processed.
+    /// Begins a read-ahead of a range. Puts into `fills`, which is empty, fills for the first run
+    /// of blocks in it that are not held, and returns the first block that was not processed.
     pub fn begin_ahead(
+        &mut self,
+        memory: &Memory,
+        blocks: Range<BlockId>,
+        fills: &mut Vec<Fill>,
+    ) -> BlockId {
+        let reached = self.take_run(memory, blocks, fills);
+        // In the order of the blocks: adjacent frames are one piece of memory for the kernel.
+        let mut frames: Vec<Frame> = fills.iter().map(|fill| fill.frame).collect();
+        frames.sort_unstable();
+        fills.iter_mut().zip(frames).for_each(|(fill, frame)| fill.frame = frame);
+        reached
+    }
+
+    fn take_run(
         &mut self,
         memory: &Memory,
         blocks: Range<BlockId>,
