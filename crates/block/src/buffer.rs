@@ -1,8 +1,12 @@
 //! Memory of a request: borrowed guest memory ([`IoVec`]) and owned memory ([`AlignedBuf`]).
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use super::pages::Pages;
 
 /// One contiguous piece of a request's memory, laid out as the kernel's `struct iovec`.
 ///
@@ -91,6 +95,40 @@ pub fn scatter(mut source: &[u8], pieces: &[IoVec]) {
 pub struct AlignedBuf {
     start: NonNull<u8>,
     layout: Layout,
+    /// What it was cut from.
+    slab: Option<Arc<Pages>>,
+}
+
+/// Memory from which buffers are cut one after the other, in huge pages if the host has some.
+///
+/// Direct I/O hands a device each run of adjacent physical pages as one piece. Of small pages every
+/// one is a piece, and devices of virtual machines take a multiple of the time for those.
+pub struct Slab {
+    pages: Arc<Pages>,
+    next: usize,
+}
+
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+impl Slab {
+    /// Reserves `bytes` bytes. The memory is taken when it is used, in steps of 2 MiB, and returned
+    /// with the last buffer.
+    pub fn new(bytes: usize) -> io::Result<Self> {
+        let pages = Pages::new(bytes + HUGE_PAGE_BYTES)?;
+        pages.want_huge_pages();
+        let next = (pages.at(0, 0) as usize).next_multiple_of(HUGE_PAGE_BYTES);
+        Ok(Self { next: next - pages.at(0, 0) as usize, pages: Arc::new(pages) })
+    }
+
+    /// Cuts off a buffer; `None` if there is too little left.
+    pub fn cut(&mut self, bytes: usize) -> Option<AlignedBuf> {
+        let layout = layout_of(bytes).pad_to_align();
+        let end = self.next.checked_add(layout.size()).filter(|end| *end <= self.pages.bytes())?;
+        let start = NonNull::new(self.pages.at(self.next, layout.size()))?;
+        self.next = end;
+        let layout = layout_of(bytes);
+        Some(AlignedBuf { start, layout, slab: Some(Arc::clone(&self.pages)) })
+    }
 }
 
 /// Alignment that satisfies direct I/O everywhere: a page; no device requires more.
@@ -118,7 +156,7 @@ impl AlignedBuf {
         let layout = layout_of(bytes);
         // SAFETY: the layout has a non-zero size.
         let start = unsafe { alloc_zeroed(layout) };
-        NonNull::new(start).map(|start| Self { start, layout })
+        NonNull::new(start).map(|start| Self { start, layout, slab: None })
     }
 }
 
@@ -140,8 +178,10 @@ impl DerefMut for AlignedBuf {
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this very layout.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+        if self.slab.is_none() {
+            // SAFETY: allocated in `try_zeroed` with this very layout.
+            unsafe { dealloc(self.start.as_ptr(), self.layout) };
+        }
     }
 }
 
@@ -153,5 +193,32 @@ mod tests {
     fn memory_that_the_host_has_not_got_is_no_buffer_and_no_end() {
         assert!(AlignedBuf::try_zeroed(1 << 60).is_none());
         assert_eq!(&AlignedBuf::try_zeroed(2).unwrap()[..], [0, 0]);
+        assert!(Slab::new(1 << 60).is_err());
+    }
+
+    #[test]
+    fn buffers_of_a_slab_are_apart_and_outlive_it() {
+        let mut slab = Slab::new(3 * 4096).unwrap();
+        let mut buffers = [4096, 1, 4096].map(|bytes| slab.cut(bytes).unwrap());
+        assert!(slab.next <= slab.pages.bytes());
+        drop(slab);
+        for (content, buffer) in (1..).zip(&mut buffers) {
+            assert!(buffer.iter().all(|byte| *byte == 0));
+            assert!((buffer.as_ptr() as usize).is_multiple_of(DIRECT_IO_ALIGN));
+            buffer.fill(content);
+        }
+        for (content, buffer) in (1..).zip(&buffers) {
+            assert!(buffer.iter().all(|byte| *byte == content), "{content}");
+        }
+    }
+
+    #[test]
+    fn a_slab_has_an_end() {
+        let mut slab = Slab::new(64 << 10).unwrap();
+        let mut bytes = 0;
+        while let Some(buffer) = slab.cut(24 << 10) {
+            bytes += buffer.len();
+        }
+        assert!((48 << 10..=HUGE_PAGE_BYTES + (64 << 10)).contains(&bytes), "{bytes}");
     }
 }

@@ -26,7 +26,7 @@ mod throttle;
 mod token;
 
 pub use blocking::BlockingDisk;
-pub use buffer::{AlignedBuf, IoVec, gather, scatter};
+pub use buffer::{AlignedBuf, IoVec, Slab, gather, scatter};
 pub use class::{Class, IoPriority};
 pub use clock::{Clock, TimeSource};
 pub use damage::Damage;

@@ -10,14 +10,14 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 /// Unit of commitment and return.
 const PAGE_BYTES: usize = 4096;
 
-/// Owned pages, zero until written. Accessed by raw copies only, from any thread: the owner is
-/// responsible for synchronisation.
+/// Owned pages, zero until written. Accessed from any thread, by raw copies or through buffers that
+/// share no byte: the owner is responsible for synchronisation.
 pub struct Pages {
     start: *mut u8,
     bytes: usize,
 }
 
-// SAFETY: the mapping is plain memory, accessed by raw copies only.
+// SAFETY: the mapping is plain memory; who accesses which byte is up to the owner.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
@@ -54,6 +54,13 @@ impl Pages {
         // SAFETY: advice on our own mapping, which changes no content. A kernel without huge pages
         // refuses it.
         let _ = unsafe { madvise(self.start.cast(), self.bytes, Advice::LinuxNoHugepage) };
+    }
+
+    /// Asks for transparent huge pages.
+    pub fn want_huge_pages(&self) {
+        // SAFETY: advice on our own mapping, which changes no content. A kernel without huge pages
+        // refuses it.
+        let _ = unsafe { madvise(self.start.cast(), self.bytes, Advice::LinuxHugepage) };
     }
 
     /// Zeroes a range. Whole pages in it are returned to the host.

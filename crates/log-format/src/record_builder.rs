@@ -24,9 +24,13 @@ pub struct RecordBuilder {
 impl RecordBuilder {
     /// A builder of records of at most `payload_max` payload blocks.
     pub fn new(payload_max: u32) -> Self {
-        let bytes = Self::buffer_bytes(payload_max);
+        Self::in_buffer(AlignedBuf::zeroed(Self::buffer_bytes(payload_max)), payload_max)
+    }
+
+    /// The same in memory of [this size](Self::buffer_bytes).
+    pub fn in_buffer(buffer: AlignedBuf, payload_max: u32) -> Self {
         let (entries, unsummed) = (Vec::new(), Vec::new());
-        Self { buffer: AlignedBuf::zeroed(bytes), entries, payload: 0, payload_max, unsummed }
+        Self { buffer, entries, payload: 0, payload_max, unsummed }
     }
 
     /// Empties the builder for reuse.

@@ -13,6 +13,7 @@ mod partial;
 mod pending_record;
 mod pending_write;
 mod reads;
+mod spare_records;
 mod verify;
 mod write_queue;
 

@@ -18,6 +18,8 @@ pub struct Share {
 /// A record of this queue.
 pub struct PendingRecord {
     pub content: RecordBuilder,
+    /// Whether it lies in memory for large records.
+    pub is_large: bool,
     pub memory: [IoVec; 1],
     pub shares: Vec<Share>,
     /// Partial blocks, and the map entries with which their rest was read.
@@ -38,9 +40,10 @@ pub struct PendingRecord {
 }
 
 impl PendingRecord {
-    pub fn new(shape: Shape) -> Box<Self> {
+    pub fn new(content: RecordBuilder, is_large: bool) -> Box<Self> {
         Box::new(Self {
-            content: RecordBuilder::new(shape.record_payload_max()),
+            content,
+            is_large,
             // SAFETY: an empty piece names nothing.
             memory: [unsafe { IoVec::new(std::ptr::null_mut(), 0) }],
             shares: Vec::new(),

@@ -34,6 +34,11 @@ pub struct PendingWrite {
 }
 
 impl PendingWrite {
+    /// Returns the number of blocks whose content is in no record yet.
+    pub const fn payload_left(&self) -> u64 {
+        if self.zeroes { 0 } else { self.end.saturating_sub(self.cursor) }
+    }
+
     pub fn new(request: Box<Request>, extent: Extent, zeroes: bool) -> Self {
         let (start, end) = (extent.start().get(), extent.end().get());
         let cursor = start / BLOCK_SECTORS;

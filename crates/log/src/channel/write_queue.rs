@@ -27,12 +27,9 @@ use super::flushes::Flushes;
 use super::partial::PartialCache;
 use super::pending_record::{PendingRecord, Share};
 use super::pending_write::PendingWrite;
+use super::spare_records::SpareRecords;
 use super::{Purpose, Queue};
 
-#[expect(
-    clippy::vec_box,
-    reason = "records move between lists as boxes: the kernel has their address"
-)]
 pub struct WriteQueue {
     shape: Shape,
     /// Whether journal writes get records of their own, which the host keeps out of its page cache.
@@ -51,7 +48,7 @@ pub struct WriteQueue {
     /// Number of `records` that are being written.
     being_written: usize,
     device: Device,
-    spare: Vec<Box<PendingRecord>>,
+    spare: SpareRecords,
     recent: PartialCache,
     /// [`Log::room_made`] when the draft was refused a place.
     refused_at: u64,
@@ -80,7 +77,7 @@ impl WriteQueue {
             records: Slab::new(),
             being_written: 0,
             device: Device::new(),
-            spare: Vec::new(),
+            spare: SpareRecords::new(shape),
             recent: PartialCache::default(),
             refused_at: 0,
             conflicts_at: Sequence::default(),
@@ -154,7 +151,10 @@ impl WriteQueue {
         if self.waiting.is_empty() {
             return;
         }
-        let mut record = self.draft.take().unwrap_or_else(|| self.empty_record());
+        let mut record = self.draft.take().unwrap_or_else(|| {
+            let first = self.waiting.front().map_or(0, |it| self.requests[*it].payload_left());
+            self.spare.take(first.max(self.waiting.len() as u64))
+        });
         let load = self.load();
         let mut left_out = std::mem::take(&mut self.left_out);
         let mut at = 0;
@@ -193,7 +193,7 @@ impl WriteQueue {
         self.left_out = left_out;
         record.content.sum();
         if record.content.entries().is_empty() {
-            self.spare.push(record);
+            self.spare.give_back(record);
         } else {
             self.draft = Some(record);
         }
@@ -218,7 +218,7 @@ impl WriteQueue {
         match queue.log.place(&draft, &queue.waker) {
             Ok(Place { record: placed, seal }) => {
                 if let Some((seal, entry)) = seal {
-                    let mut end = self.empty_record();
+                    let mut end = self.spare.take(0);
                     end.stream = record.stream;
                     end.content.push(entry);
                     self.write(queue, end, &seal);
@@ -245,12 +245,6 @@ impl WriteQueue {
                 Step::Done
             }
         }
-    }
-
-    fn empty_record(&mut self) -> Box<PendingRecord> {
-        let mut record = self.spare.pop().unwrap_or_else(|| PendingRecord::new(self.shape));
-        record.clear();
-        record
     }
 
     /// Writes a record at its place.
@@ -307,7 +301,7 @@ impl WriteQueue {
                 }
                 self.finish_if_done(queue, flushes, share.write);
             }
-            self.spare.push(record);
+            self.spare.give_back(record);
         }
         if self.has_settled_conflicts(&queue.log) {
             self.conflicts_at = queue.log.commits();

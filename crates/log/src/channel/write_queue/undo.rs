@@ -32,7 +32,7 @@ impl WriteQueue {
                 None => self.waiting.push_front(write),
             }
         }
-        self.spare.push(record);
+        self.spare.give_back(record);
         again
     }
 

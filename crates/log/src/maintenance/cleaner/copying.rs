@@ -49,8 +49,8 @@ impl Cleaner {
     fn copy(&mut self, writer: &mut Writer, lifetime: u8, victim: Chosen) -> Outcome {
         let (victim, segment) = victim;
         self.filling = Some(lifetime);
-        let builder = RecordBuilder::new(self.log.shape.record_payload_max());
         let mut pipe = self.pipe.take().map_or_else(|| Pipe::new(&self.log), Ok)?;
+        let builder = pipe.builder(self.log.shape);
         let run_bytes = pipe.run_bytes(self.log.shape);
         self.log.run_bytes.store(run_bytes, Ordering::Relaxed);
         let begun = self.next.take().filter(|it| it.is_of(victim, &segment));
@@ -64,7 +64,8 @@ impl Cleaner {
         if outcome.is_ok() {
             self.leave_the_rest(&copies.survey);
         }
-        let Copies { pipe, mut survey, next, .. } = copies;
+        let Copies { mut pipe, mut survey, next, builder, .. } = copies;
+        pipe.take_back(builder);
         survey.stage.clear();
         self.stage = survey.stage;
         (self.pipe, self.next) = (Some(pipe), next);

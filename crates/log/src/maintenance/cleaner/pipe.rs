@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use flowstone_block::{AlignedBuf, Errno, Outcome};
+use flowstone_block::{AlignedBuf, Errno, Outcome, Slab};
 use flowstone_log_format::{Entry, Placed, RecordBuilder, Shape};
 
 use super::read_ahead::ReadAhead;
@@ -22,7 +22,9 @@ pub struct Pipe {
     pub ahead: ReadAhead,
     /// In address order, in one segment.
     pub writes: VecDeque<CopyRecord>,
+    /// Buffers of records, and what more of them are cut from.
     spare: Vec<AlignedBuf>,
+    slab: Option<Slab>,
     lent: Lent,
     /// Entries of the header that was decoded last.
     pub entries: Vec<Entry>,
@@ -41,9 +43,22 @@ impl Pipe {
     pub fn new(log: &Log) -> Result<Self, Errno> {
         let transfers = Transfers::new(&*log.file)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-        let (ahead, writes, spare, entries) = Default::default();
+        let (writes, spare, entries) = Default::default();
         let lent = log.copy_memory.get_or_init(Default::default).lend();
-        Ok(Self { transfers, ahead, writes, spare, lent, entries })
+        let mut pipe = Self {
+            transfers,
+            ahead: ReadAhead::default(),
+            writes,
+            spare,
+            slab: None,
+            lent,
+            entries,
+        };
+        // Besides those in flight: one that is assembled, and one that is about to be.
+        let records = (pipe.records_most(log.shape) + 2) * record_bytes(log.shape);
+        pipe.slab = Slab::new(ReadAhead::BYTES + records).ok();
+        pipe.ahead = ReadAhead::new(pipe.slab.as_mut());
+        Ok(pipe)
     }
 
     /// Returns the bytes of copies that are written in a row.
@@ -53,18 +68,34 @@ impl Pipe {
 
     /// Returns the number of records of copies in flight at once: those of a run.
     pub fn records_most(&self, shape: Shape) -> usize {
-        let record = RecordBuilder::buffer_bytes(shape.record_payload_max());
-        (self.run_bytes(shape) as usize / record).clamp(RECORDS_LEAST, RECORDS_MOST)
+        let records = self.run_bytes(shape) as usize / record_bytes(shape);
+        records.clamp(RECORDS_LEAST, RECORDS_MOST)
     }
 
     /// Returns whether there is memory for another record. If the host has none, the run is
     /// shorter.
     pub fn has_memory(&mut self, shape: Shape) -> bool {
         if self.spare.is_empty() {
-            let bytes = RecordBuilder::buffer_bytes(shape.record_payload_max());
-            self.spare.extend(AlignedBuf::try_zeroed(bytes));
+            let bytes = record_bytes(shape);
+            let cut = self.slab.as_mut().and_then(|slab| slab.cut(bytes));
+            self.spare.extend(cut.or_else(|| AlignedBuf::try_zeroed(bytes)));
         }
         !self.spare.is_empty()
+    }
+
+    /// Returns an empty builder, to be [taken back](Self::take_back).
+    pub fn builder(&mut self, shape: Shape) -> RecordBuilder {
+        RecordBuilder::in_buffer(self.buffer(shape), shape.record_payload_max())
+    }
+
+    fn buffer(&mut self, shape: Shape) -> AlignedBuf {
+        self.has_memory(shape);
+        self.spare.pop().unwrap_or_else(|| AlignedBuf::zeroed(record_bytes(shape)))
+    }
+
+    /// Takes back the memory of a builder.
+    pub fn take_back(&mut self, mut builder: RecordBuilder) {
+        self.spare.push(builder.exchange_buffer(AlignedBuf::zeroed(0)));
     }
 
     /// Starts the write of a builder's record of a lifetime at this place.
@@ -76,9 +107,7 @@ impl Pipe {
         placed: &Placed,
     ) -> Ticket {
         let bytes = builder.finish(log.codec, placed).len();
-        let new =
-            || AlignedBuf::zeroed(RecordBuilder::buffer_bytes(log.shape.record_payload_max()));
-        let buffer = builder.exchange_buffer(self.spare.pop().unwrap_or_else(new));
+        let buffer = builder.exchange_buffer(self.buffer(log.shape));
         builder.clear();
         self.transfers.append(lifetime, placed.address, buffer, bytes)
     }
@@ -100,6 +129,10 @@ impl Pipe {
     pub fn has_first_ended(&mut self) -> bool {
         self.writes.front().is_some_and(|record| self.transfers.has_ended(&record.ticket))
     }
+}
+
+fn record_bytes(shape: Shape) -> usize {
+    RecordBuilder::buffer_bytes(shape.record_payload_max())
 }
 
 /// A record of copies that is no longer in flight.

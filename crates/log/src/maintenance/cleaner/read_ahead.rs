@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use flowstone_block::AlignedBuf;
+use flowstone_block::{AlignedBuf, Slab};
 use flowstone_log_format::{BLOCK_BYTES, Incarnation, SegmentId, Shape};
 
 use super::transfers::{Ticket, Transfers};
@@ -14,6 +14,7 @@ const PIECE_BLOCKS: u32 = 16;
 const COMING_MOST: usize = 4;
 /// Maximum number of pieces in memory, including those in flight.
 const PIECES_MOST: usize = 16;
+const PIECE_BYTES: usize = PIECE_BLOCKS as usize * BLOCK_BYTES;
 
 /// See the module.
 #[derive(Default)]
@@ -41,6 +42,15 @@ enum Content {
 }
 
 impl ReadAhead {
+    /// Size of its memory.
+    pub const BYTES: usize = PIECES_MOST * PIECE_BYTES;
+
+    /// Takes its memory from a slab, as far as there is some.
+    pub fn new(slab: Option<&mut Slab>) -> Self {
+        let cut = |slab: &mut Slab| (0..PIECES_MOST).map_while(|_| slab.cut(PIECE_BYTES)).collect();
+        Self { spare: slab.map(cut).unwrap_or_default(), ..Self::default() }
+    }
+
     /// Starts to read a victim from its start, unless already done.
     pub fn begin(
         &mut self,
@@ -114,7 +124,7 @@ impl ReadAhead {
         {
             coming += 1;
             let (first, blocks) = (self.next, PIECE_BLOCKS.min(shape.segment_blocks - self.next));
-            let new = || AlignedBuf::zeroed(PIECE_BLOCKS as usize * BLOCK_BYTES);
+            let new = || AlignedBuf::zeroed(PIECE_BYTES);
             let buffer = self.spare.pop().unwrap_or_else(new);
             let from = shape.address(segment, first);
             let ticket = transfers.read(from, buffer, blocks as usize * BLOCK_BYTES);
