@@ -213,6 +213,23 @@ mod tests {
     }
 
     #[test]
+    fn a_slab_asks_for_huge_pages_where_the_host_has_them() {
+        let buffer = Slab::new(4096).unwrap().cut(4096).unwrap();
+        let address = buffer.as_ptr() as usize;
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let holds = |line: &str| {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let number = |digits| usize::from_str_radix(digits, 16).ok();
+            let range = range.and_then(|(from, to)| Some(number(from)?..number(to)?));
+            range.is_some_and(|range| range.contains(&address))
+        };
+        let lines = maps.lines().skip_while(|line| !holds(line));
+        let flags = lines.skip(1).find(|line| line.starts_with("VmFlags:")).unwrap();
+        let has_them = std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists();
+        assert_eq!(flags.split(' ').any(|flag| flag == "hg"), has_them, "{flags}");
+    }
+
+    #[test]
     fn a_slab_has_an_end() {
         let mut slab = Slab::new(64 << 10).unwrap();
         let mut bytes = 0;

@@ -32,7 +32,7 @@ impl Frame {
     }
 
     /// Returns whether the memory of `next` follows that of this frame.
-    pub const fn is_before(self, next: Self) -> bool {
+    pub const fn is_followed_by(self, next: Self) -> bool {
         self.0 + 1 == next.0
     }
 }
@@ -87,7 +87,7 @@ impl Memory {
     /// Returns the memory of frames, which the caller has taken, to the host.
     pub fn give_back(&self, frames: &mut [Frame]) {
         frames.sort_unstable_by_key(|frame| frame.0);
-        for run in frames.chunk_by(|one, next| one.is_before(*next)) {
+        for run in frames.chunk_by(|one, next| one.is_followed_by(*next)) {
             let start = run[0].0 as usize * BLOCK_BYTES;
             self.pages.zero(start..start + run.len() * BLOCK_BYTES);
         }

@@ -70,7 +70,7 @@ impl CachedChannel {
         let mut request = self.ahead.spare.pop().unwrap_or_else(|| Request::new(op, 0));
         request.op = op;
         request.origin = self.ahead.origin;
-        for run in lists.fills.chunk_by(Fill::is_before) {
+        for run in lists.fills.chunk_by(Fill::is_followed_by) {
             // SAFETY: the frames were taken for these fills, kept until the request is back.
             request.memory.push(unsafe { cache.memory.piece(run[0].frame, run.len()) });
         }

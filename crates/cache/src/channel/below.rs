@@ -71,7 +71,7 @@ impl CachedChannel {
         let Lists { fills, memory: list } = lists;
         let (mut start, mut end) = (extent.start().get(), extent.end().get());
         let mut at = 0;
-        for run in fills.chunk_by(Fill::is_before) {
+        for run in fills.chunk_by(Fill::is_followed_by) {
             let (first, last) = (run[0].block.number(), run[run.len() - 1].block.number());
             let before = at..overlap(extent, first).start;
             request.for_each_piece(before, |piece| list.push(piece));

@@ -19,8 +19,8 @@ pub(super) struct Ahead {
 
 impl Fill {
     /// Returns whether block and frame of `next` follow those of this fill.
-    pub const fn is_before(&self, next: &Self) -> bool {
-        self.block.0 + 1 == next.block.0 && self.frame.is_before(next.frame)
+    pub const fn is_followed_by(&self, next: &Self) -> bool {
+        self.block.0 + 1 == next.block.0 && self.frame.is_followed_by(next.frame)
     }
 }
 
