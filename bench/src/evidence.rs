@@ -6,13 +6,14 @@ use flowstone_experiment::Experiment;
 
 use crate::cache;
 use crate::guest::postmark;
+use crate::log_image::growth;
 use crate::pdc;
 use crate::pollers::{busy, cost, equal, forms};
 use crate::trace;
 use crate::writers;
 
 /// All of them.
-pub const BENCHES: [Bench; 9] = [
+pub const BENCHES: [Bench; 10] = [
     Bench {
         page: "S1.md",
         name: "writers",
@@ -26,6 +27,13 @@ pub const BENCHES: [Bench; 9] = [
         data: "trace",
         command: "trace --rounds 7",
         render: trace::render,
+    },
+    Bench {
+        page: "S1.md",
+        name: "growth",
+        data: "growth",
+        command: "log growth",
+        render: growth::render,
     },
     of_pollers("pollers-forms", forms::render),
     of_pollers("pollers-cost", cost::render),
@@ -75,7 +83,7 @@ mod tests {
     use super::*;
 
     /// Made-up figures of two contenders at a point of each table, and the line that shows them.
-    const MADE_UP: [(&str, &str, [&str; 2], &str, &str); 9] = [
+    const MADE_UP: [(&str, &str, [&str; 2], &str, &str); 10] = [
         (
             "writers",
             "xfs randwrite",
@@ -89,6 +97,13 @@ mod tests {
             ["Flowstone, raw", "qemu-storage-daemon, raw"],
             "iops",
             "| without | Flowstone, raw | 4 | 0.667 | - |",
+        ),
+        (
+            "growth",
+            "1000000",
+            ["log", "none"],
+            "map_mib",
+            "| 1,000,000 | 4.0 | - | - | - | - | - |",
         ),
         (
             "pollers",
@@ -141,8 +156,16 @@ mod tests {
         let folder = folder.path();
         std::fs::create_dir(folder.join("data")).unwrap();
         assert!(BENCHES.iter().all(|it| it.rendered(folder).unwrap().is_none()));
-        for data in ["writers", "trace", "pollers", "pollers-busy", "pdc", "hits", "guest-postmark"]
-        {
+        for data in [
+            "writers",
+            "trace",
+            "growth",
+            "pollers",
+            "pollers-busy",
+            "pdc",
+            "hits",
+            "guest-postmark",
+        ] {
             let mut experiment = Experiment::new("test", Host::default());
             for (_, point, contenders, figure, _) in MADE_UP.iter().filter(|it| it.0 == data) {
                 contenders.iter().zip([4.0, 6.0]).for_each(|(contender, value)| {

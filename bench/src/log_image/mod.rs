@@ -2,13 +2,13 @@
 //!
 //! Without a subcommand it measures the points of `point`, round by round, contenders in turn, and
 //! reports for each whether its target is met. `steady` overwrites full disks for long and reports
-//! the cost of cleaning, `open` measures the time until a large image is served, `map` measures the
+//! the cost of cleaning, `growth` measures what grows with the size of the disk, `map` measures the
 //! map alone.
 
 mod compare;
 mod contender;
+pub mod growth;
 mod map;
-mod open;
 mod parts;
 mod point;
 mod settle;
@@ -34,8 +34,9 @@ enum Other {
     /// Writes to full disks until cleaning is steady: write amplification, rate, latency. On a
     /// tmpfs the amplification is valid for any disk, the latency is not.
     Steady(steady::SteadyArgs),
-    /// Time until a daemon serves a large image, after a clean stop and after a kill.
-    Open(open::OpenArgs),
+    /// Memory of the map, time until the disk is served after a stop and after a kill, and the
+    /// largest checkpoint, over the size of the disk.
+    Growth(growth::GrowthArgs),
     /// Lookup and insert of 10 million random blocks, beside a BTreeMap.
     Map,
 }
@@ -47,7 +48,7 @@ pub fn log(args: &LogArgs) -> Result<()> {
             map::measure();
             Ok(())
         }
-        Some(Other::Open(args)) => open::measure(args),
+        Some(Other::Growth(args)) => growth::measure(args),
         Some(Other::Steady(args)) => steady::measure(args),
         None => compare::compare(&args.compare),
     }
