@@ -5,13 +5,13 @@
 //! of this machine has; their headers and maps are as on any other.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use flowstone_block::parse_size;
 use flowstone_experiment::plot::{Axes, Lines, draw};
-use flowstone_experiment::{Experiment, Figures, table, thousands};
+use flowstone_experiment::{Experiment, Figures, interval, table, thousands};
 use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, LoadOptions};
 use serde_json::Value;
@@ -43,9 +43,11 @@ pub struct GrowthArgs {
 
 const BLOCK_BYTES: u64 = 4096;
 const FILL_BYTES: u64 = 1 << 20;
-/// Part of a checkpoint's interval, in percent, that is written before a stop or a kill: there is no
-/// checkpoint before it, and nearly all leaves of the map have changed, at most 99 % of them.
-const WRITTEN_PERCENT: u64 = 90;
+/// Part of a checkpoint's interval, in percent, that is written before a stop or a kill, without
+/// headers: there is no checkpoint in it, and nearly all leaves of the map change.
+const WRITTEN_PERCENT: u64 = 80;
+/// A checkpoint is made 20 s after the last write.
+const CHECKPOINT_TIME: Duration = Duration::from_secs(60);
 
 const IMAGE: &str = "log";
 const MAP_MIB: &str = "map_mib";
@@ -88,15 +90,15 @@ pub fn render(experiment: &Experiment) -> String {
             at.cell(MAP_MIB, 1),
             at.cell(ANONYMOUS_MIB, 0),
             at.cell(CHECKPOINT_MIB, 0),
-            at.count(STOP_S),
-            at.count(OPEN_S),
-            at.count(REPLAY_S),
+            interval(at.all(STOP_S)),
+            interval(at.all(OPEN_S)),
+            interval(at.all(REPLAY_S)),
         ]
     };
     let titles = "blocks | map, MiB | memory of the daemon, MiB | checkpoint of all leaves, MiB | \
                   stop with it, s | open after it, s | open after a kill, s";
     let rows = experiment.points().into_iter().map(row);
-    format!("{}\n\n{}", experiment.origin(), table(titles, rows))
+    format!("{}\n{}", table(titles, rows), experiment.origin())
 }
 
 /// Returns the medians of the times over the millions of blocks.
@@ -133,14 +135,14 @@ impl Disk<'_> {
         let written = interval_bytes * WRITTEN_PERCENT / 100;
         let (mut daemon, _) = self.start()?;
         self.load("randwrite", BLOCK_BYTES, written)?;
-        let before = self.count("map_blocks")?;
         let begin = Instant::now();
         stop(&mut daemon)?;
         let stop_s = begin.elapsed().as_secs_f64();
         let (mut daemon, open_s) = self.start()?;
-        let checkpoint = self.count("map_blocks")? - before;
         let map_bytes = self.count("map_memory_bytes")?;
         let anonymous_kib = status_kib(daemon.pid(), "RssAnon:")?;
+        self.load("randwrite", BLOCK_BYTES, written)?;
+        let checkpoint = self.checkpoint_blocks()?;
         self.load("randwrite", BLOCK_BYTES, written)?;
         daemon.kill()?;
         let (mut daemon, replay_s) = self.start()?;
@@ -153,6 +155,17 @@ impl Disk<'_> {
             (OPEN_S, open_s),
             (REPLAY_S, replay_s),
         ])
+    }
+
+    /// Waits for the checkpoint that follows a load, and returns the blocks of maps in it.
+    fn checkpoint_blocks(&self) -> Result<f64> {
+        let (blocks, number) = (self.count("map_blocks")?, self.count("checkpoint")?);
+        let begin = Instant::now();
+        while self.count("checkpoint")? == number {
+            ensure!(begin.elapsed() < CHECKPOINT_TIME, "there was no checkpoint after the load");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(self.count("map_blocks")? - blocks)
     }
 
     fn socket(&self) -> PathBuf {
@@ -176,6 +189,7 @@ impl Disk<'_> {
         drive(&LoadOptions {
             span_bytes: self.size,
             completion: Completion::Eventfd,
+            zero_data: true,
             ..whole(load, block_bytes, bytes)
         })
         .map(drop)

@@ -44,6 +44,8 @@ pub(super) struct LaneOptions {
     pub(super) offset_bytes: u64,
     /// Number of writes between flushes; 0 means no flushes.
     pub(super) flush_every: u64,
+    /// Leave the data as they are allocated, zero.
+    pub(super) zero_data: bool,
 }
 
 impl LaneOptions {
@@ -139,7 +141,9 @@ impl Lane {
         for slot in 0..depth {
             lane.add_slot(slot)?;
         }
-        lane.fill_data();
+        if !lane.options.zero_data {
+            lane.fill_data();
+        }
         Ok(lane)
     }
 

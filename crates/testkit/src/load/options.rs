@@ -151,6 +151,8 @@ pub struct LoadOptions {
     pub offset_bytes: u64,
     /// Bytes of the disk to use; 0 means up to the end.
     pub span_bytes: u64,
+    /// Write zeroes instead of random data: a device that compresses (zram) holds large disks.
+    pub zero_data: bool,
     /// Seed of all choices and of the data pattern.
     pub seed: u64,
     /// Write the pattern and check every read against it.
@@ -187,6 +189,7 @@ impl LoadOptions {
             aside: None,
             offset_bytes: 0,
             span_bytes: 0,
+            zero_data: false,
             seed: 1,
             verify: false,
             verify_final: false,

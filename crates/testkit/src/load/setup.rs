@@ -203,6 +203,7 @@ impl<'a> Plan<'a> {
             kinds: kinds(options),
             offset_bytes: options.offset_bytes,
             flush_every: options.flush_every,
+            zero_data: options.zero_data,
         };
         let aside = options.aside.as_ref().map(|aside| match aside {
             Aside::Discards(iodepth) => LaneOptions {
