@@ -185,7 +185,7 @@ mod tests {
             ("log --settle never", ErrorKind::InvalidValue),
             ("log --rounds 2 steady", ErrorKind::ArgumentConflict),
             ("log steady --passes 2", ErrorKind::UnknownArgument),
-            ("log open --live", ErrorKind::InvalidValue),
+            ("log growth --sizes", ErrorKind::InvalidValue),
             ("--device /dev/loop0 --file-size 1G", ErrorKind::ArgumentConflict),
             ("writers --rw read", ErrorKind::InvalidValue),
             ("pair", ErrorKind::MissingRequiredArgument),

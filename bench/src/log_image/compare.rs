@@ -4,15 +4,15 @@ use flowstone_block::parse_size;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Args;
-use flowstone_experiment::{Experiment, Figures, IOPS, interval, median, table};
+use flowstone_experiment::{Experiment, Figures, IOPS, figures, interval, median, table};
 use flowstone_testkit::load::{Completion, LoadOptions};
 
 use super::contender::Contender;
-use super::point::{POINTS, Point};
+use super::point::{POINTS, Point, Space};
 use super::settle::{Settle, settle};
-use crate::place::{Place, remove, seconds, stop, whole};
+use crate::place::{Place, drive, remove, seconds, stop, whole};
 use crate::raw_file::fill;
 use crate::run::{Run, choose};
 
@@ -43,8 +43,8 @@ pub struct CompareArgs {
 /// Size of a log image relative to the data written to it: this measures writing without cleaning,
 /// which `steady` measures.
 const ROOM: u64 = 4;
-/// Divisor of the size of the image that is sorted, since it is sorted again in every round.
-const SETTLED_PART: u64 = 4;
+/// Divisor of the size of the images that are written or sorted again in every round.
+const AGAIN_PART: u64 = 4;
 /// Time before measuring: an opened log image first writes into unallocated space, which costs the
 /// host more.
 const RAMP: Duration = Duration::from_millis(200);
@@ -52,6 +52,8 @@ const RAMP: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(300);
 const FILL_BYTES: u64 = 128 << 10;
 const BLOCK_BYTES: u64 = 4096;
+/// No options for `flowstone create`.
+const NONE: &[&str] = &[];
 
 /// Measures the selected points, and prints the table.
 pub fn compare(args: &CompareArgs) -> Result<()> {
@@ -84,8 +86,9 @@ impl Bench<'_> {
     fn make(&self, points: &[Point]) -> Result<()> {
         fill(&self.raw(), self.args.size)?;
         for settled in [false, true] {
-            if points.iter().any(|point| point.settled == settled) {
-                let (image, bytes) = (self.log(settled), self.span(settled));
+            let of_it = |point: &Point| point.settled == settled && point.space == Space::Own;
+            if let Some(point) = points.iter().find(|point| of_it(point)) {
+                let (image, bytes) = (self.log(settled), self.span(point));
                 self.args.place.create_log(&image, bytes * ROOM, &[])?;
                 self.serve_and_load(&image, 1, bytes, |load| {
                     whole(load.workload("write").iodepth(8), FILL_BYTES, bytes)
@@ -108,16 +111,20 @@ impl Bench<'_> {
     }
 
     /// Returns the used bytes of an image.
-    fn span(&self, settled: bool) -> u64 {
-        if settled { self.args.size / SETTLED_PART } else { self.args.size }
+    fn span(&self, point: &Point) -> u64 {
+        let again = point.settled || point.space == Space::Written;
+        if again { self.args.size / AGAIN_PART } else { self.args.size }
     }
 
     fn measure(&self, point: &Point, contender: Contender) -> Result<Figures> {
+        if point.space != Space::Own {
+            return self.measure_large(point, contender);
+        }
         let image = match contender {
             Contender::Raw | Contender::RawAlone => self.raw(),
             Contender::Log => self.log(point.settled),
         };
-        let span = self.span(point.settled);
+        let span = self.span(point);
         if point.settled && contender == Contender::Log {
             let overwrite =
                 |load: LoadOptions| load.workload("randwrite").iodepth(32).ops(span / BLOCK_BYTES);
@@ -131,6 +138,36 @@ impl Bench<'_> {
             limit,
             ..load.workload(point.rw).iodepth(point.iodepth)
         })
+    }
+
+    /// Measures a load on a new image; if its space is to be written before, after the same daemon
+    /// has written all of it twice: a log image that is closed gives its free space back.
+    fn measure_large(&self, point: &Point, contender: Contender) -> Result<Figures> {
+        let (place, span) = (&self.args.place, self.span(point));
+        let image = self.args.run.dir.join("large.img");
+        place.create(
+            &image,
+            if contender == Contender::Log { "log" } else { "raw" },
+            span,
+            NONE,
+        )?;
+        let socket = self.args.run.dir.join("log.sock");
+        let mut daemon = place.serve(&image, &socket, 1, &["--direct", "on"].map(str::to_owned))?;
+        let load = place.load(&socket, point.rw, point.iodepth);
+        let completion = Completion::Eventfd;
+        let load = LoadOptions { completion, span_bytes: span, ..load };
+        let written = point.space == Space::Written;
+        if written {
+            drive(&whole(load.clone(), FILL_BYTES, 2 * span))?;
+        }
+        let limit = seconds(if written { RAMP } else { Duration::ZERO }, self.args.runtime);
+        let report = drive(&LoadOptions { block_bytes: point.kib << 10, limit, ..load })?;
+        let is_fresh = report.ops * (point.kib << 10) <= span;
+        ensure!(written || is_fresh, "--size is too small for {}", point.name);
+        stop(&mut daemon)?;
+        remove(&image)?;
+        std::thread::sleep(PAUSE);
+        Ok(figures(&report))
     }
 
     /// Serves an image anew for every load, so that one load does not affect the next.
@@ -164,7 +201,8 @@ fn report(args: &CompareArgs, points: &[Point], experiment: &Experiment) -> Stri
     });
     format!(
         "{}\n\nRaw and log images of {} MiB, every block written before, on {}, O_DIRECT; log images \
-         have {ROOM} times the room. Server on CPU {}, client on CPU {}, waiting on its eventfd. \
+         have {ROOM} times the room. Large writes go to new images, whose space the host allocates \
+         (fresh), or which the same daemon has written twice before (written). Server on CPU {}, client on CPU {}, waiting on its eventfd. \
          {} s a point after {} s of ramp, contenders in turn; requests per second; rates and the \
          ratios of each round as medians with their 95 % intervals. Put in order by {settled}.\n\n{}",
         host.sentence(),

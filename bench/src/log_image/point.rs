@@ -19,10 +19,25 @@ pub struct Point {
     pub queues: usize,
     /// Number of writes between flushes; 0 means no flushes.
     pub flush_every: u64,
+    /// The space that the images write to.
+    pub space: Space,
     /// The image has been overwritten at random, and sorted since.
     pub settled: bool,
     /// Required rates of the log image, as multiples of other contenders' rates.
     pub targets: &'static [(Contender, f64)],
+}
+
+/// The state of the host's space below the images. Space that was allocated and never written costs
+/// the host a change of its metadata with the first write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Space {
+    /// The raw image was written before; the log image allocates as it writes, in four times the
+    /// room.
+    Own,
+    /// Both allocate.
+    Fresh,
+    /// Both write where they have written before.
+    Written,
 }
 
 const fn point(
@@ -31,7 +46,18 @@ const fn point(
     (rw, kib, iodepth): (&'static str, u64, u16),
     targets: &'static [(Contender, f64)],
 ) -> Point {
-    Point { name, title, rw, kib, iodepth, queues: 1, flush_every: 0, settled: false, targets }
+    let (queues, flush_every, space, settled) = (1, 0, Space::Own, false);
+    Point { name, title, rw, kib, iodepth, queues, flush_every, space, settled, targets }
+}
+
+/// 128 KiB or 1 MiB in sequence.
+const fn large(
+    name: &'static str,
+    title: &'static str,
+    (kib, iodepth): (u64, u16),
+    space: Space,
+) -> Point {
+    Point { space, ..point(name, title, ("write", kib, iodepth), LEVEL) }
 }
 
 impl Point {
@@ -57,11 +83,20 @@ const LEVEL: &[(Contender, f64)] = &[(Raw, 1.0)];
 const READS: &[(Contender, f64)] = &[(Raw, 0.98)];
 
 /// In the order of the table.
-pub const POINTS: [Point; 15] = [
-    point("seq-write-128k-qd8", "128 KiB sequential write QD8", ("write", 128, 8), LEVEL),
-    point("seq-write-128k-qd32", "128 KiB sequential write QD32", ("write", 128, 32), LEVEL),
-    point("seq-write-1m-qd8", "1 MiB sequential write QD8", ("write", 1024, 8), LEVEL),
-    point("seq-write-1m-qd32", "1 MiB sequential write QD32", ("write", 1024, 32), LEVEL),
+pub const POINTS: [Point; 19] = [
+    large("fresh-128k-qd8", "128 KiB sequential write QD8, fresh space", (128, 8), Space::Fresh),
+    large("fresh-128k-qd32", "the same QD32", (128, 32), Space::Fresh),
+    large("fresh-1m-qd8", "1 MiB sequential write QD8, fresh space", (1024, 8), Space::Fresh),
+    large("fresh-1m-qd32", "the same QD32", (1024, 32), Space::Fresh),
+    large(
+        "again-128k-qd8",
+        "128 KiB sequential write QD8, written space",
+        (128, 8),
+        Space::Written,
+    ),
+    large("again-128k-qd32", "the same QD32", (128, 32), Space::Written),
+    large("again-1m-qd8", "1 MiB sequential write QD8, written space", (1024, 8), Space::Written),
+    large("again-1m-qd32", "the same QD32", (1024, 32), Space::Written),
     point("rand-write-4k-qd1", "4 KiB random write QD1", ("randwrite", 4, 1), LEVEL),
     point("rand-write-4k-qd32", "4 KiB random write QD32", ("randwrite", 4, 32), &[(Raw, 2.5)]),
     point("rand-write-4k-qd128", "4 KiB random write QD128", ("randwrite", 4, 128), &[(Raw, 3.0)]),
