@@ -144,13 +144,12 @@ impl Bench<'_> {
     /// has written all of it twice: a log image that is closed gives its free space back.
     fn measure_large(&self, point: &Point, contender: Contender) -> Result<Figures> {
         let (place, span) = (&self.args.place, self.span(point));
-        let image = self.args.run.dir.join("large.img");
-        place.create(
-            &image,
-            if contender == Contender::Log { "log" } else { "raw" },
-            span,
-            NONE,
-        )?;
+        let (format, name) = match contender {
+            Contender::Log => ("log", "large.flow"),
+            Contender::Raw | Contender::RawAlone => ("raw", "large.raw"),
+        };
+        let image = self.args.run.dir.join(name);
+        place.create(&image, format, span, NONE)?;
         let socket = self.args.run.dir.join("log.sock");
         let mut daemon = place.serve(&image, &socket, 1, &["--direct", "on"].map(str::to_owned))?;
         let load = place.load(&socket, point.rw, point.iodepth);

@@ -1,8 +1,8 @@
 //! The costs of a map that grows with the disk: its memory, the time until a large image is served
 //! after a clean stop and after a kill with the longest replay, and that of the largest checkpoint.
 //!
-//! The disks are written with zeroes, so a compressing device (zram) has room for those that no disk
-//! of this machine has; their headers and maps are as on any other.
+//! The disks are written with zeroes, so a compressing device (zram) has room for disks that no
+//! other one of this machine has; headers and maps are as on any.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -78,7 +78,8 @@ pub fn measure(args: &GrowthArgs) -> Result<()> {
         let axes = Axes { x: "blocks of 4 KiB, millions", y: "seconds", is_log: true, below };
         draw(path, &axes, &lines(&experiment))?;
     }
-    args.run.publish("growth", &render(&experiment), &experiment)
+    let text = format!("{}\n{}", render(&experiment), experiment.origin());
+    args.run.publish("growth", &text, &experiment)
 }
 
 /// Returns the table.
@@ -98,7 +99,7 @@ pub fn render(experiment: &Experiment) -> String {
     let titles = "blocks | map, MiB | memory of the daemon, MiB | checkpoint of all leaves, MiB | \
                   stop with it, s | open after it, s | open after a kill, s";
     let rows = experiment.points().into_iter().map(row);
-    format!("{}\n{}", table(titles, rows), experiment.origin())
+    table(titles, rows)
 }
 
 /// Returns the medians of the times over the millions of blocks.

@@ -150,6 +150,7 @@ fn cost_of_one_request() {
         kinds: vec![Kind::Read],
         offset_bytes: 0,
         flush_every: 0,
+        zero_data: false,
     };
     let source = Source::new("randread".parse().unwrap(), 0, 1 << 20, 1);
     let mut lane = Lane::new(&memory, ring, options, source, None, u64::MAX).unwrap();
