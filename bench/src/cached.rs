@@ -49,14 +49,36 @@ struct Group {
     name: &'static str,
     servers: &'static [Server],
     loads: &'static [Load],
-    /// Blocks have been read before; otherwise the server is new, and the page cache is empty.
-    warm: bool,
+    before: Before,
+}
+
+/// What the server has done before it is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Before {
+    /// It is new, and the page cache is empty.
+    Nothing,
+    /// All blocks have been read, and are held if there is room.
+    Read,
+    /// The same, then as many at random as the disk has: a small cache is full, and its memory has
+    /// been used again and again.
+    Churned,
+}
+
+impl Before {
+    /// Returns the loads, by access pattern and request size.
+    const fn loads(self) -> &'static [(&'static str, u64)] {
+        match self {
+            Self::Nothing => &[],
+            Self::Read => &[("read", WARM_BYTES)],
+            Self::Churned => &[("read", WARM_BYTES), ("randread", 4096)],
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Server {
     /// Flowstone with these options; SIZE stands for the size of the disk, CACHE for half as much
-    /// again.
+    /// again, QUARTER for a quarter of it.
     Flowstone(&'static str, &'static [&'static str]),
     /// Flowstone on the image.
     Image(&'static str, &'static [&'static str]),
@@ -76,7 +98,7 @@ const RANDOM: &[Load] = &[
     Load { rw: "randread", block_bytes: 4096, iodepth: 32 },
 ];
 
-const GROUPS: [Group; 4] = [
+const GROUPS: [Group; 5] = [
     Group {
         name: "hits",
         servers: &[
@@ -88,7 +110,7 @@ const GROUPS: [Group; 4] = [
             Server::Flowstone("null", &["--backend", "null:SIZE"]),
         ],
         loads: RANDOM,
-        warm: true,
+        before: Before::Read,
     },
     Group {
         name: "misses",
@@ -101,7 +123,7 @@ const GROUPS: [Group; 4] = [
             Server::Flowstone("null, cache, taken in", &["--backend", VAST, "--cache", "64M"]),
         ],
         loads: RANDOM,
-        warm: false,
+        before: Before::Nothing,
     },
     Group {
         name: "re-reads",
@@ -115,7 +137,7 @@ const GROUPS: [Group; 4] = [
             Load { rw: "randread", block_bytes: 4096, iodepth: 32 },
             Load { rw: "read", block_bytes: WARM_BYTES, iodepth: 4 },
         ],
-        warm: true,
+        before: Before::Read,
     },
     Group {
         name: "cold sequential reads",
@@ -129,7 +151,19 @@ const GROUPS: [Group; 4] = [
             Load { rw: "read", block_bytes: 64 << 10, iodepth: 1 },
             Load { rw: "read", block_bytes: WARM_BYTES, iodepth: 4 },
         ],
-        warm: false,
+        before: Before::Nothing,
+    },
+    Group {
+        name: "sequential reads, the cache full",
+        servers: &[
+            Server::Image("Flowstone, direct", &[]),
+            Server::Image("Flowstone, direct, cache", &["--cache", "QUARTER"]),
+        ],
+        loads: &[
+            Load { rw: "read", block_bytes: 4096, iodepth: 1 },
+            Load { rw: "read", block_bytes: WARM_BYTES, iodepth: 4 },
+        ],
+        before: Before::Churned,
     },
 ];
 
@@ -187,7 +221,7 @@ impl Bench<'_> {
         for round in 0..self.args.run.rounds {
             for server in turns(round, group.servers) {
                 for load in group.loads {
-                    let figures = self.measure(*server, *load, group.warm);
+                    let figures = self.measure(*server, *load, group.before);
                     let figures = figures.context(server.name())?;
                     experiment.add(&group.point(*load), server.name(), &figures);
                 }
@@ -197,37 +231,33 @@ impl Bench<'_> {
     }
 
     #[expect(clippy::disallowed_methods, reason = "nobody serves the image just now")]
-    fn measure(&self, server: Server, load: Load, warm: bool) -> Result<Figures> {
+    fn measure(&self, server: Server, load: Load, before: Before) -> Result<Figures> {
         let (args, socket) = (self.args, self.args.run.dir.join("cached.sock"));
-        if !warm {
+        if before == Before::Nothing {
             let image = File::open(&self.image)?;
             fsync(&image)?;
             fadvise(&image, 0, None, Advice::DontNeed)?;
         }
         let mut daemon = args.place.start(self.command(server, &socket), &socket)?;
         let in_memory = matches!(server, Server::Flowstone(..));
-        if warm {
-            // A disk in memory is written first: otherwise every read accesses the same page of
-            // zeroes.
-            let passes = if in_memory { &["write", "read"][..] } else { &["read"] };
-            for rw in passes {
-                drive(&whole(
-                    LoadOptions::new(&socket).workload(rw).iodepth(4),
-                    WARM_BYTES,
-                    args.size,
-                ))?;
-            }
+        // A disk in memory is written first: otherwise every read accesses the same page of zeroes.
+        let write = in_memory && before != Before::Nothing;
+        let write = if write { &[("write", WARM_BYTES)][..] } else { &[] };
+        for (rw, bytes) in write.iter().chain(before.loads()) {
+            let load = LoadOptions::new(&socket).workload(rw).iodepth(4);
+            drive(&whole(load, *bytes, args.size))?;
         }
         let mut options = args.place.load(&socket, load.rw, load.iodepth);
         options.block_bytes = load.block_bytes;
         options.server_pid = Some(daemon.pid());
         // If the disk is accessed too, its completions need the client's core.
-        if !warm && !in_memory {
+        if before != Before::Read && !in_memory {
             options.completion = Completion::Eventfd;
-            options = whole(options, load.block_bytes, args.size);
-        } else {
-            options.limit = seconds(RAMP, args.runtime);
         }
+        options = match before {
+            Before::Nothing if !in_memory => whole(options, load.block_bytes, args.size),
+            _ => LoadOptions { limit: seconds(RAMP, args.runtime), ..options },
+        };
         let report = drive(&options)?;
         // Flowstone's exit status is checked by tests.
         stop_peer(&mut daemon)?;
@@ -237,7 +267,9 @@ impl Bench<'_> {
     fn command(&self, server: Server, socket: &Path) -> DaemonCommand {
         let (size, cache) = (self.args.size, self.args.size * 3 / 2);
         let fill_in = |word: &&str| {
-            word.replace("SIZE", &size.to_string()).replace("CACHE", &cache.to_string())
+            let word = word.replace("SIZE", &size.to_string());
+            let word = word.replace("CACHE", &cache.to_string());
+            word.replace("QUARTER", &(size / 4).to_string())
         };
         let serve =
             |options: &[&str]| serve(&self.flowstone, socket).args(options.iter().map(fill_in));

@@ -19,6 +19,7 @@ mod prefetch;
 mod readahead;
 mod report;
 mod shared;
+mod staging;
 mod table;
 mod vms;
 

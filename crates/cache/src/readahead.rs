@@ -14,7 +14,7 @@ use crate::BLOCK_SECTORS;
 const STREAMS: usize = 8;
 /// Window in blocks, at first and at most.
 const WINDOW_FIRST: u64 = 32;
-const WINDOW_MAX: u64 = 256;
+pub const WINDOW_MAX: u64 = 256;
 /// Consecutive reads that make a stream, normally and while reading ahead does not pay off.
 const READS_MIN: u32 = 2;
 const READS_MIN_IN_DEBT: u32 = 32;

@@ -11,6 +11,7 @@ use crate::BLOCK_BYTES;
 use crate::frames::Memory;
 use crate::names::{BlockId, random_key};
 use crate::policy::{FREQ_THRESHOLD, PolicyKind};
+use crate::staging::Staging;
 use crate::table::{DiskUse, Table, Target};
 use crate::vms::Vms;
 
@@ -27,6 +28,7 @@ const STREAMS_AHEAD: usize = 4;
 /// A cache for blocks of all disks.
 pub struct Cache {
     pub(crate) memory: Memory,
+    pub(crate) staging: Staging,
     table: Mutex<Table>,
     kind: PolicyKind,
     frames_max: usize,
@@ -53,7 +55,8 @@ impl Cache {
     pub const BYTES_MAX: u64 = 1 << 42;
 
     /// Makes a cache that takes up to `bytes` bytes, at least [`BYTES_MIN`](Self::BYTES_MIN), as
-    /// blocks come; its metadata takes about 2 % more.
+    /// blocks come; its metadata takes about 2 % more, and buffers for read-ahead a 64th, up to 16
+    /// MiB.
     pub fn new(bytes: u64, kind: PolicyKind) -> io::Result<Self> {
         Self::with_key(bytes, kind, random_key())
     }
@@ -79,6 +82,7 @@ impl Cache {
         let memory = Memory::new(frames)?;
         Ok(Self {
             memory,
+            staging: Staging::new(frames, ahead / STREAMS_AHEAD),
             table,
             kind,
             frames_max: frames,
@@ -129,6 +133,7 @@ impl Cache {
         let bytes = (target.frames * BLOCK_BYTES) as u64;
         let before = self.target.swap(bytes, Ordering::Relaxed);
         self.window_max.store(target.ahead / STREAMS_AHEAD, Ordering::Relaxed);
+        self.staging.resize(target.frames);
         if bytes > before {
             return self.table().grow(target);
         }

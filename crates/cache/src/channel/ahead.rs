@@ -2,17 +2,22 @@
 
 use std::ops::Range;
 
-use flowstone_block::{Extent, Op, Origin, Outcome, Request, Sector, SectorCount, Token};
+use flowstone_block::{
+    AlignedBuf, Extent, IoVec, Op, Origin, Outcome, Request, Sector, SectorCount, Token, mutant,
+};
 
 use super::reads::Pending;
-use super::{CachedChannel, InFlight, Purpose};
-use crate::BLOCK_SECTORS;
+use super::{CachedChannel, InFlight, Lists, Purpose};
 use crate::names::BlockId;
 use crate::readahead::Streams;
 use crate::table::Fill;
+use crate::{BLOCK_BYTES, BLOCK_SECTORS};
 
 /// Read-ahead requests in flight at once.
 pub const REQUESTS_MAX: usize = 8;
+/// Longest run of held blocks that is read along with the blocks around it, which would be two
+/// requests otherwise.
+const GAP_MAX: u64 = 16;
 
 /// Read-ahead of a channel.
 pub struct AheadReads {
@@ -57,9 +62,12 @@ impl CachedChannel {
         }
         let mut lists = self.spare.pop().unwrap_or_default();
         let cache = &self.disk.cache;
-        let reached = cache.table().begin_ahead(&cache.memory, wanted, &mut lists.fills);
+        let mut buffer = cache.staging.take();
+        let gap = if buffer.is_some() { GAP_MAX } else { 0 };
+        let reached = cache.table().begin_ahead(&cache.memory, wanted, gap, &mut lists.fills);
         self.ahead.streams.came_to(&numbers, reached.number());
         let (Some(first), Some(last)) = (lists.fills.first(), lists.fills.last()) else {
+            buffer.into_iter().for_each(|buffer| cache.staging.give_back(buffer));
             self.spare.push(lists);
             return;
         };
@@ -70,11 +78,17 @@ impl CachedChannel {
         let mut request = self.ahead.spare.pop().unwrap_or_else(|| Request::new(op, 0));
         request.op = op;
         request.origin = self.ahead.origin;
-        for run in lists.fills.chunk_by(Fill::is_followed_by) {
-            // SAFETY: the frames were taken for these fills, kept until the request is back.
-            request.memory.push(unsafe { cache.memory.piece(run[0].frame, run.len()) });
+        if let Some(buffer) = &mut buffer {
+            let bytes = (blocks.end.0 - blocks.start.0) as usize * BLOCK_BYTES;
+            // SAFETY: the buffer is kept until the request is back.
+            request.memory.push(unsafe { IoVec::of(&mut buffer[..bytes]) });
+        } else {
+            for run in lists.fills.chunk_by(Fill::is_followed_by) {
+                // SAFETY: the frames were taken for these fills, kept until the request is back.
+                request.memory.push(unsafe { cache.memory.piece(run[0].frame, run.len()) });
+            }
         }
-        let purpose = Purpose::Ahead(blocks.clone());
+        let purpose = Purpose::Ahead(blocks.clone(), buffer);
         self.ahead.in_flight.push(blocks);
         let in_flight = InFlight { op, token: Token::default(), lists, purpose };
         request.token = self.tokens.token(self.in_flight.insert(in_flight));
@@ -85,12 +99,24 @@ impl CachedChannel {
     pub(super) fn finish_ahead(
         &mut self,
         mut request: Box<Request>,
-        in_flight: InFlight,
+        mut lists: Lists,
         blocks: &Range<BlockId>,
+        buffer: Option<AlignedBuf>,
         outcome: Outcome,
     ) {
-        let mut lists = in_flight.lists;
         let cache = &self.disk.cache;
+        if let Some(buffer) = buffer {
+            let copied = if outcome.is_ok() { &lists.fills[..] } else { &[] };
+            for (index, Fill { block, frame, .. }) in (0..).zip(copied) {
+                let number = block.0 - blocks.start.0;
+                let number = if mutant("cache.ahead.forgets-gaps") { index } else { number };
+                let at = number as usize * BLOCK_BYTES;
+                // SAFETY: the frame was taken for this fill.
+                let bytes = unsafe { cache.memory.bytes_mut(*frame) };
+                bytes.copy_from_slice(&buffer[at..at + BLOCK_BYTES]);
+            }
+            cache.staging.give_back(buffer);
+        }
         let mut table = cache.table();
         for fill in lists.fills.drain(..) {
             table.end_ahead(&cache.memory, fill, outcome.is_ok());

@@ -4,7 +4,8 @@
 use std::ops::Range;
 
 use flowstone_block::{
-    Completion, Extent, IoVec, Op, Request, Sector, SectorCount, Token, count, is_whole, mutant,
+    AlignedBuf, Completion, Extent, IoVec, Op, Request, Sector, SectorCount, Token, count,
+    is_whole, mutant,
 };
 
 use super::{CachedChannel, copy_in, overlap};
@@ -35,8 +36,8 @@ pub enum Purpose {
     Read,
     /// A guest's change of these blocks.
     Change(Range<BlockId>),
-    /// Read-ahead of these blocks.
-    Ahead(Range<BlockId>),
+    /// Read-ahead of these blocks, into this buffer if there is one.
+    Ahead(Range<BlockId>, Option<AlignedBuf>),
 }
 
 impl CachedChannel {
@@ -89,14 +90,12 @@ impl CachedChannel {
     /// Processes a completion. Returns the request as submitted; `None` if other requests were sent
     /// below instead.
     pub(super) fn finish(&mut self, index: usize, completion: Completion) -> Option<Completion> {
-        let mut in_flight = self.in_flight.remove(index);
+        let InFlight { op, token, mut lists, purpose } = self.in_flight.remove(index);
         let Completion { mut request, outcome } = completion;
-        if let Purpose::Ahead(blocks) = &mut in_flight.purpose {
-            let blocks = blocks.clone();
-            self.finish_ahead(request, in_flight, &blocks, outcome);
+        if let Purpose::Ahead(blocks, buffer) = purpose {
+            self.finish_ahead(request, lists, &blocks, buffer, outcome);
             return None;
         }
-        let InFlight { op, token, mut lists, purpose } = in_flight;
         // The error may be in a sector that the guest has not requested.
         let is_larger = request.op != op && !mutant("cache.read.fails-for-a-neighbour");
         let once_more = outcome.is_err() && is_larger;

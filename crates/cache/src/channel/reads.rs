@@ -155,7 +155,7 @@ impl CachedChannel {
                 let sectors = extent.start().get()..extent.end().get();
                 to_come = ahead.streams.read(sectors, whole_blocks(*capacity), cache.window_max());
             }
-            if ahead.is_reading(&blocks) {
+            if ahead.is_reading(&blocks) && !table.are_held(blocks.clone()) {
                 spare.push(lists);
                 ahead.waiting.push((request, extent));
                 continue;

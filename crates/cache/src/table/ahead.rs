@@ -53,15 +53,22 @@ impl Table {
         self.regions.get(&region).is_some_and(|held| held & bit != 0)
     }
 
+    /// Returns whether all of these blocks are held.
+    pub fn are_held(&self, blocks: Range<BlockId>) -> bool {
+        (blocks.start.0..blocks.end.0).all(|number| self.is_held(BlockId(number)))
+    }
+
     /// Begins a read-ahead of a range. Puts into `fills`, which is empty, fills for the first run
-    /// of blocks in it that are not held, and returns the first block that was not processed.
+    /// of blocks in it that are not held, and returns the first block that was not processed. A run
+    /// goes on over up to `gap` held blocks at a time, and over no more than it has others.
     pub fn begin_ahead(
         &mut self,
         memory: &Memory,
         blocks: Range<BlockId>,
+        gap: u64,
         fills: &mut Vec<Fill>,
     ) -> BlockId {
-        let reached = self.take_run(memory, blocks, fills);
+        let reached = self.take_run(memory, blocks, gap, fills);
         // In the order of the blocks: adjacent frames are one piece of memory for the kernel.
         let mut frames: Vec<Frame> = fills.iter().map(|fill| fill.frame).collect();
         frames.sort_unstable();
@@ -73,6 +80,7 @@ impl Table {
         &mut self,
         memory: &Memory,
         blocks: Range<BlockId>,
+        gap: u64,
         fills: &mut Vec<Fill>,
     ) -> BlockId {
         for number in blocks.start.0..blocks.end.0 {
@@ -80,13 +88,16 @@ impl Table {
             let is_still = self.changes(block).in_flight == 0;
             let is_still = is_still || mutant("cache.ahead.begins-during-a-change");
             let is_held = self.is_held(block) || !is_still;
-            let fill = if is_held { None } else { self.begin_fill(memory, block) };
-            match fill {
-                Some(fill) => fills.push(fill),
-                // There is no frame, or the run ends here.
-                None if !is_held || !fills.is_empty() => return block,
-                None => {}
+            if is_held {
+                let (Some(first), Some(last)) = (fills.first(), fills.last()) else { continue };
+                let held = number + 1 - first.block.0 - fills.len() as u64;
+                if number - last.block.0 > gap || held > fills.len() as u64 {
+                    return block;
+                }
+                continue;
             }
+            let Some(fill) = self.begin_fill(memory, block) else { return block };
+            fills.push(fill);
         }
         blocks.end
     }

@@ -143,7 +143,7 @@ impl Actor {
             Kind::Discard => unreachable!("it forgets"),
             Kind::ReadAhead => {
                 let mut fills = Vec::new();
-                table.begin_ahead(memory, BLOCK..BlockId(BLOCK.0 + 1), &mut fills);
+                table.begin_ahead(memory, BLOCK..BlockId(BLOCK.0 + 1), 0, &mut fills);
                 self.fill = fills.pop();
                 return;
             }

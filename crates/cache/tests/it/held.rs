@@ -132,3 +132,35 @@ fn a_read_that_waits_for_a_read_ahead_is_read_by_itself_if_that_fails() {
     }
     assert_eq!(done.pop().expect("it still waits").outcome, Ok(()));
 }
+
+/// A read-ahead goes over blocks that are held, and reads of these wait for nothing.
+#[test]
+fn a_held_block_is_read_while_those_around_it_are_read_ahead() {
+    let (holds, long) = (Arc::new(AtomicBool::new(true)), Arc::<AtomicUsize>::default());
+    let layer = Held { disk: mem(), holds: Arc::clone(&holds), long: Some(Arc::clone(&long)) };
+    let cached = Cached::new(Arc::new(layer), cache(PolicyKind::Lru), 0, false);
+    let mut memory = AlignedBuf::zeroed(4096);
+    let origin = Origin::Queue { disk: 0, queue: 0 };
+    let context = QueueContext { origin, ..QueueContext::alone(QueueDepth(8)).unwrap() };
+    let mut queue = cached.channel(&context).unwrap();
+    let mut is_read = |block: u64| {
+        let mut request = Request::new(Op::Read(extent(block * 8, 8)), 0);
+        // SAFETY: the memory outlives the request, which comes back before the queue is dropped.
+        request.memory.push(unsafe { IoVec::of(&mut memory) });
+        queue.submit(request);
+        let mut done = Vec::new();
+        for _ in 0..8 {
+            queue.kick();
+            queue.reap(&mut done);
+        }
+        !done.is_empty()
+    };
+    // The first two reads of a stream, then a held block, and one that is being read.
+    for block in [4, 0, 1] {
+        assert!(is_read(block));
+    }
+    assert_eq!(long.load(Ordering::Relaxed), 1);
+    assert!(is_read(4) && !is_read(5));
+    holds.store(false, Ordering::Relaxed);
+    assert!(is_read(6));
+}

@@ -131,6 +131,28 @@ fn multicache_takes_a_block_in_when_it_is_used_again() {
     assert_eq!(place.disk.counters().refusals(), 1);
 }
 
+/// Each block between two held ones was a request of its own: after random reads, streams were
+/// slow.
+#[test]
+fn a_stream_over_held_blocks_is_read_ahead_in_few_requests() {
+    let disk = mem();
+    let mut writer = Guest::new(&*disk);
+    let value = |block: u64| (block % 251) as u8;
+    (0..256).for_each(|block| writer.write(block * 8, 8, value(block)).unwrap());
+    let (below, layer) = Late::new(disk).layer();
+    let cache = Arc::new(Cache::new(64 * MIB, PolicyKind::Lru).unwrap());
+    let cached = Cached::new(layer, cache, 0, false);
+    let mut guest = Guest::new(&cached);
+    (1..64).for_each(|number| _ = guest.read(number * 4 % 61 * 32, 8).unwrap());
+    let before = below.reads.load(Ordering::Relaxed);
+    for block in 0..256 {
+        assert_eq!(guest.read(block * 8, 8).unwrap(), [value(block); 4096], "block {block}");
+    }
+    let reads = below.reads.load(Ordering::Relaxed) - before;
+    let used = cached.disk().held().prefetch_used;
+    assert!(reads <= 12 && used > 180, "{reads} reads, {used} blocks were read ahead");
+}
+
 #[test]
 fn parts_of_blocks_are_read_as_whole_blocks_and_written_as_they_are() {
     let mut place = Place::new();
