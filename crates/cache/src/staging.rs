@@ -15,7 +15,8 @@ use crate::readahead::WINDOW_MAX;
 /// Buffers of this size share a huge page, two of them. Smaller ones would leave it unused.
 const LARGE_BYTES: usize = WINDOW_MAX as usize * BLOCK_BYTES;
 const BUFFERS_PER_SLAB: usize = 2;
-/// Together they take this part of the cache's memory, or one is there; and their greatest number.
+/// Together they take this part of the cache's memory, but one is always there; and their greatest
+/// number.
 const PART_OF: usize = 64;
 const BUFFERS_MAX: usize = 16;
 
@@ -33,15 +34,6 @@ struct Buffers {
     most: usize,
 }
 
-impl Buffers {
-    /// Returns spare ones that are too many, to be dropped without the lock.
-    fn too_many(&mut self) -> Vec<AlignedBuf> {
-        let count = self.made.saturating_sub(self.most).min(self.spare.len());
-        self.made -= count;
-        self.spare.split_off(self.spare.len() - count)
-    }
-}
-
 impl Staging {
     /// For a cache of so many frames, of which this many blocks are read ahead with one request.
     /// Memory is taken when it is used first.
@@ -52,15 +44,19 @@ impl Staging {
         staging
     }
 
-    /// Sets the number of frames of the cache. Buffers that are too many for it are returned to the
-    /// host, those in use when they are given back.
+    /// Sets the number of frames of the cache. If it has fewer, the host gets the memory of buffers
+    /// that are not in use, all of it since two of them share a page, and that of others which are
+    /// too many when they are given back.
     pub fn resize(&self, frames: usize) {
         let most = frames * BLOCK_BYTES / PART_OF / self.buffer_bytes;
+        let most = most.clamp(1, BUFFERS_MAX);
         let mut buffers = self.buffers();
-        buffers.most = most.clamp(1, BUFFERS_MAX);
-        let too_many = buffers.too_many();
+        let before = std::mem::replace(&mut buffers.most, most);
+        let spare = if most < before { std::mem::take(&mut buffers.spare) } else { Vec::new() };
+        buffers.made -= spare.len();
         drop(buffers);
-        drop(too_many);
+        // Without the lock: the kernel takes its time.
+        drop(spare);
     }
 
     fn buffers(&self) -> MutexGuard<'_, Buffers> {
@@ -92,10 +88,12 @@ impl Staging {
     /// Takes a buffer back.
     pub fn give_back(&self, buffer: AlignedBuf) {
         let mut buffers = self.buffers();
-        buffers.spare.push(buffer);
-        let too_many = buffers.too_many();
+        if buffers.made <= buffers.most {
+            return buffers.spare.push(buffer);
+        }
+        buffers.made -= 1;
         drop(buffers);
-        drop(too_many);
+        drop(buffer);
     }
 }
 
@@ -108,17 +106,21 @@ mod tests {
         // 1 MiB, 128 MiB, 64 GiB.
         for (frames, window, most) in [(1 << 8, 8, 1), (1 << 15, 256, 2), (1 << 24, 256, 16)] {
             let staging = Staging::new(frames, window);
-            let buffers: Vec<_> = std::iter::from_fn(|| staging.take()).collect();
-            assert_eq!(buffers.len(), most);
-            assert!(buffers.iter().all(|buffer| buffer.len() == window * BLOCK_BYTES));
+            let mut spare: Vec<_> = std::iter::from_fn(|| staging.take()).collect();
+            assert_eq!(spare.len(), most);
+            assert!(spare.iter().all(|buffer| buffer.len() == window * BLOCK_BYTES));
             assert!(most * window <= (frames / PART_OF).max(window));
+            let used = spare.split_off(most / 2);
+            let left = |staging: &Staging| {
+                let buffers = staging.buffers();
+                (buffers.made, buffers.spare.len())
+            };
+            let in_use = used.len();
+            spare.into_iter().for_each(|buffer| staging.give_back(buffer));
             staging.resize(0);
-            for buffer in buffers {
-                staging.give_back(buffer);
-            }
-            let left = staging.buffers();
-            assert_eq!((left.made, left.spare.len()), (1, 1));
-            drop(left);
+            assert_eq!(left(&staging), (in_use, 0));
+            used.into_iter().for_each(|buffer| staging.give_back(buffer));
+            assert_eq!(left(&staging), (1, 1));
             assert!(staging.take().is_some() && staging.take().is_none());
             staging.resize(frames);
             assert!(staging.take().is_some() || most == 1);

@@ -305,3 +305,31 @@ fn a_frame_that_is_read_survives_a_shrink() {
     host.table.returned(&idle);
     assert_eq!((idle.len(), host.table.resident(), host.table.blocks()), (1, 1, 1));
 }
+
+/// Neither over many held blocks at a time, nor over more of them than are read.
+#[test]
+fn a_range_is_read_ahead_over_short_gaps() {
+    // Letters are held; the range ends before the bar.
+    for (gap, blocks, expected) in [
+        (2, "..h..hh...", "..h..hh...|"),
+        (2, "...hhh.", "...|"),
+        (2, ".hh..", ".|"),
+        (2, "..hh.hh..", "..hh.|"),
+        (0, "h..h..", "h..|"),
+    ] {
+        let memory = Memory::new(64).unwrap();
+        let mut table = Table::new(PolicyKind::Lru.build(40, 0.0, 0), 64, 8);
+        let id = |index: usize| BlockId::of_disk(1, index as u64);
+        for (index, _) in blocks.match_indices('h') {
+            if let Found::Fill(fill) = table.read(&memory, id(index)) {
+                table.end_fill(&memory, fill, true);
+            }
+        }
+        let mut fills = Vec::new();
+        table.begin_ahead(&memory, id(0)..id(blocks.len()), gap, &mut fills);
+        let end = fills.last().unwrap().block.0 - id(0).0 + 1;
+        assert_eq!(format!("{}|", &blocks[..end as usize]), expected);
+        let found = blocks[..end as usize].matches('.').count();
+        assert_eq!(fills.len(), found, "{blocks}");
+    }
+}
