@@ -43,8 +43,8 @@ pub struct CompareArgs {
 /// Size of a log image relative to the data written to it: this measures writing without cleaning,
 /// which `steady` measures.
 const ROOM: u64 = 4;
-/// Divisor of the size of the images that are written or sorted again in every round.
-const AGAIN_PART: u64 = 4;
+/// Divisor of the size of the image that is sorted, since it is sorted again in every round.
+const SETTLED_PART: u64 = 4;
 /// Time before measuring: an opened log image first writes into unallocated space, which costs the
 /// host more.
 const RAMP: Duration = Duration::from_millis(200);
@@ -112,8 +112,7 @@ impl Bench<'_> {
 
     /// Returns the used bytes of an image.
     fn span(&self, point: &Point) -> u64 {
-        let again = point.settled || point.space == Space::Written;
-        if again { self.args.size / AGAIN_PART } else { self.args.size }
+        if point.settled { self.args.size / SETTLED_PART } else { self.args.size }
     }
 
     fn measure(&self, point: &Point, contender: Contender) -> Result<Figures> {
