@@ -78,6 +78,12 @@ fn is_long(request: &Request) -> bool {
     request.op.extent().is_some_and(|extent| extent.count() > SectorCount::new(8))
 }
 
+fn queue(cached: &Cached) -> Box<dyn Channel> {
+    let origin = Origin::Queue { disk: 0, queue: 0 };
+    let context = QueueContext { origin, ..QueueContext::alone(QueueDepth(8)).unwrap() };
+    cached.channel(&context).unwrap()
+}
+
 /// Regression: dropping a cached queue waited for its reads and blocked the other disks of its
 /// thread.
 #[test]
@@ -86,9 +92,7 @@ fn a_queue_does_not_retire_before_its_reads_are_back() {
     let layer = Arc::new(Held { disk: mem(), holds: Arc::clone(&holds), long: None });
     let cached = Cached::new(layer, cache(PolicyKind::Lru), 0, false);
     let mut memory = AlignedBuf::zeroed(4096);
-    let origin = Origin::Queue { disk: 0, queue: 0 };
-    let context = QueueContext { origin, ..QueueContext::alone(QueueDepth(8)).unwrap() };
-    let mut queue = cached.channel(&context).unwrap();
+    let mut queue = queue(&cached);
     let mut request = Request::new(Op::Read(extent(0, 8)), 0);
     // SAFETY: the memory outlives the request, which comes back below.
     request.memory.push(unsafe { IoVec::of(&mut memory) });
@@ -106,9 +110,7 @@ fn a_read_that_waits_for_a_read_ahead_is_read_by_itself_if_that_fails() {
     let layer = Held { disk: mem(), holds: Arc::clone(&holds), long: Some(Arc::clone(&long)) };
     let cached = Cached::new(Arc::new(layer), cache(PolicyKind::Lru), 0, false);
     let mut memory = AlignedBuf::zeroed(4096);
-    let origin = Origin::Queue { disk: 0, queue: 0 };
-    let context = QueueContext { origin, ..QueueContext::alone(QueueDepth(8)).unwrap() };
-    let mut queue = cached.channel(&context).unwrap();
+    let mut queue = queue(&cached);
     let mut done = Vec::new();
     // In sequence, until one waits.
     for block in 0..64 {
@@ -140,9 +142,7 @@ fn a_held_block_is_read_while_those_around_it_are_read_ahead() {
     let layer = Held { disk: mem(), holds: Arc::clone(&holds), long: Some(Arc::clone(&long)) };
     let cached = Cached::new(Arc::new(layer), cache(PolicyKind::Lru), 0, false);
     let mut memory = AlignedBuf::zeroed(4096);
-    let origin = Origin::Queue { disk: 0, queue: 0 };
-    let context = QueueContext { origin, ..QueueContext::alone(QueueDepth(8)).unwrap() };
-    let mut queue = cached.channel(&context).unwrap();
+    let mut queue = queue(&cached);
     let mut is_read = |block: u64| {
         let mut request = Request::new(Op::Read(extent(block * 8, 8)), 0);
         // SAFETY: the memory outlives the request, which comes back before the queue is dropped.
@@ -153,6 +153,7 @@ fn a_held_block_is_read_while_those_around_it_are_read_ahead() {
             queue.kick();
             queue.reap(&mut done);
         }
+        assert!(done.iter().all(|completion| completion.outcome == Ok(())));
         !done.is_empty()
     };
     // The first two reads of a stream, then a held block, and one that is being read.
