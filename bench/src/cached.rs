@@ -10,33 +10,25 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use flowstone_block::parse_size;
 use flowstone_experiment::{CPU_US, Experiment, Figures, IOPS, P50_US, figures, table, turns};
 use flowstone_testkit::DaemonCommand;
 use flowstone_testkit::load::{Completion, LoadOptions};
 use rustix::fs::{Advice, fadvise, fsync};
 
-use crate::place::{Place, drive, remove, seconds, serve, stop_peer, whole};
+use crate::place::{drive, remove, seconds, serve, stop_peer, whole};
 use crate::point::selected;
-use crate::run::Run;
+use crate::run::{Base, defaults};
 use crate::server::qsd;
 
 /// Options.
 #[derive(Clone, Debug, Args)]
+#[command(mut_args(defaults(&[("size", "512M")])))]
 pub struct CachedArgs {
-    /// Measured seconds.
-    #[arg(long, default_value_t = 1.0)]
-    runtime: f64,
-    /// Size of the disks; twice this size must fit into memory.
-    #[arg(long, default_value = "512M", value_parser = parse_size)]
-    size: u64,
     /// Only groups whose name contains this; may be given several times.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
     #[command(flatten)]
-    run: Run,
-    #[command(flatten)]
-    place: Place,
+    base: Base,
 }
 
 const RAMP: Duration = Duration::from_millis(200);
@@ -169,17 +161,20 @@ const GROUPS: [Group; 5] = [
 
 /// Carries out the subcommand.
 pub fn cached(args: &CachedArgs) -> Result<()> {
-    let mut experiment = args.run.experiment(&format!("cached {} {}", args.size, args.runtime))?;
-    let bench =
-        Bench { args, flowstone: args.place.program()?, image: args.run.dir.join("cached.raw") };
+    let mut experiment = args.base.experiment("cached")?;
+    let bench = Bench {
+        args,
+        flowstone: args.base.place.program()?,
+        image: args.base.run.dir.join("cached.raw"),
+    };
     // Written in full: no read hits a hole.
-    std::fs::write(&bench.image, vec![0x5a; usize::try_from(args.size)?])?;
+    std::fs::write(&bench.image, vec![0x5a; usize::try_from(args.base.size)?])?;
     let mut text = String::new();
     for group in GROUPS.iter().filter(|group| selected(group.name, &args.only)) {
         bench.group(group, &mut experiment)?;
         text += &format!("{}\n", group.table(&experiment));
     }
-    args.run.publish("cached", &text, &experiment)?;
+    args.base.run.publish("cached", &text, &experiment)?;
     remove(&bench.image)
 }
 
@@ -218,7 +213,7 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn group(&self, group: &Group, experiment: &mut Experiment) -> Result<()> {
-        for round in 0..self.args.run.rounds {
+        for round in 0..self.args.base.run.rounds {
             for server in turns(round, group.servers) {
                 for load in group.loads {
                     let figures = self.measure(*server, *load, group.before);
@@ -232,22 +227,22 @@ impl Bench<'_> {
 
     #[expect(clippy::disallowed_methods, reason = "nobody serves the image just now")]
     fn measure(&self, server: Server, load: Load, before: Before) -> Result<Figures> {
-        let (args, socket) = (self.args, self.args.run.dir.join("cached.sock"));
+        let (args, socket) = (self.args, self.args.base.run.dir.join("cached.sock"));
         if before == Before::Nothing {
             let image = File::open(&self.image)?;
             fsync(&image)?;
             fadvise(&image, 0, None, Advice::DontNeed)?;
         }
-        let mut daemon = args.place.start(self.command(server, &socket), &socket)?;
+        let mut daemon = args.base.place.start(self.command(server, &socket), &socket)?;
         let in_memory = matches!(server, Server::Flowstone(..));
         // A disk in memory is written first: otherwise every read accesses the same page of zeroes.
         let write = in_memory && before != Before::Nothing;
         let write = if write { &[("write", WARM_BYTES)][..] } else { &[] };
         for (rw, bytes) in write.iter().chain(before.loads()) {
             let load = LoadOptions::new(&socket).workload(rw).iodepth(4);
-            drive(&whole(load, *bytes, args.size))?;
+            drive(&whole(load, *bytes, args.base.size))?;
         }
-        let mut options = args.place.load(&socket, load.rw, load.iodepth);
+        let mut options = args.base.place.load(&socket, load.rw, load.iodepth);
         options.block_bytes = load.block_bytes;
         options.server_pid = Some(daemon.pid());
         // If the disk is accessed too, its completions need the client's core.
@@ -255,8 +250,8 @@ impl Bench<'_> {
             options.completion = Completion::Eventfd;
         }
         options = match before {
-            Before::Nothing if !in_memory => whole(options, load.block_bytes, args.size),
-            _ => LoadOptions { limit: seconds(RAMP, args.runtime), ..options },
+            Before::Nothing if !in_memory => whole(options, load.block_bytes, args.base.size),
+            _ => LoadOptions { limit: seconds(RAMP, args.base.runtime), ..options },
         };
         let report = drive(&options)?;
         // Flowstone's exit status is checked by tests.
@@ -265,7 +260,7 @@ impl Bench<'_> {
     }
 
     fn command(&self, server: Server, socket: &Path) -> DaemonCommand {
-        let (size, cache) = (self.args.size, self.args.size * 3 / 2);
+        let (size, cache) = (self.args.base.size, self.args.base.size * 3 / 2);
         let fill_in = |word: &&str| {
             let word = word.replace("SIZE", &size.to_string());
             let word = word.replace("CACHE", &cache.to_string());

@@ -66,7 +66,7 @@ enum Command {
     /// Measure qcow2 images beside qemu-storage-daemon.
     Qcow2(qcow2_image::Qcow2Args),
     /// Measure reads through an empty overlay, compared with qemu-storage-daemon and the base
-    /// itself.
+    /// itself. The disks must fit into memory.
     Overlay(overlay::OverlayArgs),
     /// Measure the cost of running many disks: start, metrics, adding and removing.
     Operations(operations::OperationsArgs),
@@ -89,11 +89,13 @@ enum Command {
     Evidence(flowstone_evidence::EvidenceArgs),
     /// Compute the savings of the guest's file cache on a trace of file uses.
     Filecache(filecache::FilecacheArgs),
-    /// Measure cache hits and misses beside qemu-storage-daemon over the page cache.
+    /// Measure cache hits and misses beside qemu-storage-daemon over the page cache. Twice the size
+    /// of the disks must fit into memory.
     Cached(cached::CachedArgs),
     /// Measure the gain of keeping journals out of caches.
     Pdc(pdc::PdcArgs),
-    /// Measure the accuracy and cost of limits, and the effect of a neighbour on a disk.
+    /// Measure the accuracy and cost of limits, and the effect of a neighbour on a disk. Some parts
+    /// have a time and a size of their own.
     Qos(qos::QosArgs),
     /// Measure the cost of a recording of a disk's requests.
     Record(record::RecordArgs),

@@ -5,7 +5,6 @@
 //! overlay, and Flowstone serves the base itself as well: the difference is the cost of the
 //! overlay. All take turns within a round.
 
-use flowstone_block::parse_size;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -16,26 +15,18 @@ use flowstone_experiment::command::succeed;
 use flowstone_experiment::{Figures, IOPS, table, turns};
 use flowstone_testkit::DaemonCommand;
 
-use crate::place::{Place, remove, seconds, serve, stop_peer};
-use crate::run::Run;
+use crate::place::{remove, seconds, serve, stop_peer};
+use crate::run::Base;
 use crate::server::qsd;
 
 /// Options.
 #[derive(Clone, Debug, Args)]
 pub struct OverlayArgs {
-    /// Measured seconds.
-    #[arg(long, default_value_t = 1.0)]
-    runtime: f64,
-    /// Size of the disks, which must fit into memory.
-    #[arg(long, default_value = "1G", value_parser = parse_size)]
-    size: u64,
     /// Another flowstone binary to compare with.
     #[arg(long)]
     before: Option<PathBuf>,
     #[command(flatten)]
-    run: Run,
-    #[command(flatten)]
-    place: Place,
+    base: Base,
 }
 
 /// The server and its image.
@@ -52,8 +43,8 @@ const RAMP: Duration = Duration::from_millis(200);
 
 /// Carries out the subcommand.
 pub fn overlay(args: &OverlayArgs) -> Result<()> {
-    let mut experiment = args.run.experiment(&format!("overlay {}", args.size))?;
-    let flowstone = args.place.program()?;
+    let mut experiment = args.base.experiment("overlay")?;
+    let flowstone = args.base.place.program()?;
     let mut contenders = vec![
         (OURS, Contender::Overlay(flowstone.clone())),
         ("Flowstone, base as raw", Contender::Base(flowstone)),
@@ -61,7 +52,7 @@ pub fn overlay(args: &OverlayArgs) -> Result<()> {
     ];
     contenders.extend(args.before.clone().map(|it| ("before, overlay", Contender::Overlay(it))));
     let images = Images::make(args)?;
-    for round in 0..args.run.rounds {
+    for round in 0..args.base.run.rounds {
         for (name, contender) in turns(round, &contenders) {
             for (point, depth) in POINTS {
                 let figures = contender.measure(args, &images, depth).context(*name)?;
@@ -76,7 +67,7 @@ pub fn overlay(args: &OverlayArgs) -> Result<()> {
         [&[(*name).to_owned()][..], &rates, &[ratios.join(" / ")]].concat()
     };
     let titles = "4 KiB random read | QD1 | QD32 | Flowstone's overlay is x times that";
-    args.run.publish("overlay", &table(titles, contenders.iter().map(row)), &experiment)?;
+    args.base.run.publish("overlay", &table(titles, contenders.iter().map(row)), &experiment)?;
     remove(&images.base)?;
     remove(&images.overlay)
 }
@@ -88,9 +79,9 @@ struct Images {
 
 impl Images {
     fn make(args: &OverlayArgs) -> Result<Self> {
-        let at = |name: &str| args.run.dir.join(name);
+        let at = |name: &str| args.base.run.dir.join(name);
         let images = Self { base: at("base.raw"), overlay: at("overlay.qcow2") };
-        let bytes = usize::try_from(args.size)?;
+        let bytes = usize::try_from(args.base.size)?;
         // Written, and so in the page cache.
         std::fs::write(&images.base, vec![0x5a; bytes])?;
         remove(&images.overlay)?;
@@ -112,10 +103,10 @@ impl Contender {
     }
 
     fn measure(&self, args: &OverlayArgs, images: &Images, depth: u16) -> Result<Figures> {
-        let socket = args.run.dir.join("overlay.sock");
-        let mut load = args.place.load(&socket, "randread", depth);
-        load.limit = seconds(RAMP, args.runtime);
+        let socket = args.base.run.dir.join("overlay.sock");
+        let mut load = args.base.place.load(&socket, "randread", depth);
+        load.limit = seconds(RAMP, args.base.runtime);
         // Flowstone's exit status is checked by tests.
-        args.place.measure(self.command(images, &socket), &load, stop_peer)
+        args.base.place.measure(self.command(images, &socket), &load, stop_peer)
     }
 }

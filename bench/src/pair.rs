@@ -11,37 +11,28 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use flowstone_block::parse_size;
 use flowstone_experiment::{CPU_US, Experiment, Figures, IOPS, figures, table, turns};
 use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, LoadOptions};
 use tempfile::tempdir_in;
 
-use crate::place::{Place, create, drive, seconds, serve, stop, whole};
+use crate::place::{create, drive, seconds, serve, stop, whole};
 use crate::point::selected;
-use crate::run::Run;
+use crate::run::{Base, defaults};
 
 /// Options.
 #[derive(Clone, Debug, Args)]
-#[command(mut_arg("rounds", |rounds| rounds.default_value("15")))]
+#[command(mut_args(defaults(&[("rounds", "15")])))]
 #[command(mut_arg("flowstone", |after| after.long("after").help(AFTER)))]
 pub struct PairArgs {
     /// The flowstone binary from before the change.
     #[arg(long)]
     before: PathBuf,
-    /// Measured seconds per point, round and binary.
-    #[arg(long, default_value_t = 1.0)]
-    runtime: f64,
     /// Only points whose name contains this; may be given several times.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
-    /// Size of each image.
-    #[arg(long, default_value = "1G", value_parser = parse_size)]
-    size: u64,
     #[command(flatten)]
-    run: Run,
-    #[command(flatten)]
-    place: Place,
+    base: Base,
 }
 
 const AFTER: &str =
@@ -77,7 +68,7 @@ impl Disk {
         let image = |format: &str| {
             let suffix = if format == "log" { "flow" } else { format };
             let image = dir.join(format!("disk.{suffix}"));
-            create::<&str>(program, &image, format, args.size, &[]).map(|()| image)
+            create::<&str>(program, &image, format, args.base.size, &[]).map(|()| image)
         };
         let command = serve(program, &socket).args(["--queues", &QUEUES_MAX.to_string()]);
         let command = match self {
@@ -85,10 +76,10 @@ impl Disk {
             Self::Tmpfs => command.args(["--direct", "off"]).arg(image("raw")?),
             Self::Image(format) => command.arg(image(format)?),
         };
-        let daemon = args.place.start(command, &socket)?;
+        let daemon = args.base.place.start(command, &socket)?;
         if self != Self::Null {
             let fill = LoadOptions::new(&socket).workload("write").iodepth(4);
-            drive(&whole(fill, FILL_BYTES, args.size))?;
+            drive(&whole(fill, FILL_BYTES, args.base.size))?;
         }
         Ok(daemon)
     }
@@ -131,11 +122,11 @@ impl Load {
     }
 
     fn drive(&self, socket: &Path, daemon: &Daemon, args: &PairArgs) -> Result<Figures> {
-        let mut load = args.place.load(socket, self.rw, self.iodepth);
+        let mut load = args.base.place.load(socket, self.rw, self.iodepth);
         load.client = load.client.queues(self.queues);
         let in_memory = matches!(self.disk, Disk::Null | Disk::Tmpfs);
         load.completion = if in_memory { Completion::Poll } else { Completion::Eventfd };
-        load.limit = seconds(RAMP, args.runtime);
+        load.limit = seconds(RAMP, args.base.runtime);
         load.flush_every = self.flush_every;
         load.server_pid = Some(daemon.pid());
         Ok(figures(&drive(&load)?))
@@ -144,22 +135,22 @@ impl Load {
 
 /// Carries out the subcommand.
 pub fn pair(args: &PairArgs) -> Result<()> {
-    let mut experiment = args.run.experiment(&format!("pair {} {}", args.size, args.runtime))?;
-    let programs = [("before", args.before.clone()), ("after", args.place.program()?)];
+    let mut experiment = args.base.experiment("pair")?;
+    let programs = [("before", args.before.clone()), ("after", args.base.place.program()?)];
     let chosen = |load: &Load| selected(&load.name(), &args.only);
     let mut rows = Vec::new();
     for disk in Disk::ALL {
         let loads: Vec<Load> = Load::of(disk).into_iter().filter(chosen).collect();
-        for round in 0..if loads.is_empty() { 0 } else { args.run.rounds } {
+        for round in 0..if loads.is_empty() { 0 } else { args.base.run.rounds } {
             let programs = turns(round, &programs).collect();
             one_round(disk, &loads, programs, args, &mut experiment).context(disk.name())?;
-            eprintln!("{}: round {} of {}", disk.name(), round + 1, args.run.rounds);
+            eprintln!("{}: round {} of {}", disk.name(), round + 1, args.base.run.rounds);
         }
-        args.run.save(&experiment)?;
+        args.base.run.save(&experiment)?;
         rows.extend(loads.iter().map(|load| row(&load.name(), &experiment)));
     }
     let titles = "4 KiB | before IOPS | after IOPS | ratio (95 %) | CPU per I/O, ratio (95 %)";
-    args.run.publish("pair", &table(titles, rows), &experiment)
+    args.base.run.publish("pair", &table(titles, rows), &experiment)
 }
 
 /// Starts the programs with new images, and drives each at all points, in this order.
@@ -170,7 +161,7 @@ fn one_round(
     args: &PairArgs,
     experiment: &mut Experiment,
 ) -> Result<()> {
-    let place = if disk == Disk::Tmpfs { Path::new(TMPFS) } else { &args.run.dir };
+    let place = if disk == Disk::Tmpfs { Path::new(TMPFS) } else { &args.base.run.dir };
     let serve = |named: &(&'static str, PathBuf)| {
         let dir = tempdir_in(place)?;
         Ok((named.0, disk.serve(&named.1, dir.path(), args)?, dir))

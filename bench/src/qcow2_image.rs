@@ -9,32 +9,23 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use flowstone_block::parse_size;
 use flowstone_experiment::command::succeed;
 use flowstone_experiment::{Figures, IOPS, Named, table};
 use flowstone_testkit::load::{Completion, LoadOptions};
 
-use crate::place::{End, Place, remove, seconds, serve, stop, stop_peer, whole};
-use crate::run::Run;
+use crate::place::{End, remove, seconds, serve, stop, stop_peer, whole};
+use crate::run::{Base, defaults};
 use crate::server::qsd;
 
 /// Options.
 #[derive(Clone, Debug, Args)]
-#[command(mut_arg("rounds", |rounds| rounds.default_value("3")))]
+#[command(mut_args(defaults(&[("rounds", "3"), ("runtime", "2"), ("size", "8G")])))]
 pub struct Qcow2Args {
-    /// Measured seconds per phase.
-    #[arg(long, default_value_t = 2.0)]
-    runtime: f64,
-    /// Size of the disks.
-    #[arg(long, default_value = "8G", value_parser = parse_size)]
-    size: u64,
     /// Leave the files in the page cache, to measure the daemons rather than the disk.
     #[arg(long)]
     cached: bool,
     #[command(flatten)]
-    run: Run,
-    #[command(flatten)]
-    place: Place,
+    base: Base,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,24 +70,24 @@ const FILL_BYTES: u64 = 128 << 10;
 
 /// Carries out the subcommand.
 pub fn qcow2(args: &Qcow2Args) -> Result<()> {
-    let of = format!("qcow2 {} {} {}", args.size, args.runtime, args.cached);
-    let mut experiment = args.run.experiment(&of)?;
+    let of = if args.cached { "qcow2, cached" } else { "qcow2" };
+    let mut experiment = args.base.experiment(of)?;
     for contender in CONTENDERS {
         let image = contender.written(args);
-        new_image(&image, args.size)?;
+        new_image(&image, args.base.size)?;
         load(args, contender, &image, |load| {
-            whole(load.workload("write").iodepth(8), FILL_BYTES, args.size)
+            whole(load.workload("write").iodepth(8), FILL_BYTES, args.base.size)
         })?;
     }
     let measure = |phase: &Phase, contender: &Contender| measure(args, *contender, phase);
-    experiment.run(args.run.rounds, &PHASES, &CONTENDERS, measure)?;
+    experiment.run(args.base.run.rounds, &PHASES, &CONTENDERS, measure)?;
     let names = CONTENDERS.map(|contender| contender.name());
     let rows = PHASES.iter().map(|phase| {
         let [ours, its] = [&names[0], &names[1]].map(|name| experiment.at(phase.name, name));
         vec![phase.name(), ours.cell(IOPS, 0), its.cell(IOPS, 0), ours.ratio(its, IOPS)]
     });
     let text = table("point | flowstone qcow2 | QSD qcow2 | ratio", rows);
-    args.run.publish("qcow2", &text, &experiment)?;
+    args.base.run.publish("qcow2", &text, &experiment)?;
     CONTENDERS.iter().try_for_each(|contender| remove(&contender.written(args)))
 }
 
@@ -114,7 +105,7 @@ impl Named for Contender {
 
 impl Contender {
     fn written(self, args: &Qcow2Args) -> PathBuf {
-        args.run.dir.join(format!("written-{self:?}.qcow2"))
+        args.base.run.dir.join(format!("written-{self:?}.qcow2"))
     }
 }
 
@@ -126,16 +117,16 @@ fn new_image(image: &Path, bytes: u64) -> Result<()> {
 }
 
 fn measure(args: &Qcow2Args, contender: Contender, phase: &Phase) -> Result<Figures> {
-    let fresh = args.run.dir.join("fresh.qcow2");
+    let fresh = args.base.run.dir.join("fresh.qcow2");
     if phase.fresh {
-        new_image(&fresh, args.size)?;
+        new_image(&fresh, args.base.size)?;
     }
     let image = if phase.fresh { fresh } else { contender.written(args) };
     let figures = load(args, contender, &image, |load| {
         let mut load = load.workload(phase.rw).iodepth(phase.iodepth);
         load.client = load.client.queues(phase.queues);
         load.flush_every = phase.flush_every;
-        load.limit = seconds(RAMP, args.runtime);
+        load.limit = seconds(RAMP, args.base.runtime);
         load
     })?;
     if phase.fresh {
@@ -152,15 +143,15 @@ fn load(
     image: &Path,
     shape: impl FnOnce(LoadOptions) -> LoadOptions,
 ) -> Result<Figures> {
-    let socket = args.run.dir.join("qcow2.sock");
+    let socket = args.base.run.dir.join("qcow2.sock");
     let (command, end): (_, End) = match contender {
         Contender::Flowstone => {
             let direct = if args.cached { "off" } else { "on" };
-            let command = serve(&args.place.program()?, &socket).args(["--direct", direct]);
+            let command = serve(&args.base.place.program()?, &socket).args(["--direct", direct]);
             (command.arg(image), stop)
         }
         Contender::Qsd => (qsd::serve("qcow2", image, &socket, 4, args.cached), stop_peer),
     };
-    let load = shape(args.place.load(&socket, "randread", 1));
-    args.place.measure(command, &LoadOptions { completion: Completion::Eventfd, ..load }, end)
+    let load = shape(args.base.place.load(&socket, "randread", 1));
+    args.base.place.measure(command, &LoadOptions { completion: Completion::Eventfd, ..load }, end)
 }

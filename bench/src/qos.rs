@@ -13,25 +13,18 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use flowstone_block::parse_size;
 use flowstone_experiment::{Experiment, Figures, IOPS, Named, figures, signed, table};
 use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, LoadOptions, LoadReport};
 use tempfile::{TempDir, tempdir_in};
 
-use crate::place::{Disk, Place, drive, remove, seconds, serve_all, stop};
+use crate::place::{Disk, drive, remove, seconds, serve_all, stop};
 use crate::point::selected;
-use crate::run::Run;
+use crate::run::Base;
 
 /// Options.
 #[derive(Clone, Debug, Args)]
 pub struct QosArgs {
-    /// Measured seconds, unless a part has its own time.
-    #[arg(long, default_value_t = 1.0)]
-    runtime: f64,
-    /// Size of the disks that have neighbours.
-    #[arg(long, default_value = "1G", value_parser = parse_size)]
-    size: u64,
     /// Only parts whose name contains this: limits, neighbours, vms, classes, overhead; may be
     /// given several times.
     #[arg(long, value_name = "PATTERN")]
@@ -40,9 +33,7 @@ pub struct QosArgs {
     #[arg(long)]
     before: Option<PathBuf>,
     #[command(flatten)]
-    run: Run,
-    #[command(flatten)]
-    place: Place,
+    base: Base,
 }
 
 const RAMP: Duration = Duration::from_millis(250);
@@ -71,8 +62,8 @@ const MODEST_P99: &str = "neighbour_p99_us";
 
 /// Carries out the subcommand.
 pub fn qos(args: &QosArgs) -> Result<()> {
-    let mut experiment = args.run.experiment(&format!("qos {} {}", args.size, args.runtime))?;
-    let bench = Bench { args, program: args.place.program()? };
+    let mut experiment = args.base.experiment("qos")?;
+    let bench = Bench { args, program: args.base.place.program()? };
     let parts: [(&str, Part); 5] = [
         ("limits", |bench, to| bench.limits(to)),
         ("neighbours", |bench, to| bench.neighbours(to)),
@@ -84,10 +75,10 @@ pub fn qos(args: &QosArgs) -> Result<()> {
     for (name, part) in parts.iter().filter(|(name, _)| selected(name, &args.only)) {
         text += &part(&bench, &mut experiment).with_context(|| format!("part {name}"))?;
         text.push('\n');
-        args.run.save(&experiment)?;
+        args.base.run.save(&experiment)?;
     }
     ensure!(!text.is_empty(), "no part matches {:?}", args.only);
-    args.run.publish("qos", &text, &experiment)
+    args.base.run.publish("qos", &text, &experiment)
 }
 
 /// Measures one part, and returns its table.
@@ -121,14 +112,14 @@ impl Bench<'_> {
         };
         let disks: Vec<Disk> = disks.iter().map(disk).collect();
         let command = serve_all(program, dir.path(), "", &disks)?;
-        Ok(Served { daemon: command.cpus(&[self.args.place.server_cpu]).spawn()?, dir })
+        Ok(Served { daemon: command.cpus(&[self.args.base.place.server_cpu]).spawn()?, dir })
     }
 
     fn load(&self, socket: &Path, rw: &str, depth: u16, queues: usize) -> LoadOptions {
-        let mut options = self.args.place.load(socket, rw, depth);
+        let mut options = self.args.base.place.load(socket, rw, depth);
         options.client = options.client.queues(queues);
         options.completion = Completion::Eventfd;
-        options.limit = seconds(RAMP, self.args.runtime);
+        options.limit = seconds(RAMP, self.args.base.runtime);
         options
     }
 
@@ -144,7 +135,7 @@ impl Bench<'_> {
             let served = self.serve(&self.program, dir, &[("disk", keys)])?;
             let mut row = vec![shape.clone(), format!("{wanted:.0}")];
             for (window, window_ms, rounds) in WINDOWS {
-                for _ in 0..rounds * self.args.run.rounds {
+                for _ in 0..rounds * self.args.base.run.rounds {
                     let mut load = self.load(&served.socket("disk"), "randwrite", depth, queues);
                     load.limit = seconds(RAMP, window_ms as f64 / 1e3);
                     let off = drive(&load)?.iops / wanted - 1.0;
@@ -168,7 +159,7 @@ impl Bench<'_> {
         let mut rows = Vec::new();
         for rw in ["randread", "randwrite"] {
             let measure = |_: &&str, case: &Case| self.beside(case, rw);
-            experiment.run(self.args.run.rounds, &[rw], &cases, measure)?;
+            experiment.run(self.args.base.run.rounds, &[rw], &cases, measure)?;
             let alone = experiment.at(rw, cases[0].name);
             rows.extend(cases.iter().map(|case| {
                 let own = experiment.at(rw, case.name);
@@ -211,7 +202,7 @@ impl Bench<'_> {
             let image = std::path::absolute(self.image(name)?)?;
             Ok(format!("image = {image:?}\ndirect = \"on\"\n{more}"))
         };
-        let dir = tempdir_in(&self.args.run.dir)?;
+        let dir = tempdir_in(&self.args.base.run.dir)?;
         let disks =
             [("hog", keys("hog", case.hog_keys)?), ("modest", keys("modest", case.modest_keys)?)];
         let served = self.serve(&case.program, dir, &disks)?;
@@ -232,13 +223,13 @@ impl Bench<'_> {
 
     /// Returns an image that has been written in full.
     fn image(&self, name: &str) -> Result<PathBuf> {
-        let path = self.args.run.dir.join(format!("qos-{name}.raw"));
-        if path.metadata().is_ok_and(|file| file.len() == self.args.size) {
+        let path = self.args.base.run.dir.join(format!("qos-{name}.raw"));
+        if path.metadata().is_ok_and(|file| file.len() == self.args.base.size) {
             return Ok(path);
         }
         let chunk = vec![0x5a; FILL_BYTES as usize];
         let mut file = std::fs::File::create(&path)?;
-        for _ in 0..self.args.size / FILL_BYTES {
+        for _ in 0..self.args.base.size / FILL_BYTES {
             std::io::Write::write_all(&mut file, &chunk)?;
         }
         Ok(path)
@@ -255,14 +246,14 @@ impl Bench<'_> {
         let points = [("QD1", 1), ("QD32", 32)];
         let mut rows = Vec::new();
         for (point, depth) in points {
-            let rounds = OVERHEAD_ROUNDS * self.args.run.rounds;
+            let rounds = OVERHEAD_ROUNDS * self.args.base.run.rounds;
             experiment.run(rounds, &[point], &servers, |_, (_, (program, keys))| {
                 let keys = format!("backend = \"null:8G\"\n{keys}");
-                let dir = tempdir_in(&self.args.run.dir)?;
+                let dir = tempdir_in(&self.args.base.run.dir)?;
                 let served = self.serve(program, dir, &[("disk", keys)])?;
                 let mut load = self.load(&served.socket("disk"), "randread", depth, 1);
                 load.completion = Completion::Poll;
-                load.limit = seconds(RAMP / 2, self.args.runtime / 2.0);
+                load.limit = seconds(RAMP / 2, self.args.base.runtime / 2.0);
                 let report = drive(&load)?;
                 served.end()?;
                 Ok(figures(&report))

@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
-use clap::Args;
+use clap::{Arg, Args};
+use flowstone_block::parse_size;
 use flowstone_experiment::Experiment;
 use flowstone_experiment::document;
 use flowstone_experiment::host::{Host, commit};
 
+use crate::place::Place;
 use crate::point::selected;
 
 /// See the module.
@@ -28,6 +30,37 @@ pub struct Run {
     /// Rewrite the table between the command's markers in this file.
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
+}
+
+/// Options of the commands that measure disks of one size for some time.
+#[derive(Clone, Debug, Args)]
+pub struct Base {
+    /// Measured seconds per point, round and contender.
+    #[arg(long, default_value_t = 1.0)]
+    pub runtime: f64,
+    /// Size of the disks.
+    #[arg(long, default_value = "1G", value_parser = parse_size)]
+    pub size: u64,
+    #[command(flatten)]
+    pub run: Run,
+    #[command(flatten)]
+    pub place: Place,
+}
+
+impl Base {
+    /// Makes the directory, and an experiment with the figures of earlier runs with this size and
+    /// time.
+    pub fn experiment(&self, of: &str) -> Result<Experiment> {
+        self.run.experiment(&format!("{of} {} {}", self.size, self.runtime))
+    }
+}
+
+/// Returns a change of the defaults of these options, for `#[command(mut_args(...))]`.
+pub fn defaults(of: &'static [(&str, &str)]) -> impl FnMut(Arg) -> Arg {
+    move |arg: Arg| match of.iter().find(|(name, _)| arg.get_id() == name) {
+        Some((_, value)) => arg.default_value(*value),
+        None => arg,
+    }
 }
 
 impl Run {

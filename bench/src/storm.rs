@@ -10,32 +10,23 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use flowstone_block::parse_size;
 use flowstone_experiment::{Figures, Named, interval, table};
 use flowstone_testkit::DaemonCommand;
 use flowstone_testkit::load::{Aside, Completion, LoadOptions, LoadReport};
 
-use crate::place::{Place, drive, remove, seconds, serve, stop, stop_peer, whole};
-use crate::run::{Run, choose};
+use crate::place::{drive, remove, seconds, serve, stop, stop_peer, whole};
+use crate::run::{Base, choose, defaults};
 use crate::server::qsd;
 
 /// Options.
 #[derive(Clone, Debug, Args)]
-#[command(mut_arg("rounds", |rounds| rounds.default_value("3")))]
+#[command(mut_args(defaults(&[("rounds", "3"), ("runtime", "4"), ("size", "2G")])))]
 pub struct StormArgs {
-    /// Measured seconds.
-    #[arg(long, default_value_t = 4.0)]
-    runtime: f64,
-    /// Size of the disks.
-    #[arg(long, default_value = "2G", value_parser = parse_size)]
-    size: u64,
     /// Only servers whose name contains this; may be given several times.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
     #[command(flatten)]
-    run: Run,
-    #[command(flatten)]
-    place: Place,
+    base: Base,
 }
 
 /// A server and its image format.
@@ -75,10 +66,10 @@ const DISCARD_P99: &str = "discard_p99_ms";
 
 /// Carries out the subcommand.
 pub fn storm(args: &StormArgs) -> Result<()> {
-    let mut experiment = args.run.experiment(&format!("storm {} {}", args.size, args.runtime))?;
+    let mut experiment = args.base.experiment("storm")?;
     let contenders = choose(&CONTENDERS, &args.only, |it| it.name)?;
     let measure = |_: &&str, contender: &Contender| contender.measure(args);
-    experiment.run(args.run.rounds, &[POINT], &contenders, measure)?;
+    experiment.run(args.base.run.rounds, &[POINT], &contenders, measure)?;
     let rows = contenders.iter().map(|contender| {
         let own = experiment.at(POINT, contender.name);
         vec![
@@ -94,7 +85,7 @@ pub fn storm(args: &StormArgs) -> Result<()> {
     });
     let titles = "server | writes/s | p99, ms | in the storm | p99, ms | p99 ratio | discards/s | \
                   their p99, ms";
-    args.run.publish("storm", &table(titles, rows), &experiment)
+    args.base.run.publish("storm", &table(titles, rows), &experiment)
 }
 
 impl Named for Contender {
@@ -107,13 +98,13 @@ impl Contender {
     /// Measures writes without and with concurrent discards, on a new image that is written in
     /// full.
     fn measure(self, args: &StormArgs) -> Result<Figures> {
-        let at = |name: &str| args.run.dir.join(name);
+        let at = |name: &str| args.base.run.dir.join(name);
         let (image, socket) = (at("storm.image"), at("storm.sock"));
-        args.place.create(&image, self.format, args.size, self.create)?;
-        let command = self.command(&args.place.program()?, &image, &socket);
-        let mut daemon = args.place.start(command, &socket)?;
+        args.base.place.create(&image, self.format, args.base.size, self.create)?;
+        let command = self.command(&args.base.place.program()?, &image, &socket);
+        let mut daemon = args.base.place.start(command, &socket)?;
         let fill = LoadOptions::new(&socket).workload("write").iodepth(8);
-        drive(&whole(fill, FILL_BYTES, args.size))?;
+        drive(&whole(fill, FILL_BYTES, args.base.size))?;
         let calm = load(args, &socket, None)?;
         let stormy = load(args, &socket, Some(STORM_DEPTH))?;
         let end = if self.qsd { stop_peer } else { stop };
@@ -140,12 +131,12 @@ impl Contender {
 }
 
 fn load(args: &StormArgs, socket: &Path, storm: Option<u16>) -> Result<LoadReport> {
-    let mut options = args.place.load(socket, "randwrite", 32);
+    let mut options = args.base.place.load(socket, "randwrite", 32);
     options.client = options.client.queues(if storm.is_some() { 2 } else { 1 });
     options.aside = storm.map(Aside::Discards);
     // Writes stay in the lower half without discards, too.
-    options.span_bytes = if storm.is_some() { args.size } else { args.size / 2 };
+    options.span_bytes = if storm.is_some() { args.base.size } else { args.base.size / 2 };
     options.completion = Completion::Eventfd;
-    options.limit = seconds(RAMP, args.runtime);
+    options.limit = seconds(RAMP, args.base.runtime);
     drive(&options)
 }

@@ -1,6 +1,5 @@
 //! Measures the points, round by round, and prints a table with targets.
 
-use flowstone_block::parse_size;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,19 +11,14 @@ use flowstone_testkit::load::{Completion, LoadOptions};
 use super::contender::Contender;
 use super::point::{POINTS, Point, Space};
 use super::settle::{Settle, settle};
-use crate::place::{Place, drive, remove, seconds, stop, whole};
+use crate::place::{drive, remove, seconds, stop, whole};
 use crate::raw_file::fill;
-use crate::run::{Run, choose};
+use crate::run::{Base, choose, defaults};
 
 /// Options.
 #[derive(Clone, Debug, Args)]
+#[command(mut_args(defaults(&[("runtime", "0.5"), ("size", "4G")])))]
 pub struct CompareArgs {
-    /// Measured seconds per point, round and contender.
-    #[arg(long, default_value_t = 0.5)]
-    runtime: f64,
-    /// Bytes of each image that are read and written.
-    #[arg(long, default_value = "4G", value_parser = parse_size)]
-    size: u64,
     /// Print the names of the points and exit.
     #[arg(long)]
     list: bool,
@@ -35,9 +29,7 @@ pub struct CompareArgs {
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
     #[command(flatten)]
-    run: Run,
-    #[command(flatten)]
-    place: Place,
+    base: Base,
 }
 
 /// Size of a log image relative to the data written to it: this measures writing without cleaning,
@@ -62,19 +54,18 @@ pub fn compare(args: &CompareArgs) -> Result<()> {
         chosen.iter().for_each(|point| println!("{:<26} {}", point.name, point.title));
         return Ok(());
     }
-    let of = format!("log {} {}", args.runtime, args.size);
-    let mut experiment = args.run.experiment(&of)?;
+    let mut experiment = args.base.experiment("log")?;
     let bench = Bench { args };
     bench.make(&chosen)?;
-    for round in 0..args.run.rounds {
+    for round in 0..args.base.run.rounds {
         for point in &chosen {
             let measure = |contender: &Contender| bench.measure(point, *contender);
             experiment.turn(round, point.name, &point.contenders(), measure)?;
         }
-        args.run.save(&experiment)?;
+        args.base.run.save(&experiment)?;
     }
     bench.remove()?;
-    args.run.publish("log", &report(args, &chosen, &experiment), &experiment)
+    args.base.run.publish("log", &report(args, &chosen, &experiment), &experiment)
 }
 
 struct Bench<'a> {
@@ -84,12 +75,12 @@ struct Bench<'a> {
 impl Bench<'_> {
     /// Makes all images, with every block written. The raw one is kept for the next run.
     fn make(&self, points: &[Point]) -> Result<()> {
-        fill(&self.raw(), self.args.size)?;
+        fill(&self.raw(), self.args.base.size)?;
         for settled in [false, true] {
             let of_it = |point: &Point| point.settled == settled && point.space == Space::Own;
             if let Some(point) = points.iter().find(|point| of_it(point)) {
                 let (image, bytes) = (self.log(settled), self.span(point));
-                self.args.place.create_log(&image, bytes * ROOM, &[])?;
+                self.args.base.place.create_log(&image, bytes * ROOM, &[])?;
                 self.serve_and_load(&image, 1, bytes, |load| {
                     whole(load.workload("write").iodepth(8), FILL_BYTES, bytes)
                 })?;
@@ -103,16 +94,16 @@ impl Bench<'_> {
     }
 
     fn raw(&self) -> PathBuf {
-        self.args.run.dir.join(format!("log-{}.raw", self.args.size))
+        self.args.base.run.dir.join(format!("log-{}.raw", self.args.base.size))
     }
 
     fn log(&self, settled: bool) -> PathBuf {
-        self.args.run.dir.join(if settled { "settled.flow" } else { "log.flow" })
+        self.args.base.run.dir.join(if settled { "settled.flow" } else { "log.flow" })
     }
 
     /// Returns the used bytes of an image.
     fn span(&self, point: &Point) -> u64 {
-        if point.settled { self.args.size / SETTLED_PART } else { self.args.size }
+        if point.settled { self.args.base.size / SETTLED_PART } else { self.args.base.size }
     }
 
     fn measure(&self, point: &Point, contender: Contender) -> Result<Figures> {
@@ -128,9 +119,9 @@ impl Bench<'_> {
             let overwrite =
                 |load: LoadOptions| load.workload("randwrite").iodepth(32).ops(span / BLOCK_BYTES);
             self.serve_and_load(&image, 1, span, overwrite)?;
-            settle(self.args.settle, &self.args.place, &image)?;
+            settle(self.args.settle, &self.args.base.place, &image)?;
         }
-        let limit = seconds(RAMP, self.args.runtime);
+        let limit = seconds(RAMP, self.args.base.runtime);
         self.serve_and_load(&image, contender.queues(point.queues), span, |load| LoadOptions {
             block_bytes: point.kib << 10,
             flush_every: point.flush_every,
@@ -142,14 +133,14 @@ impl Bench<'_> {
     /// Measures a load on a new image; if its space is to be written before, after the same daemon
     /// has written all of it twice: a log image that is closed gives its free space back.
     fn measure_large(&self, point: &Point, contender: Contender) -> Result<Figures> {
-        let (place, span) = (&self.args.place, self.span(point));
+        let (place, span) = (&self.args.base.place, self.span(point));
         let (format, name) = match contender {
             Contender::Log => ("log", "large.flow"),
             Contender::Raw | Contender::RawAlone => ("raw", "large.raw"),
         };
-        let image = self.args.run.dir.join(name);
+        let image = self.args.base.run.dir.join(name);
         place.create(&image, format, span, NONE)?;
-        let socket = self.args.run.dir.join("log.sock");
+        let socket = self.args.base.run.dir.join("log.sock");
         let mut daemon = place.serve(&image, &socket, 1, &["--direct", "on"].map(str::to_owned))?;
         let load = place.load(&socket, point.rw, point.iodepth);
         let completion = Completion::Eventfd;
@@ -158,7 +149,7 @@ impl Bench<'_> {
         if written {
             drive(&whole(load.clone(), FILL_BYTES, 2 * span))?;
         }
-        let limit = seconds(if written { RAMP } else { Duration::ZERO }, self.args.runtime);
+        let limit = seconds(if written { RAMP } else { Duration::ZERO }, self.args.base.runtime);
         let report = drive(&LoadOptions { block_bytes: point.kib << 10, limit, ..load })?;
         let is_fresh = report.ops * (point.kib << 10) <= span;
         ensure!(written || is_fresh, "--size is too small for {}", point.name);
@@ -176,7 +167,7 @@ impl Bench<'_> {
         span: u64,
         shape: impl FnOnce(LoadOptions) -> LoadOptions,
     ) -> Result<Figures> {
-        let (place, socket) = (&self.args.place, self.args.run.dir.join("log.sock"));
+        let (place, socket) = (&self.args.base.place, self.args.base.run.dir.join("log.sock"));
         let direct = ["--direct", "on"].map(str::to_owned);
         let command = place.command(image, &socket, queues, &direct)?;
         let mut load = place.load(&socket, "randread", 1);
@@ -193,7 +184,7 @@ fn report(args: &CompareArgs, points: &[Point], experiment: &Experiment) -> Stri
         Settle::Compact => "`flowstone compact`",
         Settle::Idle => "the idle pass (`--resort`)",
     };
-    let (host, place) = (experiment.host(), &args.place);
+    let (host, place) = (experiment.host(), &args.base.place);
     let rows = points.iter().flat_map(|point| {
         point.targets.iter().map(|(to, target)| row(point, *to, *target, experiment))
     });
@@ -204,11 +195,11 @@ fn report(args: &CompareArgs, points: &[Point], experiment: &Experiment) -> Stri
          {} s a point after {} s of ramp, contenders in turn; requests per second; rates and the \
          ratios of each round as medians with their 95 % intervals. Put in order by {settled}.\n\n{}",
         host.sentence(),
-        args.size >> 20,
+        args.base.size >> 20,
         host.device,
         place.server_cpu,
         place.client_cpu,
-        args.runtime,
+        args.base.runtime,
         RAMP.as_secs_f64(),
         table("point | beside | its rate | log | ratio | target | met", rows),
     )

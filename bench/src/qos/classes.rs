@@ -91,11 +91,12 @@ impl Bench<'_> {
     /// Measures commits, and the share of a VM all of whose writes are journal blocks.
     pub(super) fn classes(&self, experiment: &mut Experiment) -> Result<String> {
         let disks = [self.ext4("commits")?, self.ext4("bulk")?];
-        experiment.run(self.args.run.rounds, &BULKS, &KINDS, |bulk, kind| {
+        experiment.run(self.args.base.run.rounds, &BULKS, &KINDS, |bulk, kind| {
             self.commits(&disks, bulk, kind)
         })?;
-        experiment
-            .run(self.args.run.rounds, &[GREEDY], &KINDS, |_, kind| self.greedy(&disks, kind))?;
+        experiment.run(self.args.base.run.rounds, &[GREEDY], &KINDS, |_, kind| {
+            self.greedy(&disks, kind)
+        })?;
         Ok(render(experiment))
     }
 
@@ -140,12 +141,12 @@ impl Bench<'_> {
             format!("image = {:?}\ndirect = \"on\"\nvm = {vm:?}", load.disk.image)
         });
         let disks: Vec<(&str, String)> = names.iter().map(String::as_str).zip(keys).collect();
-        let served = self.serve(&self.program, tempdir_in(&self.args.run.dir)?, &disks)?;
+        let served = self.serve(&self.program, tempdir_in(&self.args.base.run.dir)?, &disks)?;
         let options = |(load, name): (&Load<'_>, &String)| {
             let queues = 1 + usize::from(load.commits.is_some());
             LoadOptions {
                 flush_every: u64::from(load.depth == 1),
-                limit: seconds(KNOWN_AFTER, self.args.runtime),
+                limit: seconds(KNOWN_AFTER, self.args.base.runtime),
                 offset_bytes: load.range.start,
                 span_bytes: load.range.end - load.range.start,
                 aside: load.commits.clone().map(Aside::Commits),
@@ -163,7 +164,7 @@ impl Bench<'_> {
     fn ext4(&self, name: &str) -> Result<Disk> {
         let image = std::path::absolute(self.image(name)?)?;
         let text = image.to_str().context("the directory's name is no text")?;
-        let journal = format!("size={}", (self.args.size / 4) >> 20);
+        let journal = format!("size={}", (self.args.base.size / 4) >> 20);
         run("mkfs.ext4", &["-q", "-F", "-b", "4096", "-E", "nodiscard", "-J", &journal, text], "");
         rewrite(&image)?;
         let truth = Truth::of_ext4(text);

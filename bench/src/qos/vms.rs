@@ -56,7 +56,7 @@ impl Bench<'_> {
             let mut loads = vec![Loaded::heavy(DEPTH, 400, false)];
             loads.extend((0..disks).map(|number| Loaded::light(number, DEPTH)));
             loads.iter_mut().for_each(|load| load.is_cached = is_cached);
-            for _ in 0..self.args.run.rounds {
+            for _ in 0..self.args.base.run.rounds {
                 let reports = self.loaded(&loads, rw)?;
                 let light = reports[1..].iter().map(|report| report.iops).sum::<f64>();
                 experiment.add(&point, "heavy", &[(IOPS, reports[0].iops)]);
@@ -84,7 +84,7 @@ impl Bench<'_> {
             ];
             let what = if syncs { "writes, each synced" } else { rw };
             let point = format!("beside a VM at QD{HOG_DEPTH}, {what}");
-            for _ in 0..self.args.run.rounds {
+            for _ in 0..self.args.base.run.rounds {
                 for (name, loads) in &cases {
                     let reports = self.loaded(loads, rw)?;
                     let other = reports.get(1).map_or(f64::NAN, |report| report.iops);
@@ -126,11 +126,11 @@ impl Bench<'_> {
         let disks = loads.iter().map(keys).collect::<Result<Vec<_>>>()?;
         let disks: Vec<(&str, String)> =
             disks.iter().map(|(name, keys)| (&**name, keys.clone())).collect();
-        let served = self.serve(&self.program, tempdir_in(&self.args.run.dir)?, &disks)?;
+        let served = self.serve(&self.program, tempdir_in(&self.args.base.run.dir)?, &disks)?;
         // The others load the device with the measured operation, without syncs.
         let options = |load: &Loaded| LoadOptions {
             flush_every: u64::from(load.syncs),
-            limit: seconds(KNOWN_AFTER, self.args.runtime),
+            limit: seconds(KNOWN_AFTER, self.args.base.runtime),
             ..self.load(&served.socket(&load.name), rw, load.depth, 1)
         };
         let reports = together(&loads.iter().map(options).collect::<Vec<_>>());
