@@ -223,10 +223,11 @@ impl Bench<'_> {
         experiment: &mut Experiment,
     ) -> Result<()> {
         for round in 0..self.args.run.rounds {
-            experiment.turn(round, point, &[TO, OURS], |who| {
-                let p99 = match *who {
-                    TO => self.drive(Duration::from_millis(100), &|| Ok(())),
-                    _ => self.drive(each, &act),
+            experiment.turn(round, point, &[(TO, false), (OURS, true)], |acts| {
+                let p99 = if *acts {
+                    self.drive(each, &act)
+                } else {
+                    self.drive(Duration::from_millis(100), &|| Ok(()))
                 };
                 Ok(vec![(VALUE, p99?)])
             })?;

@@ -86,7 +86,8 @@ pub fn pdc(args: &PdcArgs) -> Result<()> {
         .iter()
         .flat_map(|(name, memory)| MIXES.map(|mix| (point(name, mix), (*memory, mix))))
         .collect();
-    experiment.run(args.run.rounds, &points, &CHOICES, |(_, (memory, mix)), pdc| {
+    let choices = CHOICES.map(|pdc| (pdc, pdc));
+    experiment.run(args.run.rounds, &points, &choices, |(memory, mix), pdc| {
         measure(args, &flowstone, &image, *memory, *mix, pdc)
     })?;
     args.run.publish("pdc", &render(&experiment), &experiment)?;

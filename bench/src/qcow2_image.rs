@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 use flowstone_experiment::command::succeed;
-use flowstone_experiment::{Figures, IOPS, Named, table};
+use flowstone_experiment::{Figures, IOPS, table};
 use flowstone_testkit::load::{Completion, LoadOptions};
 
 use crate::place::{End, remove, seconds, serve, stop, stop_peer, whole};
@@ -36,7 +36,6 @@ enum Contender {
 
 /// One workload.
 struct Phase {
-    name: &'static str,
     /// It needs a new image.
     fresh: bool,
     rw: &'static str,
@@ -45,21 +44,22 @@ struct Phase {
     flush_every: u64,
 }
 
-const fn phase(name: &'static str, rw: &'static str, iodepth: u16, queues: usize) -> Phase {
-    Phase { name, fresh: false, rw, iodepth, queues, flush_every: 0 }
+const fn phase(rw: &'static str, iodepth: u16, queues: usize) -> Phase {
+    Phase { fresh: false, rw, iodepth, queues, flush_every: 0 }
 }
 
-const CONTENDERS: [Contender; 2] = [Contender::Flowstone, Contender::Qsd];
-const PHASES: [Phase; 6] = [
-    Phase { fresh: true, ..phase("4 KiB random write QD32, fresh image", "randwrite", 32, 1) },
-    phase("4 KiB random read QD32, written image", "randread", 32, 1),
-    phase("4 KiB random read QD1, written image", "randread", 1, 1),
-    phase("4 KiB random write QD32, written image", "randwrite", 32, 1),
-    phase("4 KiB random write 4 x QD8, written image", "randwrite", 8, 4),
-    Phase {
-        flush_every: 32,
-        ..phase("the same QD32, a flush every 32 writes", "randwrite", 32, 1)
-    },
+const CONTENDERS: [(&str, Contender); 2] =
+    [("Flowstone", Contender::Flowstone), ("Qsd", Contender::Qsd)];
+const PHASES: [(&str, Phase); 6] = [
+    ("4 KiB random write QD32, fresh image", Phase { fresh: true, ..phase("randwrite", 32, 1) }),
+    ("4 KiB random read QD32, written image", phase("randread", 32, 1)),
+    ("4 KiB random read QD1, written image", phase("randread", 1, 1)),
+    ("4 KiB random write QD32, written image", phase("randwrite", 32, 1)),
+    ("4 KiB random write 4 x QD8, written image", phase("randwrite", 8, 4)),
+    (
+        "the same QD32, a flush every 32 writes",
+        Phase { flush_every: 32, ..phase("randwrite", 32, 1) },
+    ),
 ];
 
 /// Time before measuring starts.
@@ -72,7 +72,7 @@ const FILL_BYTES: u64 = 128 << 10;
 pub fn qcow2(args: &Qcow2Args) -> Result<()> {
     let of = if args.cached { "qcow2, cached" } else { "qcow2" };
     let mut experiment = args.base.experiment(of)?;
-    for contender in CONTENDERS {
+    for (_, contender) in CONTENDERS {
         let image = contender.written(args);
         new_image(&image, args.base.size)?;
         load(args, contender, &image, |load| {
@@ -81,26 +81,13 @@ pub fn qcow2(args: &Qcow2Args) -> Result<()> {
     }
     let measure = |phase: &Phase, contender: &Contender| measure(args, *contender, phase);
     experiment.run(args.base.run.rounds, &PHASES, &CONTENDERS, measure)?;
-    let names = CONTENDERS.map(|contender| contender.name());
-    let rows = PHASES.iter().map(|phase| {
-        let [ours, its] = [&names[0], &names[1]].map(|name| experiment.at(phase.name, name));
-        vec![phase.name(), ours.cell(IOPS, 0), its.cell(IOPS, 0), ours.ratio(its, IOPS)]
+    let rows = PHASES.iter().map(|(phase, _)| {
+        let [ours, its] = CONTENDERS.map(|(name, _)| experiment.at(phase, name));
+        vec![(*phase).to_owned(), ours.cell(IOPS, 0), its.cell(IOPS, 0), ours.ratio(its, IOPS)]
     });
     let text = table("point | flowstone qcow2 | QSD qcow2 | ratio", rows);
     args.base.run.publish("qcow2", &text, &experiment)?;
-    CONTENDERS.iter().try_for_each(|contender| remove(&contender.written(args)))
-}
-
-impl Named for Phase {
-    fn name(&self) -> String {
-        self.name.to_owned()
-    }
-}
-
-impl Named for Contender {
-    fn name(&self) -> String {
-        format!("{self:?}")
-    }
+    CONTENDERS.iter().try_for_each(|(_, contender)| remove(&contender.written(args)))
 }
 
 impl Contender {

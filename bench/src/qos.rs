@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use flowstone_experiment::{Experiment, Figures, IOPS, Named, figures, signed, table};
+use flowstone_experiment::{Experiment, Figures, IOPS, figures, signed, table};
 use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, LoadOptions, LoadReport};
 use tempfile::{TempDir, tempdir_in};
@@ -158,13 +158,14 @@ impl Bench<'_> {
         let cases = self.cases();
         let mut rows = Vec::new();
         for rw in ["randread", "randwrite"] {
-            let measure = |_: &&str, case: &Case| self.beside(case, rw);
-            experiment.run(self.args.base.run.rounds, &[rw], &cases, measure)?;
-            let alone = experiment.at(rw, cases[0].name);
-            rows.extend(cases.iter().map(|case| {
-                let own = experiment.at(rw, case.name);
+            experiment.run(self.args.base.run.rounds, &[(rw, rw)], &cases, |rw, case| {
+                self.beside(case, rw)
+            })?;
+            let alone = experiment.at(rw, cases[0].0);
+            rows.extend(cases.iter().map(|(name, _)| {
+                let own = experiment.at(rw, name);
                 vec![
-                    format!("{rw}, {}", case.name),
+                    format!("{rw}, {name}"),
                     own.cell(HOG, 0),
                     own.ratio(alone, HOG),
                     own.cell(MODEST, 0),
@@ -181,10 +182,10 @@ impl Bench<'_> {
         Ok(table(titles, rows))
     }
 
-    fn cases(&self) -> Vec<Case> {
+    fn cases(&self) -> Vec<(&'static str, Case)> {
         let case = |name, program: &PathBuf, together, hog_keys, modest_keys| {
             let program = program.clone();
-            Case { name, program, together, hog_keys, modest_keys }
+            (name, Case { program, together, hog_keys, modest_keys })
         };
         let ours = &self.program;
         let mut cases = vec![case("alone", ours, false, "", "")];
@@ -247,11 +248,11 @@ impl Bench<'_> {
         let mut rows = Vec::new();
         for (point, depth) in points {
             let rounds = OVERHEAD_ROUNDS * self.args.base.run.rounds;
-            experiment.run(rounds, &[point], &servers, |_, (_, (program, keys))| {
+            experiment.run(rounds, &[(point, depth)], &servers, |depth, (program, keys)| {
                 let keys = format!("backend = \"null:8G\"\n{keys}");
                 let dir = tempdir_in(&self.args.base.run.dir)?;
                 let served = self.serve(program, dir, &[("disk", keys)])?;
-                let mut load = self.load(&served.socket("disk"), "randread", depth, 1);
+                let mut load = self.load(&served.socket("disk"), "randread", *depth, 1);
                 load.completion = Completion::Poll;
                 load.limit = seconds(RAMP / 2, self.args.base.runtime / 2.0);
                 let report = drive(&load)?;
@@ -281,15 +282,8 @@ fn together(loads: &[LoadOptions]) -> Result<Vec<LoadReport>> {
 
 /// A case: which disks run together, and their limits.
 struct Case {
-    name: &'static str,
     program: PathBuf,
     together: bool,
     hog_keys: &'static str,
     modest_keys: &'static str,
-}
-
-impl Named for Case {
-    fn name(&self) -> String {
-        self.name.to_owned()
-    }
 }

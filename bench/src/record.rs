@@ -51,7 +51,7 @@ const LOST: &str = "lost %";
 pub fn record(args: &RecordArgs) -> Result<()> {
     let mut experiment = args.run.experiment(&format!("record {}", args.runtime))?;
     let contenders = [(PLAIN, false), (RECORDED, true)];
-    experiment.run(args.run.rounds, &POINTS, &contenders, |(_, point), (_, is_recorded)| {
+    experiment.run(args.run.rounds, &POINTS, &contenders, |point, is_recorded| {
         measure(args, *point, *is_recorded)
     })?;
     let rows = POINTS.iter().map(|(point, _)| row(point, &experiment));

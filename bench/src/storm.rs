@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use flowstone_experiment::{Figures, Named, interval, table};
+use flowstone_experiment::{Figures, interval, table};
 use flowstone_testkit::DaemonCommand;
 use flowstone_testkit::load::{Aside, Completion, LoadOptions, LoadReport};
 
@@ -32,19 +32,18 @@ pub struct StormArgs {
 /// A server and its image format.
 #[derive(Clone, Copy, Debug)]
 struct Contender {
-    name: &'static str,
     format: &'static str,
     qsd: bool,
     /// Clusters of 4 KiB if the format has clusters: otherwise discarding a block has no effect.
     create: &'static [&'static str],
 }
 
-const CONTENDERS: [Contender; 5] = [
-    Contender { name: "raw", format: "raw", qsd: false, create: &[] },
-    Contender { name: "QSD raw", format: "raw", qsd: true, create: &[] },
-    Contender { name: "qcow2", format: "qcow2", qsd: false, create: &["--cluster-size", "4K"] },
-    Contender { name: "QSD qcow2", format: "qcow2", qsd: true, create: &["--cluster-size", "4K"] },
-    Contender { name: "log", format: "log", qsd: false, create: &[] },
+const CONTENDERS: [(&str, Contender); 5] = [
+    ("raw", Contender { format: "raw", qsd: false, create: &[] }),
+    ("QSD raw", Contender { format: "raw", qsd: true, create: &[] }),
+    ("qcow2", Contender { format: "qcow2", qsd: false, create: &["--cluster-size", "4K"] }),
+    ("QSD qcow2", Contender { format: "qcow2", qsd: true, create: &["--cluster-size", "4K"] }),
+    ("log", Contender { format: "log", qsd: false, create: &[] }),
 ];
 
 /// Time before measuring starts.
@@ -67,13 +66,13 @@ const DISCARD_P99: &str = "discard_p99_ms";
 /// Carries out the subcommand.
 pub fn storm(args: &StormArgs) -> Result<()> {
     let mut experiment = args.base.experiment("storm")?;
-    let contenders = choose(&CONTENDERS, &args.only, |it| it.name)?;
-    let measure = |_: &&str, contender: &Contender| contender.measure(args);
-    experiment.run(args.base.run.rounds, &[POINT], &contenders, measure)?;
-    let rows = contenders.iter().map(|contender| {
-        let own = experiment.at(POINT, contender.name);
+    let contenders = choose(&CONTENDERS, &args.only, |(name, _)| name)?;
+    let measure = |(): &(), contender: &Contender| contender.measure(args);
+    experiment.run(args.base.run.rounds, &[(POINT, ())], &contenders, measure)?;
+    let rows = contenders.iter().map(|(name, _)| {
+        let own = experiment.at(POINT, name);
         vec![
-            contender.name(),
+            (*name).to_owned(),
             own.cell(CALM, 0),
             own.cell(CALM_P99, 2),
             own.cell(STORMY, 0),
@@ -86,12 +85,6 @@ pub fn storm(args: &StormArgs) -> Result<()> {
     let titles = "server | writes/s | p99, ms | in the storm | p99, ms | p99 ratio | discards/s | \
                   their p99, ms";
     args.base.run.publish("storm", &table(titles, rows), &experiment)
-}
-
-impl Named for Contender {
-    fn name(&self) -> String {
-        self.name.to_owned()
-    }
 }
 
 impl Contender {

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use flowstone_experiment::{CPU_US, Experiment, Figures, IOPS, Named, table};
+use flowstone_experiment::{CPU_US, Experiment, Figures, IOPS, table};
 use flowstone_testkit::client::{ClientOptions, Completion};
 use flowstone_testkit::load::CpuSample;
 use flowstone_testkit::{Client, Daemon, Request, Status};
@@ -41,21 +41,9 @@ enum Who {
     Qsd,
 }
 
-impl Who {
-    const ALL: [Self; 3] = [Self::Raw, Self::Log, Self::Qsd];
-}
-
-impl Named for Who {
-    fn name(&self) -> String {
-        let name = match self {
-            Self::Raw => "Flowstone, raw",
-            Self::Log => "Flowstone, log",
-            Self::Qsd => "qemu-storage-daemon, raw",
-        };
-        name.to_owned()
-    }
-}
-
+const PEER: &str = "qemu-storage-daemon, raw";
+const SERVERS: [(&str, Who); 3] =
+    [("Flowstone, raw", Who::Raw), ("Flowstone, log", Who::Log), (PEER, Who::Qsd)];
 /// Whether the discards of the trace are among its requests.
 const POINTS: [(&str, bool); 2] = [("with its discards", true), ("without", false)];
 const IODEPTH: usize = 32;
@@ -67,7 +55,7 @@ pub fn trace(args: &TraceArgs) -> Result<()> {
     let trace = read(&args.trace)?;
     let name = args.trace.file_name().unwrap_or_default().display();
     let mut experiment = args.run.experiment(&format!("trace {name}"))?;
-    experiment.run(args.run.rounds, &POINTS, &Who::ALL, |(_, discards), who| {
+    experiment.run(args.run.rounds, &POINTS, &SERVERS, |discards, who| {
         measure(args, &trace, *who, *discards)
     })?;
     args.run.publish("trace", &render(&experiment), &experiment)
@@ -77,15 +65,14 @@ pub fn trace(args: &TraceArgs) -> Result<()> {
 pub fn render(experiment: &Experiment) -> String {
     let mut rows = Vec::new();
     for (point, _) in POINTS {
-        for who in Who::ALL {
-            let [its, qsd] = [who, Who::Qsd].map(|who| who.name());
-            let [its_figures, peer] = [&its, &qsd].map(|name| experiment.at(point, name));
+        for (name, _) in SERVERS {
+            let [its, peer] = [name, PEER].map(|name| experiment.at(point, name));
             rows.push(vec![
                 point.to_owned(),
-                its.clone(),
-                its_figures.count(IOPS),
-                its_figures.ratio(peer, IOPS),
-                its_figures.cell(CPU_US, 1),
+                name.to_owned(),
+                its.count(IOPS),
+                its.ratio(peer, IOPS),
+                its.cell(CPU_US, 1),
             ]);
         }
     }

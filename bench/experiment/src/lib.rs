@@ -32,24 +32,6 @@ pub use self::figures::{
 pub use self::interval::{interval, median, signed, spread, thousands};
 pub use self::table::{Of, table};
 
-/// A point or a contender.
-pub trait Named {
-    /// Returns the name in figures and tables.
-    fn name(&self) -> String;
-}
-
-impl Named for &str {
-    fn name(&self) -> String {
-        (*self).to_owned()
-    }
-}
-
-impl<Text: AsRef<str>, Of> Named for (Text, Of) {
-    fn name(&self) -> String {
-        self.0.as_ref().to_owned()
-    }
-}
-
 /// All figures of a run, with their origin.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Experiment {
@@ -136,34 +118,35 @@ impl Experiment {
         points
     }
 
-    /// Measures every contender at every point once in each round, contenders in turn.
-    pub fn run<P: Named, C: Named>(
+    /// Measures every contender at every point once in each round, contenders in turn. Points and
+    /// contenders have names.
+    pub fn run<P, C>(
         &mut self,
         rounds: usize,
-        points: &[P],
-        contenders: &[C],
+        points: &[(impl AsRef<str>, P)],
+        contenders: &[(impl AsRef<str>, C)],
         mut measure: impl FnMut(&P, &C) -> Result<Figures>,
     ) -> Result<()> {
         for round in 0..rounds {
-            for point in points {
-                self.turn(round, &point.name(), contenders, |it| measure(point, it))?;
+            for (name, point) in points {
+                self.turn(round, name.as_ref(), contenders, |it| measure(point, it))?;
             }
         }
         Ok(())
     }
 
     /// Measures every contender at one point once.
-    pub fn turn<C: Named>(
+    pub fn turn<C>(
         &mut self,
         round: usize,
         point: &str,
-        contenders: &[C],
+        contenders: &[(impl AsRef<str>, C)],
         mut measure: impl FnMut(&C) -> Result<Figures>,
     ) -> Result<()> {
-        for contender in turns(round, contenders) {
-            let name = contender.name();
+        for (name, contender) in turns(round, contenders) {
+            let name = name.as_ref();
             let figures = measure(contender).with_context(|| format!("{point}, {name}"))?;
-            self.add(point, &name, &figures);
+            self.add(point, name, &figures);
         }
         Ok(())
     }

@@ -5,11 +5,12 @@ use super::*;
 fn measured(measure: impl Fn(f64) -> f64) -> Experiment {
     let mut experiment = Experiment::new("test", Host::default());
     let mut count = 0.0;
-    let each = |_: &&str, _: &&str| {
+    let each = |(): &(), (): &()| {
         count += 1.0;
         Ok(vec![(IOPS, measure(count))])
     };
-    experiment.run(3, &["read", "write"], &["ours", "theirs"], each).unwrap();
+    let (points, contenders) = ([("read", ()), ("write", ())], [("ours", ()), ("theirs", ())]);
+    experiment.run(3, &points, &contenders, each).unwrap();
     experiment
 }
 
@@ -17,12 +18,12 @@ fn measured(measure: impl Fn(f64) -> f64) -> Experiment {
 fn another_contender_begins_each_round_at_each_point() {
     let mut order = Vec::new();
     let mut experiment = Experiment::new("test", Host::default());
-    let each = |point: &&str, contender: &(String, u32)| {
-        order.push(format!("{point}{}", contender.1));
+    let each = |point: &char, contender: &u32| {
+        order.push(format!("{point}{contender}"));
         Ok(Vec::new())
     };
     let contenders = [1, 2, 3].map(|it| (format!("number {it}"), it));
-    experiment.run(2, &["a", "b"], &contenders, each).unwrap();
+    experiment.run(2, &[("first", 'a'), ("second", 'b')], &contenders, each).unwrap();
     assert_eq!(order.join(" "), "a1 a2 a3 b1 b2 b3 a2 a3 a1 b2 b3 b1");
     assert_eq!(turns::<u8>(3, &[]).count(), 0);
 }
@@ -55,8 +56,8 @@ fn a_round_without_a_figure_has_no_ratio_and_shifts_no_other() {
 #[test]
 fn a_failure_names_point_and_contender() {
     let mut experiment = Experiment::new("test", Host::default());
-    let fails = |_: &&str, _: &&str| anyhow::bail!("broken");
-    let failed = experiment.run(1, &["read"], &["ours"], fails).unwrap_err();
+    let fails = |(): &(), (): &()| anyhow::bail!("broken");
+    let failed = experiment.run(1, &[("read", ())], &[("ours", ())], fails).unwrap_err();
     assert_eq!(format!("{failed:#}"), "read, ours: broken");
 }
 

@@ -62,7 +62,7 @@ impl Round<'_> {
         ours: &Path,
         theirs: &Path,
     ) -> Result<()> {
-        self.experiment.turn(self.number, point, &[(OURS, ours), (THEIRS, theirs)], |(_, path)| {
+        self.experiment.turn(self.number, point, &[(OURS, ours), (THEIRS, theirs)], |path| {
             prepare()?;
             Ok(vec![(MS, time(work, path)? * 1e3)])
         })

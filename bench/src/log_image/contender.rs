@@ -1,7 +1,5 @@
 //! The contenders of the points.
 
-use flowstone_experiment::Named;
-
 /// A contender; all of them are served by Flowstone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contender {
@@ -29,11 +27,5 @@ impl Contender {
             Self::Raw | Self::Log => queues,
             Self::RawAlone => 1,
         }
-    }
-}
-
-impl Named for Contender {
-    fn name(&self) -> String {
-        Contender::name(*self).to_owned()
     }
 }

@@ -73,9 +73,10 @@ impl Point {
         Point { settled: true, ..self }
     }
 
-    /// Returns the contenders measured here, the log image last.
-    pub fn contenders(&self) -> Vec<Contender> {
-        self.targets.iter().map(|(to, _)| *to).chain([Contender::Log]).collect()
+    /// Returns the contenders measured here by name, the log image last.
+    pub fn contenders(&self) -> Vec<(&'static str, Contender)> {
+        let all = self.targets.iter().map(|(to, _)| *to).chain([Contender::Log]);
+        all.map(|it| (it.name(), it)).collect()
     }
 }
 
@@ -145,7 +146,7 @@ mod tests {
     fn a_log_image_is_always_measured_and_compared() {
         for point in POINTS {
             assert!(point.contenders().len() >= 2, "{}", point.name);
-            assert_eq!(point.contenders().last(), Some(&Contender::Log));
+            assert_eq!(point.contenders().last(), Some(&("log", Contender::Log)));
         }
     }
 

@@ -19,14 +19,14 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use flowstone_experiment::{CPU_US, Experiment, IOPS, Named, P50_US, P99_US, figures};
+use flowstone_experiment::{CPU_US, Experiment, IOPS, P50_US, P99_US, figures};
 use flowstone_testkit::load::LoadOptions;
 
 use crate::idle::CPU_PERCENT;
 use crate::place::{Place, seconds};
 use crate::point::selected;
 use crate::run::Run;
-use server::{Server, Servers};
+use server::Servers;
 
 /// Options.
 #[derive(Clone, Debug, Args)]
@@ -85,7 +85,8 @@ fn interleave(
     experiment: &mut Experiment,
     load: impl Fn(LoadOptions) -> LoadOptions,
 ) -> Result<()> {
-    experiment.run(args.run.rounds, &[point], &servers.0, |_, server: &Server| {
+    let servers: Vec<_> = servers.0.iter().map(|server| (&server.name, server)).collect();
+    experiment.run(args.run.rounds, &[(point, ())], &servers, |(), server| {
         let report = server.drive(|socket| {
             let limit = seconds(RAMP, args.runtime);
             load(LoadOptions { limit, ..args.place.load(socket, "randread", 1) })
@@ -108,12 +109,6 @@ fn cells(experiment: &Experiment, point: &str, server: &str, to: &str) -> [Strin
         own.cell(P50_US, 1),
         own.cell(P99_US, 1),
     ]
-}
-
-impl Named for Server {
-    fn name(&self) -> String {
-        self.name.clone()
-    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use flowstone_experiment::{Experiment, Figures, IOPS, Named, P99_US, table};
+use flowstone_experiment::{Experiment, Figures, IOPS, P99_US, table};
 use flowstone_testkit::load::{Aside, LoadOptions, LoadReport};
 use flowstone_testkit::truth::{Holds, Truth, run};
 use tempfile::tempdir_in;
@@ -27,34 +27,28 @@ const SHARE: &str = "share";
 /// The daemon has read the layout, and recognised the VMs.
 const KNOWN_AFTER: Duration = Duration::from_millis(1500);
 
-/// What is committed, or written: blocks of the journal, or of files.
-const KINDS: [&str; 2] = ["journal", "data"];
+/// Where a disk is written: in its journal, or in files.
+type Kind = fn(&Disk) -> &Range<u64>;
+const KINDS: [(&str, Kind); 2] = [("journal", |disk| &disk.journal), ("data", |disk| &disk.data)];
 /// The VM of the commits, and another one.
 const VM: &str = "commits";
 const OTHER: &str = "bulk";
 /// Where the bulk writes are.
-const BULKS: [Bulk; 5] = [
-    Bulk { name: "nothing", own: false, other: None },
-    Bulk { name: "bulk writes of its VM", own: false, other: Some(VM) },
-    Bulk { name: "bulk writes of another VM", own: false, other: Some(OTHER) },
-    Bulk { name: "bulk writes of its disk", own: true, other: None },
-    Bulk { name: "bulk writes of its disk and of another VM", own: true, other: Some(OTHER) },
+const BULKS: [(&str, Bulk); 5] = [
+    ("nothing", Bulk { own: false, other: None }),
+    ("bulk writes of its VM", Bulk { own: false, other: Some(VM) }),
+    ("bulk writes of another VM", Bulk { own: false, other: Some(OTHER) }),
+    ("bulk writes of its disk", Bulk { own: true, other: None }),
+    ("bulk writes of its disk and of another VM", Bulk { own: true, other: Some(OTHER) }),
 ];
 const GREEDY: &str = "two VMs at QD128";
 
 /// The bulk writes beside commits.
 struct Bulk {
-    name: &'static str,
     /// Whether a second queue of the commits' disk writes.
     own: bool,
     /// The VM of a second disk that writes.
     other: Option<&'static str>,
-}
-
-impl Named for Bulk {
-    fn name(&self) -> String {
-        self.name.to_owned()
-    }
 }
 
 /// A load on a disk.
@@ -81,27 +75,21 @@ struct Disk {
     data: Range<u64>,
 }
 
-impl Disk {
-    fn range(&self, kind: &str) -> Range<u64> {
-        if kind == KINDS[0] { self.journal.clone() } else { self.data.clone() }
-    }
-}
-
 impl Bench<'_> {
     /// Measures commits, and the share of a VM all of whose writes are journal blocks.
     pub(super) fn classes(&self, experiment: &mut Experiment) -> Result<String> {
         let disks = [self.ext4("commits")?, self.ext4("bulk")?];
         experiment.run(self.args.base.run.rounds, &BULKS, &KINDS, |bulk, kind| {
-            self.commits(&disks, bulk, kind)
+            self.commits(&disks, bulk, *kind)
         })?;
-        experiment.run(self.args.base.run.rounds, &[GREEDY], &KINDS, |_, kind| {
-            self.greedy(&disks, kind)
+        experiment.run(self.args.base.run.rounds, &[(GREEDY, ())], &KINDS, |(), kind| {
+            self.greedy(&disks, *kind)
         })?;
         Ok(render(experiment))
     }
 
-    fn commits(&self, [own, other]: &[Disk; 2], bulk: &Bulk, kind: &str) -> Result<Figures> {
-        let range = own.range(kind);
+    fn commits(&self, [own, other]: &[Disk; 2], bulk: &Bulk, kind: Kind) -> Result<Figures> {
+        let range = kind(own).clone();
         let mut loads = vec![if bulk.own {
             Load { commits: Some(range), ..Load::bulk(own, VM) }
         } else {
@@ -122,9 +110,9 @@ impl Bench<'_> {
         Ok(figures)
     }
 
-    fn greedy(&self, [greedy, other]: &[Disk; 2], kind: &str) -> Result<Figures> {
+    fn greedy(&self, [greedy, other]: &[Disk; 2], kind: Kind) -> Result<Figures> {
         let loads = [
-            Load { range: greedy.range(kind), ..Load::bulk(greedy, "greedy") },
+            Load { range: kind(greedy).clone(), ..Load::bulk(greedy, "greedy") },
             Load::bulk(other, "other"),
         ];
         let rates: Vec<f64> = self.write_at_once(&loads)?.iter().map(|it| it.iops).collect();
@@ -197,9 +185,9 @@ fn longest(truth: &Truth, holds: Option<Holds>) -> Option<Range<u64>> {
 }
 
 fn render(experiment: &Experiment) -> String {
-    let row = |bulk: &Bulk| {
-        let [journal, data] = KINDS.map(|kind| experiment.at(bulk.name, kind));
-        let mut cells = vec![bulk.name.to_owned()];
+    let row = |(bulk, _): &(&str, Bulk)| {
+        let [journal, data] = KINDS.map(|(kind, _)| experiment.at(bulk, kind));
+        let mut cells = vec![(*bulk).to_owned()];
         for figure in [P99_US, COMMIT_P99_US] {
             cells.extend([
                 journal.cell(figure, 0),
@@ -212,8 +200,8 @@ fn render(experiment: &Experiment) -> String {
     };
     let titles = "commits beside | p99 of the write, us: in the journal | elsewhere | ratio | \
                   p99 of write and sync, us: in the journal | elsewhere | ratio | bulk/s | ratio";
-    let [journal, data] = KINDS.map(|kind| experiment.at(GREEDY, kind));
-    let share = |kind: &str| {
+    let [journal, data] = KINDS.map(|(kind, _)| experiment.at(GREEDY, kind));
+    let share = |(kind, _): (&str, Kind)| {
         let at = experiment.at(GREEDY, kind);
         vec![kind.to_owned(), at.cell(IOPS, 0), at.cell(BULK_IOPS, 0), at.cell(SHARE, 3)]
     };

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use flowstone_experiment::{Experiment, Figures, Named};
+use flowstone_experiment::{Experiment, Figures};
 use flowstone_testkit::load::Completion;
 
 use crate::place::{End, Place, remove, stop, stop_peer};
@@ -61,25 +61,13 @@ enum Who {
     Fio,
 }
 
-impl Who {
-    const ALL: [Self; 5] = [Self::Raw, Self::OneRaw, Self::Log, Self::Qsd, Self::Fio];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Raw => "raw",
-            Self::OneRaw => "one raw writer",
-            Self::Log => "log",
-            Self::Qsd => "QSD",
-            Self::Fio => "fio",
-        }
-    }
-}
-
-impl Named for Who {
-    fn name(&self) -> String {
-        Who::name(*self).to_owned()
-    }
-}
+const CONFIGURATIONS: [(&str, Who); 5] = [
+    ("raw", Who::Raw),
+    ("one raw writer", Who::OneRaw),
+    ("log", Who::Log),
+    ("QSD", Who::Qsd),
+    ("fio", Who::Fio),
+];
 
 /// Carries out the subcommand.
 pub fn writers(args: &WritersArgs) -> Result<()> {
@@ -121,7 +109,7 @@ fn measure_all(
     let wanted = |rw: &str| args.rw.as_ref().is_none_or(|only| only == rw);
     let patterns: Vec<&str> = PATTERNS.into_iter().filter(|rw| wanted(rw)).collect();
     let points: Vec<_> = patterns.into_iter().map(|rw| (point(environment.name, rw), rw)).collect();
-    experiment.run(args.run.rounds, &points, &Who::ALL, |(_, rw), who| {
+    experiment.run(args.run.rounds, &points, &CONFIGURATIONS, |rw, who| {
         let figures = match who {
             Who::Fio => measure_fio(args, environment, ground.dir(), rw, job),
             _ => measure(args, environment, ground.dir(), *who, rw, job),

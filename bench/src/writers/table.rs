@@ -3,7 +3,7 @@
 use flowstone_experiment::{Experiment, IOPS, Of, P99_US, table};
 
 use super::environment::ENVIRONMENTS;
-use super::{IODEPTH, JOB_BYTES, PATTERNS, SMALL_JOB_BYTES, WRITERS, Who, point};
+use super::{CONFIGURATIONS, IODEPTH, JOB_BYTES, PATTERNS, SMALL_JOB_BYTES, WRITERS, point};
 
 const TITLES: &str = "environment | writes | runs | raw | log | one raw writer | QSD | fio | \
      log / raw | log / one raw writer | log / QSD | log / fio | p99, ms: raw | log | QSD | fio";
@@ -32,7 +32,7 @@ pub fn render(experiment: &Experiment) -> String {
 
 fn row(environment: &str, rw: &str, experiment: &Experiment) -> Vec<String> {
     let point = point(environment, rw);
-    let [raw, one, log, qsd, fio] = Who::ALL.map(|who| experiment.at(&point, who.name()));
+    let [raw, one, log, qsd, fio] = CONFIGURATIONS.map(|(name, _)| experiment.at(&point, name));
     let runs = log.all(IOPS).len();
     let words = if rw == "write" { "sequential" } else { "random" };
     let mut cells = vec![environment.to_owned(), words.to_owned(), runs.to_string()];
@@ -55,9 +55,9 @@ mod tests {
     fn a_row_has_medians_and_intervals() {
         let mut experiment = Experiment::new("test", Host::default());
         for rates in [[100.0, 50.0, 200.0, 80.0, 400.0], [200.0, 100.0, 200.0, 80.0, 400.0]] {
-            for (who, rate) in Who::ALL.into_iter().zip(rates) {
+            for ((who, _), rate) in CONFIGURATIONS.into_iter().zip(rates) {
                 let figures = [(IOPS, rate * 1000.0), (P99_US, rate * 10.0)];
-                experiment.add(&point("xfs", "write"), who.name(), &figures);
+                experiment.add(&point("xfs", "write"), who, &figures);
             }
         }
         let row = |rw| row("xfs", rw, &experiment).join(" | ");
