@@ -15,7 +15,7 @@ use flowstone_testkit::DaemonCommand;
 use flowstone_testkit::load::{Completion, LoadOptions};
 use rustix::fs::{Advice, fadvise, fsync};
 
-use crate::place::{drive, remove, seconds, serve, stop_peer, whole};
+use crate::place::{PASS_BYTES, drive, remove, seconds, serve, stop_peer, whole};
 use crate::point::selected;
 use crate::run::{Base, defaults};
 use crate::server::qsd;
@@ -32,7 +32,6 @@ pub struct CachedArgs {
 }
 
 const RAMP: Duration = Duration::from_millis(200);
-const WARM_BYTES: u64 = 128 << 10;
 /// A disk of which a cache can hold almost nothing.
 const VAST: &str = "null:64G";
 
@@ -61,8 +60,8 @@ impl Before {
     const fn loads(self) -> &'static [(&'static str, u64)] {
         match self {
             Self::Nothing => &[],
-            Self::Read => &[("read", WARM_BYTES)],
-            Self::Churned => &[("read", WARM_BYTES), ("randread", 4096)],
+            Self::Read => &[("read", PASS_BYTES)],
+            Self::Churned => &[("read", PASS_BYTES), ("randread", 4096)],
         }
     }
 }
@@ -127,7 +126,7 @@ const GROUPS: [Group; 5] = [
         loads: &[
             Load { rw: "randread", block_bytes: 4096, iodepth: 1 },
             Load { rw: "randread", block_bytes: 4096, iodepth: 32 },
-            Load { rw: "read", block_bytes: WARM_BYTES, iodepth: 4 },
+            Load { rw: "read", block_bytes: PASS_BYTES, iodepth: 4 },
         ],
         before: Before::Read,
     },
@@ -141,7 +140,7 @@ const GROUPS: [Group; 5] = [
         loads: &[
             Load { rw: "read", block_bytes: 4096, iodepth: 1 },
             Load { rw: "read", block_bytes: 64 << 10, iodepth: 1 },
-            Load { rw: "read", block_bytes: WARM_BYTES, iodepth: 4 },
+            Load { rw: "read", block_bytes: PASS_BYTES, iodepth: 4 },
         ],
         before: Before::Nothing,
     },
@@ -153,7 +152,7 @@ const GROUPS: [Group; 5] = [
         ],
         loads: &[
             Load { rw: "read", block_bytes: 4096, iodepth: 1 },
-            Load { rw: "read", block_bytes: WARM_BYTES, iodepth: 4 },
+            Load { rw: "read", block_bytes: PASS_BYTES, iodepth: 4 },
         ],
         before: Before::Churned,
     },
@@ -237,7 +236,7 @@ impl Bench<'_> {
         let in_memory = matches!(server, Server::Flowstone(..));
         // A disk in memory is written first: otherwise every read accesses the same page of zeroes.
         let write = in_memory && before != Before::Nothing;
-        let write = if write { &[("write", WARM_BYTES)][..] } else { &[] };
+        let write = if write { &[("write", PASS_BYTES)][..] } else { &[] };
         for (rw, bytes) in write.iter().chain(before.loads()) {
             let load = LoadOptions::new(&socket).workload(rw).iodepth(4);
             drive(&whole(load, *bytes, args.base.size))?;

@@ -12,13 +12,12 @@ use flowstone_experiment::command::succeed;
 use flowstone_testkit::load::LoadOptions;
 
 use crate::args::{CompareArgs, LOG_BYTES, MEMORY_BYTES};
-use crate::place::{stop, whole};
+use crate::place::{pass, stop};
 use crate::point::Backend;
 use crate::raw_file::{REST, fill};
 use crate::server::Server;
 
 const TMPFS: &str = "/dev/shm";
-const FILL_BYTES: u64 = 128 << 10;
 const BLOCK_BYTES: u64 = 4096;
 /// Size of a new log image relative to the data written to it, so that nothing is cleaned.
 const ROOM: u64 = 4;
@@ -96,8 +95,7 @@ impl<'a> Images<'a> {
         if !image.exists() {
             eprintln!("writing {} and overwriting it {OVERWRITES} times", image.display());
             self.args.place.create_log(&image, LOG_BYTES, &[])?;
-            let fill = |load: LoadOptions| load.workload("write").iodepth(8);
-            self.write(&image, |load| whole(fill(load), FILL_BYTES, LOG_BYTES))?;
+            self.write(&image, |load| pass(load, "write", LOG_BYTES))?;
             let blocks = LOG_BYTES / BLOCK_BYTES * OVERWRITES;
             self.write(&image, |load| load.workload("randwrite").iodepth(32).ops(blocks))?;
             std::thread::sleep(REST);

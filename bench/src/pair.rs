@@ -16,7 +16,7 @@ use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, LoadOptions};
 use tempfile::tempdir_in;
 
-use crate::place::{create, drive, seconds, serve, stop, whole};
+use crate::place::{create, drive, pass, seconds, serve, stop};
 use crate::point::selected;
 use crate::run::{Base, defaults};
 
@@ -40,7 +40,6 @@ const AFTER: &str =
 const RAMP: Duration = Duration::from_millis(100);
 const TMPFS: &str = "/dev/shm";
 const QUEUES_MAX: usize = 4;
-const FILL_BYTES: u64 = 256 << 10;
 
 /// The backend of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,8 +77,7 @@ impl Disk {
         };
         let daemon = args.base.place.start(command, &socket)?;
         if self != Self::Null {
-            let fill = LoadOptions::new(&socket).workload("write").iodepth(4);
-            drive(&whole(fill, FILL_BYTES, args.base.size))?;
+            drive(&pass(LoadOptions::new(&socket), "write", args.base.size))?;
         }
         Ok(daemon)
     }

@@ -14,6 +14,9 @@ use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT, flowstone_binary};
 use flowstone_testkit::{Daemon, DaemonCommand};
 use serde_json::Value;
 
+/// Request size of a pass over a disk.
+pub const PASS_BYTES: u64 = 128 << 10;
+
 /// The servers: which program, on which CPU; and the CPU of their client.
 #[derive(Clone, Debug, Args)]
 pub struct Place {
@@ -156,6 +159,11 @@ pub fn seconds(ramp: Duration, runtime: f64) -> Limit {
 /// Makes a load one of so many bytes in all.
 pub fn whole(load: LoadOptions, block_bytes: u64, bytes: u64) -> LoadOptions {
     LoadOptions { block_bytes, ..load.ops(bytes / block_bytes) }
+}
+
+/// Makes a load one that reads or writes so many bytes in sequence.
+pub fn pass(load: LoadOptions, rw: &str, bytes: u64) -> LoadOptions {
+    whole(load.workload(rw).iodepth(8), PASS_BYTES, bytes)
 }
 
 /// Runs a load of which no request may fail.

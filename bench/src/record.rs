@@ -10,13 +10,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use flowstone_experiment::{CPU_US, Experiment, Figures, IOPS, figures, table};
+use flowstone_testkit::load::LoadOptions;
 use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT};
 use flowstone_testkit::{Daemon, DaemonCommand};
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::tempdir_in;
 
-use crate::place::{Place, drive, seconds, serve, stop, whole};
+use crate::place::{Place, drive, pass, seconds, serve, stop};
 use crate::run::Run;
 
 /// Options.
@@ -41,7 +42,6 @@ const POINTS: [(&str, (&str, u16)); 4] = [
 const PLAIN: &str = "not recorded";
 const RECORDED: &str = "recorded";
 const BYTES: u64 = 256 << 20;
-const FILL_BYTES: u64 = 128 << 10;
 const TMPFS: &str = "/dev/shm";
 const RAMP: Duration = Duration::from_millis(200);
 /// Requests that a recording has lost, in percent.
@@ -83,7 +83,7 @@ fn measure(args: &RecordArgs, (disk, depth): (&str, u16), is_recorded: bool) -> 
         args.place.create::<&str>(&at("disk.raw"), "raw", BYTES, &[])?;
         let command = command.args(["--direct", "off"]).arg(at("disk.raw"));
         let daemon = args.place.start(command, &socket)?;
-        drive(&whole(args.place.load(&socket, "write", 4), FILL_BYTES, BYTES))?;
+        drive(&pass(LoadOptions::new(&socket), "write", BYTES))?;
         daemon
     };
     let recorder = is_recorded.then(|| recorder(args, &control, &at("trace.zst"))).transpose()?;

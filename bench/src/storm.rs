@@ -14,7 +14,7 @@ use flowstone_experiment::{Figures, interval, table};
 use flowstone_testkit::DaemonCommand;
 use flowstone_testkit::load::{Aside, Completion, LoadOptions, LoadReport};
 
-use crate::place::{drive, remove, seconds, serve, stop, stop_peer, whole};
+use crate::place::{drive, pass, remove, seconds, serve, stop, stop_peer};
 use crate::run::{Base, choose, defaults};
 use crate::server::qsd;
 
@@ -53,7 +53,6 @@ const REST: Duration = Duration::from_secs(2);
 
 /// Discards in flight.
 const STORM_DEPTH: u16 = 32;
-const FILL_BYTES: u64 = 128 << 10;
 
 const POINT: &str = "4 KiB random write QD32";
 const CALM: &str = "writes_per_s";
@@ -96,8 +95,7 @@ impl Contender {
         args.base.place.create(&image, self.format, args.base.size, self.create)?;
         let command = self.command(&args.base.place.program()?, &image, &socket);
         let mut daemon = args.base.place.start(command, &socket)?;
-        let fill = LoadOptions::new(&socket).workload("write").iodepth(8);
-        drive(&whole(fill, FILL_BYTES, args.base.size))?;
+        drive(&pass(LoadOptions::new(&socket), "write", args.base.size))?;
         let calm = load(args, &socket, None)?;
         let stormy = load(args, &socket, Some(STORM_DEPTH))?;
         let end = if self.qsd { stop_peer } else { stop };

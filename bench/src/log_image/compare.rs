@@ -11,7 +11,7 @@ use flowstone_testkit::load::{Completion, LoadOptions};
 use super::contender::Contender;
 use super::point::{POINTS, Point, Space};
 use super::settle::{Settle, settle};
-use crate::place::{drive, remove, seconds, stop, whole};
+use crate::place::{drive, pass, remove, seconds, stop};
 use crate::raw_file::fill;
 use crate::run::{Base, choose, defaults};
 
@@ -42,7 +42,6 @@ const SETTLED_PART: u64 = 4;
 const RAMP: Duration = Duration::from_millis(200);
 /// Rest between two measurements.
 const PAUSE: Duration = Duration::from_millis(300);
-const FILL_BYTES: u64 = 128 << 10;
 const BLOCK_BYTES: u64 = 4096;
 /// No options for `flowstone create`.
 const NONE: &[&str] = &[];
@@ -81,9 +80,7 @@ impl Bench<'_> {
             if let Some(point) = points.iter().find(|point| of_it(point)) {
                 let (image, bytes) = (self.log(settled), self.span(point));
                 self.args.base.place.create_log(&image, bytes * ROOM, &[])?;
-                self.serve_and_load(&image, 1, bytes, |load| {
-                    whole(load.workload("write").iodepth(8), FILL_BYTES, bytes)
-                })?;
+                self.serve_and_load(&image, 1, bytes, |load| pass(load, "write", bytes))?;
             }
         }
         Ok(())
@@ -147,7 +144,7 @@ impl Bench<'_> {
         let load = LoadOptions { completion, span_bytes: span, ..load };
         let written = point.space == Space::Written;
         if written {
-            drive(&whole(load.clone(), FILL_BYTES, 2 * span))?;
+            drive(&pass(load.clone(), "write", 2 * span))?;
         }
         let limit = seconds(if written { RAMP } else { Duration::ZERO }, self.args.base.runtime);
         let report = drive(&LoadOptions { block_bytes: point.kib << 10, limit, ..load })?;

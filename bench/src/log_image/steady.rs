@@ -17,7 +17,7 @@ use rustix::fs::statfs;
 
 use super::parts::Parts;
 use super::share::{greedy, live_share, reserve_for};
-use crate::place::{Place, drive, remove, stats, stop, whole};
+use crate::place::{Place, drive, pass, remove, stats, stop};
 use crate::run::{Run, choose};
 
 /// Options.
@@ -126,7 +126,6 @@ const P50_MS: &str = "p50_ms";
 const P99_MS: &str = "p99_ms";
 
 const BLOCK_BYTES: u64 = 4096;
-const FILL_BYTES: u64 = 128 << 10;
 const IODEPTH: u16 = 32;
 /// Largest allowed p99 with cleaning, as a multiple of that without.
 const P99_TARGET: f64 = 2.5;
@@ -209,8 +208,7 @@ impl<'a> Disk<'a> {
     }
 
     fn fill(&self) -> Result<LoadReport> {
-        let fill = LoadOptions::new(&self.socket).workload("write").iodepth(8);
-        self.load(whole(fill, FILL_BYTES, self.args.size))
+        self.load(pass(LoadOptions::new(&self.socket), "write", self.args.size))
     }
 
     fn overwrite(&self, case: &Case, blocks: u64) -> Result<LoadReport> {

@@ -18,13 +18,11 @@ use flowstone_testkit::load::{LoadOptions, LoadReport};
 use flowstone_testkit::{Daemon, DaemonCommand};
 
 use crate::args::{CompareArgs, LOG_BYTES, MEMORY_BYTES};
-use crate::place::{drive, stop, whole};
+use crate::place::{drive, pass, stop};
 use crate::point::{Backend, Point};
 
 pub use flowstone::idle_command as flowstone_idle;
 pub use qsd::idle_command as qsd_idle;
-
-const WARM_BYTES: u64 = 128 << 10;
 
 /// An idle disk.
 #[derive(Clone, Debug)]
@@ -175,8 +173,7 @@ fn run_load(daemon: &Daemon, setting: &Setting<'_>) -> Result<LoadReport> {
     let Setting { args, point, .. } = *setting;
     if point.backend == Backend::Warm {
         // Read in sequence once, so that it is cached.
-        let read = LoadOptions::new(socket(setting)).workload("read").iodepth(4);
-        drive(&whole(read, WARM_BYTES, MEMORY_BYTES))?;
+        drive(&pass(LoadOptions::new(socket(setting)), "read", MEMORY_BYTES))?;
     }
     let runtime = Duration::from_secs_f64(args.runtime);
     let mut options = point.load(&socket(setting), args.place.client_cpu, runtime);
