@@ -6,7 +6,6 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -15,7 +14,7 @@ use flowstone_testkit::DaemonCommand;
 use flowstone_testkit::load::{Completion, LoadOptions};
 use rustix::fs::{Advice, fadvise, fsync};
 
-use crate::place::{PASS_BYTES, drive, remove, seconds, serve, stop_peer, whole};
+use crate::place::{PASS_BYTES, drive, remove, serve, stop_peer, timed, whole};
 use crate::point::selected;
 use crate::run::{Base, defaults};
 use crate::server::qsd;
@@ -31,7 +30,6 @@ pub struct CachedArgs {
     base: Base,
 }
 
-const RAMP: Duration = Duration::from_millis(200);
 /// A disk of which a cache can hold almost nothing.
 const VAST: &str = "null:64G";
 
@@ -250,7 +248,7 @@ impl Bench<'_> {
         }
         options = match before {
             Before::Nothing if !in_memory => whole(options, load.block_bytes, args.base.size),
-            _ => LoadOptions { limit: seconds(RAMP, args.base.runtime), ..options },
+            _ => LoadOptions { limit: timed(args.base.runtime), ..options },
         };
         let report = drive(&options)?;
         // Flowstone's exit status is checked by tests.

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 use clap::Args;
@@ -12,7 +12,7 @@ use flowstone_experiment::command::succeed;
 use flowstone_experiment::{Experiment, table};
 use flowstone_testkit::load::{Completion, LoadOptions};
 
-use crate::place::{create, drive, program, remove, seconds, serve, stop, whole};
+use crate::place::{create, drive, program, remove, serve, stop, timed, whole};
 use crate::run::Run;
 
 /// Options.
@@ -34,7 +34,6 @@ pub struct CompactArgs {
 
 const CLUSTERS: [(&str, u64); 3] = [("4K", 4 << 10), ("64K", 64 << 10), ("2M", 2 << 20)];
 const DEPTHS: [u16; 2] = [1, 8];
-const RAMP: Duration = Duration::from_millis(250);
 const READ_BYTES: u64 = 128 << 10;
 /// Average number of writes per cluster: 2 % of the clusters are never written.
 const WRITES_PER_CLUSTER: u64 = 4;
@@ -89,7 +88,7 @@ fn read(
     for depth in DEPTHS {
         let reads = load(args, program, image, |load| LoadOptions {
             block_bytes: READ_BYTES,
-            limit: seconds(RAMP, args.runtime),
+            limit: timed(args.runtime),
             ..load.workload("read").iodepth(depth)
         })?;
         let rate = (MB_PER_S, reads * READ_BYTES as f64 / 1e6);

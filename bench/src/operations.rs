@@ -23,7 +23,7 @@ use flowstone_testkit::process::Ready;
 use tempfile::{TempDir, tempdir_in};
 
 use crate::idle::status_kib;
-use crate::place::{Disk, Place, create, drive, seconds, serve, serve_all, stop};
+use crate::place::{Disk, Place, create, drive, serve, serve_all, stop, timed};
 use crate::run::Run;
 use api::Api;
 
@@ -43,7 +43,6 @@ pub struct OperationsArgs {
 /// Disks of the daemon.
 const DISKS: usize = 200;
 const IMAGE_BYTES: u64 = 64 << 20;
-const RAMP: Duration = Duration::from_millis(200);
 /// Threads that read the disks' layouts have ended by then.
 const SETTLE: Duration = Duration::from_secs(3);
 /// Between two scrapes.
@@ -238,7 +237,7 @@ impl Bench<'_> {
     /// The 99th percentile of a client's latency, while something is done every so often.
     fn drive(&self, each: Duration, act: &(impl Fn() -> Result<()> + Sync)) -> Result<f64> {
         let mut load = self.args.place.load(&self.path("driven.sock"), "randread", 1);
-        load.limit = seconds(RAMP, self.args.runtime);
+        load.limit = timed(self.args.runtime);
         let over = AtomicBool::new(false);
         let report = thread::scope(|scope| {
             let actor = scope.spawn(|| -> Result<()> {

@@ -7,7 +7,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -15,7 +14,7 @@ use flowstone_experiment::command::succeed;
 use flowstone_experiment::{Figures, IOPS, table, turns};
 use flowstone_testkit::DaemonCommand;
 
-use crate::place::{remove, seconds, serve, stop_peer};
+use crate::place::{remove, serve, stop_peer, timed};
 use crate::run::Base;
 use crate::server::qsd;
 
@@ -39,7 +38,6 @@ enum Contender {
 
 const OURS: &str = "Flowstone, overlay";
 const POINTS: [(&str, u16); 2] = [("QD1", 1), ("QD32", 32)];
-const RAMP: Duration = Duration::from_millis(200);
 
 /// Carries out the subcommand.
 pub fn overlay(args: &OverlayArgs) -> Result<()> {
@@ -105,7 +103,7 @@ impl Contender {
     fn measure(&self, args: &OverlayArgs, images: &Images, depth: u16) -> Result<Figures> {
         let socket = args.base.run.dir.join("overlay.sock");
         let mut load = args.base.place.load(&socket, "randread", depth);
-        load.limit = seconds(RAMP, args.base.runtime);
+        load.limit = timed(args.base.runtime);
         // Flowstone's exit status is checked by tests.
         args.base.place.measure(self.command(images, &socket), &load, stop_peer)
     }

@@ -7,7 +7,6 @@
 //! both, and of these ratios the median, with its 95 % confidence interval.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -16,7 +15,7 @@ use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, LoadOptions};
 use tempfile::tempdir_in;
 
-use crate::place::{create, drive, pass, seconds, serve, stop};
+use crate::place::{create, drive, pass, serve, stop, timed};
 use crate::point::selected;
 use crate::run::{Base, defaults};
 
@@ -37,7 +36,6 @@ pub struct PairArgs {
 
 const AFTER: &str =
     "The flowstone binary from after the change [default: FLOWSTONE_BIN, or beside this program]";
-const RAMP: Duration = Duration::from_millis(100);
 const TMPFS: &str = "/dev/shm";
 const QUEUES_MAX: usize = 4;
 
@@ -124,7 +122,7 @@ impl Load {
         load.client = load.client.queues(self.queues);
         let in_memory = matches!(self.disk, Disk::Null | Disk::Tmpfs);
         load.completion = if in_memory { Completion::Poll } else { Completion::Eventfd };
-        load.limit = seconds(RAMP, args.base.runtime);
+        load.limit = timed(args.base.runtime);
         load.flush_every = self.flush_every;
         load.server_pid = Some(daemon.pid());
         Ok(figures(&drive(&load)?))

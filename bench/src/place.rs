@@ -14,6 +14,9 @@ use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT, flowstone_binary};
 use flowstone_testkit::{Daemon, DaemonCommand};
 use serde_json::Value;
 
+/// Time before measuring: queues adapt their polling time, threads their placement, and a log image
+/// that was just opened first writes into unallocated space, which costs the host more.
+pub const RAMP: Duration = Duration::from_millis(250);
 /// Request size of a pass over a disk.
 pub const PASS_BYTES: u64 = 128 << 10;
 
@@ -151,7 +154,12 @@ pub fn serve_all(program: &Path, dir: &Path, keys: &str, disks: &[Disk]) -> Resu
     Ok(command.ready(Ready::Listening(disks.len())))
 }
 
-/// Returns the limit of a load that is measured for so many seconds.
+/// Returns the limit of a load that is measured for so many seconds, after the usual ramp.
+pub fn timed(runtime: f64) -> Limit {
+    seconds(RAMP, runtime)
+}
+
+/// Returns the limit of a load that is measured for so many seconds after a ramp.
 pub fn seconds(ramp: Duration, runtime: f64) -> Limit {
     Limit::Time { ramp, runtime: Duration::from_secs_f64(runtime) }
 }

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use flowstone_testkit::load::{Completion, Limit, LoadOptions};
 
+use crate::place::RAMP;
+
 /// The backend of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
@@ -46,7 +48,7 @@ impl Backend {
         match self {
             // Closing an image frees its dead segments: cleaning has to start again.
             Backend::SteadyLog => Duration::from_secs(2),
-            _ => Duration::from_millis(250),
+            _ => RAMP,
         }
     }
 }

@@ -13,7 +13,7 @@ use flowstone_experiment::command::succeed;
 use flowstone_experiment::{Figures, IOPS, table};
 use flowstone_testkit::load::{Completion, LoadOptions};
 
-use crate::place::{End, pass, remove, seconds, serve, stop, stop_peer};
+use crate::place::{End, pass, remove, serve, stop, stop_peer, timed};
 use crate::run::{Base, defaults};
 use crate::server::qsd;
 
@@ -62,8 +62,6 @@ const PHASES: [(&str, Phase); 6] = [
     ),
 ];
 
-/// Time before measuring starts.
-const RAMP: Duration = Duration::from_millis(250);
 /// Removing an image makes many small discards: the disk becomes idle after them.
 const REST: Duration = Duration::from_secs(3);
 
@@ -110,7 +108,7 @@ fn measure(args: &Qcow2Args, contender: Contender, phase: &Phase) -> Result<Figu
         let mut load = load.workload(phase.rw).iodepth(phase.iodepth);
         load.client = load.client.queues(phase.queues);
         load.flush_every = phase.flush_every;
-        load.limit = seconds(RAMP, args.base.runtime);
+        load.limit = timed(args.base.runtime);
         load
     })?;
     if phase.fresh {

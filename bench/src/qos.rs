@@ -9,7 +9,6 @@ mod vms;
 
 use std::path::{Path, PathBuf};
 use std::thread::{self, ScopedJoinHandle};
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -18,7 +17,7 @@ use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, LoadOptions, LoadReport};
 use tempfile::{TempDir, tempdir_in};
 
-use crate::place::{Disk, drive, remove, seconds, serve_all, stop};
+use crate::place::{Disk, drive, remove, serve_all, stop, timed};
 use crate::point::selected;
 use crate::run::Base;
 
@@ -36,7 +35,6 @@ pub struct QosArgs {
     base: Base,
 }
 
-const RAMP: Duration = Duration::from_millis(250);
 const FILL_BYTES: u64 = 256 << 10;
 /// Factor of rounds: differences of a percent need more.
 const OVERHEAD_ROUNDS: usize = 3;
@@ -119,7 +117,7 @@ impl Bench<'_> {
         let mut options = self.args.base.place.load(socket, rw, depth);
         options.client = options.client.queues(queues);
         options.completion = Completion::Eventfd;
-        options.limit = seconds(RAMP, self.args.base.runtime);
+        options.limit = timed(self.args.base.runtime);
         options
     }
 
@@ -137,7 +135,7 @@ impl Bench<'_> {
             for (window, window_ms, rounds) in WINDOWS {
                 for _ in 0..rounds * self.args.base.run.rounds {
                     let mut load = self.load(&served.socket("disk"), "randwrite", depth, queues);
-                    load.limit = seconds(RAMP, window_ms as f64 / 1e3);
+                    load.limit = timed(window_ms as f64 / 1e3);
                     let off = drive(&load)?.iops / wanted - 1.0;
                     experiment.add(&shape, window, &[(OFF, off)]);
                 }
@@ -254,7 +252,7 @@ impl Bench<'_> {
                 let served = self.serve(program, dir, &[("disk", keys)])?;
                 let mut load = self.load(&served.socket("disk"), "randread", *depth, 1);
                 load.completion = Completion::Poll;
-                load.limit = seconds(RAMP / 2, self.args.base.runtime / 2.0);
+                load.limit = timed(self.args.base.runtime / 2.0);
                 let report = drive(&load)?;
                 served.end()?;
                 Ok(figures(&report))

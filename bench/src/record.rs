@@ -5,7 +5,6 @@
 //! guest's rate. The recorder shares the CPU of the client, which polls.
 
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -17,7 +16,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::tempdir_in;
 
-use crate::place::{Place, drive, pass, seconds, serve, stop};
+use crate::place::{Place, drive, pass, serve, stop, timed};
 use crate::run::Run;
 
 /// Options.
@@ -43,7 +42,6 @@ const PLAIN: &str = "not recorded";
 const RECORDED: &str = "recorded";
 const BYTES: u64 = 256 << 20;
 const TMPFS: &str = "/dev/shm";
-const RAMP: Duration = Duration::from_millis(200);
 /// Requests that a recording has lost, in percent.
 const LOST: &str = "lost %";
 
@@ -88,7 +86,7 @@ fn measure(args: &RecordArgs, (disk, depth): (&str, u16), is_recorded: bool) -> 
     };
     let recorder = is_recorded.then(|| recorder(args, &control, &at("trace.zst"))).transpose()?;
     let mut load = args.place.load(&socket, "randread", depth);
-    load.limit = seconds(RAMP, args.runtime);
+    load.limit = timed(args.runtime);
     load.server_pid = Some(daemon.pid());
     let mut figures = figures(&drive(&load)?);
     if let Some(recorder) = recorder {

@@ -14,7 +14,7 @@ use flowstone_experiment::{Figures, interval, table};
 use flowstone_testkit::DaemonCommand;
 use flowstone_testkit::load::{Aside, Completion, LoadOptions, LoadReport};
 
-use crate::place::{drive, pass, remove, seconds, serve, stop, stop_peer};
+use crate::place::{drive, pass, remove, serve, stop, stop_peer, timed};
 use crate::run::{Base, choose, defaults};
 use crate::server::qsd;
 
@@ -46,8 +46,6 @@ const CONTENDERS: [(&str, Contender); 5] = [
     ("log", Contender { format: "log", qsd: false, create: &[] }),
 ];
 
-/// Time before measuring starts.
-const RAMP: Duration = Duration::from_millis(250);
 /// Removing an image makes many small discards: the disk becomes idle after them.
 const REST: Duration = Duration::from_secs(2);
 
@@ -128,6 +126,6 @@ fn load(args: &StormArgs, socket: &Path, storm: Option<u16>) -> Result<LoadRepor
     // Writes stay in the lower half without discards, too.
     options.span_bytes = if storm.is_some() { args.base.size } else { args.base.size / 2 };
     options.completion = Completion::Eventfd;
-    options.limit = seconds(RAMP, args.base.runtime);
+    options.limit = timed(args.base.runtime);
     drive(&options)
 }

@@ -11,7 +11,7 @@ use flowstone_testkit::load::{Completion, LoadOptions};
 use super::contender::Contender;
 use super::point::{POINTS, Point, Space};
 use super::settle::{Settle, settle};
-use crate::place::{drive, pass, remove, seconds, stop};
+use crate::place::{RAMP, drive, pass, remove, seconds, stop, timed};
 use crate::raw_file::fill;
 use crate::run::{Base, choose, defaults};
 
@@ -37,9 +37,6 @@ pub struct CompareArgs {
 const ROOM: u64 = 4;
 /// Divisor of the size of the image that is sorted, since it is sorted again in every round.
 const SETTLED_PART: u64 = 4;
-/// Time before measuring: an opened log image first writes into unallocated space, which costs the
-/// host more.
-const RAMP: Duration = Duration::from_millis(200);
 /// Rest between two measurements.
 const PAUSE: Duration = Duration::from_millis(300);
 const BLOCK_BYTES: u64 = 4096;
@@ -118,7 +115,7 @@ impl Bench<'_> {
             self.serve_and_load(&image, 1, span, overwrite)?;
             settle(self.args.settle, &self.args.base.place, &image)?;
         }
-        let limit = seconds(RAMP, self.args.base.runtime);
+        let limit = timed(self.args.base.runtime);
         self.serve_and_load(&image, contender.queues(point.queues), span, |load| LoadOptions {
             block_bytes: point.kib << 10,
             flush_every: point.flush_every,

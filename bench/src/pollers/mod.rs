@@ -15,7 +15,6 @@ mod server;
 mod share;
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Args;
@@ -23,7 +22,7 @@ use flowstone_experiment::{CPU_US, Experiment, IOPS, P50_US, P99_US, figures};
 use flowstone_testkit::load::LoadOptions;
 
 use crate::idle::CPU_PERCENT;
-use crate::place::{Place, seconds};
+use crate::place::{Place, timed};
 use crate::point::selected;
 use crate::run::Run;
 use server::Servers;
@@ -46,9 +45,6 @@ pub struct PollersArgs {
     #[command(flatten)]
     place: Place,
 }
-
-/// Time before measuring: queues adapt their polling time, and threads their placement.
-const RAMP: Duration = Duration::from_millis(150);
 
 type Part = fn(&PollersArgs, &mut Experiment) -> Result<String>;
 
@@ -88,7 +84,7 @@ fn interleave(
     let servers: Vec<_> = servers.0.iter().map(|server| (&server.name, server)).collect();
     experiment.run(args.run.rounds, &[(point, ())], &servers, |(), server| {
         let report = server.drive(|socket| {
-            let limit = seconds(RAMP, args.runtime);
+            let limit = timed(args.runtime);
             load(LoadOptions { limit, ..args.place.load(socket, "randread", 1) })
         })?;
         let mut figures = figures(&report);
