@@ -15,9 +15,6 @@ pub const LOG_BYTES: u64 = 2 << 30;
 /// Options of the comparison.
 #[derive(Clone, Debug, Args)]
 pub struct CompareArgs {
-    /// One round, one second per point: a check that everything runs, not a measurement.
-    #[arg(long)]
-    pub quick: bool,
     /// Rounds; each measures every point on every server once.
     #[arg(long, default_value_t = 3)]
     pub rounds: usize,
@@ -49,16 +46,4 @@ pub struct CompareArgs {
     pub file_size: u64,
     #[command(flatten)]
     pub place: Place,
-}
-
-impl CompareArgs {
-    /// Returns the options with `--quick` applied.
-    pub fn resolved(mut self) -> Self {
-        if self.quick {
-            self.rounds = 1;
-            self.runtime = 1.0;
-        }
-        self.rounds = self.rounds.max(1);
-        self
-    }
 }

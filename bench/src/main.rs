@@ -44,7 +44,8 @@ use flowstone_experiment::document;
 use args::CompareArgs;
 use compare::compare;
 use image::Images;
-use point::{Point, selected};
+use point::Point;
+use run::choose;
 
 /// Compares Flowstone, qemu-storage-daemon and plain fio in one interleaved run.
 #[derive(Debug, Parser)]
@@ -101,8 +102,6 @@ enum Command {
     Record(record::RecordArgs),
     /// Measure the speed of servers under the requests of a recorded guest.
     Trace(trace::TraceArgs),
-    /// List the points of the comparison.
-    List,
 }
 
 fn main() -> ExitCode {
@@ -126,11 +125,7 @@ fn main() -> ExitCode {
         Some(Command::Compact(args)) => compact::compact(&args),
         Some(Command::Record(args)) => record::record(&args),
         Some(Command::Trace(args)) => trace::trace(&args),
-        Some(Command::List) => {
-            list();
-            Ok(())
-        }
-        None => run(&cli.compare.resolved()),
+        None => run(&cli.compare),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -141,15 +136,10 @@ fn main() -> ExitCode {
     }
 }
 
-fn list() {
-    Point::all().iter().for_each(|point| println!("{:<26} {}", point.name, point.title));
-    println!("{:<26} 8 connected disks, nothing to do", idle::NAME);
-}
-
 fn run(args: &CompareArgs) -> Result<()> {
-    let named = |name: &str| selected(name, &args.only);
-    let any = Point::all().iter().any(|point| named(&point.name)) || named(idle::NAME);
-    ensure!(any, "no point matches {:?}; see `flowstone-bench list`", args.only);
+    let points = Point::all();
+    let names: Vec<&str> = points.iter().map(|point| &*point.name).chain([idle::NAME]).collect();
+    choose(&names, &args.only, |name| name)?;
     let images = Images::new(args)?;
     let report = compare(args, &images)?;
     println!("{}", markdown::render(&report));
@@ -189,7 +179,6 @@ mod tests {
             ("log steady --passes 2", ErrorKind::UnknownArgument),
             ("log growth --sizes", ErrorKind::InvalidValue),
             ("--device /dev/loop0 --file-size 1G", ErrorKind::ArgumentConflict),
-            ("writers --rw read", ErrorKind::InvalidValue),
             ("pair", ErrorKind::MissingRequiredArgument),
             ("pollers --rounds few", ErrorKind::ValueValidation),
         ] {
@@ -201,6 +190,9 @@ mod tests {
 
     #[test]
     fn what_names_nothing_is_refused_before_anything_is_made() {
+        let args = Cli::parse_from(["flowstone-bench", "--only", "nothing"]).compare;
+        let refused = run(&args).unwrap_err().to_string();
+        assert!(refused.contains("there are null-randread-4k-qd1, "), "{refused}");
         for line in ["log --only nothing", "log steady --only nothing"] {
             let words = ["flowstone-bench"].into_iter().chain(line.split(' '));
             let Some(Command::Log(args)) = Cli::parse_from(words).command else {

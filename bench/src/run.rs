@@ -90,7 +90,7 @@ impl Run {
 pub fn choose<Row: Clone>(
     rows: &[Row],
     patterns: &[String],
-    name: impl Fn(&Row) -> &'static str,
+    name: impl Fn(&Row) -> &str,
 ) -> Result<Vec<Row>> {
     let names: Vec<&str> = rows.iter().map(&name).collect();
     let chosen = rows.iter().filter(|row| selected(name(row), patterns)).cloned();

@@ -27,9 +27,6 @@ pub struct SteadyArgs {
     /// Size of the disks.
     #[arg(long, default_value = "1G", value_parser = parse_size)]
     size: u64,
-    /// Size of a segment [default: flowstone's choice].
-    #[arg(long)]
-    segment: Option<String>,
     /// Number of overwrites of the disk before measuring.
     #[arg(long, default_value_t = 7)]
     before: u64,
@@ -54,12 +51,6 @@ pub struct SteadyArgs {
 impl SteadyArgs {
     fn image(&self) -> PathBuf {
         self.run.dir.join("steady.flow")
-    }
-
-    /// Returns the options of `flowstone create`.
-    fn create_options(&self) -> Vec<String> {
-        let segment = self.segment.iter().flat_map(|it| ["--segment".to_owned(), it.clone()]);
-        segment.chain(self.create_arg.iter().cloned()).collect()
     }
 }
 
@@ -134,7 +125,7 @@ const P99_TARGET: f64 = 2.5;
 pub fn measure(args: &SteadyArgs) -> Result<()> {
     let chosen = choose(&CASES, &args.only, |case| case.name)?;
     ensure!(args.measured > 0, "nothing is measured in no overwrites");
-    let of = format!("log steady {} {:?} {:?}", args.size, args.segment, args.serve_arg);
+    let of = format!("log steady {} {:?} {:?}", args.size, args.create_arg, args.serve_arg);
     let mut experiment = args.run.experiment(&of)?;
     for _ in 0..args.run.rounds {
         for case in &chosen {
@@ -156,8 +147,7 @@ fn one_case(args: &SteadyArgs, case: &Case, experiment: &mut Experiment) -> Resu
     let reserve = match case.fullness {
         Fullness::Reserve { percent, .. } => percent,
         Fullness::Share(share) => {
-            let (image, more) = (args.image(), args.create_options());
-            reserve_for(&args.place, &image, args.size, &more, share)?
+            reserve_for(&args.place, &args.image(), args.size, &args.create_arg, share)?
         }
     };
     let mut disk = Disk::make(args, args.size, &["--reserve".to_owned(), reserve.to_string()])?;
@@ -199,7 +189,7 @@ impl<'a> Disk<'a> {
     fn make(args: &'a SteadyArgs, bytes: u64, more: &[String]) -> Result<Self> {
         let image = args.image();
         let (socket, control) = (image.with_extension("sock"), image.with_extension("control"));
-        args.place.create_log(&image, bytes, &[&args.create_options(), more].concat())?;
+        args.place.create_log(&image, bytes, &[&args.create_arg, more].concat())?;
         let live_share = live_share(&args.place, &image, bytes)?;
         let mut serve = vec!["--control".to_owned(), control.display().to_string()];
         serve.extend_from_slice(&args.serve_arg);
@@ -238,10 +228,10 @@ impl<'a> Disk<'a> {
 }
 
 fn report(args: &SteadyArgs, experiment: &Experiment) -> String {
-    let segment = args.segment.as_deref().unwrap_or("the default");
+    let create = [&["--format log".to_owned()][..], &args.create_arg].concat().join(" ");
     let rows = CASES.iter().filter_map(|case| row(case, experiment));
     format!(
-        "{}\n\nDisks of {} MiB, segments of {segment}, on {}; written in sequence, then overwritten \
+        "{}\n\nDisks of {} MiB (`create {create}`), on {}; written in sequence, then overwritten \
          {} times at random before and {} times while measuring, 4 KiB QD{IODEPTH}, without \
          flushes. Blocks appended for each block of the guest; \"live\" is what the disk takes of \
          the whole image; the ratios of latencies are to the same load on an image where nothing \

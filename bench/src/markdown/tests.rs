@@ -97,7 +97,7 @@ fn the_tables_of_made_up_figures_are_these() {
         contender("Flowstone".to_owned(), Server::Flowstone, "", &[]),
         contender("QSD".to_owned(), QSD[1], "", &["broken"]),
     ];
-    let args = Cli::parse_from(["flowstone-bench"]).compare.resolved();
+    let args = Cli::parse_from(["flowstone-bench"]).compare;
     let report = Report { args: &args, experiment, points, idle };
     let text = format!("{}\n{}", render(&report), first_screen::render(&report));
     assert_eq!(text, include_str!("made_up.txt"));

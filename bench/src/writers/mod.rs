@@ -27,9 +27,6 @@ use environment::{ENVIRONMENTS, Environment, Ground};
 /// Options.
 #[derive(Clone, Debug, Args)]
 pub struct WritersArgs {
-    /// Only sequential or only random writes.
-    #[arg(long, value_parser = ["write", "randwrite"])]
-    rw: Option<String>,
     /// Only environments whose name contains this; may be given several times.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
@@ -106,9 +103,7 @@ fn measure_all(
     experiment: &mut Experiment,
 ) -> Result<()> {
     fill(&raw(ground.dir()), WRITERS as u64 * job)?;
-    let wanted = |rw: &str| args.rw.as_ref().is_none_or(|only| only == rw);
-    let patterns: Vec<&str> = PATTERNS.into_iter().filter(|rw| wanted(rw)).collect();
-    let points: Vec<_> = patterns.into_iter().map(|rw| (point(environment.name, rw), rw)).collect();
+    let points = PATTERNS.map(|rw| (point(environment.name, rw), rw));
     experiment.run(args.run.rounds, &points, &CONFIGURATIONS, |rw, who| {
         let figures = match who {
             Who::Fio => measure_fio(args, environment, ground.dir(), rw, job),
