@@ -54,12 +54,12 @@ pub struct Contender {
 /// Measures all selected points, and idle disks.
 pub fn compare<'a>(args: &'a CompareArgs, images: &Images<'_>) -> Result<Report<'a>> {
     let host = Host::inspect(versions(args), images.disk_place());
-    let (place, rounds) = (&args.place, args.rounds);
+    let (place, rounds) = (&args.base.place, args.base.run.rounds);
     let of = format!(
-        "comparison, {rounds} rounds of {} s, CPUs {} and {}, disk image of {} bytes",
-        args.runtime, place.server_cpu, place.client_cpu, args.file_size
+        "comparison, {} s a point, CPUs {} and {}, disk image of {} bytes",
+        args.base.runtime, place.server_cpu, place.client_cpu, args.base.size
     );
-    let mut experiment = Experiment::new(&of, host);
+    let mut experiment = args.base.run.experiment_on(host, &of)?;
     let chosen = Point::all().into_iter().filter(|point| selected(&point.name, &args.only));
     let mut points: Vec<Group> = chosen.map(|point| Group::new(point, args)).collect();
     let dir = temp_dir()?;

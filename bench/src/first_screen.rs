@@ -46,8 +46,8 @@ pub fn render(report: &Report<'_>) -> String {
         text,
         "\n{} Medians of {} rounds of {} s, servers in turn, ratios with their 95 % intervals; {}.",
         host.sentence(),
-        report.args.rounds,
-        report.args.runtime,
+        report.args.base.run.rounds,
+        report.args.base.runtime,
         versions.join(", ")
     )
     .expect("strings take everything");

@@ -28,17 +28,14 @@ const OVERWRITES: u64 = 4;
 #[derive(Debug)]
 pub struct Images<'a> {
     args: &'a CompareArgs,
-    dir: PathBuf,
+    dir: &'a Path,
 }
 
 impl<'a> Images<'a> {
     /// Chooses places; writes nothing yet.
     pub fn new(args: &'a CompareArgs) -> Result<Self> {
-        let dir = match &args.dir {
-            Some(dir) => dir.clone(),
-            None => default_dir()?,
-        };
-        std::fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
+        let dir = &args.base.run.dir;
+        std::fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
         Ok(Images { args, dir })
     }
 
@@ -50,7 +47,7 @@ impl<'a> Images<'a> {
             (Backend::Tmpfs, _) => full_raw(tmpfs(), MEMORY_BYTES),
             (Backend::Disk, _) => match &args.device {
                 Some(device) => Ok(device.clone()),
-                None => full_raw(self.raw(args.file_size), args.file_size),
+                None => full_raw(self.raw(args.base.size), args.base.size),
             },
             (Backend::Warm, _) => full_raw(self.raw(MEMORY_BYTES), MEMORY_BYTES),
             (_, Server::FlowstoneRaw) => full_raw(self.raw(LOG_BYTES), LOG_BYTES),
@@ -63,11 +60,11 @@ impl<'a> Images<'a> {
 
     /// Returns the directory of the disk image, or the measured device, for the report.
     pub fn disk_place(&self) -> &Path {
-        self.args.device.as_deref().unwrap_or(&self.dir)
+        self.args.device.as_deref().unwrap_or(self.dir)
     }
 
     fn raw(&self, bytes: u64) -> PathBuf {
-        raw_in(&self.dir, bytes)
+        raw_in(self.dir, bytes)
     }
 
     fn made(&self) -> [PathBuf; 3] {
@@ -77,7 +74,7 @@ impl<'a> Images<'a> {
     fn new_qcow2(&self) -> Result<PathBuf> {
         let [image, ..] = self.made();
         remove_and_rest(&image)?;
-        let bytes = self.args.file_size.to_string();
+        let bytes = self.args.base.size.to_string();
         let mut command = Command::new("qemu-img");
         succeed(command.args(["create", "-q", "-f", "qcow2"]).arg(&image).arg(bytes))?;
         Ok(image)
@@ -86,7 +83,7 @@ impl<'a> Images<'a> {
     fn new_log(&self) -> Result<PathBuf> {
         let [_, image, _] = self.made();
         remove_and_rest(&image)?;
-        self.args.place.create_log(&image, LOG_BYTES * ROOM, &[])?;
+        self.args.base.place.create_log(&image, LOG_BYTES * ROOM, &[])?;
         Ok(image)
     }
 
@@ -94,7 +91,7 @@ impl<'a> Images<'a> {
         let [.., image] = self.made();
         if !image.exists() {
             eprintln!("writing {} and overwriting it {OVERWRITES} times", image.display());
-            self.args.place.create_log(&image, LOG_BYTES, &[])?;
+            self.args.base.place.create_log(&image, LOG_BYTES, &[])?;
             self.write(&image, |load| pass(load, "write", LOG_BYTES))?;
             let blocks = LOG_BYTES / BLOCK_BYTES * OVERWRITES;
             self.write(&image, |load| load.workload("randwrite").iodepth(32).ops(blocks))?;
@@ -105,8 +102,8 @@ impl<'a> Images<'a> {
 
     fn write(&self, image: &Path, shape: impl FnOnce(LoadOptions) -> LoadOptions) -> Result<()> {
         let socket = image.with_extension("sock");
-        let command = self.args.place.command(image, &socket, 1, &[])?;
-        self.args.place.measure(command, &shape(LoadOptions::new(&socket)), stop).map(drop)
+        let command = self.args.base.place.command(image, &socket, 1, &[])?;
+        self.args.base.place.measure(command, &shape(LoadOptions::new(&socket)), stop).map(drop)
     }
 }
 
@@ -138,11 +135,4 @@ fn remove_and_rest(image: &Path) -> Result<()> {
         std::thread::sleep(REST);
     }
     Ok(())
-}
-
-/// Returns `bench-data` in the target directory of this program.
-fn default_dir() -> Result<PathBuf> {
-    let this = std::env::current_exe().context("find this program")?;
-    let target = this.ancestors().nth(2).context("this program lies in no target directory")?;
-    Ok(target.join("bench-data"))
 }

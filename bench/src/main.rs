@@ -142,13 +142,7 @@ fn run(args: &CompareArgs) -> Result<()> {
     choose(&names, &args.only, |name| name)?;
     let images = Images::new(args)?;
     let report = compare(args, &images)?;
-    println!("{}", markdown::render(&report));
-    if let Some(path) = &args.json {
-        report.experiment.write(path)?;
-    }
-    if let Some(path) = &args.markdown {
-        document::update(path, "bench", &markdown::render(&report))?;
-    }
+    args.base.run.publish("bench", &markdown::render(&report), &report.experiment)?;
     if let Some(path) = &args.readme {
         document::update(path, "first-screen", &first_screen::render(&report))?;
     }

@@ -59,15 +59,15 @@ fn preamble(report: &Report<'_>) -> String {
              of the rates of a round, with the interval that holds the true one in 95 % of all runs \
              (of 6 rounds and more); QSD is its better engine at that point. \"Noisy\" is a point during which others used \
              that share of the machine: do not trust it.",
-            args.place.server_cpu,
-            args.place.client_cpu,
-            args.place.client_cpu,
-            args.rounds,
-            args.runtime
+            args.base.place.server_cpu,
+            args.base.place.client_cpu,
+            args.base.place.client_cpu,
+            args.base.run.rounds,
+            args.base.runtime
         ),
         match &args.device {
             Some(device) => format!("Disk: {}, {}.", device.display(), host.device),
-            None => format!("Disk image: {} MiB, {}.", args.file_size >> 20, host.device),
+            None => format!("Disk image: {} MiB, {}.", args.base.size >> 20, host.device),
         },
     ];
     paragraphs.iter().for_each(|paragraph| line(&mut text, &format!("{paragraph}\n")));

@@ -67,7 +67,11 @@ impl Run {
     /// Makes the directory, and an experiment with the figures of earlier runs of the same kind.
     pub fn experiment(&self, of: &str) -> Result<Experiment> {
         std::fs::create_dir_all(&self.dir)?;
-        let host = Host::inspect(Vec::new(), &self.dir);
+        self.experiment_on(Host::inspect(Vec::new(), &self.dir), of)
+    }
+
+    /// Makes an experiment of a host with the figures of earlier runs of the same kind.
+    pub fn experiment_on(&self, host: Host, of: &str) -> Result<Experiment> {
         let experiment = Experiment::new(&format!("{of} at {}", commit()), host);
         self.keep.iter().try_fold(experiment, |experiment, path| experiment.with_kept(path))
     }

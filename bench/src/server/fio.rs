@@ -22,7 +22,7 @@ pub fn measure(setting: &Setting<'_>) -> Result<Figures> {
     let mut arguments = vec![
         "--time_based".to_owned(),
         format!("--ramp_time={}ms", point.backend.ramp().as_millis()),
-        format!("--runtime={}ms", (args.runtime * 1000.0) as u64),
+        format!("--runtime={}ms", (args.base.runtime * 1000.0) as u64),
     ];
     let job = Job {
         image: setting.image.context("fio needs an image")?,
@@ -30,7 +30,7 @@ pub fn measure(setting: &Setting<'_>) -> Result<Figures> {
         rw: point.rw,
         block_bytes: point.block_bytes,
         iodepth: point.iodepth,
-        cpu: args.place.client_cpu,
+        cpu: args.base.place.client_cpu,
     };
     arguments.extend(job.arguments());
     run(&arguments)

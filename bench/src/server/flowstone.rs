@@ -14,8 +14,8 @@ const NULL: &str = "null:8G";
 /// Returns the command that serves one disk for one point.
 pub fn command(setting: &Setting<'_>) -> Result<DaemonCommand> {
     let (args, point) = (setting.args, setting.point);
-    let mut command = serve(&args.place.program()?, &socket(setting))
-        .cpus(&[args.place.server_cpu])
+    let mut command = serve(&args.base.place.program()?, &socket(setting))
+        .cpus(&[args.base.place.server_cpu])
         .args(["--queues", &point.queues.to_string()]);
     command = match point.backend {
         Backend::Null => command.args(["--backend", NULL]),
@@ -44,5 +44,5 @@ pub fn idle_command(args: &CompareArgs, disks: &[IdleDisk]) -> Result<DaemonComm
         Disk::new(&disk.name, &disk.socket, &format!("image = {:?}\nqueues = 1", disk.image))
     };
     let disks: Vec<Disk> = disks.iter().map(table).collect();
-    Ok(serve_all(&args.place.program()?, dir, "", &disks)?.cpus(&[args.place.server_cpu]))
+    Ok(serve_all(&args.base.place.program()?, dir, "", &disks)?.cpus(&[args.base.place.server_cpu]))
 }

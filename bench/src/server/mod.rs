@@ -103,7 +103,7 @@ impl Server {
     pub fn missing(self, point: &Point, args: &CompareArgs) -> Option<String> {
         match self {
             Server::Flowstone | Server::FlowstoneRaw => {
-                args.place.program().err().map(|e| format!("{e:#}"))
+                args.base.place.program().err().map(|e| format!("{e:#}"))
             }
             Server::Qsd(_) => version(Path::new(qsd::PROGRAM)).err().map(|e| format!("{e:#}")),
             Server::Fio if point.backend == Backend::Null => {
@@ -138,7 +138,7 @@ pub fn versions(args: &CompareArgs) -> Vec<(String, String)> {
     let said = |program: Result<PathBuf>| {
         program.and_then(|path| version(&path)).unwrap_or_else(|e| format!("missing: {e:#}"))
     };
-    let flowstone = ("flowstone".to_owned(), said(args.place.program()));
+    let flowstone = ("flowstone".to_owned(), said(args.base.place.program()));
     let peer = |name: &str| (name.to_owned(), said(Ok(PathBuf::from(name))));
     vec![flowstone, peer(qsd::PROGRAM), peer(fio::PROGRAM)]
 }
@@ -175,8 +175,8 @@ fn run_load(daemon: &Daemon, setting: &Setting<'_>) -> Result<LoadReport> {
         // Read in sequence once, so that it is cached.
         drive(&pass(LoadOptions::new(socket(setting)), "read", MEMORY_BYTES))?;
     }
-    let runtime = Duration::from_secs_f64(args.runtime);
-    let mut options = point.load(&socket(setting), args.place.client_cpu, runtime);
+    let runtime = Duration::from_secs_f64(args.base.runtime);
+    let mut options = point.load(&socket(setting), args.base.place.client_cpu, runtime);
     if point.backend == Backend::NewLog {
         options.span_bytes = LOG_BYTES;
     }

@@ -70,7 +70,7 @@ pub fn serve(
 /// Returns the command of one export for one point.
 pub fn command(setting: &Setting<'_>, aio: Aio) -> Result<DaemonCommand> {
     let (socket, node) = (socket(setting), blockdev(setting, aio)?);
-    let command = DaemonCommand::new(PROGRAM).cpus(&[setting.args.place.server_cpu]);
+    let command = DaemonCommand::new(PROGRAM).cpus(&[setting.args.base.place.server_cpu]);
     let command = export(command, "d", &node, &socket, setting.point.queues, None);
     Ok(command.ready(Ready::Sockets(vec![socket])))
 }
@@ -96,7 +96,7 @@ fn blockdev(setting: &Setting<'_>, aio: Aio) -> Result<String> {
 
 /// Returns the command of many exports in one daemon.
 pub fn idle_command(args: &CompareArgs, disks: &[IdleDisk]) -> DaemonCommand {
-    let mut command = DaemonCommand::new(PROGRAM).cpus(&[args.place.server_cpu]);
+    let mut command = DaemonCommand::new(PROGRAM).cpus(&[args.base.place.server_cpu]);
     for IdleDisk { name, image, socket } in disks {
         command = export(command, name, &raw(image), socket, 1, None);
     }
