@@ -4,7 +4,6 @@
 //! The servers of a group take turns within a round; reported are the medians, and the ratio to the
 //! first server of the group.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -12,10 +11,10 @@ use clap::Args;
 use flowstone_experiment::{CPU_US, Experiment, Figures, IOPS, P50_US, figures, table, turns};
 use flowstone_testkit::DaemonCommand;
 use flowstone_testkit::load::{Completion, LoadOptions};
-use rustix::fs::{Advice, fadvise, fsync};
 
 use crate::place::{PASS_BYTES, drive, remove, serve, stop_peer, timed, whole};
 use crate::point::selected;
+use crate::raw_file::drop_pages;
 use crate::run::{Base, defaults};
 use crate::server::qsd;
 
@@ -222,13 +221,10 @@ impl Bench<'_> {
         Ok(())
     }
 
-    #[expect(clippy::disallowed_methods, reason = "nobody serves the image just now")]
     fn measure(&self, server: Server, load: Load, before: Before) -> Result<Figures> {
         let (args, socket) = (self.args, self.args.base.run.dir.join("cached.sock"));
         if before == Before::Nothing {
-            let image = File::open(&self.image)?;
-            fsync(&image)?;
-            fadvise(&image, 0, None, Advice::DontNeed)?;
+            drop_pages(&self.image)?;
         }
         let mut daemon = args.base.place.start(self.command(server, &socket), &socket)?;
         let in_memory = matches!(server, Server::Flowstone(..));

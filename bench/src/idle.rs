@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use flowstone_experiment::Figures;
+use flowstone_memory::reading::number_after;
 use flowstone_testkit::load::CpuSample;
 use flowstone_testkit::process::{TERMINATE_TIMEOUT, temp_dir};
 use flowstone_testkit::{Client, ClientOptions, DaemonCommand, Status};
@@ -77,8 +78,8 @@ pub fn watch(pid: u32, time: Duration) -> Result<Figures> {
         (CPU_PERCENT, spent.cpu_ns as f64 / 1e9 / seconds * 100.0),
         (WAKEUPS, (sleeps(pid)? - slept) / seconds),
         (THREADS, fs::read_dir(format!("/proc/{pid}/task"))?.count() as f64),
-        (RSS_MIB, status_kib(pid, "VmRSS:")? / 1024.0),
-        (ANONYMOUS_MIB, status_kib(pid, "RssAnon:")? / 1024.0),
+        (RSS_MIB, figure_of(pid, "status", "VmRSS:")? / 1024.0),
+        (ANONYMOUS_MIB, figure_of(pid, "status", "RssAnon:")? / 1024.0),
     ])
 }
 
@@ -93,21 +94,17 @@ pub fn use_once(socket: &Path) -> Result<Client> {
 
 /// Returns the voluntary context switches of all threads so far.
 fn sleeps(pid: u32) -> Result<f64> {
-    let mut total = 0.0;
+    let mut total = 0;
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
         let text = fs::read_to_string(task?.path().join("status")).unwrap_or_default();
-        total += field(&text, "voluntary_ctxt_switches:").unwrap_or(0.0);
+        total += number_after(&text, "voluntary_ctxt_switches:").unwrap_or(0);
     }
-    Ok(total)
+    Ok(total as f64)
 }
 
-/// A figure of `/proc/PID/status`, in KiB.
-pub fn status_kib(pid: u32, name: &str) -> Result<f64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    field(&text, name).with_context(|| format!("no {name} in the status of {pid}"))
-}
-
-fn field(text: &str, name: &str) -> Option<f64> {
-    let line = text.lines().find(|line| line.starts_with(name))?;
-    line.split_whitespace().nth(1)?.parse().ok()
+/// Returns a figure of `/proc/PID/FILE`: the number after a name.
+pub fn figure_of(pid: u32, file: &str, name: &str) -> Result<f64> {
+    let path = format!("/proc/{pid}/{file}");
+    let figure = number_after(&fs::read_to_string(&path)?, name);
+    Ok(figure.with_context(|| format!("no {name} in {path}"))? as f64)
 }

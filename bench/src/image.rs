@@ -44,13 +44,13 @@ impl<'a> Images<'a> {
         let args = self.args;
         let image = match (backend, server) {
             (Backend::Null, _) => return Ok(None),
-            (Backend::Tmpfs, _) => full_raw(tmpfs(), MEMORY_BYTES),
+            (Backend::Tmpfs, _) => fill(tmpfs(), MEMORY_BYTES),
             (Backend::Disk, _) => match &args.device {
                 Some(device) => Ok(device.clone()),
-                None => full_raw(self.raw(args.base.size), args.base.size),
+                None => fill(self.raw(args.base.size), args.base.size),
             },
-            (Backend::Warm, _) => full_raw(self.raw(MEMORY_BYTES), MEMORY_BYTES),
-            (_, Server::FlowstoneRaw) => full_raw(self.raw(LOG_BYTES), LOG_BYTES),
+            (Backend::Warm, _) => fill(self.raw(MEMORY_BYTES), MEMORY_BYTES),
+            (_, Server::FlowstoneRaw) => fill(self.raw(LOG_BYTES), LOG_BYTES),
             (Backend::NewQcow2, _) => self.new_qcow2(),
             (Backend::NewLog, _) => self.new_log(),
             (Backend::SteadyLog, _) => self.steady_log(),
@@ -121,11 +121,6 @@ fn tmpfs() -> PathBuf {
 
 fn raw_in(dir: &Path, bytes: u64) -> PathBuf {
     dir.join(format!("flowstone-bench-{bytes}.raw"))
-}
-
-fn full_raw(path: PathBuf, bytes: u64) -> Result<PathBuf> {
-    fill(&path, bytes)?;
-    Ok(path)
 }
 
 /// Removes an image and waits: the removal discards a lot, after which the disk becomes idle.

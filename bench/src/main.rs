@@ -45,7 +45,7 @@ use args::CompareArgs;
 use compare::compare;
 use image::Images;
 use point::Point;
-use run::choose;
+use run::{Base, choose, defaults};
 
 /// Compares Flowstone, qemu-storage-daemon and plain fio in one interleaved run.
 #[derive(Debug, Parser)]
@@ -83,7 +83,8 @@ enum Command {
     Storm(storm::StormArgs),
     /// Measure sequential reads of qcow2 images written at random, before and after `flowstone
     /// compact`.
-    Compact(compact::CompactArgs),
+    #[command(mut_args(defaults(&[("rounds", "1"), ("runtime", "3"), ("size", "2G")])))]
+    Compact(Base),
     /// Compute hit ratios of cache policies on a trace of block requests.
     Cache(cache::CacheArgs),
     /// Measure the wear of a drive by each format, table by table, for docs/evidence.

@@ -22,7 +22,7 @@ use flowstone_testkit::load::CpuSample;
 use flowstone_testkit::process::Ready;
 use tempfile::{TempDir, tempdir_in};
 
-use crate::idle::status_kib;
+use crate::idle::figure_of;
 use crate::place::{Disk, Place, create, drive, serve, serve_all, stop, timed};
 use crate::run::Run;
 use api::Api;
@@ -151,7 +151,7 @@ impl Bench<'_> {
             thread::sleep(SETTLE);
             let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid()))?;
             add("threads", tasks.count() as f64);
-            add("resident, MiB", status_kib(daemon.pid(), "VmRSS:")? / 1024.0);
+            add("resident, MiB", figure_of(daemon.pid(), "status", "VmRSS:")? / 1024.0);
             stop(&mut daemon)?;
         }
         Ok(())
@@ -279,12 +279,12 @@ impl Bench<'_> {
             add(experiment, "raw disk removed, idle, ms", removed);
             add_to(experiment, "the same to an fdatasync of its image", removed, synced);
         }
-        let before = status_kib(daemon.pid(), "VmRSS:")?;
+        let before = figure_of(daemon.pid(), "status", "VmRSS:")?;
         for _ in 0..CHANGES {
             api.add("alone", &socket, &image)?;
             api.remove("alone")?;
         }
-        let grown = (status_kib(daemon.pid(), "VmRSS:")? - before) / 1024.0;
+        let grown = (figure_of(daemon.pid(), "status", "VmRSS:")? - before) / 1024.0;
         let point = format!("resident memory after {CHANGES} disks added and removed, MiB more");
         add(experiment, &point, grown);
         stop(&mut daemon)

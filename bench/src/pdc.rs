@@ -12,11 +12,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use flowstone_experiment::{Experiment, Figures, table};
+use flowstone_testkit::process::pin_current_thread;
 use flowstone_testkit::truth::{Holds, Truth, run};
 use flowstone_testkit::{Client, ClientOptions, Daemon, Status};
 
+use crate::idle::figure_of;
 use crate::memory_group::MemoryGroup;
-use crate::place::{program, remove, serve, stats, stop_peer};
+use crate::place::{Place, remove, serve, stats, stop_peer};
+use crate::raw_file::drop_pages;
 use crate::run::Run;
 
 /// Options.
@@ -28,14 +31,10 @@ pub struct PdcArgs {
     /// Size of the data.
     #[arg(long, default_value = "512M", value_parser = parse_size)]
     size: u64,
-    /// The flowstone binary [default: FLOWSTONE_BIN, or beside this program].
-    #[arg(long)]
-    flowstone: Option<PathBuf>,
-    /// CPU of the server.
-    #[arg(long, default_value_t = 0)]
-    server_cpu: usize,
     #[command(flatten)]
     run: Run,
+    #[command(flatten)]
+    place: Place,
 }
 
 /// Reads of each transaction, from a mail server to a web server: syncs cost most, or reads do.
@@ -80,7 +79,8 @@ struct Image {
 /// Carries out the subcommand.
 pub fn pdc(args: &PdcArgs) -> Result<()> {
     let mut experiment = args.run.experiment(&format!("pdc {} {}", args.size, args.reads))?;
-    let flowstone = program(args.flowstone.as_deref())?;
+    let flowstone = args.place.program()?;
+    pin_current_thread(&[args.place.client_cpu])?;
     let image = Image::make(args)?;
     let points: Vec<_> = MEMORIES
         .iter()
@@ -142,7 +142,6 @@ impl Image {
 }
 
 /// Measures; without figures, and with a message, if that is not possible here.
-#[expect(clippy::disallowed_methods, reason = "nobody serves the image just now")]
 fn measure(
     args: &PdcArgs,
     flowstone: &Path,
@@ -161,16 +160,9 @@ fn measure(
             None => return Ok(Vec::new()),
         },
     };
-    let file = std::fs::File::open(&image.path)?;
-    rustix::fs::fsync(&file)?;
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
-    let mut daemon = serve(flowstone, &socket)
-        .args(["--pdc", pdc, "--control"])
-        .arg(&control)
-        .args(options)
-        .arg(&image.path)
-        .cpus(&[args.server_cpu])
-        .spawn()?;
+    drop_pages(&image.path)?;
+    let command = serve(flowstone, &socket).args(["--pdc", pdc, "--control"]).arg(&control);
+    let mut daemon = args.place.start(command.args(options).arg(&image.path), &socket)?;
     if let Some(group) = &group {
         group.add(daemon.pid())?;
     }
@@ -181,7 +173,7 @@ fn measure(
     let (begin, before) = (Instant::now(), fetched_bytes(&daemon)?);
     (0..transactions).try_for_each(|_| load.transact())?;
     let seconds = begin.elapsed().as_secs_f64();
-    let fetched = (fetched_bytes(&daemon)? - before) as f64 / BLOCK as f64;
+    let fetched = (fetched_bytes(&daemon)? - before) / BLOCK as f64;
     let stats = stats(flowstone, &control)?;
     let known = stats["disks"][0]["classes"]["journal"]["writes"].as_u64();
     ensure!(known.is_some_and(|writes| writes > 0), "the journal was not recognised");
@@ -194,10 +186,8 @@ fn measure(
 }
 
 /// Returns the bytes that the process has read from the host's disks.
-fn fetched_bytes(daemon: &Daemon) -> Result<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{}/io", daemon.pid()))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("read_bytes: "));
-    Ok(line.context("no read_bytes")?.parse()?)
+fn fetched_bytes(daemon: &Daemon) -> Result<f64> {
+    figure_of(daemon.pid(), "io", "read_bytes:")
 }
 
 /// The load of the guest.

@@ -67,7 +67,7 @@ impl Place {
         image: &Path,
         socket: &Path,
         queues: usize,
-        more: &[String],
+        more: &[&str],
     ) -> Result<DaemonCommand> {
         let command = serve(&self.program()?, socket).args(["--queues", &queues.to_string()]);
         Ok(command.args(more).arg(image))
@@ -79,7 +79,7 @@ impl Place {
         image: &Path,
         socket: &Path,
         queues: usize,
-        more: &[String],
+        more: &[&str],
     ) -> Result<Daemon> {
         self.start(self.command(image, socket, queues, more)?, socket)
     }

@@ -19,6 +19,7 @@ use tempfile::{TempDir, tempdir_in};
 
 use crate::place::{Disk, drive, remove, serve_all, stop, timed};
 use crate::point::selected;
+use crate::raw_file::fill;
 use crate::run::Base;
 
 /// Options.
@@ -35,7 +36,6 @@ pub struct QosArgs {
     base: Base,
 }
 
-const FILL_BYTES: u64 = 256 << 10;
 /// Factor of rounds: differences of a percent need more.
 const OVERHEAD_ROUNDS: usize = 3;
 const TMPFS: &str = "/dev/shm";
@@ -222,16 +222,7 @@ impl Bench<'_> {
 
     /// Returns an image that has been written in full.
     fn image(&self, name: &str) -> Result<PathBuf> {
-        let path = self.args.base.run.dir.join(format!("qos-{name}.raw"));
-        if path.metadata().is_ok_and(|file| file.len() == self.args.base.size) {
-            return Ok(path);
-        }
-        let chunk = vec![0x5a; FILL_BYTES as usize];
-        let mut file = std::fs::File::create(&path)?;
-        for _ in 0..self.args.base.size / FILL_BYTES {
-            std::io::Write::write_all(&mut file, &chunk)?;
-        }
-        Ok(path)
+        fill(self.args.base.run.dir.join(format!("qos-{name}.raw")), self.args.base.size)
     }
 
     /// Measures unlimited requests with and without the stage of limits.

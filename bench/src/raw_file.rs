@@ -4,11 +4,11 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
-use rustix::fs::{Advice, fadvise};
+use rustix::fs::{Advice, fadvise, fsync};
 
 const CHUNK: usize = 1 << 20;
 /// Time until a disk is idle after writing gigabytes.
@@ -22,18 +22,16 @@ fn is_full(path: &Path, bytes: u64) -> bool {
 
 /// Writes every block of a raw image, unless that has been done. Drops it from the page cache,
 /// which direct writes would otherwise have to invalidate.
-pub fn fill(path: &Path, bytes: u64) -> Result<()> {
-    if is_full(path, bytes) {
-        return Ok(());
+pub fn fill(path: PathBuf, bytes: u64) -> Result<PathBuf> {
+    if !is_full(&path, bytes) {
+        eprintln!("writing {} ({} MiB), once", path.display(), bytes >> 20);
+        write_full(&path, bytes)?;
+        std::thread::sleep(REST);
     }
-    eprintln!("writing {} ({} MiB), once", path.display(), bytes >> 20);
-    write_full(path, bytes)?;
-    std::thread::sleep(REST);
-    Ok(())
+    Ok(path)
 }
 
 /// Writes every block of a raw image.
-#[expect(clippy::disallowed_methods, reason = "nothing else syncs this file")]
 pub fn write_full(path: &Path, bytes: u64) -> Result<()> {
     let mut file = File::create(path)?;
     let mut random = fastrand::Rng::with_seed(bytes);
@@ -47,7 +45,13 @@ pub fn write_full(path: &Path, bytes: u64) -> Result<()> {
         file.write_all(&chunk[..part])?;
         left -= part;
     }
-    file.sync_all()?;
-    fadvise(&file, 0, None, Advice::DontNeed)?;
-    Ok(())
+    drop_pages(path)
+}
+
+/// Writes a file to its disk, and drops it from the page cache.
+#[expect(clippy::disallowed_methods, reason = "no daemon serves the file just now")]
+pub fn drop_pages(path: &Path) -> Result<()> {
+    let file = File::open(path)?;
+    fsync(&file)?;
+    Ok(fadvise(&file, 0, None, Advice::DontNeed)?)
 }

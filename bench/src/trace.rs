@@ -12,9 +12,9 @@ use clap::Args;
 use flowstone_experiment::{CPU_US, Experiment, Figures, IOPS, table};
 use flowstone_testkit::client::{ClientOptions, Completion};
 use flowstone_testkit::load::CpuSample;
+use flowstone_testkit::process::pin_current_thread;
 use flowstone_testkit::{Client, Daemon, Request, Status};
 use flowstone_trace::{Event, Kind, Trace, read};
-use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::place::{Place, remove, stop, stop_peer};
 use crate::run::Run;
@@ -88,9 +88,7 @@ fn measure(args: &TraceArgs, trace: &Trace, who: Who, discards: bool) -> Result<
     let format = if who == Who::Log { "log" } else { "raw" };
     args.place.create::<&str>(&image, format, size, &[])?;
     let mut daemon = match who {
-        Who::Raw | Who::Log => {
-            args.place.serve(&image, &socket, 1, &["--format".into(), format.into()])?
-        }
+        Who::Raw | Who::Log => args.place.serve(&image, &socket, 1, &["--format", format])?,
         Who::Qsd => args.place.start(qsd::serve("raw", &image, &socket, 1, false), &socket)?,
     };
     let figures = run(args, trace, &socket, &daemon, discards)?;
@@ -107,9 +105,7 @@ fn run(
     daemon: &Daemon,
     discards: bool,
 ) -> Result<Figures> {
-    let mut cpus = CpuSet::new();
-    cpus.set(args.place.client_cpu);
-    sched_setaffinity(None, &cpus)?;
+    pin_current_thread(&[args.place.client_cpu])?;
     let options = ClientOptions { slots: IODEPTH, ..ClientOptions::new(socket) };
     let mut client = Client::connect(options)?;
     let events = trace.events.iter().filter(|event| match event.kind {

@@ -15,6 +15,7 @@ use flowstone_testkit::fuse::FuseHost;
 use flowstone_testkit::process::pin_current_thread;
 
 use super::{Mounted, Places};
+use crate::idle::figure_of;
 
 /// Size of the files that are read and written.
 const FILE: u64 = 64 << 20;
@@ -108,12 +109,11 @@ pub fn speed(
         vec![point.to_owned(), ours.cell(MS, 2), theirs.cell(MS, 2), theirs.ratio(ours, MS)]
     });
     let titles = "point | through the mount, ms | the file itself, ms | speed, part of its own";
-    let status = fs::read_to_string(format!("/proc/{}/status", mounted.daemon.pid()))?;
-    let resident = status.lines().find(|line| line.starts_with("RssAnon")).unwrap_or("no RssAnon");
+    let kib = figure_of(mounted.daemon.pid(), "status", "RssAnon:")?;
     let text = table(titles, rows);
     plain.end()?;
     mounted.end()?;
-    Ok(format!("{text}\nmemory with {FILES} files known: {resident}"))
+    Ok(format!("{text}\nmemory with {FILES} files known: {kib} KiB"))
 }
 
 fn make_files(source: &Path) -> Result<()> {

@@ -71,7 +71,7 @@ struct Bench<'a> {
 impl Bench<'_> {
     /// Makes all images, with every block written. The raw one is kept for the next run.
     fn make(&self, points: &[Point]) -> Result<()> {
-        fill(&self.raw(), self.args.base.size)?;
+        fill(self.raw(), self.args.base.size)?;
         for settled in [false, true] {
             let of_it = |point: &Point| point.settled == settled && point.space == Space::Own;
             if let Some(point) = points.iter().find(|point| of_it(point)) {
@@ -135,7 +135,7 @@ impl Bench<'_> {
         let image = self.args.base.run.dir.join(name);
         place.create(&image, format, span, NONE)?;
         let socket = self.args.base.run.dir.join("log.sock");
-        let mut daemon = place.serve(&image, &socket, 1, &["--direct", "on"].map(str::to_owned))?;
+        let mut daemon = place.serve(&image, &socket, 1, &["--direct", "on"])?;
         let load = place.load(&socket, point.rw, point.iodepth);
         let completion = Completion::Eventfd;
         let load = LoadOptions { completion, span_bytes: span, ..load };
@@ -162,8 +162,7 @@ impl Bench<'_> {
         shape: impl FnOnce(LoadOptions) -> LoadOptions,
     ) -> Result<Figures> {
         let (place, socket) = (&self.args.base.place, self.args.base.run.dir.join("log.sock"));
-        let direct = ["--direct", "on"].map(str::to_owned);
-        let command = place.command(image, &socket, queues, &direct)?;
+        let command = place.command(image, &socket, queues, &["--direct", "on"])?;
         let mut load = place.load(&socket, "randread", 1);
         load.client = load.client.queues(queues);
         (load.completion, load.span_bytes) = (Completion::Eventfd, span);

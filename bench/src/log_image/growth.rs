@@ -16,7 +16,7 @@ use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, LoadOptions};
 use serde_json::Value;
 
-use crate::idle::{ANONYMOUS_MIB, status_kib};
+use crate::idle::{ANONYMOUS_MIB, figure_of};
 use crate::place::{Place, drive, remove, stats, stop, whole};
 use crate::run::Run;
 
@@ -141,7 +141,7 @@ impl Disk<'_> {
         let stop_s = begin.elapsed().as_secs_f64();
         let (mut daemon, open_s) = self.start()?;
         let map_bytes = self.count("map_memory_bytes")?;
-        let anonymous_kib = status_kib(daemon.pid(), "RssAnon:")?;
+        let anonymous_kib = figure_of(daemon.pid(), "status", "RssAnon:")?;
         self.load("randwrite", BLOCK_BYTES, written)?;
         let checkpoint = self.checkpoint_blocks()?;
         self.load("randwrite", BLOCK_BYTES, written)?;
@@ -179,7 +179,7 @@ impl Disk<'_> {
 
     /// Returns a daemon that is ready, and its start-up time in seconds.
     fn start(&self) -> Result<(Daemon, f64)> {
-        let more = ["--control".to_owned(), self.control().display().to_string()];
+        let more = ["--control", &self.control().display().to_string()];
         let begin = Instant::now();
         let daemon = self.args.place.serve(&self.image, &self.socket(), 1, &more)?;
         Ok((daemon, begin.elapsed().as_secs_f64()))

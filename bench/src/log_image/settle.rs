@@ -33,8 +33,7 @@ pub fn settle(how: Settle, place: &Place, image: &Path) -> Result<()> {
 
 fn idle(place: &Place, image: &Path) -> Result<()> {
     let (socket, control) = (image.with_extension("sock"), image.with_extension("control"));
-    let more = ["--resort", RESORT_PER_DAY, "--control", &control.display().to_string()]
-        .map(str::to_owned);
+    let more = ["--resort", RESORT_PER_DAY, "--control", &control.display().to_string()];
     let mut daemon = place.serve(image, &socket, 1, &more)?;
     let end = Instant::now() + PATIENCE;
     while !is_settled(&stats(&place.program()?, &control)?)? {

@@ -191,8 +191,9 @@ impl<'a> Disk<'a> {
         let (socket, control) = (image.with_extension("sock"), image.with_extension("control"));
         args.place.create_log(&image, bytes, &[&args.create_arg, more].concat())?;
         let live_share = live_share(&args.place, &image, bytes)?;
-        let mut serve = vec!["--control".to_owned(), control.display().to_string()];
-        serve.extend_from_slice(&args.serve_arg);
+        let path = control.display().to_string();
+        let mut serve = vec!["--control", &path];
+        serve.extend(args.serve_arg.iter().map(String::as_str));
         let daemon = args.place.serve(&image, &socket, 1, &serve)?;
         Ok(Self { args, image, socket, control, live_share, daemon })
     }

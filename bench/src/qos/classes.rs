@@ -16,7 +16,7 @@ use flowstone_testkit::load::{Aside, LoadOptions, LoadReport};
 use flowstone_testkit::truth::{Holds, Truth, run};
 use tempfile::tempdir_in;
 
-use super::{Bench, FILL_BYTES, HOG_DEPTH, together};
+use super::{Bench, HOG_DEPTH, together};
 use crate::place::seconds;
 
 const BLOCK: u64 = 4096;
@@ -168,7 +168,7 @@ impl Bench<'_> {
 #[expect(clippy::disallowed_methods, reason = "not an open image: before it is served")]
 fn rewrite(path: &Path) -> Result<()> {
     let file = File::options().read(true).write(true).open(path)?;
-    let mut chunk = vec![0; FILL_BYTES as usize];
+    let mut chunk = vec![0; 1 << 20];
     for offset in (0..file.metadata()?.len()).step_by(chunk.len()) {
         file.read_exact_at(&mut chunk, offset)?;
         file.write_all_at(&chunk, offset)?;

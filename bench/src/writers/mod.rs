@@ -102,7 +102,7 @@ fn measure_all(
     job: u64,
     experiment: &mut Experiment,
 ) -> Result<()> {
-    fill(&raw(ground.dir()), WRITERS as u64 * job)?;
+    fill(raw(ground.dir()), WRITERS as u64 * job)?;
     let points = PATTERNS.map(|rw| (point(environment.name, rw), rw));
     experiment.run(args.run.rounds, &points, &CONFIGURATIONS, |rw, who| {
         let figures = match who {
