@@ -9,9 +9,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
-use flowstone_policy::simulator::{self, Line};
+use flowstone_experiment::table;
+use flowstone_policy::simulator::{self, Line, Outcome};
 use flowstone_policy::{Link, PolicyKind};
-use serde::Serialize;
+use serde_json::{Value, json};
 
 pub use self::made_up::Load;
 
@@ -42,20 +43,6 @@ pub struct FilecacheArgs {
     json: bool,
 }
 
-/// The result of one policy at one size.
-#[derive(Debug, Serialize)]
-struct Row {
-    policy: &'static str,
-    bytes: u64,
-    requests: u64,
-    hits: u64,
-    hit_bytes: u64,
-    read_bytes: u64,
-    saved_seconds: f64,
-    /// `saved_seconds` as a part of the time of all reads.
-    saved: f64,
-}
-
 /// Carries out the subcommand.
 pub fn filecache(args: &FilecacheArgs) -> Result<()> {
     let trace = match (&args.trace, args.load) {
@@ -68,15 +55,19 @@ pub fn filecache(args: &FilecacheArgs) -> Result<()> {
         (None, None) => unreachable!("clap asks for one of them"),
     };
     let kinds = if args.policy.is_empty() { &PolicyKind::ALL[..] } else { &args.policy };
-    if !args.json {
-        println!(
-            "| bytes | policy | hits | hit bytes | bytes read | time saved |\n|---:|---|---:|---:|---:|---:|"
-        );
-    }
+    let (link, mut rows) = (Link::default(), Vec::new());
     for bytes in args.sizes(&trace) {
         for kind in kinds {
-            print(&run(*kind, bytes, &trace), args.json)?;
+            let done = simulator::run(&mut *kind.build(bytes, link), &trace, link);
+            if args.json {
+                println!("{}", json(kind.name(), bytes, &done));
+            } else {
+                rows.push(row(kind.name(), bytes, &done));
+            }
         }
+    }
+    if !args.json {
+        println!("{}", table(TITLES, rows));
     }
     Ok(())
 }
@@ -90,27 +81,26 @@ impl FilecacheArgs {
     }
 }
 
-fn run(kind: PolicyKind, bytes: u64, trace: &[Line]) -> Row {
-    let link = Link::default();
-    let done = simulator::run(&mut *kind.build(bytes, link), trace, link);
-    Row {
-        policy: kind.name(),
-        bytes,
-        requests: done.requests,
-        hits: done.hits,
-        hit_bytes: done.hit_bytes,
-        read_bytes: done.read_bytes,
-        saved_seconds: done.saved_seconds,
-        saved: done.saved_seconds / done.all_seconds,
-    }
+/// Returns the result of one policy at one size as JSON.
+fn json(policy: &str, bytes: u64, done: &Outcome) -> Value {
+    json!({
+        "policy": policy,
+        "bytes": bytes,
+        "requests": done.requests,
+        "hits": done.hits,
+        "hit_bytes": done.hit_bytes,
+        "read_bytes": done.read_bytes,
+        "saved_seconds": done.saved_seconds,
+        "saved": done.saved_seconds / done.all_seconds,
+    })
 }
 
-fn print(row: &Row, json: bool) -> Result<()> {
-    if json {
-        println!("{}", serde_json::to_string(row)?);
-        return Ok(());
-    }
-    let Row { policy, bytes, hits, hit_bytes, read_bytes, saved, .. } = row;
-    println!("| {bytes} | {policy} | {hits} | {hit_bytes} | {read_bytes} | {saved:.3} |");
-    Ok(())
+const TITLES: &str = "bytes | policy | hits | hit bytes | bytes read | time saved";
+
+/// Returns the same as a row of the table.
+fn row(policy: &str, bytes: u64, done: &Outcome) -> Vec<String> {
+    let [bytes, hits] = [bytes, done.hits].map(|it| it.to_string());
+    let [hit_bytes, read_bytes] = [done.hit_bytes, done.read_bytes].map(|it| it.to_string());
+    let saved = format!("{:.3}", done.saved_seconds / done.all_seconds);
+    vec![bytes, policy.to_owned(), hits, hit_bytes, read_bytes, saved]
 }
