@@ -132,7 +132,8 @@ pub fn cache(args: &CacheArgs) -> Result<()> {
     let all: Vec<_> = Contender::all().collect();
     let policies = if args.policy.is_empty() { &all } else { &args.policy };
     let unmeasured: Vec<_> = traces.iter().map(|trace| trace.unmeasured).collect();
-    print_head(&blocks, footprint, traces.len());
+    let mib = footprint as f64 * BLOCK_BYTES as f64 / f64::from(1 << 20);
+    println!("{} accesses, {footprint} blocks ({mib:.0} MiB)\n", blocks.len());
     let mut lines = Vec::new();
     for policy in policies {
         for bytes in &sizes {
@@ -143,10 +144,13 @@ pub fn cache(args: &CacheArgs) -> Result<()> {
                 Contender::Lirs => rival(Lirs::new(capacity)),
             };
             let line = simulate(policy.name(), *bytes, &mut access, &blocks, &unmeasured);
-            print(&line);
+            eprintln!("{} in {bytes} bytes: {:.3}", line.policy, line.hit_ratio);
             lines.push(line);
         }
     }
+    let of_vms = if traces.len() > 1 { " | hit ratio of each VM" } else { "" };
+    let titles = format!("policy | cache, bytes | hit ratio | insertions per access{of_vms}");
+    println!("{}", table(&titles, lines.iter().map(row)));
     if let Some(path) = &args.json {
         experiment(&lines).write(path)?;
     }
@@ -190,20 +194,16 @@ fn picture(path: &Path, lines: &[Line]) -> Result<()> {
     )
 }
 
-fn print_head(blocks: &[BlockId], footprint: u64, traces: usize) {
-    let mib = footprint as f64 * BLOCK_BYTES as f64 / f64::from(1 << 20);
-    println!("{} accesses, {footprint} blocks ({mib:.0} MiB)\n", blocks.len());
-    let of_vms = if traces > 1 { " hit ratio of each VM |" } else { "" };
-    println!("| policy | cache, bytes | hit ratio | insertions per access |{of_vms}");
-    println!("|---|---|---|---|{}", if traces > 1 { "---|" } else { "" });
-}
-
-fn print(line: &Line) {
+fn row(line: &Line) -> Vec<String> {
     let per_access = line.insertions as f64 / line.requests.max(1) as f64;
-    let Line { policy, bytes, hit_ratio, vms, .. } = line;
-    let of_vms: Vec<_> = vms.iter().map(|vm| format!("{:.3}", vm.hit_ratio)).collect();
-    let of_vms = if vms.is_empty() { String::new() } else { format!(" {} |", of_vms.join(" / ")) };
-    println!("| {policy} | {bytes} | {hit_ratio:.3} | {per_access:.3} |{of_vms}");
+    let of_vms: Vec<_> = line.vms.iter().map(|vm| format!("{:.3}", vm.hit_ratio)).collect();
+    vec![
+        line.policy.to_owned(),
+        line.bytes.to_string(),
+        format!("{:.3}", line.hit_ratio),
+        format!("{per_access:.3}"),
+        of_vms.join(" / "),
+    ]
 }
 
 /// Interleaves the blocks of all traces: after any fraction of the whole, the same fraction of each

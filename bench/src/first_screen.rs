@@ -1,9 +1,6 @@
 //! The table of README's first screen: selected points of the comparison, all from one run.
 
-use std::fmt::Write;
-
-use flowstone_experiment::thousands;
-use flowstone_experiment::{CPU_US, IOPS, Of, P99_US};
+use flowstone_experiment::{CPU_US, IOPS, Of, P99_US, table, thousands};
 
 use crate::compare::{Group, Report};
 use crate::idle::{self, CPU_PERCENT, RSS_MIB, THREADS};
@@ -28,45 +25,38 @@ const ROWS: [(&str, &str); 13] = [
 
 /// Renders the table, with the origin of its figures.
 pub fn render(report: &Report<'_>) -> String {
-    let mut text = String::from(
-        "| requests/s (server CPU each); 4 KiB, one queue | Flowstone | qemu-storage-daemon | ratio (95 %) \
-         | plain fio, or our raw image | ratio (95 %) | p99, ratio to the QSD's or raw's |\n\
-         |---|---:|---:|---|---:|---|---|\n",
-    );
-    for (name, title) in ROWS {
-        if let Some(point) = report.points.iter().find(|point| point.point.name == name) {
-            writeln!(text, "{}", row(title, report, point)).expect("strings take everything");
-        }
-    }
-    text += &idle_row(report);
+    let rows = ROWS.iter().filter_map(|(name, title)| {
+        let group = report.points.iter().find(|group| group.point.name == *name)?;
+        Some(row(title, report, group))
+    });
+    let titles = "requests/s (server CPU each); 4 KiB, one queue | Flowstone | qemu-storage-daemon | \
+                  ratio (95 %) | plain fio, or our raw image | ratio (95 %) | \
+                  p99, ratio to the QSD's or raw's";
     let host = report.experiment.host();
-    let versions = host.versions.iter().map(|(_, version)| version.as_str());
-    let versions: Vec<_> = versions.collect();
-    write!(
-        text,
-        "\n{} Medians of {} rounds of {} s, servers in turn, ratios with their 95 % intervals; {}.",
+    let versions: Vec<_> = host.versions.iter().map(|(_, version)| version.as_str()).collect();
+    format!(
+        "{}\n{} Medians of {} rounds of {} s, servers in turn, ratios with their 95 % intervals; {}.",
+        table(titles, rows.chain(idle_row(report))),
         host.sentence(),
         report.args.base.run.rounds,
         report.args.base.runtime,
         versions.join(", ")
     )
-    .expect("strings take everything");
-    text
 }
 
-fn row(title: &str, report: &Report<'_>, group: &Group) -> String {
+fn row(title: &str, report: &Report<'_>, group: &Group) -> Vec<String> {
     let ours = report.best(group, |server| server == Server::Flowstone);
     let qsd = report.best_qsd(group);
     let beside = report.best(group, |server| matches!(server, Server::Fio | Server::FlowstoneRaw));
-    format!(
-        "| {title} | {} | {} | {} | {} | {} | {} |",
+    vec![
+        title.to_owned(),
         figure(ours),
         figure(qsd),
         ratio(ours, qsd, IOPS),
         figure(beside),
         ratio(ours, beside, IOPS),
         ratio(ours, qsd.or(beside), P99_US),
-    )
+    ]
 }
 
 fn figure(of: Option<Of<'_>>) -> String {
@@ -80,10 +70,7 @@ fn ratio(of: Option<Of<'_>>, to: Option<Of<'_>>, figure: &str) -> String {
     of.zip(to).map_or(String::new(), |(of, to)| of.ratio(to, figure))
 }
 
-fn idle_row(report: &Report<'_>) -> String {
-    if report.idle.is_empty() {
-        return String::new();
-    }
+fn idle_row(report: &Report<'_>) -> Option<Vec<String>> {
     let cell = |wanted: &str| {
         let found = report.idle.iter().find(|contender| contender.name.starts_with(wanted));
         let own = found.map(|contender| report.experiment.at(idle::NAME, &contender.name));
@@ -93,8 +80,8 @@ fn idle_row(report: &Report<'_>) -> String {
             format!("{cpu} %, {memory} MiB, {threads} threads")
         })
     };
-    let (ours, qsd) = (cell("Flowstone"), cell("QSD"));
-    format!("| 8 idle disks: CPU, memory | {ours} | {qsd} | | | | |\n")
+    let row = vec!["8 idle disks: CPU, memory".to_owned(), cell("Flowstone"), cell("QSD")];
+    (!report.idle.is_empty()).then_some(row)
 }
 
 #[cfg(test)]

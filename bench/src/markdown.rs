@@ -1,10 +1,8 @@
 //! The tables of the comparison, as Markdown.
 
-use std::fmt::Write;
-
 use flowstone_experiment::noise::{LIMIT_PERCENT, OTHERS_PERCENT};
 use flowstone_experiment::{
-    CALLS_PER_IO, CPU_US, IOPS, KICKS_PER_IO, Of, P50_US, P99_US, thousands,
+    CALLS_PER_IO, CPU_US, IOPS, KICKS_PER_IO, Of, P50_US, P99_US, table, thousands,
 };
 
 use crate::compare::{Contender, Group, Report};
@@ -36,20 +34,18 @@ pub fn render(report: &Report<'_>) -> String {
     for (backend, heading) in headings {
         let points: Vec<_> = report.points.iter().filter(|p| p.point.backend == backend).collect();
         if !points.is_empty() {
-            line(&mut text, &format!("\n### {heading}\n"));
-            load_table(&mut text, report, &points);
+            text += &format!("\n### {heading}\n\n{}", load_table(report, &points));
         }
     }
     if !report.idle.is_empty() {
-        line(&mut text, "\n### Idle, 8 connected disks in one daemon\n");
-        idle_table(&mut text, report);
+        text += "\n### Idle, 8 connected disks in one daemon\n\n";
+        text += &idle_table(report);
     }
     text
 }
 
 fn preamble(report: &Report<'_>) -> String {
     let (args, host) = (report.args, report.experiment.host());
-    let mut text = String::new();
     let paragraphs = [
         host.sentence(),
         format!(
@@ -70,33 +66,27 @@ fn preamble(report: &Report<'_>) -> String {
             None => format!("Disk image: {} MiB, {}.", args.base.size >> 20, host.device),
         },
     ];
-    paragraphs.iter().for_each(|paragraph| line(&mut text, &format!("{paragraph}\n")));
-    for (program, version) in &host.versions {
-        line(&mut text, &format!("- {program}: {version}"));
-    }
-    text
+    let version = |(program, version): &(String, String)| format!("- {program}: {version}\n");
+    let versions: String = host.versions.iter().map(version).collect();
+    format!("{}\n\n{versions}", paragraphs.join("\n\n"))
 }
 
-fn load_table(text: &mut String, report: &Report<'_>, points: &[&Group]) {
-    line(
-        text,
-        "| point | server | IOPS median (min-max) | p50 us | p99 us | server CPU us/IO | \
-         kicks/IO | calls/IO | vs QSD | vs fio | vs our raw |",
-    );
-    line(text, "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|");
-    for group in points {
-        for contender in &group.servers {
-            line(text, &load_row(report, group, contender));
-        }
-    }
+fn load_table(report: &Report<'_>, points: &[&Group]) -> String {
+    let rows = points
+        .iter()
+        .flat_map(|group| group.servers.iter().map(|contender| load_row(report, group, contender)));
+    let titles = "point | server | IOPS median (min-max) | p50 us | p99 us | server CPU us/IO | \
+                  kicks/IO | calls/IO | vs QSD | vs fio | vs our raw";
+    table(titles, rows)
 }
 
-fn load_row(report: &Report<'_>, group: &Group, contender: &Contender) -> String {
+fn load_row(report: &Report<'_>, group: &Group, contender: &Contender) -> Vec<String> {
     let Contender { name, failures, .. } = contender;
-    let title = &group.point.title;
+    let mut row = vec![group.point.title.clone(), name.clone()];
     let own = report.experiment.at(&group.point.name, name);
     let Some(rate) = own.median(IOPS) else {
-        return format!("| {title} | {name} | {} | | | | | | | | |", contender.problem());
+        row.push(contender.problem());
+        return row;
     };
     let mut remarks = String::new();
     if !failures.is_empty() {
@@ -109,11 +99,9 @@ fn load_row(report: &Report<'_>, group: &Group, contender: &Contender) -> String
     let rates = own.all(IOPS).into_iter();
     let (least, most) = (rates.clone().fold(rate, f64::min), rates.fold(rate, f64::max));
     let ratio = |to: Option<Of<'_>>| to.map_or("-".to_owned(), |to| own.ratio(to, IOPS));
-    format!(
-        "| {title} | {name} | {} ({}-{}){remarks} | {} | {} | {} | {} | {} | {} | {} | {} |",
-        thousands(rate),
-        thousands(least),
-        thousands(most),
+    let [rate, least, most] = [rate, least, most].map(thousands);
+    row.extend([
+        format!("{rate} ({least}-{most}){remarks}"),
         own.cell(P50_US, 1),
         own.cell(P99_US, 1),
         own.cell(CPU_US, 2),
@@ -122,26 +110,24 @@ fn load_row(report: &Report<'_>, group: &Group, contender: &Contender) -> String
         ratio(report.best_qsd(group)),
         ratio(report.best(group, |server| server == Server::Fio)),
         ratio(report.best(group, |server| server == Server::FlowstoneRaw)),
-    )
+    ]);
+    row
 }
 
-fn idle_table(text: &mut String, report: &Report<'_>) {
-    line(text, "| server | CPU % | wakeups/s | threads | RSS MiB | anonymous MiB |");
-    line(text, "|---|---:|---:|---:|---:|---:|");
-    for contender in &report.idle {
+fn idle_table(report: &Report<'_>) -> String {
+    let row = |contender: &Contender| {
         let own = report.experiment.at(idle::NAME, &contender.name);
         let digits =
             [(CPU_PERCENT, 3), (WAKEUPS, 1), (THREADS, 0), (RSS_MIB, 1), (ANONYMOUS_MIB, 1)];
-        let cells = match own.median(CPU_PERCENT) {
-            Some(_) => digits.map(|(figure, digits)| own.cell(figure, digits)).join(" | "),
-            None => format!("{} | | | |", contender.problem()),
-        };
-        line(text, &format!("| {} | {cells} |", contender.name));
-    }
-}
-
-fn line(text: &mut String, content: &str) {
-    writeln!(text, "{content}").expect("writing to a string does not fail");
+        let mut row = vec![contender.name.clone()];
+        match own.median(CPU_PERCENT) {
+            Some(_) => row.extend(digits.map(|(figure, digits)| own.cell(figure, digits))),
+            None => row.push(contender.problem()),
+        }
+        row
+    };
+    let titles = "server | CPU % | wakeups/s | threads | RSS MiB | anonymous MiB";
+    table(titles, report.idle.iter().map(row))
 }
 
 #[cfg(test)]

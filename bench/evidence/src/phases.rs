@@ -1,7 +1,5 @@
 //! Tables with a line for each phase of a trace.
 
-use std::fmt::Write as _;
-
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
@@ -45,24 +43,22 @@ pub fn condense(report: &mut Value) {
     *phases = condensed.collect();
 }
 
-/// Renders the table as Markdown. Each column is a replay of the same trace.
-pub fn render(columns: &[(String, Vec<String>)], data: &Data, what: OfPhase) -> Result<String> {
-    let names: Vec<_> = columns.iter().map(|(name, _)| name.as_str()).collect();
-    let unit = if what == OfPhase::Seconds { "s " } else { "" };
-    let names = names.join(" | ");
-    let mut text = format!("| {unit}| {names} |\n|---|{}", "---|".repeat(columns.len()));
+/// Returns the rows of the table. Each column is a replay of the same trace.
+pub fn rows(data: &Data, what: OfPhase) -> Result<Vec<Vec<String>>> {
+    let mut rows = Vec::new();
     let phases = |at: usize| data.cells[at].report["phases"].as_array().context("no phases");
     for (line, phase) in phases(0)?.iter().enumerate() {
         let name = phase["name"].as_str().unwrap_or_default();
         if BEFORE.contains(&name) {
             continue;
         }
-        let _ = write!(text, "\n| {name} |");
-        for column in 0..columns.len() {
-            let _ = write!(text, " {} |", shown(&phases(column)?[line], what)?);
+        let mut row = vec![name.to_owned()];
+        for column in 0..data.cells.len() {
+            row.push(shown(&phases(column)?[line], what)?);
         }
+        rows.push(row);
     }
-    Ok(text + "\n")
+    Ok(rows)
 }
 
 /// Returns the total WAF of a phase.

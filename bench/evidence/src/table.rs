@@ -1,9 +1,9 @@
 //! A table of replays and the figure shown of each.
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 
 use anyhow::{Result, ensure};
+use flowstone_experiment::table;
 use serde_json::Value;
 
 use super::data::{Cell, Data};
@@ -92,41 +92,44 @@ impl Table {
         let commands: Vec<_> = self.commands().collect();
         let measured: Vec<_> = data.cells.iter().map(|cell| cell.command.clone()).collect();
         ensure!(commands == measured, "the data of {} is of other commands", self.name);
-        if let Shown::Phases(what) = self.shown {
-            return phases::render(&self.columns, data, what);
-        }
+        let titles = self.columns.iter().map(|(name, _)| name.as_str());
+        let titles: Vec<_> = [self.unit()].into_iter().chain(titles).collect();
+        let rows = match self.shown {
+            Shown::Phases(what) => phases::rows(data, what)?,
+            _ => self.rows(data)?,
+        };
+        Ok(table(&titles.join(" | "), rows))
+    }
+
+    fn rows(&self, data: &Data) -> Result<Vec<Vec<String>>> {
         let width = self.columns.len();
         let values = data.cells.iter().map(|cell| self.value(cell)).collect::<Result<Vec<_>>>()?;
         let best = |column: usize| {
             values.iter().skip(column).step_by(width).copied().fold(f64::INFINITY, f64::min)
         };
-        let mut text = format!("| {}|", self.unit());
-        self.columns.iter().for_each(|(name, _)| {
-            let _ = write!(text, " {name} |");
-        });
-        text += "\n|---|";
-        text += &"---|".repeat(width);
+        let is_compared = self.lines.len() > 1 && !matches!(self.shown, Shown::Beside(_));
+        let mut rows = Vec::new();
         for (line, (name, _)) in self.lines.iter().enumerate() {
-            let _ = write!(text, "\n| {name} |");
+            let mut row = vec![name.clone()];
             for column in 0..width {
                 let at = line * width + column;
-                let is_one_of_many =
-                    self.lines.len() > 1 && !matches!(self.shown, Shown::Beside(_));
-                let is_best = is_one_of_many && values[at] <= best(column);
+                let is_best = is_compared && values[at] <= best(column);
                 let mark = if is_best { "**" } else { "" };
                 let shown = self.show(&data.cells[at], values[at], at)?;
                 let (number, rest) = shown.split_once(' ').unwrap_or((&shown, ""));
                 let gap = if rest.is_empty() { "" } else { " " };
-                let _ = write!(text, " {mark}{number}{mark}{gap}{rest} |");
+                row.push(format!("{mark}{number}{mark}{gap}{rest}"));
             }
+            rows.push(row);
         }
-        Ok(text + "\n")
+        Ok(rows)
     }
 
     /// Returns the head of the first column: the unit of the cells, if it is not that of a WAF.
     const fn unit(&self) -> &'static str {
         match self.shown {
-            Shown::SecondsPerGib => "s per GiB of the guest ",
+            Shown::SecondsPerGib => "s per GiB of the guest",
+            Shown::Phases(OfPhase::Seconds) => "s",
             _ => "",
         }
     }

@@ -62,17 +62,22 @@ impl Of<'_> {
 }
 
 /// Renders a table with these titles, which ` | ` divides. Columns of numbers are aligned to the
-/// right.
+/// right; a row may lack its last cells.
 pub fn table(titles: &str, rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let rows: Vec<_> = rows.into_iter().collect();
     let is_number = |cell: &String| {
         cell.is_empty() || cell.starts_with(|c: char| c.is_ascii_digit() || "+-".contains(c))
     };
-    let right = |at: usize| rows.iter().all(|row| row.get(at).is_some_and(is_number));
+    let right = |at: usize| rows.iter().all(|row| row.get(at).is_none_or(is_number));
     let rule = |at| if at > 0 && right(at) { "---:" } else { "---" };
-    let mut text = format!("| {titles} |\n|");
-    (0..titles.split(" | ").count()).for_each(|at| text += &format!("{}|", rule(at)));
-    text.push('\n');
-    rows.iter().for_each(|row| text += &format!("| {} |\n", row.join(" | ")));
-    text
+    let titles: Vec<_> = titles.split(" | ").map(str::to_owned).collect();
+    let rules: String = (0..titles.len()).map(|at| format!("{}|", rule(at))).collect();
+    let line = |cells: &Vec<String>| {
+        let cell = |at: usize| match cells.get(at) {
+            Some(cell) if !cell.is_empty() => format!("| {cell} "),
+            _ => "| ".to_owned(),
+        };
+        (0..titles.len()).map(cell).collect::<String>() + "|\n"
+    };
+    format!("{}|{rules}\n{}", line(&titles), rows.iter().map(line).collect::<String>())
 }
