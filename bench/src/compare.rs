@@ -13,6 +13,7 @@ use flowstone_experiment::{Experiment, Figures, IOPS, Of};
 use flowstone_testkit::process::temp_dir;
 
 use crate::args::CompareArgs;
+use crate::disks::Who;
 use crate::idle;
 use crate::image::Images;
 use crate::point::{Point, selected};
@@ -81,7 +82,9 @@ fn compare_idle(args: &CompareArgs, experiment: &mut Experiment) -> Vec<Contende
     let mut servers = Contender::all(&Point::all()[0], args);
     servers.retain(|contender| contender.server != Server::Fio);
     for contender in servers.iter_mut().filter(|contender| contender.skipped.is_none()) {
-        contender.add(idle::NAME, idle::measure(contender.server, args), experiment);
+        let who =
+            if contender.server == Server::Flowstone { Who::Flowstone("auto") } else { Who::Qsd };
+        contender.add(idle::NAME, idle::measure(who, &args.base.place), experiment);
     }
     servers
 }

@@ -11,11 +11,10 @@ use anyhow::{Context, Result, ensure};
 use flowstone_experiment::Figures;
 use flowstone_memory::reading::number_after;
 use flowstone_testkit::load::CpuSample;
-use flowstone_testkit::process::{TERMINATE_TIMEOUT, temp_dir};
-use flowstone_testkit::{Client, ClientOptions, DaemonCommand, Status};
+use flowstone_testkit::{Client, ClientOptions, Status};
 
-use crate::args::CompareArgs;
-use crate::server::{IdleDisk, Server, flowstone_idle, qsd_idle};
+use crate::disks::{Disks, Server, TMPFS, Who};
+use crate::place::Place;
 
 /// Name for `--only`.
 pub const NAME: &str = "idle-8";
@@ -37,38 +36,24 @@ pub const RSS_MIB: &str = "rss_mib";
 pub const ANONYMOUS_MIB: &str = "anonymous_mib";
 
 /// Measures one server.
-pub fn measure(server: Server, args: &CompareArgs) -> Result<Figures> {
-    let dir = temp_dir()?;
-    let disks = make_disks(dir.path())?;
-    match server {
-        Server::Flowstone => serve(&flowstone_idle(args, &disks)?, &disks),
-        _ => serve(&qsd_idle(args, &disks), &disks),
-    }
+pub fn measure(who: Who, place: &Place) -> Result<Figures> {
+    watch_idle(place, who, DISKS, WATCH)
 }
 
-fn make_disks(dir: &Path) -> Result<Vec<IdleDisk>> {
-    let disk = |index: usize| {
-        let name = format!("d{index}");
-        let (image, socket) = (dir.join(format!("{name}.raw")), dir.join(format!("{name}.sock")));
-        fs::File::create(&image)
-            .and_then(|file| file.set_len(DISK_BYTES))
-            .with_context(|| format!("make {}", image.display()))?;
-        Ok(IdleDisk { name, image, socket })
-    };
-    (0..DISKS).map(disk).collect()
-}
-
-fn serve(command: &DaemonCommand, disks: &[IdleDisk]) -> Result<Figures> {
-    let mut daemon = command.spawn()?;
-    let clients = disks.iter().map(|disk| use_once(&disk.socket)).collect::<Result<Vec<_>>>()?;
-    let figures = watch(daemon.pid(), WATCH)?;
+/// Watches a server of idle disks for `time`.
+pub fn watch_idle(place: &Place, who: Who, count: usize, time: Duration) -> Result<Figures> {
+    let disks = Disks { count, bytes: DISK_BYTES, sparse: true, dir: Path::new(TMPFS) };
+    let server = Server::start(place, who, disks, &[place.server_cpu], "")?;
+    let clients = server.sockets().iter().map(|socket| use_once(socket));
+    let clients = clients.collect::<Result<Vec<_>>>()?;
+    let figures = watch(server.pid(), time)?;
     drop(clients);
-    daemon.terminate(TERMINATE_TIMEOUT)?;
+    server.stop()?;
     Ok(figures)
 }
 
 /// Watches a server for `time`, a moment after its last use.
-pub fn watch(pid: u32, time: Duration) -> Result<Figures> {
+fn watch(pid: u32, time: Duration) -> Result<Figures> {
     std::thread::sleep(QUIET_TIME);
     let (began, cpu, slept) = (Instant::now(), CpuSample::take(pid)?, sleeps(pid)?);
     std::thread::sleep(time);
@@ -84,7 +69,7 @@ pub fn watch(pid: u32, time: Duration) -> Result<Figures> {
 }
 
 /// Connects, writes and reads one block, and stays connected.
-pub fn use_once(socket: &Path) -> Result<Client> {
+fn use_once(socket: &Path) -> Result<Client> {
     let mut client = Client::connect(ClientOptions::new(socket))?;
     let written = client.write(0, &[1; 4096])?;
     let read = client.read(0, &mut [0; 4096])?;

@@ -9,6 +9,7 @@ mod cache;
 mod cached;
 mod compact;
 mod compare;
+mod disks;
 mod evidence;
 mod filecache;
 mod first_screen;

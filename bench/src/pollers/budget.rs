@@ -6,8 +6,8 @@ use anyhow::Result;
 use flowstone_experiment::{Experiment, signed, spread, table};
 use flowstone_testkit::load::Completion;
 
-use super::server::{Disks, Server, Servers, TMPFS, Who};
 use super::{CPU_PERCENT, PollersArgs, interleave};
+use crate::disks::{Disks, Server, Servers, TMPFS, Who};
 
 const BUDGETS: [Option<u32>; 4] = [Some(30), Some(80), Some(150), None];
 const DISKS: usize = 4;
@@ -20,7 +20,8 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
     let mut rows = Vec::new();
     for budget in BUDGETS {
         let keys = budget.map_or(String::new(), |percent| format!("cpu-budget = \"{percent}%\"\n"));
-        let servers = Servers(vec![Server::start(args, Who::Flowstone("2"), disks, &cpus, &keys)?]);
+        let servers =
+            Servers(vec![Server::start(&args.place, Who::Flowstone("2"), disks, &cpus, &keys)?]);
         let what = budget.map_or("none".to_owned(), |percent| format!("{percent} %"));
         let point = format!("budget {what}");
         interleave(args, &point, &servers, experiment, |load| {

@@ -7,8 +7,8 @@ use anyhow::Result;
 use flowstone_experiment::{Experiment, P50_US, P99_US, table};
 use flowstone_testkit::load::{Completion, LoadOptions};
 
-use super::server::{Disks, Server, Servers, TMPFS, Who};
 use super::{PollersArgs, interleave};
+use crate::disks::{Disks, Server, Servers, TMPFS, Who};
 
 const NICE: i8 = -10;
 const OURS: [&str; 2] = ["auto", "per-queue"];
@@ -82,14 +82,14 @@ fn start(args: &PollersArgs) -> Result<Servers> {
     let mut servers = Vec::new();
     for choice in OURS {
         let who = Who::Flowstone(choice);
-        servers.push(Server::start(args, who, disks, &cpus, "")?);
+        servers.push(Server::start(&args.place, who, disks, &cpus, "")?);
         let keys = format!("poller_nice = {NICE}\n");
-        let mut less_nice = Server::start(args, who, disks, &cpus, &keys)?;
+        let mut less_nice = Server::start(&args.place, who, disks, &cpus, &keys)?;
         less_nice.name = format!("{}, `--poller-nice {NICE}`", who.name());
         servers.push(less_nice);
     }
     for peer in PEERS {
-        servers.push(Server::start(args, peer, disks, &cpus, "")?);
+        servers.push(Server::start(&args.place, peer, disks, &cpus, "")?);
     }
     Ok(Servers(servers))
 }

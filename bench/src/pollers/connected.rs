@@ -1,25 +1,20 @@
 //! The cost of disks of idle guests.
 
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use flowstone_experiment::{Experiment, Figures, table};
+use flowstone_experiment::{Experiment, table};
 
 use super::PollersArgs;
-use super::server::{Disks, Server, TMPFS, Who};
-use crate::idle::{ANONYMOUS_MIB, CPU_PERCENT, RSS_MIB, THREADS, WAKEUPS, use_once, watch};
+use crate::disks::Who;
+use crate::idle::{ANONYMOUS_MIB, CPU_PERCENT, RSS_MIB, THREADS, WAKEUPS, watch_idle};
 
 /// The memory of one disk is computed from the difference.
 const COUNTS: [usize; 2] = [8, 64];
-const BYTES: u64 = 64 << 20;
 const WATCH: Duration = Duration::from_secs(2);
 
 const WHO: [Who; 4] =
     [Who::Flowstone("auto"), Who::Flowstone("1"), Who::Flowstone("per-queue"), Who::Qsd];
-
-/// The balancer still checks pollers for two seconds after the last request.
-const SETTLE: Duration = Duration::from_secs(2);
 
 /// Watches few and many disks of each server.
 pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String> {
@@ -27,7 +22,7 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
     let points = COUNTS.map(|count| format!("{count} disks, idle"));
     for who in WHO {
         for (point, count) in points.iter().zip(COUNTS) {
-            experiment.add(point, &who.name(), &figures(args, who, count)?);
+            experiment.add(point, &who.name(), &watch_idle(&args.place, who, count, WATCH)?);
         }
     }
     let rows = WHO.map(|who| {
@@ -55,16 +50,4 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
          that a server has touched is not its own. To reach: 0.0 %, 64 KiB.\n\n{}",
         table(titles, rows),
     ))
-}
-
-fn figures(args: &PollersArgs, who: Who, count: usize) -> Result<Figures> {
-    let disks = Disks { count, bytes: BYTES, sparse: true, dir: Path::new(TMPFS) };
-    let server = Server::start(args, who, disks, &[args.place.server_cpu], "")?;
-    let clients = server.sockets().iter().map(|socket| use_once(socket));
-    let clients = clients.collect::<Result<Vec<_>>>()?;
-    std::thread::sleep(SETTLE);
-    let figures = watch(server.pid(), WATCH)?;
-    drop(clients);
-    server.stop()?;
-    Ok(figures)
 }

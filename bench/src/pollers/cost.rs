@@ -8,8 +8,8 @@ use flowstone_experiment::{
 };
 use flowstone_testkit::load::{Completion, LoadOptions};
 
-use super::server::{Disks, Servers, TMPFS, Who};
 use super::{CPU_PERCENT, PollersArgs, interleave};
+use crate::disks::{Disks, Servers, TMPFS, Who};
 
 const OURS: [Who; 3] = [Who::Flowstone("auto"), Who::Flowstone("1"), Who::Flowstone("per-queue")];
 const PEERS: [Who; 3] = [Who::Qsd, Who::QsdOneThread, Who::QsdThreads];
@@ -37,7 +37,7 @@ const LOADS: [Load; 3] = [
 /// Measures with a client that sleeps and with one that polls.
 pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String> {
     let disks = Disks { count: DISKS, bytes: BYTES, sparse: false, dir: Path::new(TMPFS) };
-    let servers = Servers::start(args, &[OURS, PEERS].concat(), disks)?;
+    let servers = Servers::start(&args.place, &[OURS, PEERS].concat(), disks)?;
     for Load { name, rate, burst, iodepth } in LOADS {
         for (client, completion) in [("sleeps", Completion::Eventfd), ("polls", Completion::Poll)] {
             let point = format!("{PREFIX}{name}, {client}");

@@ -6,8 +6,8 @@ use anyhow::Result;
 use flowstone_experiment::{CPU_US, Experiment, IOPS, P99_US, table};
 use flowstone_testkit::load::Completion;
 
-use super::server::{Disks, Server, Servers, TMPFS, Who};
 use super::{PollersArgs, interleave};
+use crate::disks::{Disks, Server, Servers, TMPFS, Who};
 
 const DISKS: usize = 16;
 const DEPTH: u16 = 4;
@@ -22,8 +22,8 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
         let disks = |count| Disks { count, bytes: BYTES / count as u64, sparse: false, dir };
         let cpus = [args.place.server_cpu];
         let servers = Servers(vec![
-            Server::start(args, Who::Flowstone("1"), disks(DISKS), &cpus, "")?,
-            Server::start(args, Who::Flowstone("per-queue"), disks(1), &cpus, "")?,
+            Server::start(&args.place, Who::Flowstone("1"), disks(DISKS), &cpus, "")?,
+            Server::start(&args.place, Who::Flowstone("per-queue"), disks(1), &cpus, "")?,
         ]);
         let sleeps: &[bool] = if place == "tmpfs" { &[false] } else { &[false, true] };
         for (sleeps, rw) in sleeps.iter().flat_map(|it| [(*it, "randread"), (*it, "randwrite")]) {

@@ -5,8 +5,8 @@ use std::path::Path;
 use anyhow::Result;
 use flowstone_experiment::{Experiment, table};
 
-use super::server::{Disks, Servers, TMPFS, Who};
 use super::{PollersArgs, cells, interleave};
+use crate::disks::{Disks, Servers, TMPFS, Who};
 
 const FORMS: [&str; 3] = ["fused", "split", "auto"];
 const DEPTHS: [u16; 3] = [1, 32, 128];
@@ -19,7 +19,7 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
     let disks = Disks { count: 1, bytes: BYTES, sparse: false, dir: Path::new(TMPFS) };
     let both = [args.place.server_cpu, args.place.client_cpu];
     for (cpus, named) in [(&both[..1], "its own"), (&both[..], "and the client's")] {
-        let servers = Servers::start_on(args, &FORMS.map(Who::Pipeline), disks, cpus)?;
+        let servers = Servers::start_on(&args.place, &FORMS.map(Who::Pipeline), disks, cpus)?;
         for depth in DEPTHS {
             let point = format!("{PREFIX}{named} QD{depth}");
             interleave(args, &point, &servers, experiment, |load| load.iodepth(depth))?;

@@ -11,7 +11,6 @@ pub mod cost;
 pub mod equal;
 pub mod forms;
 mod moves;
-mod server;
 mod share;
 
 use std::path::PathBuf;
@@ -21,11 +20,11 @@ use clap::Args;
 use flowstone_experiment::{CPU_US, Experiment, IOPS, P50_US, P99_US, figures};
 use flowstone_testkit::load::LoadOptions;
 
+use crate::disks::Servers;
 use crate::idle::CPU_PERCENT;
 use crate::place::{Place, timed};
 use crate::point::selected;
 use crate::run::Run;
-use server::Servers;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

@@ -9,7 +9,7 @@ use flowstone_testkit::load::{Completion, LoadOptions};
 use serde_json::Value;
 
 use super::PollersArgs;
-use super::server::{Disks, Server, TMPFS, Who};
+use crate::disks::{Disks, Server, TMPFS, Who};
 use crate::place::seconds;
 
 const DISKS: usize = 4;
@@ -26,7 +26,7 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
     let disks = Disks { count: DISKS, bytes: BYTES, sparse: false, dir: Path::new(TMPFS) };
     let mut rows = Vec::new();
     for choice in ["2", "auto"] {
-        let server = Server::start(args, Who::Flowstone(choice), disks, &cpus, "")?;
+        let server = Server::start(&args.place, Who::Flowstone(choice), disks, &cpus, "")?;
         for phase in 0..args.run.rounds * PHASES_PER_ROUND {
             let gap_ms = drive(args, &server, HARD[phase % HARD.len()])?;
             experiment.add("moves", choice, &[(GAP_MS, gap_ms)]);

@@ -6,8 +6,8 @@ use anyhow::Result;
 use flowstone_experiment::plot::{Axes, Lines, draw};
 use flowstone_experiment::{Experiment, IOPS, table};
 
-use super::server::{Disks, Servers, TMPFS, Who};
 use super::{PollersArgs, cells, interleave};
+use crate::disks::{Disks, Servers, TMPFS, Who};
 
 const CHOICES: [&str; 3] = ["1", "auto", "per-queue"];
 const DISKS_MAX: usize = 4;
@@ -19,7 +19,7 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
     let (mut rows, mut lines) = (Vec::new(), Lines::new());
     for count in 1..=DISKS_MAX {
         let disks = Disks { count, bytes: BYTES, sparse: false, dir: Path::new(TMPFS) };
-        let servers = Servers::start(args, &CHOICES.map(Who::Flowstone), disks)?;
+        let servers = Servers::start(&args.place, &CHOICES.map(Who::Flowstone), disks)?;
         let own = servers.0[CHOICES.len() - 1].name.clone();
         for depth in DEPTHS {
             let point = format!("share, {count} disks QD{depth}");

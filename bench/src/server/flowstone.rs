@@ -1,11 +1,11 @@
 //! The command lines of Flowstone.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use flowstone_testkit::DaemonCommand;
 
-use super::{IdleDisk, Setting, socket};
-use crate::args::{CompareArgs, MEMORY_BYTES};
-use crate::place::{Disk, serve, serve_all};
+use super::{Setting, socket};
+use crate::args::MEMORY_BYTES;
+use crate::place::serve;
 use crate::point::Backend;
 
 /// Size of the null disk.
@@ -35,14 +35,4 @@ pub fn command(setting: &Setting<'_>) -> Result<DaemonCommand> {
         Some(image) => command.arg(image),
         None => command,
     })
-}
-
-/// Returns the command that serves many disks in one daemon, from a configuration file.
-pub fn idle_command(args: &CompareArgs, disks: &[IdleDisk]) -> Result<DaemonCommand> {
-    let dir = disks.first().and_then(|disk| disk.image.parent()).context("no disks")?;
-    let table = |disk: &IdleDisk| {
-        Disk::new(&disk.name, &disk.socket, &format!("image = {:?}\nqueues = 1", disk.image))
-    };
-    let disks: Vec<Disk> = disks.iter().map(table).collect();
-    Ok(serve_all(&args.base.place.program()?, dir, "", &disks)?.cpus(&[args.base.place.server_cpu]))
 }

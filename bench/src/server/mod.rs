@@ -21,20 +21,6 @@ use crate::args::{CompareArgs, LOG_BYTES, MEMORY_BYTES};
 use crate::place::{drive, pass, stop};
 use crate::point::{Backend, Point};
 
-pub use flowstone::idle_command as flowstone_idle;
-pub use qsd::idle_command as qsd_idle;
-
-/// An idle disk.
-#[derive(Clone, Debug)]
-pub struct IdleDisk {
-    /// Its name.
-    pub name: String,
-    /// Its image.
-    pub image: PathBuf,
-    /// Its socket.
-    pub socket: PathBuf,
-}
-
 /// The file I/O engine of qemu-storage-daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aio {

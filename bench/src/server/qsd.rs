@@ -6,8 +6,7 @@ use anyhow::{Context, Result};
 use flowstone_testkit::DaemonCommand;
 use flowstone_testkit::process::Ready;
 
-use super::{Aio, IdleDisk, Setting, socket};
-use crate::args::CompareArgs;
+use super::{Aio, Setting, socket};
 use crate::point::Backend;
 
 /// The program.
@@ -43,9 +42,13 @@ pub fn export(
     command.args(["--blockdev", &format!("node-name={name},{node}"), "--export", &export])
 }
 
-/// Returns the options of a node that is a raw file.
-pub fn raw(image: &Path) -> String {
-    format!("driver=raw,file.driver=file,file.filename={}", image.display())
+/// Returns the options of a node: an image in a file or a block device, and its I/O.
+pub fn node(format: &str, file: &str, image: &Path, direct: bool, aio: &str) -> String {
+    let (image, direct) = (image.display(), if direct { "on" } else { "off" });
+    format!(
+        "driver={format},file.driver={file},file.filename={image},\
+         file.cache.direct={direct},file.aio={aio}"
+    )
 }
 
 /// Returns the command that serves one image, with discards enabled.
@@ -57,12 +60,8 @@ pub fn serve(
     cached: bool,
 ) -> DaemonCommand {
     // Direct I/O uses its own engine; buffered I/O uses threads.
-    let (direct, aio) = if cached { ("off", "threads") } else { ("on", "native") };
-    let node = format!(
-        "driver={driver},discard=unmap,file.driver=file,file.discard=unmap,file.filename={},\
-         file.cache.direct={direct},file.aio={aio}",
-        image.display()
-    );
+    let aio = if cached { "threads" } else { "native" };
+    let node = node(driver, "file", image, !cached, aio) + ",discard=unmap,file.discard=unmap";
     export(DaemonCommand::new(PROGRAM), "d", &node, socket, queues, None)
         .ready(Ready::Sockets(vec![socket.to_owned()]))
 }
@@ -78,27 +77,15 @@ pub fn command(setting: &Setting<'_>, aio: Aio) -> Result<DaemonCommand> {
 fn blockdev(setting: &Setting<'_>, aio: Aio) -> Result<String> {
     let (driver, direct) = match setting.point.backend {
         Backend::Null => return Ok(NULL.to_owned()),
-        Backend::Tmpfs | Backend::Warm => ("raw", "off"),
-        Backend::NewQcow2 => ("qcow2", "on"),
-        Backend::Disk | Backend::NewLog | Backend::SteadyLog => ("raw", "on"),
+        Backend::Tmpfs | Backend::Warm => ("raw", false),
+        Backend::NewQcow2 => ("qcow2", true),
+        Backend::Disk | Backend::NewLog | Backend::SteadyLog => ("raw", true),
     };
     let aio = match aio {
         Aio::Native => "native",
         Aio::Uring => "io_uring",
     };
-    let image = setting.image.context("a file backend needs an image")?.display();
+    let image = setting.image.context("a file backend needs an image")?;
     let file = if setting.args.device.is_some() { "host_device" } else { "file" };
-    Ok(format!(
-        "driver={driver},file.driver={file},file.filename={image},\
-         file.cache.direct={direct},file.aio={aio}"
-    ))
-}
-
-/// Returns the command of many exports in one daemon.
-pub fn idle_command(args: &CompareArgs, disks: &[IdleDisk]) -> DaemonCommand {
-    let mut command = DaemonCommand::new(PROGRAM).cpus(&[args.base.place.server_cpu]);
-    for IdleDisk { name, image, socket } in disks {
-        command = export(command, name, &raw(image), socket, 1, None);
-    }
-    command.ready(Ready::Sockets(disks.iter().map(|disk| disk.socket.clone()).collect()))
+    Ok(node(driver, file, image, direct, aio))
 }

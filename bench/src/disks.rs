@@ -9,8 +9,7 @@ use flowstone_testkit::{Daemon, DaemonCommand};
 use serde_json::Value;
 use tempfile::{TempDir, tempdir_in};
 
-use super::PollersArgs;
-use crate::place::{Disk, serve_all, stats, stop};
+use crate::place::{Disk, Place, serve_all, stats, stop};
 use crate::raw_file::write_full;
 use crate::server::qsd;
 
@@ -74,18 +73,13 @@ pub struct Servers(pub Vec<Server>);
 
 impl Servers {
     /// Starts one of each, with its own disks, on the CPU of servers.
-    pub fn start(args: &PollersArgs, who: &[Who], disks: Disks<'_>) -> Result<Self> {
-        Self::start_on(args, who, disks, &[args.place.server_cpu])
+    pub fn start(place: &Place, who: &[Who], disks: Disks<'_>) -> Result<Self> {
+        Self::start_on(place, who, disks, &[place.server_cpu])
     }
 
     /// The same on these CPUs.
-    pub fn start_on(
-        args: &PollersArgs,
-        who: &[Who],
-        disks: Disks<'_>,
-        cpus: &[usize],
-    ) -> Result<Self> {
-        let start = |who: &Who| Server::start(args, *who, disks, cpus, "");
+    pub fn start_on(place: &Place, who: &[Who], disks: Disks<'_>, cpus: &[usize]) -> Result<Self> {
+        let start = |who: &Who| Server::start(place, *who, disks, cpus, "");
         who.iter().map(start).collect::<Result<_>>().map(Self)
     }
 
@@ -98,7 +92,7 @@ impl Servers {
 impl Server {
     /// Makes the disks and serves them. `keys` are added to the configuration of Flowstone.
     pub fn start(
-        args: &PollersArgs,
+        place: &Place,
         who: Who,
         disks: Disks<'_>,
         cpus: &[usize],
@@ -116,7 +110,7 @@ impl Server {
                 write_full(image, disks.bytes)?;
             }
         }
-        let program = args.place.program()?;
+        let program = place.program()?;
         let direct = disks.dir != Path::new(TMPFS);
         let (name, is_flowstone) =
             (who.name(), matches!(who, Who::Flowstone(_) | Who::Pipeline(_)));
@@ -210,7 +204,7 @@ fn flowstone(
 
 fn qemu(who: Who, images: &[PathBuf], sockets: &[PathBuf], direct: bool) -> DaemonCommand {
     let mut command = DaemonCommand::new(qsd::PROGRAM);
-    let (direct, aio) = if direct { ("on", "native") } else { ("off", "io_uring") };
+    let aio = if direct { "native" } else { "io_uring" };
     for (disk, (image, socket)) in images.iter().zip(sockets).enumerate() {
         let thread = match who {
             Who::QsdThreads => Some(disk),
@@ -220,7 +214,7 @@ fn qemu(who: Who, images: &[PathBuf], sockets: &[PathBuf], direct: bool) -> Daem
         if thread == Some(disk) {
             command = command.args(["--object", &format!("iothread,id=io{disk}")]);
         }
-        let node = format!("{},file.cache.direct={direct},file.aio={aio}", qsd::raw(image));
+        let node = qsd::node("raw", "file", image, direct, aio);
         let thread = thread.map(|thread| format!("io{thread}"));
         command = qsd::export(command, &format!("d{disk}"), &node, socket, 1, thread.as_deref());
     }
