@@ -13,9 +13,9 @@ use flowstone_experiment::command::succeed;
 use flowstone_experiment::{Figures, IOPS, table};
 use flowstone_testkit::load::{Completion, LoadOptions};
 
-use crate::place::{End, pass, remove, serve, stop, stop_peer, timed};
+use crate::place::{pass, remove, timed};
 use crate::run::{Base, defaults};
-use crate::server::qsd;
+use crate::server::of_image;
 
 /// Options.
 #[derive(Clone, Debug, Args)]
@@ -126,14 +126,8 @@ fn load(
     shape: impl FnOnce(LoadOptions) -> LoadOptions,
 ) -> Result<Figures> {
     let socket = args.base.run.dir.join("qcow2.sock");
-    let (command, end): (_, End) = match contender {
-        Contender::Flowstone => {
-            let direct = if args.cached { "off" } else { "on" };
-            let command = serve(&args.base.place.program()?, &socket).args(["--direct", direct]);
-            (command.arg(image), stop)
-        }
-        Contender::Qsd => (qsd::serve("qcow2", image, &socket, 4, args.cached), stop_peer),
-    };
-    let load = shape(args.base.place.load(&socket, "randread", 1));
-    args.base.place.measure(command, &LoadOptions { completion: Completion::Eventfd, ..load }, end)
+    let (place, is_peer) = (&args.base.place, contender == Contender::Qsd);
+    let (command, end) = of_image(place, is_peer, ("qcow2", image), &socket, 4, args.cached)?;
+    let load = shape(place.load(&socket, "randread", 1));
+    place.measure(command, &LoadOptions { completion: Completion::Eventfd, ..load }, end)
 }

@@ -11,12 +11,11 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 use flowstone_experiment::{Figures, interval, table};
-use flowstone_testkit::DaemonCommand;
 use flowstone_testkit::load::{Aside, Completion, LoadOptions, LoadReport};
 
-use crate::place::{drive, pass, remove, serve, stop, stop_peer, timed};
+use crate::place::{drive, pass, remove, timed};
 use crate::run::{Base, choose, defaults};
-use crate::server::qsd;
+use crate::server::of_image;
 
 /// Options.
 #[derive(Clone, Debug, Args)]
@@ -91,12 +90,12 @@ impl Contender {
         let at = |name: &str| args.base.run.dir.join(name);
         let (image, socket) = (at("storm.image"), at("storm.sock"));
         args.base.place.create(&image, self.format, args.base.size, self.create)?;
-        let command = self.command(&args.base.place.program()?, &image, &socket);
+        let place = &args.base.place;
+        let (command, end) = of_image(place, self.qsd, (self.format, &image), &socket, 2, false)?;
         let mut daemon = args.base.place.start(command, &socket)?;
         drive(&pass(LoadOptions::new(&socket), "write", args.base.size))?;
         let calm = load(args, &socket, None)?;
         let stormy = load(args, &socket, Some(STORM_DEPTH))?;
-        let end = if self.qsd { stop_peer } else { stop };
         end(&mut daemon)?;
         remove(&image)?;
         std::thread::sleep(REST);
@@ -108,14 +107,6 @@ impl Contender {
             (DISCARDS, stormy.discard.count as f64 / stormy.seconds),
             (DISCARD_P99, stormy.discard.p99_us / 1e3),
         ])
-    }
-
-    fn command(self, program: &Path, image: &Path, socket: &Path) -> DaemonCommand {
-        if self.qsd {
-            return qsd::serve(self.format, image, socket, 2, false);
-        }
-        let options = ["--format", self.format, "--direct", "on", "--queues", "2"];
-        serve(program, socket).args(options).arg(image)
     }
 }
 

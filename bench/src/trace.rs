@@ -16,9 +16,9 @@ use flowstone_testkit::process::pin_current_thread;
 use flowstone_testkit::{Client, Daemon, Request, Status};
 use flowstone_trace::{Event, Kind, Trace, read};
 
-use crate::place::{Place, remove, stop, stop_peer};
+use crate::place::{Place, remove};
 use crate::run::Run;
-use crate::server::qsd;
+use crate::server::of_image;
 
 /// Options.
 #[derive(Clone, Debug, Args)]
@@ -87,12 +87,10 @@ fn measure(args: &TraceArgs, trace: &Trace, who: Who, discards: bool) -> Result<
     let (image, socket) = (dir.join("trace.img"), dir.join("trace.sock"));
     let format = if who == Who::Log { "log" } else { "raw" };
     args.place.create::<&str>(&image, format, size, &[])?;
-    let mut daemon = match who {
-        Who::Raw | Who::Log => args.place.serve(&image, &socket, 1, &["--format", format])?,
-        Who::Qsd => args.place.start(qsd::serve("raw", &image, &socket, 1, false), &socket)?,
-    };
+    let is_peer = who == Who::Qsd;
+    let (command, end) = of_image(&args.place, is_peer, (format, &image), &socket, 1, false)?;
+    let mut daemon = args.place.start(command, &socket)?;
     let figures = run(args, trace, &socket, &daemon, discards)?;
-    let end = if who == Who::Qsd { stop_peer } else { stop };
     end(&mut daemon)?;
     remove(&image)?;
     Ok(figures)

@@ -18,7 +18,7 @@ use flowstone_testkit::load::{LoadOptions, LoadReport};
 use flowstone_testkit::{Daemon, DaemonCommand};
 
 use crate::args::{CompareArgs, LOG_BYTES, MEMORY_BYTES};
-use crate::place::{drive, pass, stop};
+use crate::place::{End, Place, drive, pass, stop, stop_peer};
 use crate::point::{Backend, Point};
 
 /// The file I/O engine of qemu-storage-daemon.
@@ -117,6 +117,23 @@ impl Server {
         figures.push((OTHERS_PERCENT, noise.others_percent()));
         Ok(figures)
     }
+}
+
+/// Returns the command that serves an image of a format, by Flowstone or by its peer, and how that
+/// one ends.
+pub fn of_image(
+    place: &Place,
+    is_peer: bool,
+    (format, image): (&str, &Path),
+    socket: &Path,
+    queues: usize,
+    is_cached: bool,
+) -> Result<(DaemonCommand, End)> {
+    if is_peer {
+        return Ok((qsd::serve(format, image, socket, queues, is_cached), stop_peer));
+    }
+    let more = ["--format", format, "--direct", if is_cached { "off" } else { "on" }];
+    Ok((place.command(image, socket, queues, &more)?, stop))
 }
 
 /// Returns the versions of all measured programs, as each program prints it.

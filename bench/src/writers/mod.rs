@@ -18,10 +18,10 @@ use clap::Args;
 use flowstone_experiment::{Experiment, Figures};
 use flowstone_testkit::load::Completion;
 
-use crate::place::{End, Place, remove, stop, stop_peer};
+use crate::place::{Place, remove};
 use crate::raw_file::fill;
 use crate::run::{Run, choose};
-use crate::server::{fio, qsd};
+use crate::server::{fio, of_image};
 use environment::{ENVIRONMENTS, Environment, Ground};
 
 /// Options.
@@ -137,12 +137,10 @@ fn measure(
         args.place.create_log(&image, disk, &[])?;
     }
     let socket = args.run.dir.join("writers.sock");
-    let (command, end): (_, End) = if who == Who::Qsd {
-        (qsd::serve("raw", &image, &socket, queues, environment.is_buffered()), stop_peer)
-    } else {
-        // Direct I/O unless the environment is buffered.
-        (args.place.command(&image, &socket, queues, &[])?, stop)
-    };
+    let format = if who == Who::Log { "log" } else { "raw" };
+    let (is_peer, is_cached) = (who == Who::Qsd, environment.is_buffered());
+    let of = (format, image.as_path());
+    let (command, end) = of_image(&args.place, is_peer, of, &socket, queues, is_cached)?;
     let mut load = args.place.load(&socket, rw, IODEPTH);
     load.client = load.client.queues(queues);
     (load.completion, load.parts) = (Completion::Eventfd, true);
