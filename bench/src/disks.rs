@@ -9,12 +9,9 @@ use flowstone_testkit::{Daemon, DaemonCommand};
 use serde_json::Value;
 use tempfile::{TempDir, tempdir_in};
 
-use crate::place::{Disk, Place, serve_all, stats, stop};
+use crate::place::{Disk, Place, TMPFS, serve_all, stats, stop};
 use crate::raw_file::write_full;
 use crate::server::qsd;
-
-/// Folder of files in memory.
-pub const TMPFS: &str = "/dev/shm";
 
 /// A server and its mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +52,13 @@ pub struct Disks<'a> {
     pub sparse: bool,
     /// Folder of the images; those on tmpfs are served through the page cache.
     pub dir: &'a Path,
+}
+
+impl Disks<'_> {
+    /// Returns small disks in memory.
+    pub fn on_tmpfs(count: usize) -> Self {
+        Self { count, bytes: 64 << 20, sparse: false, dir: Path::new(TMPFS) }
+    }
 }
 
 /// A running server.

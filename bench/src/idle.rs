@@ -13,13 +13,12 @@ use flowstone_memory::reading::number_after;
 use flowstone_testkit::load::CpuSample;
 use flowstone_testkit::{Client, ClientOptions, Status};
 
-use crate::disks::{Disks, Server, TMPFS, Who};
+use crate::disks::{Disks, Server, Who};
 use crate::place::Place;
 
 /// Name for `--only`.
 pub const NAME: &str = "idle-8";
 const DISKS: usize = 8;
-const DISK_BYTES: u64 = 64 << 20;
 /// Longer than shared pollers are looked at after a load.
 const QUIET_TIME: Duration = Duration::from_secs(3);
 const WATCH: Duration = Duration::from_secs(5);
@@ -42,7 +41,7 @@ pub fn measure(who: Who, place: &Place) -> Result<Figures> {
 
 /// Watches a server of idle disks for `time`.
 pub fn watch_idle(place: &Place, who: Who, count: usize, time: Duration) -> Result<Figures> {
-    let disks = Disks { count, bytes: DISK_BYTES, sparse: true, dir: Path::new(TMPFS) };
+    let disks = Disks { sparse: true, ..Disks::on_tmpfs(count) };
     let server = Server::start(place, who, disks, &[place.server_cpu], "")?;
     let clients = server.sockets().iter().map(|socket| use_once(socket));
     let clients = clients.collect::<Result<Vec<_>>>()?;

@@ -12,13 +12,11 @@ use flowstone_experiment::command::succeed;
 use flowstone_testkit::load::LoadOptions;
 
 use crate::args::{CompareArgs, LOG_BYTES, MEMORY_BYTES};
-use crate::place::{pass, stop};
+use crate::place::{BLOCK_BYTES, TMPFS, pass, stop};
 use crate::point::Backend;
 use crate::raw_file::{REST, fill};
 use crate::server::Server;
 
-const TMPFS: &str = "/dev/shm";
-const BLOCK_BYTES: u64 = 4096;
 /// Size of a new log image relative to the data written to it, so that nothing is cleaned.
 const ROOM: u64 = 4;
 /// Number of overwrites of the image of the steady state before it is measured.

@@ -15,7 +15,7 @@ use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, LoadOptions};
 use tempfile::tempdir_in;
 
-use crate::place::{create, drive, pass, serve, stop, timed};
+use crate::place::{TMPFS, create, drive, pass, serve, stop, timed};
 use crate::point::selected;
 use crate::run::{Base, defaults};
 
@@ -36,7 +36,6 @@ pub struct PairArgs {
 
 const AFTER: &str =
     "The flowstone binary from after the change [default: FLOWSTONE_BIN, or beside this program]";
-const TMPFS: &str = "/dev/shm";
 const QUEUES_MAX: usize = 4;
 
 /// The backend of the disk.

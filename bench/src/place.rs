@@ -17,6 +17,10 @@ use serde_json::Value;
 /// Time before measuring: queues adapt their polling time, threads their placement, and a log image
 /// that was just opened first writes into unallocated space, which costs the host more.
 pub const RAMP: Duration = Duration::from_millis(250);
+/// Folder of files in memory.
+pub const TMPFS: &str = "/dev/shm";
+/// Size of a small request, and unit of log images.
+pub const BLOCK_BYTES: u64 = 4096;
 /// Request size of a pass over a disk.
 pub const PASS_BYTES: u64 = 128 << 10;
 

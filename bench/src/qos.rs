@@ -17,7 +17,7 @@ use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, LoadOptions, LoadReport};
 use tempfile::{TempDir, tempdir_in};
 
-use crate::place::{Disk, drive, remove, serve_all, stop, timed};
+use crate::place::{Disk, TMPFS, drive, remove, serve_all, stop, timed};
 use crate::point::selected;
 use crate::raw_file::fill;
 use crate::run::Base;
@@ -38,7 +38,6 @@ pub struct QosArgs {
 
 /// Factor of rounds: differences of a percent need more.
 const OVERHEAD_ROUNDS: usize = 3;
-const TMPFS: &str = "/dev/shm";
 /// Queue depth of the greedy neighbour.
 const HOG_DEPTH: u16 = 128;
 

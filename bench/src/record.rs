@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::tempdir_in;
 
-use crate::place::{Place, drive, pass, serve, stop, timed};
+use crate::place::{Place, TMPFS, drive, pass, serve, stop, timed};
 use crate::run::Run;
 
 /// Options.
@@ -41,7 +41,6 @@ const POINTS: [(&str, (&str, u16)); 4] = [
 const PLAIN: &str = "not recorded";
 const RECORDED: &str = "recorded";
 const BYTES: u64 = 256 << 20;
-const TMPFS: &str = "/dev/shm";
 /// Requests that a recording has lost, in percent.
 const LOST: &str = "lost %";
 

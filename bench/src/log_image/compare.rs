@@ -11,7 +11,7 @@ use flowstone_testkit::load::{Completion, LoadOptions};
 use super::contender::Contender;
 use super::point::{POINTS, Point, Space};
 use super::settle::{Settle, settle};
-use crate::place::{RAMP, drive, pass, remove, seconds, stop, timed};
+use crate::place::{BLOCK_BYTES, RAMP, drive, pass, remove, seconds, stop, timed};
 use crate::raw_file::fill;
 use crate::run::{Base, choose, defaults};
 
@@ -39,7 +39,6 @@ const ROOM: u64 = 4;
 const SETTLED_PART: u64 = 4;
 /// Rest between two measurements.
 const PAUSE: Duration = Duration::from_millis(300);
-const BLOCK_BYTES: u64 = 4096;
 /// No options for `flowstone create`.
 const NONE: &[&str] = &[];
 

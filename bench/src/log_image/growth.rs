@@ -17,7 +17,7 @@ use flowstone_testkit::load::{Completion, LoadOptions};
 use serde_json::Value;
 
 use crate::idle::{ANONYMOUS_MIB, figure_of};
-use crate::place::{Place, drive, remove, stats, stop, whole};
+use crate::place::{BLOCK_BYTES, Place, drive, remove, stats, stop, whole};
 use crate::run::Run;
 
 /// Options.
@@ -41,7 +41,6 @@ pub struct GrowthArgs {
     place: Place,
 }
 
-const BLOCK_BYTES: u64 = 4096;
 const FILL_BYTES: u64 = 1 << 20;
 /// Part of a checkpoint's interval, in percent, that is written before a stop or a kill, without
 /// headers: there is no checkpoint in it, and nearly all leaves of the map change.

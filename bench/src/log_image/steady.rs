@@ -17,7 +17,7 @@ use rustix::fs::statfs;
 
 use super::parts::Parts;
 use super::share::{greedy, live_share, reserve_for};
-use crate::place::{Place, drive, pass, remove, stats, stop};
+use crate::place::{BLOCK_BYTES, Place, drive, pass, remove, stats, stop};
 use crate::run::{Run, choose};
 
 /// Options.
@@ -116,7 +116,6 @@ const LIVE_PERCENT: &str = "live";
 const P50_MS: &str = "p50_ms";
 const P99_MS: &str = "p99_ms";
 
-const BLOCK_BYTES: u64 = 4096;
 const IODEPTH: u16 = 32;
 /// Largest allowed p99 with cleaning, as a multiple of that without.
 const P99_TARGET: f64 = 2.5;

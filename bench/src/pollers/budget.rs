@@ -1,22 +1,19 @@
 //! Accuracy of a CPU budget under a load that wants more.
 
-use std::path::Path;
-
 use anyhow::Result;
 use flowstone_experiment::{Experiment, signed, spread, table};
 use flowstone_testkit::load::Completion;
 
 use super::{CPU_PERCENT, PollersArgs, interleave};
-use crate::disks::{Disks, Server, Servers, TMPFS, Who};
+use crate::disks::{Disks, Server, Servers, Who};
 
 const BUDGETS: [Option<u32>; 4] = [Some(30), Some(80), Some(150), None];
 const DISKS: usize = 4;
-const BYTES: u64 = 64 << 20;
 
 /// Measures three budgets, and the usage without one.
 pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String> {
     let cpus = [args.place.server_cpu, args.place.client_cpu];
-    let disks = Disks { count: DISKS, bytes: BYTES, sparse: false, dir: Path::new(TMPFS) };
+    let disks = Disks::on_tmpfs(DISKS);
     let mut rows = Vec::new();
     for budget in BUDGETS {
         let keys = budget.map_or(String::new(), |percent| format!("cpu-budget = \"{percent}%\"\n"));

@@ -1,6 +1,5 @@
 //! Latency beside busy processes on the CPU of the server.
 
-use std::path::Path;
 use std::process::{Child, Command};
 
 use anyhow::Result;
@@ -8,12 +7,11 @@ use flowstone_experiment::{Experiment, P50_US, P99_US, table};
 use flowstone_testkit::load::{Completion, LoadOptions};
 
 use super::{PollersArgs, interleave};
-use crate::disks::{Disks, Server, Servers, TMPFS, Who};
+use crate::disks::{Disks, Server, Servers, Who};
 
 const NICE: i8 = -10;
 const OURS: [&str; 2] = ["auto", "per-queue"];
 const PEERS: [Who; 2] = [Who::Qsd, Who::QsdOneThread];
-const BYTES: u64 = 64 << 20;
 const RATE: f64 = 2000.0;
 const LOOPS: usize = 2;
 /// Beginning of the points' names.
@@ -77,7 +75,7 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
 
 /// Starts each choice of pollers as nice as its process, and less nice, and the peers.
 fn start(args: &PollersArgs) -> Result<Servers> {
-    let disks = Disks { count: 1, bytes: BYTES, sparse: false, dir: Path::new(TMPFS) };
+    let disks = Disks::on_tmpfs(1);
     let cpus = [args.place.server_cpu];
     let mut servers = Vec::new();
     for choice in OURS {

@@ -1,7 +1,5 @@
 //! The cost of four disks under moderate loads.
 
-use std::path::Path;
-
 use anyhow::Result;
 use flowstone_experiment::{
     CALLS_PER_IO, CPU_US, Experiment, IOPS, KICKS_PER_IO, P50_US, P99_US, table,
@@ -9,12 +7,11 @@ use flowstone_experiment::{
 use flowstone_testkit::load::{Completion, LoadOptions};
 
 use super::{CPU_PERCENT, PollersArgs, interleave};
-use crate::disks::{Disks, Servers, TMPFS, Who};
+use crate::disks::{Disks, Servers, Who};
 
 const OURS: [Who; 3] = [Who::Flowstone("auto"), Who::Flowstone("1"), Who::Flowstone("per-queue")];
 const PEERS: [Who; 3] = [Who::Qsd, Who::QsdOneThread, Who::QsdThreads];
 const DISKS: usize = 4;
-const BYTES: u64 = 64 << 20;
 /// Beginning of the points' names.
 const PREFIX: &str = "cost, ";
 const TITLES: &str = "load of each | client | server | IOPS | CPU % | CPU us/IO | to QSD (95 %) | p50 us | \
@@ -36,7 +33,7 @@ const LOADS: [Load; 3] = [
 
 /// Measures with a client that sleeps and with one that polls.
 pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String> {
-    let disks = Disks { count: DISKS, bytes: BYTES, sparse: false, dir: Path::new(TMPFS) };
+    let disks = Disks::on_tmpfs(DISKS);
     let servers = Servers::start(&args.place, &[OURS, PEERS].concat(), disks)?;
     for Load { name, rate, burst, iodepth } in LOADS {
         for (client, completion) in [("sleeps", Completion::Eventfd), ("polls", Completion::Poll)] {

@@ -7,7 +7,8 @@ use flowstone_experiment::{CPU_US, Experiment, IOPS, P99_US, table};
 use flowstone_testkit::load::Completion;
 
 use super::{PollersArgs, interleave};
-use crate::disks::{Disks, Server, Servers, TMPFS, Who};
+use crate::disks::{Disks, Server, Servers, Who};
+use crate::place::TMPFS;
 
 const DISKS: usize = 16;
 const DEPTH: u16 = 4;

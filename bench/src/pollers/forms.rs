@@ -1,22 +1,19 @@
 //! One queue on one thread, on two, and in the form chosen by `--pipeline auto`.
 
-use std::path::Path;
-
 use anyhow::Result;
 use flowstone_experiment::{Experiment, table};
 
 use super::{PollersArgs, cells, interleave};
-use crate::disks::{Disks, Servers, TMPFS, Who};
+use crate::disks::{Disks, Servers, Who};
 
 const FORMS: [&str; 3] = ["fused", "split", "auto"];
 const DEPTHS: [u16; 3] = [1, 32, 128];
-const BYTES: u64 = 64 << 20;
 /// Beginning of the points' names.
 const PREFIX: &str = "forms, ";
 
 /// Measures each form at all depths, on the server's CPU and on both.
 pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String> {
-    let disks = Disks { count: 1, bytes: BYTES, sparse: false, dir: Path::new(TMPFS) };
+    let disks = Disks::on_tmpfs(1);
     let both = [args.place.server_cpu, args.place.client_cpu];
     for (cpus, named) in [(&both[..1], "its own"), (&both[..], "and the client's")] {
         let servers = Servers::start_on(&args.place, &FORMS.map(Who::Pipeline), disks, cpus)?;

@@ -1,6 +1,5 @@
 //! Queues that move between pollers because their loads change.
 
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -9,11 +8,10 @@ use flowstone_testkit::load::{Completion, LoadOptions};
 use serde_json::Value;
 
 use super::PollersArgs;
-use crate::disks::{Disks, Server, TMPFS, Who};
+use crate::disks::{Disks, Server, Who};
 use crate::place::seconds;
 
 const DISKS: usize = 4;
-const BYTES: u64 = 64 << 20;
 /// Long enough for two moves: loads are checked every 100 ms, and a moved queue stays for 500 ms.
 const PHASE: f64 = 0.9;
 const PHASES_PER_ROUND: usize = 4;
@@ -23,7 +21,7 @@ const HARD: [[usize; 2]; 6] = [[0, 1], [2, 3], [0, 2], [1, 3], [0, 3], [1, 2]];
 /// Measures with two pollers, and with as many as are needed.
 pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String> {
     let cpus = [args.place.server_cpu, args.place.client_cpu];
-    let disks = Disks { count: DISKS, bytes: BYTES, sparse: false, dir: Path::new(TMPFS) };
+    let disks = Disks::on_tmpfs(DISKS);
     let mut rows = Vec::new();
     for choice in ["2", "auto"] {
         let server = Server::start(&args.place, Who::Flowstone(choice), disks, &cpus, "")?;

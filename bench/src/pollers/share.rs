@@ -1,24 +1,21 @@
 //! One to four disks on one poller and on threads of their own, with the same CPU for all threads.
 
-use std::path::Path;
-
 use anyhow::Result;
 use flowstone_experiment::plot::{Axes, Lines, draw};
 use flowstone_experiment::{Experiment, IOPS, table};
 
 use super::{PollersArgs, cells, interleave};
-use crate::disks::{Disks, Servers, TMPFS, Who};
+use crate::disks::{Disks, Servers, Who};
 
 const CHOICES: [&str; 3] = ["1", "auto", "per-queue"];
 const DISKS_MAX: usize = 4;
 const DEPTHS: [u16; 2] = [1, 32];
-const BYTES: u64 = 64 << 20;
 
 /// Measures all numbers of disks at all depths.
 pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String> {
     let (mut rows, mut lines) = (Vec::new(), Lines::new());
     for count in 1..=DISKS_MAX {
-        let disks = Disks { count, bytes: BYTES, sparse: false, dir: Path::new(TMPFS) };
+        let disks = Disks::on_tmpfs(count);
         let servers = Servers::start(&args.place, &CHOICES.map(Who::Flowstone), disks)?;
         let own = servers.0[CHOICES.len() - 1].name.clone();
         for depth in DEPTHS {

@@ -18,7 +18,7 @@ use clap::Args;
 use flowstone_experiment::{Experiment, Figures};
 use flowstone_testkit::load::Completion;
 
-use crate::place::{Place, remove};
+use crate::place::{BLOCK_BYTES, Place, remove};
 use crate::raw_file::fill;
 use crate::run::{Run, choose};
 use crate::server::{fio, of_image};
@@ -43,7 +43,6 @@ const SMALL_JOB_BYTES: u64 = 128 << 20;
 const PAUSE: Duration = Duration::from_secs(1);
 const WRITERS: usize = 8;
 const IODEPTH: u16 = 64;
-const BLOCK_BYTES: u64 = 4096;
 
 /// The access patterns of the writers.
 const PATTERNS: [&str; 2] = ["write", "randwrite"];
