@@ -6,7 +6,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use flowstone_experiment::command::succeed;
 use flowstone_experiment::{CPU_US, Figures, IOPS, P50_US, P99_US};
 use serde_json::Value;
 
@@ -70,11 +71,8 @@ impl Job<'_> {
 
 /// Runs fio and reads its report.
 pub fn run(arguments: &[String]) -> Result<Figures> {
-    let answer = Command::new(PROGRAM).args(arguments).output().context("run fio")?;
-    let text = String::from_utf8_lossy(&answer.stdout);
-    if !answer.status.success() {
-        bail!("fio ended with {}: {}", answer.status, String::from_utf8_lossy(&answer.stderr));
-    }
+    let output = succeed(Command::new(PROGRAM).args(arguments))?;
+    let text = String::from_utf8_lossy(&output);
     // Warnings may come before the JSON.
     let json = text.find('{').map_or("", |at| &text[at..]);
     decode(&serde_json::from_str(json).context("read fio's report")?)

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use flowstone_experiment::command::succeed;
 use flowstone_experiment::noise::{Noise, OTHERS_PERCENT};
 use flowstone_experiment::{Figures, figures};
 use flowstone_testkit::load::{LoadOptions, LoadReport};
@@ -148,14 +149,8 @@ pub fn versions(args: &CompareArgs) -> Vec<(String, String)> {
 
 /// Returns the first line of `program --version`.
 fn version(program: &Path) -> Result<String> {
-    let answer = Command::new(program)
-        .arg("--version")
-        .output()
-        .with_context(|| format!("{} cannot be run", program.display()))?;
-    if !answer.status.success() {
-        bail!("{} --version ended with {}", program.display(), answer.status);
-    }
-    let text = String::from_utf8_lossy(&answer.stdout);
+    let output = succeed(Command::new(program).arg("--version"))?;
+    let text = String::from_utf8_lossy(&output);
     Ok(text.lines().next().unwrap_or_default().trim().to_owned())
 }
 
