@@ -6,8 +6,9 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Args;
+use flowstone_experiment::command::number;
 use flowstone_experiment::{CPU_US, Experiment, Figures, IOPS, figures, table};
 use flowstone_testkit::load::LoadOptions;
 use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT};
@@ -108,7 +109,6 @@ fn lost(mut recorder: Daemon) -> Result<f64> {
     let ended = recorder.wait(TERMINATE_TIMEOUT)?;
     ensure!(ended.success(), "the recorder ended with {ended}: {}", recorder.stderr());
     let totals: Value = serde_json::from_str(&recorder.stdout())?;
-    let number = |key: &str| totals[key].as_f64().with_context(|| format!("no {key}"));
-    let (requests, lost) = (number("requests")?, number("lost")?);
+    let (requests, lost) = (number(&totals, "requests")?, number(&totals, "lost")?);
     Ok(100.0 * lost / (requests + lost))
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use flowstone_experiment::command::number;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -16,8 +17,7 @@ pub struct Cell {
 impl Cell {
     /// Returns a figure of the report.
     pub fn number(&self, name: &str) -> Result<f64> {
-        let command = || format!("no {name} in the report of {}", self.command.join(" "));
-        self.report[name].as_f64().with_context(command)
+        number(&self.report, name).with_context(|| self.command.join(" "))
     }
 }
 

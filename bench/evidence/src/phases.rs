@@ -1,6 +1,7 @@
 //! Tables with a line for each phase of a trace.
 
 use anyhow::{Context, Result};
+use flowstone_experiment::command::number;
 use serde_json::{Map, Value, json};
 
 use super::data::Data;
@@ -64,10 +65,6 @@ pub fn rows(data: &Data, what: OfPhase) -> Result<Vec<Vec<String>>> {
 /// Returns the total WAF of a phase.
 pub fn waf(phase: &Value) -> Result<f64> {
     Ok(number(phase, "device_blocks")? / number(phase, "guest_blocks")?)
-}
-
-fn number(phase: &Value, name: &str) -> Result<f64> {
-    phase[name].as_f64().with_context(|| format!("no {name}"))
 }
 
 fn shown(phase: &Value, what: OfPhase) -> Result<String> {

@@ -21,3 +21,8 @@ pub fn succeed(command: &mut Command) -> Result<Vec<u8>> {
     ensure!(output.status.success(), "{command:?} ended with {}: {}", output.status, said.trim());
     Ok(output.stdout)
 }
+
+/// Returns a number of a JSON object.
+pub fn number(of: &Value, key: &str) -> Result<f64> {
+    of[key].as_f64().with_context(|| format!("no number {key:?} in the JSON"))
+}

@@ -7,14 +7,14 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Args;
 use flowstone_block::parse_size;
+use flowstone_experiment::command::number;
 use flowstone_experiment::plot::{Axes, Lines, draw};
 use flowstone_experiment::{Experiment, Figures, interval, table, thousands};
 use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, LoadOptions};
-use serde_json::Value;
 
 use crate::idle::{ANONYMOUS_MIB, figure_of};
 use crate::place::{BLOCK_BYTES, Place, drive, remove, stats, stop, whole};
@@ -198,7 +198,6 @@ impl Disk<'_> {
     /// Returns a count of `stats` about the image.
     fn count(&self, key: &str) -> Result<f64> {
         let stats = stats(&self.args.place.program()?, &self.control())?;
-        let count = stats["disks"][0]["log"].get(key).and_then(Value::as_f64);
-        count.with_context(|| format!("`stats` has no log.{key}"))
+        number(&stats["disks"][0]["log"], key)
     }
 }

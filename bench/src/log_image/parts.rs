@@ -1,6 +1,7 @@
 //! Blocks appended to a log image, by kind.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use flowstone_experiment::command::number;
 use serde_json::Value;
 
 /// Blocks appended since the image was made, or between two readings.
@@ -19,15 +20,13 @@ pub struct Parts {
 impl Parts {
     /// Reads them from the part of `stats --json` about a log image.
     pub fn of(log: &Value) -> Result<Self> {
-        let number =
-            |key: &str| log[key].as_f64().with_context(|| format!("`stats` has no log.{key}"));
         Ok(Self {
-            guest: number("guest_blocks")?,
-            appended: number("appended_blocks")?,
-            copies: number("relocated_blocks")?,
-            maps: number("map_blocks")?,
-            headers: number("header_blocks")?,
-            seals: number("seal_blocks")?,
+            guest: number(log, "guest_blocks")?,
+            appended: number(log, "appended_blocks")?,
+            copies: number(log, "relocated_blocks")?,
+            maps: number(log, "map_blocks")?,
+            headers: number(log, "header_blocks")?,
+            seals: number(log, "seal_blocks")?,
         })
     }
 

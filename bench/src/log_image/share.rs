@@ -7,8 +7,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result};
-use flowstone_experiment::command::json;
+use anyhow::Result;
+use flowstone_experiment::command::{json, number};
 
 use crate::place::Place;
 
@@ -19,10 +19,8 @@ const RESERVES: std::ops::RangeInclusive<u32> = 3..=74;
 /// be served.
 pub fn live_share(place: &Place, image: &Path, bytes: u64) -> Result<f64> {
     let info = json(Command::new(place.program()?).args(["info", "--json"]).arg(image))?;
-    let number = |key: &str| {
-        info["log"][key].as_f64().with_context(|| format!("`info --json` has no log.{key}"))
-    };
-    Ok(bytes as f64 / (number("segments_limit")? * number("segment_bytes")?))
+    let log = &info["log"];
+    Ok(bytes as f64 / (number(log, "segments_limit")? * number(log, "segment_bytes")?))
 }
 
 /// Returns the reserve with which an image comes closest to a share of live blocks.

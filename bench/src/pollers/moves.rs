@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use flowstone_experiment::command::number;
 use flowstone_experiment::{Experiment, GAP_MS, interval, table};
 use flowstone_testkit::load::{Completion, LoadOptions};
 use serde_json::Value;
@@ -73,11 +74,10 @@ fn moved(stats: &Value) -> Result<[f64; 3]> {
     let pollers = stats["pollers"].as_array().context("no pollers in the statistics")?;
     let (mut count, mut sum, mut longest) = (0.0, 0.0, 0.0f64);
     for poller in pollers {
-        let number = |name: &str| poller[name].as_f64().with_context(|| format!("no {name}"));
-        let moves = number("moves")?;
+        let moves = number(poller, "moves")?;
         count += moves;
-        sum += moves * number("move_us_mean")?;
-        longest = longest.max(number("move_us_max")?);
+        sum += moves * number(poller, "move_us_mean")?;
+        longest = longest.max(number(poller, "move_us_max")?);
     }
     Ok([count, sum / f64::max(count, 1.0), longest])
 }
