@@ -98,24 +98,13 @@ impl Experiment {
 
     /// Returns the contenders at a point, in the order of their first figures.
     pub fn contenders(&self, point: &str) -> Vec<&str> {
-        let mut contenders = Vec::new();
-        for series in self.series.iter().filter(|series| series.point == point) {
-            if !contenders.contains(&&*series.contender) {
-                contenders.push(&*series.contender);
-            }
-        }
-        contenders
+        let at = self.series.iter().filter(|series| series.point == point);
+        distinct(at.map(|series| &*series.contender))
     }
 
     /// Returns all points, in the order of their first figures.
     pub fn points(&self) -> Vec<&str> {
-        let mut points = Vec::new();
-        for series in &self.series {
-            if !points.contains(&&*series.point) {
-                points.push(&*series.point);
-            }
-        }
-        points
+        distinct(self.series.iter().map(|series| &*series.point))
     }
 
     /// Measures every contender at every point once in each round, contenders in turn. Points and
@@ -184,6 +173,16 @@ impl Series {
     fn is(&self, point: &str, contender: &str, figure: &str) -> bool {
         (&*self.point, &*self.contender, &*self.figure) == (point, contender, figure)
     }
+}
+
+fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut distinct = Vec::new();
+    for name in names {
+        if !distinct.contains(&name) {
+            distinct.push(name);
+        }
+    }
+    distinct
 }
 
 /// Returns all contenders, beginning with another one in each round.

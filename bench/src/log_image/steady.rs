@@ -48,12 +48,6 @@ pub struct SteadyArgs {
     place: Place,
 }
 
-impl SteadyArgs {
-    fn image(&self) -> PathBuf {
-        self.run.dir.join("steady.flow")
-    }
-}
-
 /// One full disk.
 #[derive(Clone, Copy, Debug)]
 struct Case {
@@ -109,6 +103,7 @@ const CASES: [Case; 6] = [
     zipf("zipf-80", 20, 1.94),
 ];
 
+const IMAGE: &str = "steady.flow";
 /// The full image, and the one with so much space that nothing is cleaned.
 const CLEANED: &str = "cleaned";
 const ROOM: &str = "room";
@@ -146,7 +141,7 @@ fn one_case(args: &SteadyArgs, case: &Case, experiment: &mut Experiment) -> Resu
     let reserve = match case.fullness {
         Fullness::Reserve { percent, .. } => percent,
         Fullness::Share(share) => {
-            reserve_for(&args.place, &args.image(), args.size, &args.create_arg, share)?
+            reserve_for(&args.place, &args.run.dir.join(IMAGE), args.size, &args.create_arg, share)?
         }
     };
     let mut disk = Disk::make(args, args.size, &["--reserve".to_owned(), reserve.to_string()])?;
@@ -186,7 +181,7 @@ struct Disk<'a> {
 
 impl<'a> Disk<'a> {
     fn make(args: &'a SteadyArgs, bytes: u64, more: &[String]) -> Result<Self> {
-        let image = args.image();
+        let image = args.run.dir.join(IMAGE);
         let (socket, control) = (image.with_extension("sock"), image.with_extension("control"));
         args.place.create_log(&image, bytes, &[&args.create_arg, more].concat())?;
         let live_share = live_share(&args.place, &image, bytes)?;
