@@ -22,8 +22,8 @@ use flowstone_log::{LogOptions, Streams};
 use flowstone_qcow2::{Backing, Qcow2Options};
 
 pub use self::advise::Advise;
-pub use self::disk::{AddDisk, Disk, DiskCommand, ListDisks, RemoveDisk, SetDisk, ShowDisk};
-pub use self::group::{AddGroup, Group, GroupCommand, ListGroups, RemoveGroup, SetGroup};
+pub use self::disk::{AddDisk, Disk, DiskCommand, RemoveDisk, SetDisk, ShowDisk};
+pub use self::group::{AddGroup, Group, GroupCommand, RemoveGroup, SetGroup};
 pub use self::record::Record;
 pub use self::replay::{Replay, StorageArgs, WhenMade};
 pub use self::serve::Serve;
@@ -48,7 +48,7 @@ pub enum Command {
     /// Make a new, empty image
     Create(Create),
     /// Show an image's format, size and space; works while it is in use
-    Info(Info),
+    Info(ReportArgs),
     /// Check an image; exit status 0 clean, 2 errors found, 3 only leaked space
     Check(Check),
     /// Copy an image into a new one, keeping holes as holes
@@ -98,13 +98,13 @@ pub enum Command {
     /// Prints a line of JSON each time a disk is added, opening, serving, failed, removed, resized,
     /// full or damaged, and each time a guest has connected or disconnected. If this command does
     /// not keep up, a line gives the number of lost events.
-    Events(Events),
+    Events(Daemon),
     /// Have a running daemon read its configuration again
     ///
     /// New disks are added, disks that are gone are removed unless a guest is attached, limits and
     /// weights are changed. Prints these changes, and the settings that take effect only when a
     /// disk is served anew. A configuration that cannot be read changes nothing.
-    Reload(Reload),
+    Reload(Query),
 }
 
 /// A daemon that is running.
@@ -114,6 +114,17 @@ pub struct Daemon {
     #[arg(long, value_name = "SOCK", env = CONTROL_VARIABLE, hide_env_values = true,
         default_value = CONTROL_DEFAULT)]
     pub control: PathBuf,
+}
+
+/// A daemon that is asked, and the form of its answer.
+#[derive(Debug, ClapArgs)]
+pub struct Query {
+    /// The daemon.
+    #[command(flatten)]
+    pub daemon: Daemon,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `create`.
@@ -229,9 +240,9 @@ impl LogArgs {
     }
 }
 
-/// Arguments of `info`.
+/// An image to report on, and the form of the report.
 #[derive(Debug, ClapArgs)]
-pub struct Info {
+pub struct ReportArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -252,14 +263,9 @@ pub struct Check {
     /// repair)
     #[arg(long)]
     pub repair: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-    /// Image format, raw, qcow2 or log, if the file's name does not show it
-    #[arg(short, long)]
-    pub format: Option<Format>,
-    /// The image
-    pub image: PathBuf,
+    /// The image, and the form of the report.
+    #[command(flatten)]
+    pub report: ReportArgs,
 }
 
 /// Arguments of `convert`.
@@ -319,31 +325,12 @@ pub struct Compact {
     pub image: PathBuf,
 }
 
-/// Arguments of `events`.
-#[derive(Debug, ClapArgs)]
-pub struct Events {
-    /// The daemon.
-    #[command(flatten)]
-    pub daemon: Daemon,
-}
-
-/// Arguments of `reload`.
-#[derive(Debug, ClapArgs)]
-pub struct Reload {
-    /// The daemon.
-    #[command(flatten)]
-    pub daemon: Daemon,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
 /// Arguments of `stats`.
 #[derive(Debug, ClapArgs)]
 pub struct Stats {
-    /// The daemon.
+    /// The daemon, and the form of its answer.
     #[command(flatten)]
-    pub daemon: Daemon,
+    pub query: Query,
     /// Show the recognised layout of a disk: partitions, file systems, journals. DISK is its name
     /// or its image
     #[arg(long, value_name = "DISK")]
@@ -355,7 +342,4 @@ pub struct Stats {
     /// Also print the buckets of durations: upper bound and count of each that is not empty
     #[arg(long, requires = "json", conflicts_with_all = ["layout", "numa"])]
     pub buckets: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
 }

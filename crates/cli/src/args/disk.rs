@@ -11,7 +11,7 @@ use flowstone_daemon::{DiskTable, typed_disk};
 use flowstone_qos::ShareArgs;
 use toml::Table;
 
-use super::Daemon;
+use super::{Daemon, Query};
 
 /// Arguments of `disk`.
 #[derive(Debug, ClapArgs)]
@@ -27,7 +27,7 @@ pub enum DiskCommand {
     /// Serve one more disk; returns when a guest can connect
     Add(AddDisk),
     /// List all disks, in any state
-    List(ListDisks),
+    List(Query),
     /// Show one disk: its state, and its keys as given
     Show(ShowDisk),
     /// Stop serving a disk; returns when its socket is removed and its image is free
@@ -86,26 +86,12 @@ impl FromArgMatches for AddDisk {
     }
 }
 
-/// Arguments of `disk list`.
-#[derive(Debug, ClapArgs)]
-pub struct ListDisks {
-    /// The daemon.
-    #[command(flatten)]
-    pub daemon: Daemon,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
 /// Arguments of `disk show`.
 #[derive(Debug, ClapArgs)]
 pub struct ShowDisk {
-    /// The daemon.
+    /// The daemon, and the form of its answer.
     #[command(flatten)]
-    pub daemon: Daemon,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    pub query: Query,
     /// The disk's name
     pub name: String,
 }

@@ -3,7 +3,7 @@
 use clap::{Args as ClapArgs, Subcommand};
 use flowstone_qos::{GroupLimitArgs, Limit};
 
-use super::Daemon;
+use super::{Daemon, Query};
 
 /// Arguments of `group`.
 #[derive(Debug, ClapArgs)]
@@ -19,7 +19,7 @@ pub enum GroupCommand {
     /// Add a group, which disks can then name
     Add(AddGroup),
     /// List all groups, with their disks
-    List(ListGroups),
+    List(Query),
     /// Remove a group without disks
     Remove(RemoveGroup),
     /// Change the limit that the disks of a group share
@@ -51,17 +51,6 @@ pub struct AddGroup {
     pub together: GroupLimitArgs,
     /// The group's name
     pub group: String,
-}
-
-/// Arguments of `group list`.
-#[derive(Debug, ClapArgs)]
-pub struct ListGroups {
-    /// The daemon.
-    #[command(flatten)]
-    pub daemon: Daemon,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// Arguments of `group remove`.

@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
-use super::Daemon;
+use super::Query;
 
 /// Arguments of `record`.
 #[derive(Debug, ClapArgs)]
 pub struct Record {
-    /// The daemon.
+    /// The daemon, and the form of the totals.
     #[command(flatten)]
-    pub daemon: Daemon,
+    pub query: Query,
     /// File to create, which must not exist: CSV, compressed with zstd, readable by its owner only
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
@@ -21,9 +21,6 @@ pub struct Record {
     /// Round times down to a millisecond, which reveals less of the guest's activity
     #[arg(long)]
     pub coarse: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
     /// The disk's name or image
     pub disk: PathBuf,
 }

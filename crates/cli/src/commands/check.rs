@@ -8,7 +8,7 @@ use flowstone_image::{CheckOptions, CheckReport, Format};
 use serde::Serialize;
 
 use super::{LOCK_PATIENCE, print_json};
-use crate::args::Check;
+use crate::args::{Check, ReportArgs};
 use crate::output::out;
 use crate::progress::bytes_bar;
 
@@ -29,18 +29,19 @@ struct Report<'a> {
 }
 
 pub fn run(args: &Check) -> Result<ExitCode> {
-    let format = Format::choose(args.format, &args.image)?;
+    let ReportArgs { json, format, image } = &args.report;
+    let format = Format::choose(*format, image)?;
     let bar = bytes_bar("checking", 0);
     let options = CheckOptions { data: args.data, repair: args.repair };
-    let found = check(&args.image, format, options, LOCK_PATIENCE, &mut |done, total| {
+    let found = check(image, format, options, LOCK_PATIENCE, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
     });
     bar.finish_and_clear();
     let found = found?;
-    if args.json {
+    if *json {
         print_json(&Report {
-            image: args.image.display().to_string(),
+            image: image.display().to_string(),
             readable_bytes: found.readable_bytes,
             data_bytes: found.data_bytes,
             error_count: found.error_count,

@@ -9,7 +9,7 @@ use flowstone_control::{Client, Command, DiskChange};
 use serde_json::Value;
 
 use super::{disk_meant_by, limit_text, only_print_from_now_on, print_json};
-use crate::args::{AddDisk, DiskCommand, ListDisks, RemoveDisk, SetDisk, ShowDisk};
+use crate::args::{AddDisk, DiskCommand, Query, RemoveDisk, SetDisk, ShowDisk};
 use crate::output::{out, tell};
 
 /// Time between two checks whether a disk is open: initially, and at most.
@@ -72,7 +72,7 @@ fn error_of(error: &Value) -> Error {
     Error::new(kind, text("what"), text("why"), text("advice"))
 }
 
-fn list(args: &ListDisks) -> Result<()> {
+fn list(args: &Query) -> Result<()> {
     let disks = Client::connect(&args.daemon.control)?.run(&Command::Disks)?;
     only_print_from_now_on();
     if args.json {
@@ -102,9 +102,9 @@ fn print_line(disk: &Value) {
 
 fn show(args: &ShowDisk) -> Result<()> {
     let command = Command::Show(args.name.clone());
-    let disk = Client::connect(&args.daemon.control)?.run(&command)?;
+    let disk = Client::connect(&args.query.daemon.control)?.run(&command)?;
     only_print_from_now_on();
-    if args.json {
+    if args.query.json {
         print_json(&disk);
         return Ok(());
     }

@@ -7,12 +7,12 @@ use flowstone_block::{Error, Result};
 use flowstone_control::{Client, Received};
 
 use super::only_print_from_now_on;
-use crate::args::Events;
+use crate::args::Daemon;
 
-pub fn run(args: &Events) -> Result<ExitCode> {
-    let received = Client::connect(&args.daemon.control)?.events()?;
+pub fn run(daemon: &Daemon) -> Result<ExitCode> {
+    let received = Client::connect(&daemon.control)?.events()?;
     only_print_from_now_on();
-    let name = format!("control socket {}", args.daemon.control.display());
+    let name = format!("control socket {}", daemon.control.display());
     let error = print(received);
     Err(Error::host(name, error, "what happens from now on is not seen; ask the next daemon"))
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use toml::Table;
 
 use super::{limit_text, only_print_from_now_on, print_json};
-use crate::args::{AddGroup, GroupCommand, ListGroups, RemoveGroup, SetGroup};
+use crate::args::{AddGroup, GroupCommand, Query, RemoveGroup, SetGroup};
 use crate::output::out;
 
 pub fn run(command: GroupCommand) -> Result<ExitCode> {
@@ -50,7 +50,7 @@ fn remove(args: &RemoveGroup) -> Result<()> {
     Ok(())
 }
 
-fn list(args: &ListGroups) -> Result<()> {
+fn list(args: &Query) -> Result<()> {
     let groups = Client::connect(&args.daemon.control)?.run(&Command::Groups)?;
     only_print_from_now_on();
     if args.json {

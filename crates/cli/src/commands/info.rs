@@ -10,7 +10,7 @@ use flowstone_qcow2::Qcow2Info;
 use serde::Serialize;
 
 use super::{only_print_from_now_on, print_json};
-use crate::args::Info;
+use crate::args::ReportArgs;
 use crate::output::out;
 
 /// The stable JSON format.
@@ -101,7 +101,7 @@ impl From<&LogInfo> for LogReport {
     }
 }
 
-pub fn run(args: &Info) -> Result<ExitCode> {
+pub fn run(args: &ReportArgs) -> Result<ExitCode> {
     let format = Format::choose(args.format, &args.image)?;
     let found = inspect(&args.image, format)?;
     let report = Report {

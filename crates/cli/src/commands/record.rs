@@ -32,7 +32,7 @@ pub fn run(args: &Record) -> Result<ExitCode> {
     let is_signalled =
         signals().map_err(|error| Error::host("signals", error, "free resources"))?;
     let command = Command::Record { disk: disk_meant_by(&args.disk), coarse: args.coarse };
-    let recorded = Client::connect(&args.daemon.control)?.record(&command)?;
+    let recorded = Client::connect(&args.query.daemon.control)?.record(&command)?;
     let begin = Instant::now();
     let time = args.seconds.map(Duration::from_secs);
     let is_enough = || {
@@ -45,7 +45,7 @@ pub fn run(args: &Record) -> Result<ExitCode> {
         return Err(host(io::Error::new(ErrorKind::UnexpectedEof, "the daemon hung up")));
     };
     only_print_from_now_on();
-    if args.json {
+    if args.query.json {
         print_json(&json!({ "requests": requests, "lost": lost }));
     } else {
         out!("{:<16} {requests}\n{:<16} {lost}", "requests", "lost");

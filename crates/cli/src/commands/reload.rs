@@ -6,10 +6,10 @@ use flowstone_block::{Printable, Result};
 use flowstone_control::{Client, Command};
 
 use super::{only_print_from_now_on, print_json};
-use crate::args::Reload;
+use crate::args::Query;
 use crate::output::out;
 
-pub fn run(args: &Reload) -> Result<ExitCode> {
+pub fn run(args: &Query) -> Result<ExitCode> {
     let done = Client::connect(&args.daemon.control)?.run(&Command::Reload)?;
     only_print_from_now_on();
     if args.json {

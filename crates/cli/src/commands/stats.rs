@@ -16,7 +16,7 @@ const TOLD: [&str; 2] = ["limit", "total"];
 const KINDS: [&str; 5] = ["read", "write", "flush", "discard", "write_zeroes"];
 
 pub fn run(args: &Stats) -> Result<ExitCode> {
-    let mut daemon = Client::connect(&args.daemon.control)?;
+    let mut daemon = Client::connect(&args.query.daemon.control)?;
     let (command, print): (_, fn(&Value)) = match &args.layout {
         Some(disk) => (layout_of(disk), print_layout),
         None if args.numa => (Command::Numa, print_numa),
@@ -24,7 +24,7 @@ pub fn run(args: &Stats) -> Result<ExitCode> {
     };
     let report = daemon.run(&command)?;
     only_print_from_now_on();
-    if args.json {
+    if args.query.json {
         print_json(&report);
     } else {
         print(&report);
