@@ -1,5 +1,7 @@
 //! Options and report of a check.
 
+use serde::Serialize;
+
 /// Options of a check: its scope, and whether to repair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CheckOptions {
@@ -10,19 +12,19 @@ pub struct CheckOptions {
     pub repair: bool,
 }
 
-/// Result of a check.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Result of a check: its JSON is stable.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CheckReport {
     /// Bytes of data that match their checksum or, in a raw image, are readable.
     pub readable_bytes: u64,
     /// Bytes of data in all.
     pub data_bytes: u64,
-    /// Errors, one line each; limited to `ERRORS_LISTED_MAX`.
-    pub errors: Vec<String>,
     /// Number of errors in all.
     pub error_count: u64,
     /// Allocated bytes without a reference; a raw image has none.
     pub leaked_bytes: u64,
+    /// Errors, one line each; limited to `ERRORS_LISTED_MAX`.
+    pub errors: Vec<String>,
     /// Remarks that are not errors.
     pub notes: Vec<String>,
     /// Repairs made, and data lost by them.

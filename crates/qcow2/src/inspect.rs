@@ -4,6 +4,7 @@ use std::io;
 
 use flowstone_block::{AlignedBuf, Errno, Result};
 use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
+use serde::Serialize;
 
 use super::entry::{self, Mapping};
 use super::header::Header;
@@ -12,18 +13,20 @@ use super::map::from_bytes;
 use super::shape::sector_bytes;
 use super::survey::{SurveyError, TABLES_BYTES_MAX};
 
-/// Information about a qcow2 image.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Information about a qcow2 image: its JSON is stable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Qcow2Info {
     /// Size of the disk in bytes.
+    #[serde(skip)]
     pub virtual_bytes: u64,
     /// Bytes of the disk for which the image itself has data, by the tables on the medium; `None`
     /// if there are too many tables, or they cannot be read.
+    #[serde(skip)]
     pub live_bytes: Option<u64>,
-    /// Bytes of a cluster.
-    pub cluster_bytes: u64,
     /// Version of the format, 2 or 3.
     pub version: u32,
+    /// Bytes of a cluster.
+    pub cluster_bytes: u64,
     /// Name of the backing file, as stored in the image.
     pub backing: Option<String>,
     /// Format of the backing file, if the image states it.

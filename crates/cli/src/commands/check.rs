@@ -19,13 +19,8 @@ const ONLY_LEAKS: u8 = 3;
 #[derive(Serialize)]
 struct Report<'a> {
     image: String,
-    readable_bytes: u64,
-    data_bytes: u64,
-    error_count: u64,
-    leaked_bytes: u64,
-    errors: &'a [String],
-    notes: &'a [String],
-    repairs: &'a [String],
+    #[serde(flatten)]
+    found: &'a CheckReport,
 }
 
 pub fn run(args: &Check) -> Result<ExitCode> {
@@ -40,16 +35,7 @@ pub fn run(args: &Check) -> Result<ExitCode> {
     bar.finish_and_clear();
     let found = found?;
     if *json {
-        print_json(&Report {
-            image: image.display().to_string(),
-            readable_bytes: found.readable_bytes,
-            data_bytes: found.data_bytes,
-            error_count: found.error_count,
-            leaked_bytes: found.leaked_bytes,
-            errors: &found.errors,
-            notes: &found.notes,
-            repairs: &found.repairs,
-        });
+        print_json(&Report { image: image.display().to_string(), found: &found });
     } else {
         print(&found, format, args.data);
     }

@@ -25,80 +25,9 @@ struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     dead_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    log: Option<LogReport>,
+    log: Option<LogInfo>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    qcow2: Option<Qcow2Report>,
-}
-
-/// Properties of a qcow2 image.
-#[derive(Serialize)]
-struct Qcow2Report {
-    version: u32,
-    cluster_bytes: u64,
-    backing: Option<String>,
-    backing_format: Option<String>,
-    snapshots: u32,
-    corrupt: bool,
-}
-
-impl From<&Qcow2Info> for Qcow2Report {
-    fn from(qcow2: &Qcow2Info) -> Self {
-        Self {
-            version: qcow2.version,
-            cluster_bytes: qcow2.cluster_bytes,
-            backing: qcow2.backing.clone(),
-            backing_format: qcow2.backing_format.clone(),
-            snapshots: qcow2.snapshots,
-            corrupt: qcow2.corrupt,
-        }
-    }
-}
-
-/// Properties of a log image, at its newest checkpoint.
-#[derive(Serialize)]
-struct LogReport {
-    segment_bytes: u64,
-    erase_unit_bytes: Option<u64>,
-    /// `option`, `device` or `default`.
-    erase_unit_from: Option<&'static str>,
-    streams: &'static str,
-    reserve_percent: u32,
-    segments_limit: u32,
-    segments_used: u32,
-    segments_free: u32,
-    live_bytes: u64,
-    appended_blocks: u64,
-    guest_blocks: u64,
-    write_amplification: Option<f64>,
-    relocated_share: Option<f64>,
-    map_share: Option<f64>,
-    checkpoint_age_s: Option<u64>,
-    clean: bool,
-    generation: u64,
-}
-
-impl From<&LogInfo> for LogReport {
-    fn from(log: &LogInfo) -> Self {
-        Self {
-            segment_bytes: log.segment_bytes,
-            erase_unit_bytes: log.erase_unit.map(|unit| unit.bytes),
-            erase_unit_from: log.erase_unit.map(|unit| unit.source.name()),
-            streams: log.streams.name(),
-            reserve_percent: log.reserve_percent,
-            segments_limit: log.segments_limit,
-            segments_used: log.segments_used,
-            segments_free: log.segments_limit.saturating_sub(log.segments_used),
-            live_bytes: log.live_bytes,
-            appended_blocks: log.appended_blocks,
-            guest_blocks: log.guest_blocks,
-            write_amplification: log.write_amplification(),
-            relocated_share: log.relocated_share(),
-            map_share: log.map_share(),
-            checkpoint_age_s: log.checkpoint_age.map(|age| age.as_secs()),
-            clean: log.clean,
-            generation: log.generation,
-        }
-    }
+    qcow2: Option<Qcow2Info>,
 }
 
 pub fn run(args: &ReportArgs) -> Result<ExitCode> {
@@ -111,8 +40,8 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode> {
         live_bytes: found.space.live_bytes,
         allocated_bytes: found.space.allocated_bytes,
         dead_bytes: found.space.dead_bytes,
-        log: found.log.as_ref().map(LogReport::from),
-        qcow2: found.qcow2.as_ref().map(Qcow2Report::from),
+        log: found.log,
+        qcow2: found.qcow2,
     };
     only_print_from_now_on();
     if args.json {
@@ -135,7 +64,7 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode> {
 }
 
 /// Describes the erase unit, its source, and whether segments are small for it.
-fn erase_unit_of(log: &LogReport) -> String {
+fn erase_unit_of(log: &LogInfo) -> String {
     let (Some(bytes), Some(from)) = (log.erase_unit_bytes, log.erase_unit_from) else {
         return "not known to this image; `convert --erase-unit SIZE` makes one that follows it"
             .into();
@@ -147,7 +76,7 @@ fn erase_unit_of(log: &LogReport) -> String {
     format!("{} (by {from}){small}", format_size(bytes))
 }
 
-fn print_log(log: &LogReport) {
+fn print_log(log: &LogInfo) {
     out!(
         "segments    {} used, {} free, of {}; {} each",
         log.segments_used,
@@ -171,7 +100,7 @@ fn print_log(log: &LogReport) {
     out!("checkpoint  {age}, generation {}; {state}", log.generation);
 }
 
-fn print_qcow2(qcow2: &Qcow2Report) {
+fn print_qcow2(qcow2: &Qcow2Info) {
     out!("clusters    {}, format version {}", format_size(qcow2.cluster_bytes), qcow2.version);
     if let Some(backing) = &qcow2.backing {
         // The text comes from the image and must not reach a terminal unescaped.
