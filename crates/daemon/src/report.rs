@@ -1,5 +1,6 @@
 //! The output of `stats --json`. Its format is stable and documented in docs/operating.md.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -121,15 +122,8 @@ struct QueueReport {
     front_spin_s: f64,
 }
 
-/// One value for each kind of operation.
-#[derive(Serialize)]
-struct ByKind<T> {
-    read: T,
-    write: T,
-    flush: T,
-    discard: T,
-    write_zeroes: T,
-}
+/// One value for each kind of operation, by its name.
+type ByKind<T> = BTreeMap<&'static str, T>;
 
 #[derive(Serialize)]
 struct Latency {
@@ -154,16 +148,8 @@ pub enum Durations {
     Buckets,
 }
 
-impl<T> ByKind<T> {
-    fn of(mut value: impl FnMut(OpKind) -> T) -> Self {
-        Self {
-            read: value(OpKind::Read),
-            write: value(OpKind::Write),
-            flush: value(OpKind::Flush),
-            discard: value(OpKind::Discard),
-            write_zeroes: value(OpKind::WriteZeroes),
-        }
-    }
+fn by_kind<T>(mut value: impl FnMut(OpKind) -> T) -> ByKind<T> {
+    OpKind::ALL.map(|kind| (kind.name(), value(kind))).into()
 }
 
 impl Report {
@@ -227,7 +213,7 @@ impl DiskReport {
             log: told.log,
             stages: disk.stack.figures(),
             discards: image
-                .map(|image| DiscardReport::of(total.requests.discard, image.discards())),
+                .map(|image| DiscardReport::of(total.requests[OpKind::Discard.name()], image.discards())),
             damage: image.map(|image| DamageReport::from(image.damages())),
             errors_by_errno: disk.queues.failures.report(),
             total,
@@ -244,8 +230,8 @@ impl QueueReport {
         let sum = |counter: &dyn Fn(&QueueCounters) -> &AtomicU64| -> u64 {
             queues.iter().map(|queue| counter(queue).load(Ordering::Relaxed)).sum()
         };
-        let requests = ByKind::of(|kind| sum(&|queue| &queue.requests[kind as usize]));
-        let total: u64 = OpKind::ALL.iter().map(|k| sum(&|q| &q.requests[*k as usize])).sum();
+        let requests = by_kind(|kind| sum(&|queue| &queue.requests[kind as usize]));
+        let total: u64 = requests.values().sum();
         let (kicks, calls) = (sum(&|queue| &queue.kicks), sum(&|queue| &queue.calls));
         let per_request = |count: u64| count as f64 / total.max(1) as f64;
         let seconds = |nanos: u64| nanos as f64 / 1e9;
@@ -256,8 +242,8 @@ impl QueueReport {
         Self {
             index,
             requests,
-            bytes: ByKind::of(|kind| sum(&|queue| &queue.bytes[kind as usize])),
-            errors: ByKind::of(|kind| sum(&|queue| &queue.errors[kind as usize])),
+            bytes: by_kind(|kind| sum(&|queue| &queue.bytes[kind as usize])),
+            errors: by_kind(|kind| sum(&|queue| &queue.errors[kind as usize])),
             pipeline: index.map(|_| if is_split { "split" } else { "fused" }),
             pipeline_changes: sum(&|queue| &queue.form_changes),
             answered: sum(&|queue| &queue.answered),
@@ -268,7 +254,7 @@ impl QueueReport {
             sleeps: sum(&|queue| &queue.sleeps),
             sleep_s: seconds(sum(&|queue| &queue.sleep_ns)),
             spin_s: seconds(sum(&|queue| &queue.spin_ns)),
-            device_us: ByKind::of(|kind| times(&|queue| &queue.device[kind as usize])),
+            device_us: by_kind(|kind| times(&|queue| &queue.device[kind as usize])),
             submit_us: times(&|queue| &queue.submit),
             publish_us: times(&|queue| &queue.publish),
             front_us: times(&|queue| &queue.front),
