@@ -1,6 +1,6 @@
 //! The backend's request channel: messages that it sends on its own initiative.
 //!
-//! Only CONFIG_CHANGE_MSG matters to a disk; others are counted and, if they need a reply, refused.
+//! Only CONFIG_CHANGE_MSG matters to a disk; others are refused if they need a reply.
 //! Messages are read in the caller's thread, so there is no thread to stop.
 
 use std::io::{Read, Write};
@@ -24,14 +24,13 @@ const BODY_MAX: usize = 4096;
 #[derive(Debug)]
 pub struct BackendChannel {
     socket: UnixStream,
-    others: u64,
 }
 
 impl BackendChannel {
     /// Makes the channel; the second socket is for the backend.
     pub(super) fn pair() -> Result<(Self, UnixStream)> {
         let (ours, theirs) = UnixStream::pair().map_err(|e| Error::io("make a socket pair", e))?;
-        Ok((BackendChannel { socket: ours, others: 0 }, theirs))
+        Ok((BackendChannel { socket: ours }, theirs))
     }
 
     /// Waits for a configuration change. `false` on timeout.
@@ -46,13 +45,7 @@ impl BackendChannel {
             if self.receive()? == CONFIG_CHANGE {
                 return Ok(true);
             }
-            self.others += 1;
         }
-    }
-
-    /// Returns the number of messages that were not configuration changes.
-    pub fn other_messages(&self) -> u64 {
-        self.others
     }
 
     fn receive(&mut self) -> Result<u32> {

@@ -94,34 +94,23 @@ impl Buffers {
     }
 
     fn chain(&self, request: &Request<'_>, shape: Shape, joined: bool) -> Vec<Segment> {
+        let part = |at, bytes, writable| self.memory.part(at, bytes).segment(writable);
         let mut chain = Vec::with_capacity(8);
         match shape.split_header_at {
             cut @ 1..HEADER_BYTES => {
-                chain.push(self.segment(0, cut, false));
-                chain.push(self.segment(cut, HEADER_BYTES - cut, false));
+                chain.push(part(0, cut, false));
+                chain.push(part(cut, HEADER_BYTES - cut, false));
             }
-            _ => chain.push(self.segment(0, HEADER_BYTES, false)),
+            _ => chain.push(part(0, HEADER_BYTES, false)),
         }
         let in_at = self.payload_at + request.out.len();
         let in_bytes = request.in_bytes + usize::from(joined);
-        self.cut(&mut chain, self.payload_at, request.out.len(), shape, false);
-        self.cut(&mut chain, in_at, in_bytes, shape, true);
+        let outgoing = self.memory.part(self.payload_at, request.out.len());
+        chain.extend(outgoing.segments(shape.segment_bytes, false));
+        chain.extend(self.memory.part(in_at, in_bytes).segments(shape.segment_bytes, true));
         if !joined {
-            chain.push(self.segment(self.status_at, 1, true));
+            chain.push(part(self.status_at, 1, true));
         }
         chain
-    }
-
-    fn cut(&self, chain: &mut Vec<Segment>, at: usize, bytes: usize, shape: Shape, writable: bool) {
-        let mut done = 0;
-        while done < bytes {
-            let len = shape.segment_bytes.max(1).min(bytes - done);
-            chain.push(self.segment(at + done, len, writable));
-            done += len;
-        }
-    }
-
-    fn segment(&self, at: usize, bytes: usize, writable: bool) -> Segment {
-        Segment { addr: self.memory.address().plus(at as u64), len: bytes as u32, writable }
     }
 }

@@ -2,40 +2,15 @@
 //!
 //! Picture (offsets in bytes, little-endian):
 //! ```text
-//!  0 capacity:8  8 size_max:4  12 seg_max:4  16 cylinders:2 heads:1 sectors:1  20 blk_size:4
-//! 24 physical_block_exp:1 alignment_offset:1 min_io_size:2 opt_io_size:4  32 wce:1 unused:1
-//! 34 num_queues:2  36 max_discard_sectors:4 seg:4 alignment:4  48 max_write_zeroes_sectors:4 seg:4
-//! 56 may_unmap:1 unused:3  60 max_secure_erase_sectors:4 seg:4 alignment:4
+//!  0 capacity:8  8 size_max:4  12 seg_max:4  16 geometry:4  20 blk_size:4  24 topology:8
+//! 32 wce:1 unused:1  34 num_queues:2  36 max_discard_sectors:4 seg:4 alignment:4
+//! 48 max_write_zeroes_sectors:4 seg:4  56 may_unmap:1
 //! ```
-//! Fields beyond the bytes sent by the backend read as zero. Whether a field is valid depends on
-//! feature bits, which are not checked here.
+//! Geometry and topology are not decoded. Fields beyond the bytes sent by the backend read as zero.
+//! Whether a field is valid depends on feature bits, which are not checked here.
 
 /// Offset of the `wce` byte, the only one a driver may write.
 pub const WCE_OFFSET: u32 = 32;
-
-/// Legacy disk geometry.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Geometry {
-    /// Cylinders.
-    pub cylinders: u16,
-    /// Heads.
-    pub heads: u8,
-    /// Sectors per track.
-    pub sectors: u8,
-}
-
-/// Preferred sizes and alignment of requests.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Topology {
-    /// Physical block = logical block << this.
-    pub physical_block_exp: u8,
-    /// Offset of the first aligned logical block.
-    pub alignment_offset: u8,
-    /// Suggested minimum I/O size in logical blocks.
-    pub min_io_size: u16,
-    /// Optimal sustained I/O size in logical blocks.
-    pub opt_io_size: u32,
-}
 
 /// The configuration space of a virtio block device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,12 +21,8 @@ pub struct BlkConfig {
     pub size_max: u32,
     /// Most segments per request.
     pub seg_max: u32,
-    /// Legacy geometry.
-    pub geometry: Geometry,
     /// Logical block size.
     pub blk_size: u32,
-    /// Topology.
-    pub topology: Topology,
     /// Write cache: 1 = write back, 0 = write through.
     pub wce: u8,
     /// Number of request queues.
@@ -68,12 +39,6 @@ pub struct BlkConfig {
     pub max_write_zeroes_seg: u32,
     /// A write-zeroes request with the unmap flag may unmap.
     pub write_zeroes_may_unmap: u8,
-    /// Largest secure-erase range.
-    pub max_secure_erase_sectors: u32,
-    /// Most ranges in one secure erase.
-    pub max_secure_erase_seg: u32,
-    /// Alignment of secure erases.
-    pub secure_erase_sector_alignment: u32,
 }
 
 impl BlkConfig {
@@ -84,18 +49,7 @@ impl BlkConfig {
             capacity_sectors: u64::from_le_bytes(field.at(0)),
             size_max: field.u32_at(8),
             seg_max: field.u32_at(12),
-            geometry: Geometry {
-                cylinders: field.u16_at(16),
-                heads: field.u8_at(18),
-                sectors: field.u8_at(19),
-            },
             blk_size: field.u32_at(20),
-            topology: Topology {
-                physical_block_exp: field.u8_at(24),
-                alignment_offset: field.u8_at(25),
-                min_io_size: field.u16_at(26),
-                opt_io_size: field.u32_at(28),
-            },
             wce: field.u8_at(WCE_OFFSET as usize),
             num_queues: field.u16_at(34),
             max_discard_sectors: field.u32_at(36),
@@ -104,9 +58,6 @@ impl BlkConfig {
             max_write_zeroes_sectors: field.u32_at(48),
             max_write_zeroes_seg: field.u32_at(52),
             write_zeroes_may_unmap: field.u8_at(56),
-            max_secure_erase_sectors: field.u32_at(60),
-            max_secure_erase_seg: field.u32_at(64),
-            secure_erase_sector_alignment: field.u32_at(68),
         }
     }
 

@@ -69,25 +69,13 @@ impl Client {
     /// the backend, at the used index in memory, as QEMU does.
     pub fn start(&mut self) -> Result<()> {
         let session = self.session.as_mut().ok_or_else(not_connected)?;
-        if self.negotiated.protocol.contains(ProtocolFeatures::INFLIGHT_SHMFD) {
-            if self.inflight.is_none() {
-                let queues = self.queues.len() as u16;
-                self.inflight = Some(session.get_inflight(queues, self.options.queue_size)?);
-            }
-            session.set_inflight(self.inflight.as_ref().expect("filled above"))?;
-        }
-        // Sent again after the inflight region, in QEMU's order.
-        session.set_features()?;
-        session.share_memory(&self.memory, self.options.memory_message)?;
-        for (index, queue) in self.queues.iter_mut().enumerate() {
+        let rings = self.queues.iter_mut().map(|queue| {
             let used = queue.ring.queue.used_index();
             let base = queue.stopped_at.take().unwrap_or(used);
-            session.start_ring(index, queue.ring.share(), base)?;
-            if self.options.kick_on_start {
-                queue.ring.kick()?;
-            }
-        }
-        Ok(())
+            (queue.ring.share(), base)
+        });
+        let rings: Vec<_> = rings.collect();
+        session.start_all(&self.options, &self.memory, &mut self.inflight, &rings)
     }
 
     /// Stops all rings (GET_VRING_BASE) and returns their positions, from which `start` resumes.

@@ -26,7 +26,7 @@ pub use self::core::Client;
 pub use backend_channel::BackendChannel;
 pub use buffers::Shape;
 pub use completion::{Completion, Ticket};
-pub use config::{BlkConfig, Geometry, Topology, WCE_OFFSET};
+pub use config::{BlkConfig, WCE_OFFSET};
 pub use event::Event;
 pub(crate) use event::wait_readable;
 

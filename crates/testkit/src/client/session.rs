@@ -206,6 +206,33 @@ impl Session {
         self.enable_ring(index, true)
     }
 
+    /// Hands memory, inflight region and rings over, in QEMU's order. Each ring begins at its base.
+    pub(crate) fn start_all(
+        &mut self,
+        options: &ClientOptions,
+        memory: &Memory,
+        inflight: &mut Option<InflightArea>,
+        rings: &[(&RingShare, u16)],
+    ) -> Result<()> {
+        if self.negotiated.protocol.contains(ProtocolFeatures::INFLIGHT_SHMFD) {
+            if inflight.is_none() {
+                let size = rings[0].0.addresses.size;
+                *inflight = Some(self.get_inflight(rings.len() as u16, size)?);
+            }
+            self.set_inflight(inflight.as_ref().expect("filled above"))?;
+        }
+        // Sent again after the inflight region.
+        self.set_features()?;
+        self.share_memory(memory, options.memory_message)?;
+        for (index, (ring, base)) in rings.iter().enumerate() {
+            self.start_ring(index, ring, *base)?;
+            if options.kick_on_start {
+                ring.kick.signal()?;
+            }
+        }
+        Ok(())
+    }
+
     /// Enables or disables a configured ring.
     pub fn enable_ring(&mut self, index: usize, on: bool) -> Result<()> {
         if !self.negotiated.has(F_PROTOCOL_FEATURES) {

@@ -5,8 +5,8 @@
 
 use std::sync::atomic::Ordering;
 
-use super::queue::{DESCRIPTOR_BYTES, DriverQueue, Head, INDIRECT_LEN, Segment};
-use super::{GuestAddress, Slice};
+use super::queue::{DESCRIPTOR_BYTES, DriverQueue, Head, INDIRECT_LEN};
+use super::{GuestAddress, Segment, Slice};
 use crate::virtio::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
 use crate::{Error, Result};
 

@@ -17,7 +17,7 @@ mod tests;
 
 pub use event_index::need_event;
 pub use memory::{Memory, MemoryLayout};
-pub use queue::{DriverQueue, Head, QueueOptions, RingAddresses, Segment, Used};
+pub use queue::{DriverQueue, Head, QueueOptions, RingAddresses, Used};
 pub use raw::RawDescriptor;
 pub use region::{GuestAddress, MemoryRegion};
-pub use slice::Slice;
+pub use slice::{Segment, Slice};

@@ -10,7 +10,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use super::{GuestAddress, Memory, Slice, need_event};
+use super::{Memory, Segment, Slice, need_event};
 use crate::virtio::{AVAIL_NO_INTERRUPT, USED_NO_NOTIFY};
 use crate::{Error, Result};
 
@@ -30,17 +30,6 @@ pub struct QueueOptions {
     pub event_idx: bool,
     /// Put chains of two or more into indirect tables (only if negotiated).
     pub indirect: bool,
-}
-
-/// One buffer of a chain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
-    /// Guest-physical address.
-    pub addr: GuestAddress,
-    /// Length in bytes.
-    pub len: u32,
-    /// The device writes to it.
-    pub writable: bool,
 }
 
 /// The index of a chain's first descriptor, which names it.

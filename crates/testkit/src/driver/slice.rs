@@ -10,6 +10,17 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use super::region::{GuestAddress, Region};
 
+/// One buffer of a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Guest-physical address.
+    pub addr: GuestAddress,
+    /// Length in bytes.
+    pub len: u32,
+    /// The device writes to it.
+    pub writable: bool,
+}
+
 /// A piece of guest memory. Clones are the same bytes.
 #[derive(Clone, Debug)]
 pub struct Slice {
@@ -55,6 +66,18 @@ impl Slice {
     pub fn address(&self) -> GuestAddress {
         let offset = self.base.as_ptr() as u64 - self.region.base.as_ptr() as u64;
         self.region.guest.plus(offset)
+    }
+
+    /// Returns the bytes as a descriptor.
+    pub fn segment(&self, writable: bool) -> Segment {
+        Segment { addr: self.address(), len: self.bytes as u32, writable }
+    }
+
+    /// Returns the bytes as descriptors of at most `longest` bytes.
+    pub fn segments(&self, longest: usize, writable: bool) -> impl Iterator<Item = Segment> {
+        let longest = longest.max(1);
+        let part = move |at| self.part(at, longest.min(self.bytes - at)).segment(writable);
+        (0..self.bytes).step_by(longest).map(part)
     }
 
     /// Returns the address in this process, which is the "user address" of vhost-user ring

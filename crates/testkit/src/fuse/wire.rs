@@ -7,10 +7,30 @@ pub const HEAD_BYTES: usize = 40;
 /// Largest write of the kernel.
 pub const WRITE_BYTES_MAX: u32 = 1 << 20;
 
-/// The operation of a request; its number is that of the protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[expect(missing_docs, reason = "the names are those of linux/fuse.h")]
-pub enum Call {
+/// Makes the enum, and finds its values by their numbers.
+macro_rules! calls {
+    ($($name:ident = $number:literal,)*) => {
+        /// The operation of a request; its number is that of the protocol.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        #[expect(missing_docs, reason = "the names are those of linux/fuse.h")]
+        pub enum Call {
+            $($name = $number,)*
+            /// All others, which are not implemented.
+            Other = 0,
+        }
+
+        impl Call {
+            fn of(number: u32) -> Self {
+                match number {
+                    $($number => Self::$name,)*
+                    _ => Self::Other,
+                }
+            }
+        }
+    };
+}
+
+calls! {
     Lookup = 1,
     Forget = 2,
     GetAttr = 3,
@@ -40,44 +60,9 @@ pub enum Call {
     Rename2 = 45,
     Lseek = 46,
     Tmpfile = 51,
-    /// All others, which are not implemented.
-    Other = 0,
 }
 
 impl Call {
-    /// All named operations.
-    pub const ALL: [Self; 29] = [
-        Self::Lookup,
-        Self::Forget,
-        Self::GetAttr,
-        Self::SetAttr,
-        Self::ReadLink,
-        Self::Symlink,
-        Self::Mkdir,
-        Self::Unlink,
-        Self::Rmdir,
-        Self::Rename,
-        Self::Open,
-        Self::Read,
-        Self::Write,
-        Self::StatFs,
-        Self::Release,
-        Self::Fsync,
-        Self::Flush,
-        Self::Init,
-        Self::OpenDir,
-        Self::ReadDir,
-        Self::ReleaseDir,
-        Self::FsyncDir,
-        Self::Create,
-        Self::Interrupt,
-        Self::BatchForget,
-        Self::Fallocate,
-        Self::Rename2,
-        Self::Lseek,
-        Self::Tmpfile,
-    ];
-
     /// Returns whether the kernel expects no answer.
     pub fn is_silent(self) -> bool {
         matches!(self, Self::Forget | Self::BatchForget | Self::Interrupt)
@@ -105,10 +90,9 @@ impl Message {
     /// Parses a message read from the device.
     pub fn parse(bytes: &[u8]) -> Self {
         let number = u32::from_le_bytes(bytes[4..8].try_into().expect("four bytes"));
-        let call = Call::ALL.into_iter().find(|call| *call as u32 == number);
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight"));
         Self {
-            call: call.unwrap_or(Call::Other),
+            call: Call::of(number),
             unique: word(8),
             node: word(16),
             uid: word(24) as u32,

@@ -25,8 +25,6 @@ pub struct CpuSample {
 pub struct CpuTime {
     /// Nanoseconds on a CPU.
     pub cpu_ns: u64,
-    /// `false` if it was counted in ticks of 10 ms.
-    pub exact: bool,
 }
 
 impl CpuSample {
@@ -39,9 +37,8 @@ impl CpuSample {
     pub fn since(&self, earlier: &CpuSample) -> CpuTime {
         let fine: Duration = self.threads.iter().map(|(id, &now)| spent(earlier, *id, now)).sum();
         let coarse = self.ticks.saturating_sub(earlier.ticks);
-        let exact = coarse <= fine + DOUBT;
-        let time = if exact { fine } else { coarse };
-        CpuTime { cpu_ns: time.as_nanos() as u64, exact }
+        let time = if coarse <= fine + DOUBT { fine } else { coarse };
+        CpuTime { cpu_ns: time.as_nanos() as u64 }
     }
 }
 

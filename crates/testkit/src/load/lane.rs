@@ -342,31 +342,19 @@ impl Lane {
     }
 
     fn chain(&self, slot: u16, kind: Kind) -> Vec<Segment> {
-        let control = self.control.address().plus(u64::from(slot) * CONTROL_BYTES as u64);
-        let at = |offset: usize, len: usize, writable: bool| Segment {
-            addr: control.plus(offset as u64),
-            len: len as u32,
-            writable,
-        };
+        let control = self.control.part(usize::from(slot) * CONTROL_BYTES, CONTROL_BYTES);
+        let at = |offset, bytes, writable| control.part(offset, bytes).segment(writable);
         let mut chain = vec![at(0, HEADER_BYTES, false)];
         match kind {
-            Kind::Read | Kind::Write => self.cut_data(slot, kind == Kind::Read, &mut chain),
+            Kind::Read | Kind::Write => {
+                let data = data_of(&self.data, slot, &self.options);
+                chain.extend(data.segments(self.options.segment_bytes, kind == Kind::Read));
+            }
             Kind::Discard | Kind::Zeroes => chain.push(at(RANGE_AT, RANGE_BYTES, false)),
             Kind::Flush => {}
         }
         chain.push(at(STATUS_AT, 1, true));
         chain
-    }
-
-    fn cut_data(&self, slot: u16, writable: bool, chain: &mut Vec<Segment>) {
-        let data = data_of(&self.data, slot, &self.options);
-        let mut done = 0;
-        while done < data.len() {
-            let len = self.options.segment_bytes.min(data.len() - done);
-            let addr = data.address().plus(done as u64);
-            chain.push(Segment { addr, len: len as u32, writable });
-            done += len;
-        }
     }
 
     /// Fills the data with incompressible bytes, which no file system can store for free.

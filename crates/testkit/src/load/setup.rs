@@ -11,9 +11,7 @@ use super::lane::{Lane, LaneOptions};
 use super::map::VerifyMap;
 use super::options::{Aside, Limit, LoadOptions, Mix, Order, Workload};
 use super::source::{Kind, Source};
-use crate::client::{
-    BlkConfig, ClientOptions, InflightArea, Negotiated, ProtocolFeatures, Ring, RingShare, Session,
-};
+use crate::client::{BlkConfig, ClientOptions, InflightArea, Negotiated, Ring, RingShare, Session};
 use crate::driver::{Memory, MemoryLayout, QueueOptions};
 use crate::virtio::{
     F_DISCARD, F_EVENT_IDX, F_FLUSH, F_INDIRECT_DESC, F_RO, F_SEG_MAX, F_SIZE_MAX, F_WRITE_ZEROES,
@@ -143,22 +141,9 @@ impl Stage {
     /// Hands memory, inflight region and rings over. Rings begin at the used index in memory: zero
     /// at first, and after a crash as QEMU does.
     fn start(&mut self, options: &LoadOptions) -> Result<()> {
-        self.session.set_features()?;
-        if self.negotiated.protocol.contains(ProtocolFeatures::INFLIGHT_SHMFD) {
-            if self.inflight.is_none() {
-                let size = self.shares[0].addresses.size;
-                self.inflight = Some(self.session.get_inflight(self.shares.len() as u16, size)?);
-            }
-            self.session.set_inflight(self.inflight.as_ref().expect("filled above"))?;
-        }
-        self.session.share_memory(&self.memory, options.client.memory_message)?;
-        for (index, share) in self.shares.iter().enumerate() {
-            self.session.start_ring(index, share, share.addresses.used_index())?;
-            if options.client.kick_on_start {
-                share.kick.signal()?;
-            }
-        }
-        Ok(())
+        let rings = self.shares.iter().map(|share| (share, share.addresses.used_index()));
+        let rings: Vec<_> = rings.collect();
+        self.session.start_all(&options.client, &self.memory, &mut self.inflight, &rings)
     }
 }
 
