@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use syn::visit::{self, Visit};
-use syn::{ExprMethodCall, ExprPath, ItemMod};
+use syn::{ExprMethodCall, ExprPath};
 
-use super::source::{Source, is_for_tests};
+use super::source::Source;
 
 /// Returns the given methods, and functions or types' functions, that are called. A function is
 /// named from that name on: `Instant::now`.
@@ -22,12 +22,6 @@ struct Calls<'names> {
 }
 
 impl<'ast> Visit<'ast> for Calls<'_> {
-    fn visit_item_mod(&mut self, module: &'ast ItemMod) {
-        if !is_for_tests(&module.attrs) {
-            visit::visit_item_mod(self, module);
-        }
-    }
-
     fn visit_expr_method_call(&mut self, call: &'ast ExprMethodCall) {
         let name = call.method.to_string();
         if self.methods.contains(&name.as_str()) {

@@ -9,10 +9,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use syn::visit::{self, Visit};
-use syn::{Item, ItemFn, ItemMod, ItemUse, Path, UseTree, Visibility};
+use syn::{ItemUse, Path, UseTree, Visibility};
 
 use super::lists::List;
-use super::source::{Source, is_for_tests};
+use super::source::Source;
 
 /// Returns circles of files in each crate.
 pub fn check(sources: &[Source], excused: &List) -> Vec<String> {
@@ -190,33 +190,7 @@ struct Reader {
 }
 
 impl<'ast> Visit<'ast> for Reader {
-    fn visit_item(&mut self, item: &'ast Item) {
-        let attributes = match item {
-            Item::Impl(it) => &it.attrs,
-            Item::Struct(it) => &it.attrs,
-            _ => return visit::visit_item(self, item),
-        };
-        if !is_for_tests(attributes) {
-            visit::visit_item(self, item);
-        }
-    }
-
-    fn visit_item_fn(&mut self, function: &'ast ItemFn) {
-        if !is_for_tests(&function.attrs) {
-            visit::visit_item_fn(self, function);
-        }
-    }
-
-    fn visit_item_mod(&mut self, module: &'ast ItemMod) {
-        if !is_for_tests(&module.attrs) {
-            visit::visit_item_mod(self, module);
-        }
-    }
-
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
-        if is_for_tests(&item.attrs) {
-            return;
-        }
         let is_private = matches!(item.vis, Visibility::Inherited);
         self.add(&item.tree, &mut Vec::new(), is_private);
     }

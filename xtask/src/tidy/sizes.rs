@@ -1,10 +1,7 @@
 //! Limits the length of files and the width of comments.
 
-use syn::Item;
-use syn::spanned::Spanned;
-
 use super::lists::List;
-use super::source::{Source, is_for_tests};
+use super::source::Source;
 
 /// Most lines of a file without its tests.
 const LINES_MAX: usize = 400;
@@ -13,7 +10,7 @@ const COLUMNS_MAX: usize = 100;
 
 /// Returns files that are too long and are not in `excused`, and those in it that are not too long.
 pub fn check(sources: &[Source], excused: &List) -> Vec<String> {
-    let lines = sources.iter().filter(|source| !source.is_test).map(|it| (lines_of(it), it));
+    let lines = sources.iter().filter(|source| !source.is_test).map(|it| (it.lines(), it));
     let long = lines.filter(|(lines, _)| *lines > LINES_MAX).map(|(lines, source)| {
         let complaint = format!("{}: {lines} lines, more than {LINES_MAX}", source.path);
         (source.path.clone(), complaint)
@@ -35,24 +32,6 @@ pub fn check_widths(sources: &[Source]) -> Vec<String> {
             format!("{}: {count} comments wider than {COLUMNS_MAX} columns", source.path)
         })
         .collect()
-}
-
-/// Counts the lines that are not part of a test module or a test.
-fn lines_of(source: &Source) -> usize {
-    let tests = source.file.items.iter().filter(|item| is_for_tests(attributes(item)));
-    let lines = |item: &Item| item.span().end().line - item.span().start().line + 1;
-    source.text.lines().count() - tests.map(lines).sum::<usize>()
-}
-
-fn attributes(item: &Item) -> &[syn::Attribute] {
-    match item {
-        Item::Fn(it) => &it.attrs,
-        Item::Impl(it) => &it.attrs,
-        Item::Mod(it) => &it.attrs,
-        Item::Struct(it) => &it.attrs,
-        Item::Use(it) => &it.attrs,
-        _ => &[],
-    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use syn::{Attribute, File, Item, Meta};
+use syn::spanned::Spanned;
+use syn::{Attribute, File, Item, ItemMod, Meta};
 
 /// Folders with Rust code, below the top of the tree.
 const FOLDERS: [&str; 6] = ["crates", "guest", "tests", "bench", "fuzz", "xtask"];
@@ -14,7 +15,10 @@ pub struct Source {
     /// Path from the top of the tree, with `/`.
     pub path: String,
     pub text: String,
+    /// Without its items that are compiled for tests only.
     pub file: File,
+    /// Those items.
+    tests: Vec<Item>,
     /// Compiled for tests only.
     pub is_test: bool,
 }
@@ -22,21 +26,28 @@ pub struct Source {
 impl Source {
     /// Parses a text.
     pub fn parse(path: &str, text: &str) -> Result<Self> {
-        let file = syn::parse_file(text).with_context(|| path.to_owned())?;
+        let mut file = syn::parse_file(text).with_context(|| path.to_owned())?;
+        let tests = take_tests(&mut file.items);
         let mut folders = path.split('/');
         let is_test = folders.any(|folder| folder == "tests" || folder == "tests.rs");
-        Ok(Self { path: path.to_owned(), text: text.to_owned(), file, is_test })
+        Ok(Self { path: path.to_owned(), text: text.to_owned(), file, tests, is_test })
     }
 
     /// Returns the paths, without extension, of its modules that are for tests only.
     fn test_modules(&self) -> Vec<String> {
         let place = self.path.trim_end_matches(".rs");
         let folder = ["/mod", "/lib", "/main"].iter().find_map(|end| place.strip_suffix(end));
-        let modules = self.file.items.iter().filter_map(|item| match item {
-            Item::Mod(module) if is_for_tests(&module.attrs) => Some(&module.ident),
+        let modules = self.tests.iter().filter_map(|item| match item {
+            Item::Mod(module) => Some(&module.ident),
             _ => None,
         });
         modules.map(|name| format!("{}/{name}", folder.unwrap_or(place))).collect()
+    }
+
+    /// Counts its lines without those for tests.
+    pub fn lines(&self) -> usize {
+        let lines = |item: &Item| item.span().end().line - item.span().start().line + 1;
+        self.text.lines().count() - self.tests.iter().map(lines).sum::<usize>()
     }
 }
 
@@ -89,9 +100,31 @@ pub fn all_files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
+/// Takes out what is compiled for tests only, also in modules.
+fn take_tests(items: &mut Vec<Item>) -> Vec<Item> {
+    let mut tests: Vec<Item> = items.extract_if(.., |it| is_for_tests(attributes(it))).collect();
+    for item in items {
+        if let Item::Mod(ItemMod { content: Some((_, inside)), .. }) = item {
+            tests.extend(take_tests(inside));
+        }
+    }
+    tests
+}
+
+fn attributes(item: &Item) -> &[Attribute] {
+    match item {
+        Item::Fn(it) => &it.attrs,
+        Item::Impl(it) => &it.attrs,
+        Item::Mod(it) => &it.attrs,
+        Item::Struct(it) => &it.attrs,
+        Item::Use(it) => &it.attrs,
+        _ => &[],
+    }
+}
+
 /// Returns whether an item is compiled for tests only: `#[test]`, `#[cfg(test)]`, and items that
 /// the feature `testing` enables, too.
-pub fn is_for_tests(attributes: &[Attribute]) -> bool {
+fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         Meta::Path(path) => path.is_ident("test"),
         Meta::List(list) if list.path.is_ident("cfg") => {
