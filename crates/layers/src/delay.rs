@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Channel, Completion, Geometry, Layer, NextLook, QueueContext, Request};
+use flowstone_block::{Channel, Completion, Layer, NextLook, QueueContext, Request};
 
 /// Shortest and longest delay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,9 +65,7 @@ impl Delay {
 }
 
 impl Layer for Delay {
-    fn geometry(&self) -> Geometry {
-        self.base.geometry()
-    }
+    pass_to_base!(geometry);
 
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
         Ok(Box::new(DelayChannel {
@@ -99,12 +97,10 @@ impl DelayChannel {
 }
 
 impl Channel for DelayChannel {
+    pass_to_base!(kick, retire);
+
     fn submit(&mut self, request: Box<Request>) {
         self.base.submit(request);
-    }
-
-    fn kick(&mut self) {
-        self.base.kick();
     }
 
     fn reap(&mut self, done: &mut Vec<Completion>) {
@@ -120,10 +116,6 @@ impl Channel for DelayChannel {
     fn next_look(&mut self) -> NextLook {
         let due = self.held.peek().map_or(NextLook::OnWake, |held| NextLook::At(held.0.due));
         due.min(self.base.next_look())
-    }
-
-    fn retire(&mut self) -> bool {
-        self.base.retire()
     }
 }
 

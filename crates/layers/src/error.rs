@@ -5,9 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use flowstone_block::{
-    Channel, Completion, Errno, Geometry, Layer, NextLook, OpKind, QueueContext, Request,
-};
+use flowstone_block::{Channel, Completion, Errno, Layer, NextLook, OpKind, QueueContext, Request};
 
 /// The requests that fail, and their error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,9 +80,7 @@ impl Errors {
 }
 
 impl Layer for Errors {
-    fn geometry(&self) -> Geometry {
-        self.base.geometry()
-    }
+    pass_to_base!(geometry);
 
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
         Ok(Box::new(ErrorsChannel {
@@ -104,16 +100,14 @@ impl ErrorsChannel {
 }
 
 impl Channel for ErrorsChannel {
+    pass_to_base!(kick, retire);
+
     fn submit(&mut self, request: Box<Request>) {
         if self.fails(&request) {
             self.failed.push(Completion { request, outcome: Err(self.rule.errno) });
         } else {
             self.base.submit(request);
         }
-    }
-
-    fn kick(&mut self) {
-        self.base.kick();
     }
 
     fn reap(&mut self, done: &mut Vec<Completion>) {
@@ -123,10 +117,6 @@ impl Channel for ErrorsChannel {
 
     fn next_look(&mut self) -> NextLook {
         NextLook::now_if(!self.failed.is_empty()).min(self.base.next_look())
-    }
-
-    fn retire(&mut self) -> bool {
-        self.base.retire()
     }
 }
 

@@ -4,6 +4,31 @@
 //! its requests. Each is selected on the command line, e.g. `--layer delay=0-5ms`, and [`Zeroes`],
 //! which is for production use, by `--detect-zeroes`. [`Record`] is always present.
 
+/// Passes calls on to the layer or channel below.
+macro_rules! pass_to_base {
+    ($($call:ident),+) => { $(pass_to_base!(@$call);)+ };
+    (@geometry) => {
+        fn geometry(&self) -> flowstone_block::Geometry {
+            self.base.geometry()
+        }
+    };
+    (@kick) => {
+        fn kick(&mut self) {
+            self.base.kick();
+        }
+    };
+    (@next_look) => {
+        fn next_look(&mut self) -> flowstone_block::NextLook {
+            self.base.next_look()
+        }
+    };
+    (@retire) => {
+        fn retire(&mut self) -> bool {
+            self.base.retire()
+        }
+    };
+}
+
 mod delay;
 mod error;
 mod log;

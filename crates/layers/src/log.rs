@@ -22,9 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{
-    Channel, Class, Completion, Geometry, Layer, NextLook, Origin, QueueContext, Request,
-};
+use flowstone_block::{Channel, Class, Completion, Layer, Origin, QueueContext, Request};
 
 /// Lines that wait for the file; about 6 MB.
 const LINES_MAX: usize = 1 << 16;
@@ -120,9 +118,7 @@ fn tell_of_lost(file: &mut BufWriter<File>, start: Instant, lost: &AtomicU64) {
 }
 
 impl Layer for Log {
-    fn geometry(&self) -> Geometry {
-        self.base.geometry()
-    }
+    pass_to_base!(geometry);
 
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
         Ok(Box::new(LogChannel { base: self.base.channel(context)?, sink: Arc::clone(&self.sink) }))
@@ -130,6 +126,8 @@ impl Layer for Log {
 }
 
 impl Channel for LogChannel {
+    pass_to_base!(kick, next_look, retire);
+
     fn submit(&mut self, request: Box<Request>) {
         let (tag, name, priority) = (request.tag, request.op.kind().name(), request.priority.0);
         let origin = request.origin;
@@ -140,10 +138,6 @@ impl Channel for LogChannel {
             None => self.sink.line(origin, format_args!("submit {tag} {name}")),
         }
         self.base.submit(request);
-    }
-
-    fn kick(&mut self) {
-        self.base.kick();
     }
 
     fn reap(&mut self, done: &mut Vec<Completion>) {
@@ -161,13 +155,5 @@ impl Channel for LogChannel {
                 Err(errno) => self.sink.line(origin, format_args!("finish {tag} {errno}")),
             }
         }
-    }
-
-    fn next_look(&mut self) -> NextLook {
-        self.base.next_look()
-    }
-
-    fn retire(&mut self) -> bool {
-        self.base.retire()
     }
 }

@@ -8,9 +8,10 @@ use std::ptr;
 use std::sync::Arc;
 
 use flowstone_block::{
-    Channel, Completion, Extent, Geometry, Layer, NextLook, Op, Pages, QueueContext, Request,
-    SectorCount,
+    Channel, Extent, Geometry, Layer, Op, Pages, QueueContext, Request, SectorCount,
 };
+
+use super::null::AtOnce;
 
 /// The disk in memory.
 pub struct Mem {
@@ -64,29 +65,8 @@ impl Layer for Mem {
         self.geometry
     }
 
-    fn channel(&self, _context: &QueueContext) -> io::Result<Box<dyn Channel>> {
-        Ok(Box::new(MemChannel { store: Arc::clone(&self.store), done: Vec::new() }))
-    }
-}
-
-struct MemChannel {
-    store: Arc<Store>,
-    done: Vec<Completion>,
-}
-
-impl Channel for MemChannel {
-    fn submit(&mut self, request: Box<Request>) {
-        self.store.execute(&request);
-        self.done.push(Completion { request, outcome: Ok(()) });
-    }
-
-    fn kick(&mut self) {}
-
-    fn reap(&mut self, done: &mut Vec<Completion>) {
-        done.append(&mut self.done);
-    }
-
-    fn next_look(&mut self) -> NextLook {
-        NextLook::now_if(!self.done.is_empty())
+    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
+        let store = Arc::clone(&self.store);
+        Ok(Box::new(AtOnce::new(context, move |request| store.execute(request))))
     }
 }

@@ -10,8 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use flowstone_block::{
-    Channel, Completion, Geometry, Layer, NextLook, Origin, QueueContext, ReaderWaker, Request,
-    Seen, mutant,
+    Channel, Completion, Layer, NextLook, Origin, QueueContext, ReaderWaker, Request, Seen, mutant,
 };
 
 use crate::recorder::{Recorder, Tape, Track};
@@ -47,9 +46,7 @@ impl Record {
 }
 
 impl Layer for Record {
-    fn geometry(&self) -> Geometry {
-        self.base.geometry()
-    }
+    pass_to_base!(geometry);
 
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
         let base = self.base.channel(context)?;
@@ -101,6 +98,8 @@ impl RecordChannel {
 }
 
 impl Channel for RecordChannel {
+    pass_to_base!(retire);
+
     fn submit(&mut self, request: Box<Request>) {
         if !self.is_fresh {
             self.begin_batch();
@@ -125,10 +124,6 @@ impl Channel for RecordChannel {
     fn next_look(&mut self) -> NextLook {
         // A recording that began or ended before this thread slept has not woken it.
         NextLook::now_if(self.tapes.is_old(&self.recorder.tapes)).min(self.base.next_look())
-    }
-
-    fn retire(&mut self) -> bool {
-        self.base.retire()
     }
 }
 

@@ -4,9 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use flowstone_block::{
-    Channel, Completion, Geometry, Layer, NextLook, OpKind, QueueContext, Request,
-};
+use flowstone_block::{Channel, Completion, Layer, OpKind, QueueContext, Request};
 use serde::{Serialize, Serializer};
 
 /// Requests, bytes and errors by kind of operation, indexed by [`OpKind`].
@@ -68,9 +66,7 @@ impl Stats {
 }
 
 impl Layer for Stats {
-    fn geometry(&self) -> Geometry {
-        self.base.geometry()
-    }
+    pass_to_base!(geometry);
 
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
         let counters = Arc::clone(&self.counters);
@@ -79,15 +75,13 @@ impl Layer for Stats {
 }
 
 impl Channel for StatsChannel {
+    pass_to_base!(kick, next_look, retire);
+
     fn submit(&mut self, request: Box<Request>) {
         let kind = request.op.kind() as usize;
         self.counters.requests[kind].fetch_add(1, Ordering::Relaxed);
         self.counters.bytes[kind].fetch_add(request.op.bytes(), Ordering::Relaxed);
         self.base.submit(request);
-    }
-
-    fn kick(&mut self) {
-        self.base.kick();
     }
 
     fn reap(&mut self, done: &mut Vec<Completion>) {
@@ -99,13 +93,5 @@ impl Channel for StatsChannel {
                 self.counters.errors[kind].fetch_add(1, Ordering::Relaxed);
             }
         }
-    }
-
-    fn next_look(&mut self) -> NextLook {
-        self.base.next_look()
-    }
-
-    fn retire(&mut self) -> bool {
-        self.base.retire()
     }
 }

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crc32c::crc32c;
 use flowstone_block::{
-    Channel, Completion, Errno, Extent, Geometry, Layer, NextLook, Op, QueueContext, Request,
-    SECTOR_BYTES, Token, TokenSource,
+    Channel, Completion, Errno, Extent, Layer, Op, QueueContext, Request, SECTOR_BYTES, Token,
+    TokenSource,
 };
 use slab::Slab;
 use tracing::error;
@@ -63,9 +63,7 @@ impl Verify {
 }
 
 impl Layer for Verify {
-    fn geometry(&self) -> Geometry {
-        self.base.geometry()
-    }
+    pass_to_base!(geometry);
 
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
         Ok(Box::new(VerifyChannel {
@@ -180,6 +178,8 @@ impl VerifyChannel {
 }
 
 impl Channel for VerifyChannel {
+    pass_to_base!(kick, next_look, retire);
+
     fn submit(&mut self, mut request: Box<Request>) {
         let known = match request.op {
             Op::Read(extent) => self.begin_read(extent),
@@ -196,23 +196,11 @@ impl Channel for VerifyChannel {
         self.base.submit(request);
     }
 
-    fn kick(&mut self) {
-        self.base.kick();
-    }
-
     fn reap(&mut self, done: &mut Vec<Completion>) {
         let before = done.len();
         self.base.reap(done);
         for completion in &mut done[before..] {
             self.judge(completion);
         }
-    }
-
-    fn next_look(&mut self) -> NextLook {
-        self.base.next_look()
-    }
-
-    fn retire(&mut self) -> bool {
-        self.base.retire()
     }
 }

@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use clap::{Args, ValueEnum};
 use flowstone_block::{
-    Channel, Completion, Extent, Geometry, IoVec, Layer, NextLook, Op, QueueContext, Request,
-    Token, TokenSource, is_whole,
+    Channel, Completion, Extent, IoVec, Layer, Op, QueueContext, Request, Token, TokenSource,
+    is_whole,
 };
 use serde::Serialize;
 use slab::Slab;
@@ -102,9 +102,7 @@ impl Zeroes {
 }
 
 impl Layer for Zeroes {
-    fn geometry(&self) -> Geometry {
-        self.base.geometry()
-    }
+    pass_to_base!(geometry);
 
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
         let geometry = self.base.geometry();
@@ -146,6 +144,8 @@ impl ZeroesChannel {
 }
 
 impl Channel for ZeroesChannel {
+    pass_to_base!(kick, next_look, retire);
+
     fn submit(&mut self, mut request: Box<Request>) {
         if let Op::Write(extent) = request.op
             && self.is_suitable(extent)
@@ -158,10 +158,6 @@ impl Channel for ZeroesChannel {
         self.base.submit(request);
     }
 
-    fn kick(&mut self) {
-        self.base.kick();
-    }
-
     fn reap(&mut self, done: &mut Vec<Completion>) {
         let before = done.len();
         self.base.reap(done);
@@ -171,13 +167,5 @@ impl Channel for ZeroesChannel {
         for completion in &mut done[before..] {
             self.undisguise(&mut completion.request);
         }
-    }
-
-    fn next_look(&mut self) -> NextLook {
-        self.base.next_look()
-    }
-
-    fn retire(&mut self) -> bool {
-        self.base.retire()
     }
 }
