@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::sync::{Mutex, PoisonError};
 
 use flowstone_block::{Errno, IoVec, Outcome, mutant};
+use libc::{c_int, iovec, off_t};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fdatasync, ftruncate, seek};
 use rustix::io::retry_on_intr;
 
@@ -58,12 +59,14 @@ fn transfer_all(files: &Descriptors, request: &FileRequest, pieces: &[IoVec]) ->
     match request.op {
         FileOp::Read { offset, .. } => {
             let file = files.to_read(request);
-            transfer(pieces, offset, |pieces, at| read_some(file, pieces, at, flags))
+            transfer(pieces, offset, |pieces, at| move_some(libc::preadv2, file, pieces, at, flags))
         }
         FileOp::Write { offset, .. } => {
             let resumes = |at| at != offset && mutant("fileio.blocking.resumes-not-durable");
             let flags = |at| if resumes(at) { flags & !libc::RWF_DSYNC } else { flags };
-            transfer(pieces, offset, |pieces, at| write_some(file, pieces, at, flags(at)))
+            transfer(pieces, offset, |pieces, at| {
+                move_some(libc::pwritev2, file, pieces, at, flags(at))
+            })
         }
         FileOp::Datasync
         | FileOp::Punch { .. }
@@ -119,41 +122,19 @@ pub fn skip(pieces: &[IoVec], mut bytes: usize) -> Vec<IoVec> {
     rest
 }
 
-fn read_some(
-    file: &File,
-    pieces: &[IoVec],
-    offset: FileOffset,
-    flags: i32,
-) -> Result<usize, Errno> {
-    // SAFETY: IoVec is laid out as iovec, and the pieces are valid until the request completes.
-    let moved = unsafe {
-        libc::preadv2(
-            file.as_raw_fd(),
-            pieces.as_ptr().cast(),
-            pieces.len() as i32,
-            offset.get() as i64,
-            flags,
-        )
-    };
-    usize::try_from(moved).map_err(|_| last_errno())
-}
+/// `preadv2` or `pwritev2`.
+type Move = unsafe extern "C" fn(c_int, *const iovec, c_int, off_t, c_int) -> isize;
 
-fn write_some(
+fn move_some(
+    how: Move,
     file: &File,
     pieces: &[IoVec],
     offset: FileOffset,
     flags: i32,
 ) -> Result<usize, Errno> {
-    // SAFETY: as for read_some.
-    let moved = unsafe {
-        libc::pwritev2(
-            file.as_raw_fd(),
-            pieces.as_ptr().cast(),
-            pieces.len() as i32,
-            offset.get() as i64,
-            flags,
-        )
-    };
+    let (first, count) = (pieces.as_ptr().cast(), pieces.len() as i32);
+    // SAFETY: IoVec is laid out as iovec, and the pieces are valid until the request completes.
+    let moved = unsafe { how(file.as_raw_fd(), first, count, offset.get() as i64, flags) };
     usize::try_from(moved).map_err(|_| last_errno())
 }
 
