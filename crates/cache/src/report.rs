@@ -1,14 +1,14 @@
-//! Report of the cache's counters for a disk.
+//! Report of the cache's counters for one or several disks.
 
-use std::ops::Add;
+use std::collections::BTreeMap;
 
 use flowstone_block::Class;
 use serde::Serialize;
 
-use crate::counters::CacheCount;
-use crate::{BLOCK_BYTES, CachedDisk};
+use crate::counters::{CacheCount, Counters};
+use crate::{BLOCK_BYTES, CachedDisk, DiskUse};
 
-/// The cache's counters for one disk, in blocks of 4 KiB unless named otherwise.
+/// The cache's counters for disks, in blocks of 4 KiB unless named otherwise.
 #[derive(Serialize)]
 pub struct DiskCacheReport {
     hits: u64,
@@ -24,70 +24,37 @@ pub struct DiskCacheReport {
     prefetched_bytes: u64,
     prefetch_used_bytes: u64,
     prefetch_wasted_bytes: u64,
-    classes: ByClass,
-}
-
-#[derive(Serialize)]
-struct ByClass {
-    journal: CacheCount,
-    metadata: CacheCount,
-    data: CacheCount,
+    classes: BTreeMap<&'static str, CacheCount>,
 }
 
 impl DiskCacheReport {
-    /// Reads the current counters.
-    pub fn of(disk: &CachedDisk) -> Self {
-        let (counters, held) = (disk.counters(), disk.held());
-        let counts =
-            [Class::Journal, Class::Metadata, Class::Data].map(|class| counters.of_class(class));
-        let [journal, metadata, data] = counts;
-        let bytes = |blocks: u64| blocks * BLOCK_BYTES as u64;
+    /// Reads the current counters of some disks, and adds them up.
+    pub fn of(disks: &[&CachedDisk]) -> Self {
+        let sum = |figure: &dyn Fn(&Counters) -> u64| -> u64 {
+            disks.iter().map(|disk| figure(disk.counters())).sum()
+        };
+        let classes = Class::ALL.map(|class| {
+            let hits = sum(&|disk| disk.of_class(class).hits);
+            let misses = sum(&|disk| disk.of_class(class).misses);
+            (class.name(), CacheCount { hits, misses })
+        });
+        let uses: Vec<DiskUse> = disks.iter().map(|disk| disk.held()).collect();
+        let bytes = |blocks: fn(&DiskUse) -> u64| -> u64 {
+            uses.iter().map(blocks).sum::<u64>() * BLOCK_BYTES as u64
+        };
         Self {
-            hits: counts.iter().map(|count| count.hits).sum(),
-            misses: counts.iter().map(|count| count.misses).sum(),
-            insertions: counters.insertions(),
-            refusals: counters.refusals(),
-            evictions: held.evictions,
-            bypassed: counters.bypassed(),
-            busy_s: counters.busy().as_secs_f64(),
-            bytes: bytes(held.blocks),
-            prefetched_bytes: bytes(held.prefetched),
-            prefetch_used_bytes: bytes(held.prefetch_used),
-            prefetch_wasted_bytes: bytes(held.prefetch_wasted),
-            classes: ByClass { journal, metadata, data },
+            hits: classes.iter().map(|(_, count)| count.hits).sum(),
+            misses: classes.iter().map(|(_, count)| count.misses).sum(),
+            insertions: sum(&Counters::insertions),
+            refusals: sum(&Counters::refusals),
+            evictions: uses.iter().map(|it| it.evictions).sum(),
+            bypassed: sum(&Counters::bypassed),
+            busy_s: disks.iter().map(|disk| disk.counters().busy().as_secs_f64()).sum(),
+            bytes: bytes(|it| it.blocks),
+            prefetched_bytes: bytes(|it| it.prefetched),
+            prefetch_used_bytes: bytes(|it| it.prefetch_used),
+            prefetch_wasted_bytes: bytes(|it| it.prefetch_wasted),
+            classes: classes.into(),
         }
-    }
-}
-
-impl Add for DiskCacheReport {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self {
-            hits: self.hits + other.hits,
-            misses: self.misses + other.misses,
-            insertions: self.insertions + other.insertions,
-            refusals: self.refusals + other.refusals,
-            evictions: self.evictions + other.evictions,
-            bypassed: self.bypassed + other.bypassed,
-            busy_s: self.busy_s + other.busy_s,
-            bytes: self.bytes + other.bytes,
-            prefetched_bytes: self.prefetched_bytes + other.prefetched_bytes,
-            prefetch_used_bytes: self.prefetch_used_bytes + other.prefetch_used_bytes,
-            prefetch_wasted_bytes: self.prefetch_wasted_bytes + other.prefetch_wasted_bytes,
-            classes: ByClass {
-                journal: self.classes.journal + other.classes.journal,
-                metadata: self.classes.metadata + other.classes.metadata,
-                data: self.classes.data + other.classes.data,
-            },
-        }
-    }
-}
-
-impl Add for CacheCount {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self { hits: self.hits + other.hits, misses: self.misses + other.misses }
     }
 }

@@ -8,6 +8,7 @@ mod trees;
 use std::ops::Range;
 
 use flowstone_block::{Class, Extent, SECTOR_BYTES, mutant};
+use serde::{Serialize, Serializer};
 
 pub use self::trees::Nodes;
 
@@ -54,14 +55,15 @@ pub enum Place {
     Unknown,
 }
 
-/// A recognised structure of a disk.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A recognised structure of a disk: its JSON is stable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Found {
     /// Its type, such as `ext4`.
     pub kind: &'static str,
     /// Its nesting depth: 0 for the whole disk, 1 for the content of a partition.
     pub depth: u8,
     /// Its start on the disk, in bytes.
+    #[serde(rename = "start_lba", serialize_with = "in_sectors")]
     pub start: u64,
     /// Its length in bytes.
     pub bytes: u64,
@@ -71,6 +73,10 @@ pub struct Found {
     pub journal_bytes: u64,
     /// Bytes of its metadata at fixed places.
     pub metadata_bytes: u64,
+}
+
+fn in_sectors<S: Serializer>(bytes: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u64(bytes / SECTOR_BYTES)
 }
 
 /// The layout of a disk at one time. It is immutable: a newer one replaces it.

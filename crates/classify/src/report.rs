@@ -1,6 +1,8 @@
 //! Reports of a disk: its requests by class, and its structures.
 
-use flowstone_block::{Class, SECTOR_BYTES};
+use std::collections::BTreeMap;
+
+use flowstone_block::Class;
 use serde::Serialize;
 
 use crate::counters::ClassCount;
@@ -11,20 +13,9 @@ use crate::verdict::Rule;
 /// Reads and writes by class, and by the rule that decided.
 #[derive(Serialize)]
 pub struct ClassesReport {
-    journal: ClassCount,
-    metadata: ClassCount,
-    data: ClassCount,
-    rules: RulesReport,
-}
-
-#[derive(Serialize)]
-struct RulesReport {
-    layout: u64,
-    hint: u64,
-    journal: u64,
-    header: u64,
-    pattern: u64,
-    none: u64,
+    #[serde(flatten)]
+    classes: BTreeMap<&'static str, ClassCount>,
+    rules: BTreeMap<&'static str, u64>,
 }
 
 impl ClassesReport {
@@ -32,17 +23,8 @@ impl ClassesReport {
     pub fn of(disk: &DiskClasses) -> Self {
         let counters = disk.counters();
         Self {
-            journal: counters.of_class(Class::Journal),
-            metadata: counters.of_class(Class::Metadata),
-            data: counters.of_class(Class::Data),
-            rules: RulesReport {
-                layout: counters.of_rule(Rule::Layout),
-                hint: counters.of_rule(Rule::Hint),
-                journal: counters.of_rule(Rule::Journal),
-                header: counters.of_rule(Rule::Header),
-                pattern: counters.of_rule(Rule::Pattern),
-                none: counters.of_rule(Rule::None),
-            },
+            classes: Class::ALL.map(|it| (it.name(), counters.of_class(it))).into(),
+            rules: Rule::ALL.map(|it| (it.name(), counters.of_rule(it))).into(),
         }
     }
 }
@@ -56,18 +38,7 @@ pub struct LayoutReport {
     regions: usize,
     /// Some regions are missing; they count as data.
     truncated: bool,
-    found: Vec<FoundReport>,
-}
-
-#[derive(Serialize)]
-struct FoundReport {
-    kind: &'static str,
-    depth: u8,
-    start_lba: u64,
-    bytes: u64,
-    label: String,
-    journal_bytes: u64,
-    metadata_bytes: u64,
+    found: Vec<Found>,
 }
 
 impl LayoutReport {
@@ -78,21 +49,7 @@ impl LayoutReport {
             readings: disk.readings(),
             regions: layout.regions(),
             truncated: layout.is_truncated(),
-            found: layout.found().iter().map(FoundReport::from).collect(),
-        }
-    }
-}
-
-impl From<&Found> for FoundReport {
-    fn from(found: &Found) -> Self {
-        Self {
-            kind: found.kind,
-            depth: found.depth,
-            start_lba: found.start / SECTOR_BYTES,
-            bytes: found.bytes,
-            label: found.label.clone(),
-            journal_bytes: found.journal_bytes,
-            metadata_bytes: found.metadata_bytes,
+            found: layout.found().to_vec(),
         }
     }
 }

@@ -14,12 +14,10 @@ const CURVE_POINTS: u64 = 8;
 /// Returns the blocks of a disk that were read from the cache and from the layer below, by class.
 /// Takes no lock of the data path.
 pub fn blocks_read(disk: &CachedDisk) -> impl Iterator<Item = (&'static str, u64, u64)> {
-    [("journal", Class::Journal), ("metadata", Class::Metadata), ("data", Class::Data)]
-        .map(|(name, class)| {
-            let CacheCount { hits, misses } = disk.counters().of_class(class);
-            (name, hits, misses)
-        })
-        .into_iter()
+    Class::ALL.into_iter().map(|class| {
+        let CacheCount { hits, misses } = disk.counters().of_class(class);
+        (class.name(), hits, misses)
+    })
 }
 
 /// The cache shared by all disks.

@@ -212,8 +212,9 @@ impl DiskReport {
             readonly: disk.stack.top.geometry().readonly,
             log: told.log,
             stages: disk.stack.figures(),
-            discards: image
-                .map(|image| DiscardReport::of(total.requests[OpKind::Discard.name()], image.discards())),
+            discards: image.map(|image| {
+                DiscardReport::of(total.requests[OpKind::Discard.name()], image.discards())
+            }),
             damage: image.map(|image| DamageReport::from(image.damages())),
             errors_by_errno: disk.queues.failures.report(),
             total,

@@ -194,7 +194,7 @@ impl Stack {
             figures.and_then(|figures| all.insert(name.to_owned(), figures));
         };
         add("detected_zeroes", self.zeroes.as_deref().map(|it| json!(it)));
-        add("cache", self.cached.as_deref().map(|disk| json!(DiskCacheReport::of(disk))));
+        add("cache", self.cached.as_deref().map(|disk| json!(DiskCacheReport::of(&[disk]))));
         add("classes", Some(json!(ClassesReport::of(&self.classes))));
         let counters: Vec<&LayerCounters> = self.counters.iter().map(|it| &**it).collect();
         add("layers", Some(json!(counters)));

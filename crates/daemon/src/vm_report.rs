@@ -57,7 +57,8 @@ impl VmReport {
     fn of(vm: Vm, weight: f64, disks: &[Arc<Disk>], heard: &[Heard]) -> Self {
         let is_its = |disk: &&Arc<Disk>| vm.disks.contains(&disk.number);
         let cached = disks.iter().filter(is_its).filter_map(|disk| disk.stack.cached.as_deref());
-        let cache = cached.map(DiskCacheReport::of).reduce(|sum, disk| sum + disk);
+        let cached: Vec<_> = cached.collect();
+        let cache = (!cached.is_empty()).then(|| DiskCacheReport::of(&cached));
         let known = disks.iter().find(is_its).map(|disk| disk.stack.share.vm().weight);
         let device_weight = known.unwrap_or(VM_WEIGHT);
         let disks = disks.iter().filter(is_its).map(|disk| disk.name.clone()).collect();
