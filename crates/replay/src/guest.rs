@@ -1,6 +1,7 @@
 //! The guest: keeps a number of requests of a load in flight.
 
 use std::iter::Peekable;
+use std::ops::{Add, Sub};
 use std::time::{Duration, Instant};
 
 use flowstone_block::{
@@ -51,29 +52,24 @@ impl Asked {
 
     /// Returns the counts of this guest and another one.
     pub fn and(&self, other: &Self) -> Self {
-        Self {
-            requests: self.requests + other.requests,
-            written: self.written + other.written,
-            reads: self.reads + other.reads,
-            writes: self.writes + other.writes,
-            flushes: self.flushes + other.flushes,
-            discards: self.discards + other.discards,
-            in_sequence: self.in_sequence + other.in_sequence,
-            end: 0,
-        }
+        self.each_with(other, u64::add)
     }
 
     /// Returns the counts since `before`.
     pub fn since(&self, before: &Self) -> Self {
+        Self { end: self.end, ..self.each_with(before, u64::sub) }
+    }
+
+    fn each_with(&self, other: &Self, result: fn(u64, u64) -> u64) -> Self {
         Self {
-            requests: self.requests - before.requests,
-            written: self.written - before.written,
-            reads: self.reads - before.reads,
-            writes: self.writes - before.writes,
-            flushes: self.flushes - before.flushes,
-            discards: self.discards - before.discards,
-            in_sequence: self.in_sequence - before.in_sequence,
-            end: self.end,
+            requests: result(self.requests, other.requests),
+            written: result(self.written, other.written),
+            reads: result(self.reads, other.reads),
+            writes: result(self.writes, other.writes),
+            flushes: result(self.flushes, other.flushes),
+            discards: result(self.discards, other.discards),
+            in_sequence: result(self.in_sequence, other.in_sequence),
+            end: 0,
         }
     }
 }
