@@ -21,7 +21,6 @@ mod per_queue;
 mod printable;
 mod published;
 mod request;
-mod size;
 mod throttle;
 mod token;
 
@@ -43,10 +42,10 @@ pub use per_queue::{PerQueue, count};
 pub use printable::Printable;
 pub use published::{Published, ReaderWaker, Seen};
 pub use request::{Completion, Op, OpKind, Outcome, Request};
-pub use size::{SizeChange, format_size, parse_size};
 pub use throttle::{Intake, Throttle};
 pub use token::{Token, TokenSource};
 
+pub use flowstone_memory::size::{SizeChange, format_size, parse_size};
 #[cfg(feature = "model")]
 pub use flowstone_reactor::model;
 pub use flowstone_reactor::{NextLook, Reactor, Waker, mutant, sync};

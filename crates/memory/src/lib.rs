@@ -1,4 +1,5 @@
-//! Sizing of a cache, for the host's sector cache and for the file cache of a guest alike.
+//! Sizing of a cache, for the host's sector cache and for the file cache of a guest alike;
+//! and the notation of sizes that both of them read and print.
 //!
 //! ```text
 //!   /proc, cgroups ──► Reader ──► Reading ──► Sizer ──► Change
@@ -10,6 +11,7 @@
 pub mod message;
 mod mutant;
 pub mod reading;
+pub mod size;
 pub mod sizer;
 
 pub use mutant::mutant;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use flowstone_policy::PolicyKind;
 
-use crate::units::{parse_size, parse_time};
+use crate::units::{parse_space, parse_time};
 
 /// Shortest timeout: a shorter silence is normal.
 const TIMEOUT_MIN: Duration = Duration::from_millis(100);
@@ -51,14 +51,14 @@ pub struct Cache {
     #[arg(long, value_name = "DIR")]
     pub mount: PathBuf,
     /// Memory for copies
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256M",
+    #[arg(long, value_name = "SIZE", value_parser = parse_space, default_value = "256M",
           conflicts_with_all = ["dir", "size"])]
     pub memory: u64,
     /// Folder for copies, instead of memory; the next cache of this source reuses them
     #[arg(long, value_name = "DIR", requires = "size")]
     pub dir: Option<PathBuf>,
     /// Space for copies in the folder of --dir
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "dir")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_space, requires = "dir")]
     pub size: Option<u64>,
     /// Folder for the history of file uses, from which files are prefetched after a restart;
     /// created if it is missing
@@ -175,7 +175,7 @@ fn parse_write_back(text: &str) -> Result<(Duration, u64), String> {
     let (time, bytes) = text.split_once(',').ok_or_else(wrong)?;
     let seconds = time.parse().ok().and_then(|it| Duration::try_from_secs_f64(it).ok());
     let time = seconds.map_or_else(|| parse_time(time), Ok)?;
-    Ok((time, parse_size(bytes)?))
+    Ok((time, parse_space(bytes)?))
 }
 
 fn parse_timeout(text: &str) -> Result<Duration, String> {

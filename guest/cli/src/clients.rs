@@ -8,10 +8,10 @@ use std::path::Path;
 
 use flowstone_filecache::Report;
 use flowstone_filecache::control::{Question, ask};
+use flowstone_memory::size::format_size;
 
 use crate::Failure;
 use crate::args::{Drop, Record, Stats};
-use crate::units::format_size;
 
 /// Prints the counters.
 pub fn stats(args: &Stats) -> Result<(), Failure> {

@@ -22,7 +22,7 @@ const MAY_KNOW: [(&str, &str); 31] = [
     ("trace", ""),
     ("replay", "block fileio image log formats cache memory ssd trace"),
     ("advise", "block image log formats cache replay ssd trace"),
-    ("block", "reactor"),
+    ("block", "memory reactor"),
     ("fileio", "block host reactor"),
     // What formats share; the formats, which do not know each other; and what knows all of them.
     ("image", "block fileio"),
@@ -51,7 +51,7 @@ const MAY_KNOW: [(&str, &str); 31] = [
     ("sim", "block fileio"),
     ("policy", ""),
     ("filecache", "policy memory"),
-    ("guest", "filecache policy"),
+    ("guest", "filecache memory policy"),
 ];
 
 /// The FUSE library, and the file that may name it.

@@ -36,7 +36,7 @@ fn stats_say_what_is_held() {
     let said = mount.run(&["stats", "--json"], &[]);
     assert_eq!(serde_json::from_slice::<Value>(&said.stdout).unwrap(), mount.stats());
     let text = String::from_utf8(mount.run(&["stats"], &[]).stdout).unwrap();
-    assert!(text.contains("cached    1 files, 14.0 KiB of 8.0 MiB (--memory)"), "{text}");
+    assert!(text.contains("cached    1 files, 14 KiB of 8 MiB (--memory)"), "{text}");
     assert!(text.contains("dirty     0 B, 0 conflicts\nsource    up\n"), "{text}");
 }
 
