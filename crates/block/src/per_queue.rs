@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use crate::lock;
 
 /// The counters `T` of all queues of a disk. They outlive the queues.
 #[derive(Debug, Default)]
@@ -13,13 +15,13 @@ pub struct PerQueue<T> {
 impl<T: Default> PerQueue<T> {
     /// Returns the counters of a queue: always the same object, run by one thread at a time.
     pub fn of_queue(&self, queue: u16) -> Arc<T> {
-        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queues = lock(&self.queues);
         Arc::clone(queues.entry(queue).or_default())
     }
 
     /// Returns the sum of a counter over all queues.
     pub fn sum(&self, counter: impl Fn(&T) -> &AtomicU64) -> u64 {
-        let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let queues = lock(&self.queues);
         queues.values().map(|queue| counter(queue).load(Ordering::Relaxed)).sum()
     }
 }

@@ -5,9 +5,9 @@
 //! waker: a new value wakes them, they fetch it, and the old one is freed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
-use crate::{Reactor, Waker, mutant};
+use crate::{Reactor, Waker, lock, mutant};
 
 /// Wakes the thread of a reader. The reader holds it for its lifetime.
 pub type ReaderWaker = Arc<Waker>;
@@ -18,10 +18,6 @@ pub struct Published<T> {
     version: AtomicU64,
     value: Mutex<Arc<T>>,
     readers: Mutex<Vec<Weak<ReaderWaker>>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<T> Published<T> {

@@ -10,10 +10,10 @@
 //! completed one, and comes after it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Class, Op, Published, Request, mutant};
+use flowstone_block::{Class, Op, Published, Request, lock, mutant};
 use rtrb::{Consumer, Producer, RingBuffer};
 
 /// Requests that a ring holds, of 40 bytes each: those of a fast queue in 100 ms, for which the
@@ -76,10 +76,6 @@ pub struct Recording {
     held: Vec<Recorded>,
     /// Requests older than this have been returned.
     given_ns: u64,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Recorder {

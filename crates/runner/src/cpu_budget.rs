@@ -5,9 +5,10 @@
 //! burst after an idle period does not exceed the share for long.
 
 use std::str::FromStr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use flowstone_block::lock;
 use rustix::time::{ClockId, clock_gettime};
 
 /// Wall-clock time for which unused credit is kept.
@@ -88,10 +89,6 @@ impl ProcessBudget {
         *charged = total;
         self.budget.charge(used, now)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn process_time() -> Duration {

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use flowstone_block::{Extent, Published, Seen};
+use flowstone_block::{Extent, Published, Seen, lock};
 
 use super::{Detector, Journals};
 
@@ -32,10 +32,6 @@ pub struct QueueMemory {
     seen: Seen<Journals>,
     /// The journals last seen, advanced by this queue's writes.
     journals: Journals,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl QueueMemory {

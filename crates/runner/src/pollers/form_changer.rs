@@ -1,9 +1,10 @@
 //! The thread that changes the form of queues, with `--pipeline auto`.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::{Builder, JoinHandle};
 
+use flowstone_block::lock;
 use tracing::{debug, warn};
 
 use super::form_choice::{FormChoice, QueueLook};
@@ -73,10 +74,6 @@ impl FormChanger {
         }
         Ok(())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Looks at every queue, and begins to change those that should run in the other form. Returns

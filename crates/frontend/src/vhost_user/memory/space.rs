@@ -9,9 +9,9 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use flowstone_block::mutant;
+use flowstone_block::{lock, mutant};
 use rustix::process::{Resource, getrlimit};
 
 /// The user address space on the narrowest supported machines: 47 bits.
@@ -149,10 +149,6 @@ fn too_much(bytes: u64, all: u64, part: u64) -> io::Error {
         gib(all),
         gib(part)
     ))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
