@@ -29,9 +29,9 @@ pub fn stats(args: &Stats) -> Result<(), Failure> {
 }
 
 fn show(it: &Report) {
-    let size = format_size;
-    println!("hits      {} ({})", it.hits, size(it.hit_bytes));
-    println!("misses    {} ({})", it.misses, size(it.miss_bytes));
+    let (size, did) = (format_size, &it.counters);
+    println!("hits      {} ({})", did.hits.get(), size(did.hit_bytes.get()));
+    println!("misses    {} ({})", did.misses.get(), size(did.miss_bytes.get()));
     println!(
         "cached    {} files, {} of {} ({}), {} of it open",
         it.cached_files,
@@ -40,15 +40,18 @@ fn show(it: &Report) {
         limit(&it.limit_by),
         size(it.pinned_bytes)
     );
-    println!("copied    {} files; {} dropped to make room", it.fills, it.evictions);
-    println!("ahead     {}", size(it.prefetched_bytes));
+    println!("copied    {} files; {} dropped to make room", did.fills.get(), it.evictions);
+    println!("ahead     {}", size(did.prefetched_bytes.get()));
     println!(
         "opens     copy {}, source {}, plain {}",
-        it.opens.copy, it.opens.source, it.opens.plain
+        did.opens.copy.get(),
+        did.opens.source.get(),
+        did.opens.plain.get()
     );
-    println!("unchecked {} opens", it.unchecked_opens);
-    println!("daemon    read {}, wrote {}", size(it.read_bytes), size(it.written_bytes));
-    println!("dirty     {}, {} conflicts", size(it.dirty_bytes), it.conflicts);
+    println!("unchecked {} opens", did.unchecked_opens.get());
+    let (read, wrote) = (did.read_bytes.get(), did.written_bytes.get());
+    println!("daemon    read {}, wrote {}", size(read), size(wrote));
+    println!("dirty     {}, {} conflicts", size(it.dirty_bytes), did.conflicts.get());
     println!("source    {}", it.source);
     println!("epochs    {}", it.epochs);
 }

@@ -107,9 +107,9 @@ impl Agent {
             wanted_bytes: self.files.copies.bytes_max(),
             dirty_bytes: self.files.write_back.bytes(),
             pinned_bytes: has.pinned_bytes,
-            hits: has.hits,
-            misses: has.misses,
-            prefetched_bytes: has.prefetched_bytes,
+            hits: has.counters.hits.get(),
+            misses: has.counters.misses.get(),
+            prefetched_bytes: has.counters.prefetched_bytes.get(),
             curve,
         };
         if talk.say(&message::line(&ToHost::Report(report))).is_err() {

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use crate::copies::Holdings;
 use crate::health::SourceState;
 use crate::open_mode::Mode;
 
 /// A counter.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
@@ -22,13 +22,20 @@ impl Counter {
         self.0.fetch_add(count, Ordering::Relaxed);
     }
 
-    fn get(&self) -> u64 {
+    /// Returns the count so far.
+    pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// All counters of a mount.
-#[derive(Debug, Default)]
+impl Clone for Counter {
+    fn clone(&self) -> Self {
+        Self(self.get().into())
+    }
+}
+
+/// All counters of a mount, as the report has them.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Counters {
     /// Opens for reading served from a copy.
     pub hits: Counter,
@@ -50,18 +57,28 @@ pub struct Counters {
     pub conflicts: Counter,
     /// Opens of copies that were not compared with the source.
     pub unchecked_opens: Counter,
-    copy: Counter,
-    source: Counter,
-    plain: Counter,
+    /// Opens by the way they were served.
+    pub opens: Opens,
+}
+
+/// Opens, by mode.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Opens {
+    /// Of a copy.
+    pub copy: Counter,
+    /// Of the source's file.
+    pub source: Counter,
+    /// Through the daemon.
+    pub plain: Counter,
 }
 
 impl Counters {
     /// Counts an open.
     pub fn opened(&self, mode: Mode) {
         let counter = match mode {
-            Mode::Copy => &self.copy,
-            Mode::Source => &self.source,
-            Mode::Plain | Mode::Direct => &self.plain,
+            Mode::Copy => &self.opens.copy,
+            Mode::Source => &self.opens.source,
+            Mode::Plain | Mode::Direct => &self.opens.plain,
         };
         counter.add(1);
     }
@@ -73,59 +90,14 @@ impl Counters {
         opens.add(1);
         sizes.add(bytes);
     }
-
-    /// Returns all counters, with the state of the copies.
-    pub fn report(
-        &self,
-        held: Holdings,
-        pinned_bytes: u64,
-        dirty_bytes: u64,
-        source: SourceState,
-    ) -> Report {
-        Report {
-            hits: self.hits.get(),
-            misses: self.misses.get(),
-            hit_bytes: self.hit_bytes.get(),
-            miss_bytes: self.miss_bytes.get(),
-            read_bytes: self.read_bytes.get(),
-            written_bytes: self.written_bytes.get(),
-            cached_files: held.files,
-            cached_bytes: held.bytes,
-            pinned_bytes,
-            dirty_bytes,
-            conflicts: self.conflicts.get(),
-            limit_bytes: held.limit.bytes,
-            limit_by: held.limit.by.to_owned(),
-            fills: self.fills.get(),
-            prefetched_bytes: self.prefetched_bytes.get(),
-            evictions: held.evictions,
-            epochs: held.epochs,
-            unchecked_opens: self.unchecked_opens.get(),
-            source,
-            opens: Opens {
-                copy: self.copy.get(),
-                source: self.source.get(),
-                plain: self.plain.get(),
-            },
-        }
-    }
 }
 
 /// The report of `stats`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
-    /// Opens for reading served from a copy.
-    pub hits: u64,
-    /// Opens for reading not served from a copy.
-    pub misses: u64,
-    /// Sum of the file sizes of the hits.
-    pub hit_bytes: u64,
-    /// Sum of the file sizes of the misses.
-    pub miss_bytes: u64,
-    /// Bytes read through the daemon.
-    pub read_bytes: u64,
-    /// Bytes written through the daemon.
-    pub written_bytes: u64,
+    /// What is counted.
+    #[serde(flatten)]
+    pub counters: Counters,
     /// Number of copies.
     pub cached_files: u64,
     /// Bytes of copies, including dropped ones that are still open.
@@ -134,35 +106,14 @@ pub struct Report {
     pub pinned_bytes: u64,
     /// Dirty bytes: written here and not yet at the source.
     pub dirty_bytes: u64,
-    /// Files that had changed at the source when they were to be written back.
-    pub conflicts: u64,
     /// Limit of the copies in bytes.
     pub limit_bytes: u64,
     /// Origin of the limit: an option (`memory`, `size`), the `guest`'s memory, the `host`'s grant.
     pub limit_by: String,
-    /// Files copied.
-    pub fills: u64,
-    /// Bytes of prefetched files.
-    pub prefetched_bytes: u64,
     /// Copies evicted to make room.
     pub evictions: u64,
     /// Completed epochs of the policy.
     pub epochs: u64,
-    /// Opens of copies that were not compared with the source.
-    pub unchecked_opens: u64,
     /// State of the source: `up`, `suspect`, `down`.
     pub source: SourceState,
-    /// Opens by the way they were served.
-    pub opens: Opens,
-}
-
-/// Opens, by mode.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Opens {
-    /// Of a copy.
-    pub copy: u64,
-    /// Of the source's file.
-    pub source: u64,
-    /// Through the daemon.
-    pub plain: u64,
 }

@@ -154,8 +154,18 @@ impl Files {
 
     /// Returns the report of `stats`.
     pub fn report(&self) -> Report {
-        let pinned = self.bindings.pinned_bytes();
-        let (source, dirty) = (self.hearing.state(), self.write_back.bytes());
-        self.counters.report(self.copies.holdings(), pinned, dirty, source)
+        let held = self.copies.holdings();
+        Report {
+            counters: self.counters.clone(),
+            cached_files: held.files,
+            cached_bytes: held.bytes,
+            pinned_bytes: self.bindings.pinned_bytes(),
+            dirty_bytes: self.write_back.bytes(),
+            limit_bytes: held.limit.bytes,
+            limit_by: held.limit.by.to_owned(),
+            evictions: held.evictions,
+            epochs: held.epochs,
+            source: self.hearing.state(),
+        }
     }
 }

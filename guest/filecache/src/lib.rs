@@ -49,7 +49,7 @@ mod stamp;
 mod store;
 mod write_back;
 
-pub use counters::{Opens, Report};
+pub use counters::{Counter, Counters, Opens, Report};
 pub use options::{Options, Place, TroubleOptions, WriteBackOptions};
 pub use serve::{Failed, serve};
 
