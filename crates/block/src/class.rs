@@ -1,28 +1,16 @@
 //! The class of a request: the kind of data that it carries, as far as it is known.
 
-/// The class of a write, decided once by the classifier and only read by later stages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Class {
-    /// File contents, or unknown.
-    #[default]
-    Data,
-    /// File-system metadata: inode tables, bitmaps, directories.
-    Metadata,
-    /// A file system's journal: written once, read only after a crash.
-    Journal,
-}
-
-impl Class {
-    /// Every class, in the order of their discriminants.
-    pub const ALL: [Self; 3] = [Self::Data, Self::Metadata, Self::Journal];
-
-    /// Returns the name used in statistics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Data => "data",
-            Self::Metadata => "metadata",
-            Self::Journal => "journal",
-        }
+named! {
+    /// The class of a write, decided once by the classifier and only read by later stages.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub enum Class {
+        /// File contents, or unknown.
+        #[default]
+        Data = "data",
+        /// File-system metadata: inode tables, bitmaps, directories.
+        Metadata = "metadata",
+        /// A file system's journal: written once, read only after a crash.
+        Journal = "journal",
     }
 }
 

@@ -7,40 +7,26 @@ use std::io;
 
 use crate::{Damage, Errno, Printable};
 
-/// Kinds of errors that a caller can tell apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ErrorKind {
-    /// The object is in use by another process or operation; trying again later may help.
-    Busy,
-    /// The request of the caller is invalid.
-    Invalid,
-    /// The request is valid, but this version, this image or this host does not support it.
-    Unsupported,
-    /// An image is damaged; [`Error::damage`] says where.
-    Damaged,
-    /// The host is out of space or quota.
-    NoSpace,
-    /// The host refused the operation or failed.
-    Host,
+named! {
+    /// Kinds of errors that a caller can tell apart.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum ErrorKind {
+        /// The object is in use by another process or operation; trying again later may help.
+        Busy = "busy",
+        /// The request of the caller is invalid.
+        Invalid = "invalid",
+        /// The request is valid, but this version, this image or this host does not support it.
+        Unsupported = "unsupported",
+        /// An image is damaged; [`Error::damage`] says where.
+        Damaged = "damaged",
+        /// The host is out of space or quota.
+        NoSpace = "no_space",
+        /// The host refused the operation or failed.
+        Host = "host",
+    }
 }
 
 impl ErrorKind {
-    /// Every kind.
-    pub const ALL: [Self; 6] =
-        [Self::Busy, Self::Invalid, Self::Unsupported, Self::Damaged, Self::NoSpace, Self::Host];
-
-    /// Returns the kind's name in machine-readable output.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Busy => "busy",
-            Self::Invalid => "invalid",
-            Self::Unsupported => "unsupported",
-            Self::Damaged => "damaged",
-            Self::NoSpace => "no_space",
-            Self::Host => "host",
-        }
-    }
-
     /// Returns the kind of this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)

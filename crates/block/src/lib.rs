@@ -3,6 +3,9 @@
 //!
 //! Nothing here does I/O or knows a transport, a file system or an image format.
 
+#[macro_use]
+mod named;
+
 mod blocking;
 mod buffer;
 mod class;

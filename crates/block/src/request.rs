@@ -28,36 +28,21 @@ pub enum Op {
     },
 }
 
-/// [`Op`] without its operands, for counters and filters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(usize)]
-pub enum OpKind {
-    /// [`Op::Read`]
-    Read,
-    /// [`Op::Write`]
-    Write,
-    /// [`Op::Flush`]
-    Flush,
-    /// [`Op::Discard`]
-    Discard,
-    /// [`Op::WriteZeroes`]
-    WriteZeroes,
-}
-
-impl OpKind {
-    /// Every kind, in the order of their discriminants.
-    pub const ALL: [Self; 5] =
-        [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::WriteZeroes];
-
-    /// Returns the name used in statistics, logs and on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Write => "write",
-            Self::Flush => "flush",
-            Self::Discard => "discard",
-            Self::WriteZeroes => "write_zeroes",
-        }
+named! {
+    /// [`Op`] without its operands, for counters and filters.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[repr(usize)]
+    pub enum OpKind {
+        /// [`Op::Read`]
+        Read = "read",
+        /// [`Op::Write`]
+        Write = "write",
+        /// [`Op::Flush`]
+        Flush = "flush",
+        /// [`Op::Discard`]
+        Discard = "discard",
+        /// [`Op::WriteZeroes`]
+        WriteZeroes = "write_zeroes",
     }
 }
 

@@ -1,43 +1,27 @@
 //! The class of a request, and the rule that decides it. Rules in order of trust: the on-disk
 //! structures, the guest's hint on the request, the guest's behaviour.
 
-use flowstone_block::{Class, Extent, IoPriority, mutant};
+use flowstone_block::{Class, Extent, IoPriority, mutant, named};
 
 use crate::layout::{Layout, Place};
 
-/// The rule that decided the class of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(usize)]
-pub enum Rule {
-    /// The on-disk structures.
-    Layout,
-    /// The request's priority word.
-    Hint,
-    /// The list of the file system's journal.
-    Journal,
-    /// The header of the written block.
-    Header,
-    /// The pattern of earlier writes and flushes.
-    Pattern,
-    /// No rule applied: it is data.
-    None,
-}
-
-impl Rule {
-    /// Every rule, in the order of their discriminants.
-    pub const ALL: [Self; 6] =
-        [Self::Layout, Self::Hint, Self::Journal, Self::Header, Self::Pattern, Self::None];
-
-    /// Returns the name used in statistics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Layout => "layout",
-            Self::Hint => "hint",
-            Self::Journal => "journal",
-            Self::Header => "header",
-            Self::Pattern => "pattern",
-            Self::None => "none",
-        }
+named! {
+    /// The rule that decided the class of a request.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[repr(usize)]
+    pub enum Rule {
+        /// The on-disk structures.
+        Layout = "layout",
+        /// The request's priority word.
+        Hint = "hint",
+        /// The list of the file system's journal.
+        Journal = "journal",
+        /// The header of the written block.
+        Header = "header",
+        /// The pattern of earlier writes and flushes.
+        Pattern = "pattern",
+        /// No rule applied: it is data.
+        None = "none",
     }
 }
 

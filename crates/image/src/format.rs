@@ -5,32 +5,22 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-use flowstone_block::{Error, Result};
+use flowstone_block::{Error, Result, named};
 
-/// A disk image format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// The disk's sectors in LBA order, in a sparse file or on a block device.
-    Raw,
-    /// Clusters and the tables that map them, as QEMU specifies.
-    Qcow2,
-    /// Writes in order of arrival, and a map from LBA to address.
-    Log,
+named! {
+    /// A disk image format.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Format {
+        /// The disk's sectors in LBA order, in a sparse file or on a block device.
+        Raw = "raw",
+        /// Clusters and the tables that map them, as QEMU specifies.
+        Qcow2 = "qcow2",
+        /// Writes in order of arrival, and a map from LBA to address.
+        Log = "log",
+    }
 }
 
 impl Format {
-    /// Every format.
-    pub const ALL: [Self; 3] = [Self::Raw, Self::Qcow2, Self::Log];
-
-    /// The name used on the command line and in reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Raw => "raw",
-            Self::Qcow2 => "qcow2",
-            Self::Log => "log",
-        }
-    }
-
     /// Returns the requested format, or else the one that the file's extension implies.
     pub fn choose(asked: Option<Self>, path: &Path) -> Result<Self> {
         let told = || match path.extension().and_then(|extension| extension.to_str()) {

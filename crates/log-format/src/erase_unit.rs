@@ -4,7 +4,7 @@
 
 use std::ops::RangeInclusive;
 
-use flowstone_block::format_size;
+use flowstone_block::{format_size, named};
 
 /// Erase unit assumed of a drive that reports none: an SSD's erase blocks across all its channels.
 const DEFAULT_BYTES: u64 = 32 << 20;
@@ -13,25 +13,16 @@ pub const ERASE_UNIT_BYTES: RangeInclusive<u64> = 4096..=1 << 30;
 /// Minimum erase units per segment, if the disk is large enough.
 const UNITS_PER_SEGMENT: u64 = 4;
 
-/// Source of an erase unit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UnitSource {
-    /// Given by the operator.
-    Option,
-    /// Reported by the drive.
-    Device,
-    /// Assumed.
-    Default,
-}
-
-impl UnitSource {
-    /// Returns its name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Option => "option",
-            Self::Device => "device",
-            Self::Default => "default",
-        }
+named! {
+    /// Source of an erase unit.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum UnitSource {
+        /// Given by the operator.
+        Option = "option",
+        /// Reported by the drive.
+        Device = "device",
+        /// Assumed.
+        Default = "default",
     }
 }
 
