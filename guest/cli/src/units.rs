@@ -6,8 +6,11 @@ use flowstone_memory::size::parse_size;
 
 /// Parses a size that is not zero: `4096`, `64K`, `512MiB`, `1.5G`.
 pub fn parse_space(text: &str) -> Result<u64, String> {
-    let bytes = parse_size(text)?;
-    if bytes > 0 { Ok(bytes) } else { Err("a size of 0 keeps nothing".into()) }
+    match parse_size(text.trim())? {
+        0 => Err("a size of 0 keeps nothing".into()),
+        bytes if bytes >= 1 << 63 => Err(format!("{text:?} is more than any memory")),
+        bytes => Ok(bytes),
+    }
 }
 
 /// Parses a time: `3s`, `200ms`.
