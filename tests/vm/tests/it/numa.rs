@@ -27,6 +27,7 @@ const BEGIN: &str = "
 const DRIVE: &str = "
     cd /tmp/on
     drive() {
+        : >$1.said  # the driver before said that it has read, too
         taskset -c $2 /tools/device-load $1.sock held <go-$1 >$1.said 2>&1 &
         driver=$!
         sleep 1000 >go-$1 2>/dev/null &
