@@ -42,6 +42,10 @@ pub(crate) struct State {
     watches: Slab<Watched>,
     /// The ring polls the waker's event.
     waker_armed: bool,
+    /// Users do not enter the kernel; the thread will, once for all of them.
+    gathers: bool,
+    /// Submissions and completions of all users so far.
+    pub(crate) uses: u64,
 }
 
 /// A watched descriptor. Its slot is kept until the kernel has returned its poll, so that a late
@@ -113,6 +117,37 @@ impl Reactor {
         self.0.state.borrow_mut()
     }
 
+    /// From here on users do not enter the kernel for their submissions and completions:
+    /// [`enter`](Self::enter) does it for all of them, until [`scatter`](Self::scatter).
+    pub fn gather(&self) {
+        self.state().gathers = true;
+    }
+
+    /// Submits what all users have queued, and brings out what the kernel holds for them. Returns
+    /// whether there was either.
+    pub fn enter(&self) -> bool {
+        let mut state = self.state();
+        let Some(ring) = &mut state.ring else { return false };
+        let needs_entering = ring.needs_entering();
+        if needs_entering {
+            ring.enter(0, None);
+        }
+        needs_entering
+    }
+
+    /// Ends [`gather`](Self::gather), and submits what has been queued since the last entrance.
+    /// Returns whether there was something.
+    pub fn scatter(&self) -> bool {
+        let mut state = self.state();
+        state.gathers = false;
+        state.submit()
+    }
+
+    /// Returns the number of submissions and completions of all users so far.
+    pub fn uses(&self) -> u64 {
+        self.state().uses
+    }
+
     /// Submits what is queued, and sleeps until there may be something to do: a completion, a
     /// readable descriptor, a wake-up by another thread, or the time that `last_look` returns.
     /// Spurious wake-ups are possible.
@@ -129,7 +164,7 @@ impl Reactor {
             self.0.waker.fall_asleep();
         }
         match look {
-            NextLook::Now => self.state().submit(),
+            NextLook::Now => _ = self.state().submit(),
             NextLook::At(deadline) => self.wait(Some(deadline)),
             NextLook::OnWake => self.wait(None),
         }
@@ -168,10 +203,18 @@ impl State {
         self.ring.as_mut().expect("made with the first user")
     }
 
-    pub fn submit(&mut self) {
-        if let Some(ring) = &mut self.ring {
-            ring.submit();
+    /// Submits what is queued. Returns whether there was something.
+    pub fn submit(&mut self) -> bool {
+        !self.gathers && self.ring.as_mut().is_some_and(Ring::submit)
+    }
+
+    /// Enters the kernel if it holds completions. Returns whether it did.
+    pub fn bring_out(&mut self) -> bool {
+        let enters = !self.gathers && self.ring().has_more_inside();
+        if enters {
+            self.ring().enter(0, None);
         }
+        enters
     }
 
     /// Returns the next completion of the user at `slot`; moves those of others into their

@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, squeue};
 
+/// A thread gathers the submissions of all its users, of which the first may have a small queue.
+const ENTRIES_MIN: u32 = 256;
+
 pub struct Ring {
     ring: IoUring,
     /// Submissions in the queue that are not submitted to the kernel yet.
@@ -17,8 +20,9 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Makes a ring with room for `entries` submissions; more at once cost another call.
+    /// Makes a ring with room for `entries` submissions, or more; more at once cost another call.
     pub fn new(entries: u32) -> io::Result<Self> {
+        let entries = entries.max(ENTRIES_MIN);
         let deferred = IoUring::builder()
             .setup_single_issuer()
             .setup_coop_taskrun()
@@ -53,11 +57,18 @@ impl Ring {
         self.queued += 1;
     }
 
-    /// Submits the queued entries to the kernel.
-    pub fn submit(&mut self) {
-        if self.queued > 0 {
+    /// Submits the queued entries to the kernel. Returns whether there were any.
+    pub fn submit(&mut self) -> bool {
+        let is_needed = self.queued > 0;
+        if is_needed {
             self.enter(0, None);
         }
+        is_needed
+    }
+
+    /// Returns whether entering the kernel submits or delivers something.
+    pub fn needs_entering(&mut self) -> bool {
+        self.queued > 0 || self.has_more_inside()
     }
 
     /// Submits the queued entries, runs completion work, and waits for `wanted` completions or the

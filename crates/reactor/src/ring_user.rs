@@ -31,32 +31,33 @@ impl RingUser {
     pub unsafe fn push(&mut self, entry: squeue::Entry, mark: u32) {
         let entry = entry.user_data(user_mark(self.slot, mark));
         self.in_flight += 1;
+        let mut state = self.reactor.state();
+        state.uses += 1;
         // SAFETY: the caller vouches for it.
-        unsafe { self.reactor.state().ring().push(&entry) };
+        unsafe { state.ring().push(&entry) };
     }
 
-    /// Submits the thread's queued entries, if any.
+    /// Submits the thread's queued entries, if any, unless its reactor [gathers](Reactor::gather)
+    /// them.
     pub fn submit(&mut self) {
-        self.reactor.state().submit();
+        let _ = self.reactor.state().submit();
     }
 
     /// Returns the mark and the result of the next completion that has arrived. Does not enter the
     /// kernel.
     pub fn next_completion(&mut self) -> Option<(u32, i32)> {
-        let next = self.reactor.state().next_for(self.slot);
+        let mut state = self.reactor.state();
+        let next = state.next_for(self.slot);
+        state.uses += u64::from(next.is_some());
+        drop(state);
         self.in_flight -= usize::from(next.is_some());
         next
     }
 
-    /// Enters the kernel if it holds completions that only entering delivers. Returns whether it
-    /// did.
+    /// Enters the kernel if it holds completions that only entering delivers, and its reactor does
+    /// not [gather](Reactor::gather). Returns whether it did.
     pub fn bring_out(&mut self) -> bool {
-        let mut state = self.reactor.state();
-        let inside = state.ring().has_more_inside();
-        if inside {
-            state.ring().enter(0, None);
-        }
-        inside
+        self.reactor.state().bring_out()
     }
 
     /// Returns whether another user has taken a completion of ours from the ring.

@@ -198,6 +198,29 @@ fn each_user_of_a_ring_gets_its_own_completions() {
 }
 
 #[test]
+fn a_reactor_that_gathers_enters_the_kernel_for_all_users_at_once() {
+    let reactor = Reactor::new().unwrap();
+    assert!(!reactor.enter(), "it has no ring");
+    let mut users: Vec<RingUser> = (0..3).map(|_| RingUser::new(&reactor, 8).unwrap()).collect();
+    reactor.gather();
+    for user in &mut users {
+        push_nop(user, 7);
+        user.submit();
+        assert!(!user.bring_out() && user.next_completion().is_none());
+    }
+    assert!(reactor.enter());
+    assert!(users.iter_mut().all(|user| user.next_completion() == Some((7, 0))));
+    assert!(!reactor.enter(), "nothing is left");
+    push_nop(&mut users[0], 8);
+    users[0].submit();
+    reactor.scatter();
+    assert_eq!(users[0].next_completion(), Some((8, 0)), "the end of it submits the rest");
+    push_nop(&mut users[1], 9);
+    users[1].submit();
+    assert_eq!(users[1].next_completion(), Some((9, 0)), "users submit again");
+}
+
+#[test]
 fn a_sleep_starts_what_has_been_submitted_and_ends_with_its_completion() {
     let reactor = Reactor::new().unwrap();
     let mut user = RingUser::new(&reactor, 8).unwrap();

@@ -31,6 +31,8 @@ pub const TURN: Duration = Duration::from_micros(100);
 #[derive(Debug)]
 pub struct Batch {
     chains: usize,
+    bytes_max: u64,
+    /// What is left of that.
     bytes: Cell<u64>,
     /// Deadline of the batch; `None` if it has no limit of bytes.
     end: Option<Instant>,
@@ -45,7 +47,8 @@ impl Batch {
     pub fn new(chains: usize, bytes: u64) -> Self {
         let begun = Instant::now();
         let end = (bytes < u64::MAX).then(|| begun + TURN);
-        Self { chains, bytes: Cell::new(bytes), end, begun, asked: Cell::new(0) }
+        let (bytes_max, bytes) = (bytes, Cell::new(bytes));
+        Self { chains, bytes_max, bytes, end, begun, asked: Cell::new(0) }
     }
 
     /// Begins the next stretch. Ends the batch if its deadline has passed.
@@ -65,6 +68,11 @@ impl Batch {
     /// Chains that may still be taken.
     pub const fn chains(&self) -> usize {
         self.chains
+    }
+
+    /// Bytes charged so far.
+    pub fn bytes(&self) -> u64 {
+        self.bytes_max - self.bytes.get()
     }
 
     /// Called before each chain: returns whether it belongs to this stretch, and charges it if so.

@@ -10,10 +10,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use flowstone_block::{
-    Channel, Completion, NextLook, Origin, Outcome, Request, Signal, Taken, mutant,
+    Channel, Completion, NextLook, Origin, Outcome, Reactor, Request, Signal, Taken, mutant,
 };
 
-use crate::batch::{BATCH_FIRST, Batch};
+use crate::batch::{BATCH_FIRST, Batch, CHAIN_BYTES};
 use crate::counters::QueueCounters;
 use crate::histogram::{add, nanos};
 use crate::queue_run::{Part, QueueRun, TaskContext, Work};
@@ -87,6 +87,7 @@ pub struct Disk {
     origin: Origin,
     /// Submission time by tag; grows to the greatest tag seen.
     submitted: Vec<Instant>,
+    reactor: Reactor,
 }
 
 impl Disk {
@@ -117,6 +118,9 @@ pub struct DiskTask<C> {
     /// Chains that the next turn may take.
     batch_max: usize,
     done: Vec<Completion>,
+    /// Time in both halves of this turn, until that in the kernel is known.
+    submitting: Duration,
+    publishing: Duration,
     /// The current idle period of its thread, unless this task has had work since it began.
     idle: Option<Idle>,
 }
@@ -132,19 +136,26 @@ impl<C: Chains> DiskTask<C> {
     pub fn with_chains(chains: C, channel: Box<dyn Channel>, context: &TaskContext<'_>) -> Self {
         let spec = context.spec;
         Self {
-            disk: Disk { channel, origin: spec.origin, submitted: Vec::new() },
+            disk: Disk {
+                channel,
+                origin: spec.origin,
+                submitted: Vec::new(),
+                reactor: context.reactor.clone(),
+            },
             chains,
             counters: Arc::clone(&spec.counters),
             spin_for_driver: SpinBudget::new(spec.poll, context.patience),
             spin_for_disk: SpinBudget::new(spec.poll, FOR_DISK),
             batch_max: BATCH_FIRST,
             done: Vec::new(),
+            submitting: Duration::ZERO,
+            publishing: Duration::ZERO,
             idle: None,
         }
     }
 
     /// Submits a batch, and publishes completions between its stretches.
-    fn issue(&mut self, bytes_max: u64) -> Option<Work> {
+    fn submit_batch(&mut self, bytes_max: u64) -> Option<Work> {
         if !self.chains.has_available() || bytes_max == 0 || !self.chains.open() {
             return None;
         }
@@ -152,6 +163,8 @@ impl<C: Chains> DiskTask<C> {
         self.batch_max = self.batch_max.saturating_mul(2);
         let mut work = Some(self.submit(&mut batch));
         while !batch.is_over() {
+            // The disk works meanwhile, and other queues wait long enough for this one.
+            self.disk.reactor.enter();
             work = Work::sum(work, self.collect_completed());
             batch.begin_stretch();
             work = Work::sum(work, Some(self.submit(&mut batch)));
@@ -162,7 +175,7 @@ impl<C: Chains> DiskTask<C> {
 
     /// Submits the next stretch of a batch.
     fn submit(&mut self, batch: &mut Batch) -> Work {
-        let found = batch.begun();
+        let (found, before) = (batch.begun(), batch.bytes());
         let taken = self.chains.take(&mut self.disk, batch);
         batch.end_stretch(taken.chains, taken.left);
         if mutant("runner.queue.hands-over-before-the-kick") {
@@ -171,16 +184,17 @@ impl<C: Chains> DiskTask<C> {
         if batch.is_over() {
             self.disk.channel.kick();
             // No sooner: the disk may have deferred what it was given. If the daemon dies in the
-            // kick, one of these requests is the cause.
+            // kick, one of these requests is the cause. (The kernel may have them later, with those
+            // of other queues; the daemon does not die of that.)
             self.chains.handed_over();
         }
         let time = found.elapsed();
-        self.counters.submit.record(time);
+        self.submitting += time;
         add(&self.counters.answered, taken.answered as u64);
         if taken.answered > 0 {
             self.publish();
         }
-        Work { found, time }
+        Work { found, time, bytes: batch.bytes() - before }
     }
 
     fn collect_completed(&mut self) -> Option<Work> {
@@ -188,11 +202,12 @@ impl<C: Chains> DiskTask<C> {
         self.disk.channel.reap(&mut done);
         let found = (!done.is_empty()).then(Instant::now);
         let work = found.map(|found| {
+            let bytes = done.len() as u64 * CHAIN_BYTES;
             done.drain(..).for_each(|completion| self.finish_one(completion, found));
             self.publish();
             let time = found.elapsed();
-            self.counters.publish.record(time);
-            Work { found, time }
+            self.publishing += time;
+            Work { found, time, bytes }
         });
         self.done = done;
         work
@@ -213,21 +228,43 @@ impl<C: Chains> DiskTask<C> {
         }
     }
 
+    /// Accounts work that has ended an idle period.
+    fn worked(&mut self, work: Work) {
+        self.counters.in_flight.store(self.chains.in_flight() as u64, Ordering::Relaxed);
+        if let Some(idle) = self.idle.take() {
+            self.spin(idle).learn(work.found - idle.since);
+        }
+    }
+
     fn spin(&mut self, idle: Idle) -> &mut SpinBudget {
         if idle.disk_is_busy { &mut self.spin_for_disk } else { &mut self.spin_for_driver }
     }
 }
 
 impl<C: Chains> QueueRun for DiskTask<C> {
-    fn turn(&mut self, bytes_max: u64) -> Option<Work> {
-        let submitted = self.issue(bytes_max);
-        let completed = self.collect_completed();
-        let work = Work::sum(submitted, completed)?;
-        self.counters.in_flight.store(self.chains.in_flight() as u64, Ordering::Relaxed);
-        if let Some(idle) = self.idle.take() {
-            self.spin(idle).learn(work.found - idle.since);
-        }
+    fn issue(&mut self, bytes_max: u64) -> Option<Work> {
+        let work = self.submit_batch(bytes_max)?;
+        self.worked(work);
         Some(work)
+    }
+
+    fn complete(&mut self) -> Option<Work> {
+        let work = self.collect_completed()?;
+        self.worked(work);
+        Some(work)
+    }
+
+    fn entered(&mut self, time: Duration) {
+        let submitting = std::mem::take(&mut self.submitting);
+        let publishing = std::mem::take(&mut self.publishing);
+        let has_submitted = !submitting.is_zero();
+        if has_submitted {
+            self.counters.submit.record(submitting + time);
+        }
+        if !publishing.is_zero() {
+            let time = if has_submitted { Duration::ZERO } else { time };
+            self.counters.publish.record(publishing + time);
+        }
     }
 
     fn is_leaving(&self) -> bool {

@@ -157,7 +157,7 @@ impl<Q: GuestQueue, T: Throttle> FrontTask<Q, T> {
 }
 
 impl<Q: GuestQueue, T: Throttle> QueueRun for FrontTask<Q, T> {
-    fn turn(&mut self, bytes_max: u64) -> Option<Work> {
+    fn issue(&mut self, bytes_max: u64) -> Option<Work> {
         if self.half.returns.slots() > 0 || !self.returned.is_empty() {
             self.take_returns();
         }
@@ -174,7 +174,8 @@ impl<Q: GuestQueue, T: Throttle> QueueRun for FrontTask<Q, T> {
         }
         let time = found.elapsed();
         self.counters.front.record(time);
-        Some(Work { found, time })
+        // The other half enters the kernel.
+        Some(Work { found, time, bytes: 0 })
     }
 
     fn is_leaving(&self) -> bool {

@@ -4,6 +4,7 @@
 mod activity;
 mod counters;
 mod handover;
+mod pass;
 mod shares;
 mod task;
 mod thread;
@@ -29,9 +30,6 @@ use crate::spin::{FOR_DRIVER, FOR_DRIVER_SHARED};
 
 /// Turns between two reads of the clock while polling.
 const TURNS_PER_LOOK: u32 = 16;
-
-/// A cold queue gets one turn in this many passes.
-const COLD_STRIDE: u32 = 16;
 
 /// Time between two checks of the process's CPU budget.
 const BUDGET_LOOK: Duration = Duration::from_millis(1);
@@ -129,53 +127,6 @@ impl Poller {
         self.inbox.counters.set_queues(self.tasks.len());
         let places = self.shares.reset(self.tasks.iter().map(Task::disk));
         self.tasks.iter_mut().zip(places).for_each(|(task, place)| task.share = place);
-    }
-
-    /// Returns the index of the first queue of this pass: each in turn, so that each queue of a
-    /// disk gets part of the disk's share.
-    fn next_first(&mut self) -> usize {
-        self.first = if self.first + 1 < self.tasks.len() { self.first + 1 } else { 0 };
-        self.first
-    }
-
-    /// Gives a turn to every queue that is not cold or resting. Returns when one found work or
-    /// ended.
-    fn turn(&mut self) -> Option<Instant> {
-        let (mut found, mut over, mut busy) = (None, false, Duration::ZERO);
-        let is_shared = self.tasks.len() > 1;
-        let all = std::mem::take(&mut self.look_at_all) || !is_shared;
-        self.pass = self.pass.wrapping_add(1);
-        self.shares.begin(self.pass);
-        let (first, shares) = (self.next_first(), &mut self.shares);
-        let (later, sooner) = self.tasks.split_at_mut(first);
-        for (index, task) in (first as u32..).zip(sooner).chain((0..).zip(later)) {
-            let is_due =
-                all || !task.is_cold() || self.pass.wrapping_add(index).is_multiple_of(COLD_STRIDE);
-            let bytes_max = if is_shared { shares.bytes_left(task.share) } else { u64::MAX };
-            if is_due
-                && task.has_turns()
-                && let Some(work) = task.turn(bytes_max)
-            {
-                found = Some(work.found);
-                busy += work.time;
-                shares.charge(task.share, work.time);
-            }
-            over |= task.is_over();
-        }
-        let counters = &self.inbox.counters;
-        add(&counters.turns, 1);
-        if found.is_some() {
-            PollerCounters::add_time(&counters.busy_ns, busy);
-        }
-        if over { self.end_tasks().or(found) } else { found }
-    }
-
-    fn end_tasks(&mut self) -> Option<Instant> {
-        let now = Instant::now();
-        let over: Vec<Task> = self.tasks.extract_if(.., |task| task.is_over()).collect();
-        self.count_tasks();
-        over.into_iter().for_each(|task| self.end(task, now));
-        Some(now)
     }
 
     fn end(&self, task: Task, drained: Instant) {

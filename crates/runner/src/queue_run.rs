@@ -19,13 +19,19 @@ pub struct Work {
     pub found: Instant,
     /// Time it took.
     pub time: Duration,
+    /// Bytes submitted, and [`CHAIN_BYTES`](crate::batch::CHAIN_BYTES) for each chain taken or
+    /// completed.
+    pub bytes: u64,
 }
 
 impl Work {
     /// Combines two consecutive pieces of work.
     pub fn sum(first: Option<Self>, second: Option<Self>) -> Option<Self> {
         match (first, second) {
-            (Some(one), Some(other)) => Some(Self { time: one.time + other.time, ..one }),
+            (Some(one), Some(other)) => {
+                let (time, bytes) = (one.time + other.time, one.bytes + other.bytes);
+                Some(Self { time, bytes, ..one })
+            }
             (one, other) => one.or(other),
         }
     }
@@ -103,10 +109,24 @@ pub trait QueuePart: Any + Send {
 
 /// A queue, or a half of one, running on its thread. It never blocks.
 pub trait QueueRun {
-    /// Makes one pass. Takes requests of about `bytes_max` bytes at most, none if that is 0: where
-    /// a submission is a copy, other queues of the thread wait for it. Completions are published in
-    /// any case. Returns the work done, if any.
-    fn turn(&mut self, bytes_max: u64) -> Option<Work>;
+    /// First half of a turn: submits requests of about `bytes_max` bytes at most, none if that is
+    /// 0: where a submission is a copy, other queues of the thread wait for it. Returns the work
+    /// done, if any.
+    fn issue(&mut self, bytes_max: u64) -> Option<Work>;
+
+    /// Second half: publishes completions. Returns the work done, if any.
+    fn complete(&mut self) -> Option<Work> {
+        None
+    }
+
+    /// A turn: both halves.
+    fn turn(&mut self, bytes_max: u64) -> Option<Work> {
+        let issued = self.issue(bytes_max);
+        Work::sum(issued, self.complete())
+    }
+
+    /// Accounts the time that its thread was in the kernel for the work since the last call.
+    fn entered(&mut self, _time: Duration) {}
 
     /// Returns whether it is to take nothing more.
     fn is_leaving(&self) -> bool;

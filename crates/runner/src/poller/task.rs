@@ -56,6 +56,12 @@ pub(super) struct Task {
     for_nothing: u32,
     /// Whether it has panicked. A dead task gets no more turns.
     pub dead: bool,
+    /// Whether it has a turn in this pass.
+    pub has_turn: bool,
+    /// Whether it has had work since [`entered`](Self::entered), and the bytes of that which was in
+    /// the thread's ring.
+    pub has_worked: bool,
+    pub bytes: u64,
     /// Index of its disk in [`Shares`](super::shares::Shares).
     pub share: usize,
     /// Whether it has panicked while retiring its channel.
@@ -72,6 +78,7 @@ impl Task {
     ) -> Self {
         let (empty_turns, rests, thrift, share) = (0, None, Instant::now(), 0);
         let (is_notified, for_nothing, dead, lost) = (false, 0, false, false);
+        let (has_turn, has_worked, bytes) = (false, false, 0);
         Self {
             queue,
             spec,
@@ -86,6 +93,9 @@ impl Task {
             is_notified,
             for_nothing,
             dead,
+            has_turn,
+            has_worked,
+            bytes,
             share,
             lost,
         }
@@ -155,7 +165,7 @@ impl Task {
         self.deaf.is_some()
     }
 
-    /// Gives the queue a turn; see [`QueueRun::turn`].
+    /// Gives the queue a turn; see [`QueueRun::turn`]. [`entered`](Self::entered) follows.
     pub fn turn(&mut self, bytes_max: u64) -> Option<Work> {
         let was_dead = self.dead;
         let is_deaf = self.deaf.is_some() && self.is_deaf();
@@ -166,11 +176,7 @@ impl Task {
         let bytes_max = if is_deaf { 0 } else { bytes_max };
         let work = self.guard(|queue| queue.turn(bytes_max)).flatten();
         match work {
-            Some(Work { found, time }) => {
-                (self.empty_turns, self.is_notified, self.for_nothing) = (0, false, 0);
-                self.looked = Duration::ZERO;
-                self.charge(time, found + time);
-            }
+            Some(work) => self.worked(work),
             // It could take nothing, so it is not known to be idle: it stays in every pass, and is
             // first in one of them.
             None if bytes_max == 0 && !mutant("runner.task.grows-cold-unasked") => {
@@ -179,6 +185,31 @@ impl Task {
             None => self.empty_turns = self.empty_turns.saturating_add(1),
         }
         work
+    }
+
+    /// Completes what the kernel has brought out since the turn; see [`QueueRun::complete`].
+    pub fn complete(&mut self) -> Option<Work> {
+        let work = if self.dead { None } else { self.guard(|queue| queue.complete()).flatten() };
+        work.into_iter().for_each(|work| self.worked(work));
+        work
+    }
+
+    fn worked(&mut self, work: Work) {
+        (self.empty_turns, self.is_notified, self.for_nothing) = (0, false, 0);
+        self.looked = Duration::ZERO;
+        self.has_worked = true;
+        self.charge(work.time, work.found + work.time);
+    }
+
+    /// Charges time that its thread was in the kernel for it; see [`QueueRun::entered`].
+    pub fn entered(&mut self, time: Duration, now: Instant) {
+        (self.has_worked, self.bytes) = (false, 0);
+        if !time.is_zero() && !mutant("runner.pass.time-in-the-kernel-is-free") {
+            self.charge(time, now);
+        }
+        if !self.dead {
+            self.guard(|queue| queue.entered(time));
+        }
     }
 
     /// Charges CPU time to its disk's budget.

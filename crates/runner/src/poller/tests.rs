@@ -22,8 +22,53 @@ use crate::halves::{Whole, whole};
 use crate::queue_run::QueueSpec;
 use crate::served_disk::{DiskConfig, QUEUES, Served, disk, layer_of, load, on_disk};
 
+/// Calls of a queue that does not end and accounts nothing.
+macro_rules! does_not_end {
+    () => {
+        fn is_leaving(&self) -> bool {
+            false
+        }
+
+        fn is_over(&mut self) -> bool {
+            false
+        }
+
+        fn count_looking(&self, _time: Duration) {}
+
+        fn count_sleep(&self, _time: Duration) {}
+
+        fn finish(self: Box<Self>) -> Part {
+            unreachable!("it does not end")
+        }
+    };
+}
+
+/// The same of one that is never idle.
+macro_rules! is_never_idle {
+    () => {
+        does_not_end!();
+
+        fn begin_idle(&mut self, _now: Instant) -> Duration {
+            Duration::ZERO
+        }
+
+        fn park(&mut self) -> bool {
+            true
+        }
+
+        fn next_look(&mut self) -> NextLook {
+            NextLook::Now
+        }
+
+        fn unpark(&mut self) -> bool {
+            false
+        }
+    };
+}
+
 mod death;
 mod fairness;
+mod passes;
 
 /// Running queues by disk and number, on pollers that all disks share.
 struct Shared {

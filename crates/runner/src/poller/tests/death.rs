@@ -16,7 +16,7 @@ impl Mistaken {
 }
 
 impl QueueRun for Mistaken {
-    fn turn(&mut self, _bytes_max: u64) -> Option<Work> {
+    fn issue(&mut self, _bytes_max: u64) -> Option<Work> {
         None
     }
 

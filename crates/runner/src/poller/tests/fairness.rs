@@ -10,50 +10,21 @@ use crate::held_disk::Held;
 use crate::queue_run::{Part, QueueRun, QueueSpec, Work};
 
 /// A queue with work in each turn, which it reports to have taken `time`.
-struct Busy {
-    time: Duration,
+pub struct Busy {
+    pub time: Duration,
+    pub bytes: u64,
     /// Turns in which it took something.
-    turns: Arc<AtomicU32>,
+    pub turns: Arc<AtomicU32>,
 }
 
 impl QueueRun for Busy {
-    fn turn(&mut self, bytes_max: u64) -> Option<Work> {
+    is_never_idle!();
+
+    fn issue(&mut self, bytes_max: u64) -> Option<Work> {
         (bytes_max > 0).then(|| {
             self.turns.fetch_add(1, Ordering::Relaxed);
-            Work { found: Instant::now(), time: self.time }
+            Work { found: Instant::now(), time: self.time, bytes: self.bytes }
         })
-    }
-
-    fn is_leaving(&self) -> bool {
-        false
-    }
-
-    fn is_over(&mut self) -> bool {
-        false
-    }
-
-    fn begin_idle(&mut self, _now: Instant) -> Duration {
-        Duration::ZERO
-    }
-
-    fn count_looking(&self, _time: Duration) {}
-
-    fn park(&mut self) -> bool {
-        true
-    }
-
-    fn next_look(&mut self) -> NextLook {
-        NextLook::Now
-    }
-
-    fn unpark(&mut self) -> bool {
-        false
-    }
-
-    fn count_sleep(&self, _time: Duration) {}
-
-    fn finish(self: Box<Self>) -> Part {
-        unreachable!("it does not end")
     }
 }
 
@@ -154,23 +125,15 @@ fn wake_ups_for_nothing_are_charged_to_the_budget_of_the_disk() {
 struct Idle(Duration);
 
 impl QueueRun for Idle {
-    fn turn(&mut self, _bytes_max: u64) -> Option<Work> {
+    does_not_end!();
+
+    fn issue(&mut self, _bytes_max: u64) -> Option<Work> {
         None
-    }
-
-    fn is_leaving(&self) -> bool {
-        false
-    }
-
-    fn is_over(&mut self) -> bool {
-        false
     }
 
     fn begin_idle(&mut self, _now: Instant) -> Duration {
         self.0
     }
-
-    fn count_looking(&self, _time: Duration) {}
 
     fn park(&mut self) -> bool {
         false
@@ -183,12 +146,6 @@ impl QueueRun for Idle {
     fn unpark(&mut self) -> bool {
         false
     }
-
-    fn count_sleep(&self, _time: Duration) {}
-
-    fn finish(self: Box<Self>) -> Part {
-        unreachable!("it does not end")
-    }
 }
 
 struct Notified {
@@ -198,25 +155,17 @@ struct Notified {
 }
 
 impl QueueRun for Notified {
-    fn turn(&mut self, bytes_max: u64) -> Option<Work> {
+    does_not_end!();
+
+    fn issue(&mut self, bytes_max: u64) -> Option<Work> {
         self.turns += 1;
-        let work = Work { found: self.at, time: Duration::ZERO };
+        let work = Work { found: self.at, time: Duration::ZERO, bytes: 0 };
         (bytes_max == 0 || (self.finds)(self.turns)).then_some(work)
-    }
-
-    fn is_leaving(&self) -> bool {
-        false
-    }
-
-    fn is_over(&mut self) -> bool {
-        false
     }
 
     fn begin_idle(&mut self, _now: Instant) -> Duration {
         Duration::ZERO
     }
-
-    fn count_looking(&self, _time: Duration) {}
 
     fn park(&mut self) -> bool {
         false
@@ -232,12 +181,6 @@ impl QueueRun for Notified {
 
     fn unpark(&mut self) -> bool {
         true
-    }
-
-    fn count_sleep(&self, _time: Duration) {}
-
-    fn finish(self: Box<Self>) -> Part {
-        unreachable!("it does not end")
     }
 }
 
@@ -264,7 +207,7 @@ impl Fixture {
         let mut fixture = Self { poller, turns: Vec::new(), _ended: Vec::new() };
         for disk in disks {
             let turns = Arc::<AtomicU32>::default();
-            let queue = Box::new(Busy { time, turns: Arc::clone(&turns) });
+            let queue = Box::new(Busy { time, bytes: 0, turns: Arc::clone(&turns) });
             fixture.turns.push(turns);
             fixture.add(*disk, queue);
         }
