@@ -8,12 +8,12 @@ use crate::cache;
 use crate::guest::postmark;
 use crate::log_image::growth;
 use crate::pdc;
-use crate::pollers::{busy, cost, equal, forms};
+use crate::pollers::{busy, cost, depth, equal, forms};
 use crate::trace;
 use crate::writers;
 
 /// All of them.
-pub const BENCHES: [Bench; 10] = [
+pub const BENCHES: [Bench; 11] = [
     Bench {
         page: "S1.md",
         name: "writers",
@@ -44,6 +44,13 @@ pub const BENCHES: [Bench; 10] = [
         data: "pollers-busy",
         command: "pollers --rounds 9 --runtime 1 --only busy",
         render: busy::render,
+    },
+    Bench {
+        page: "S2.md",
+        name: "pollers-depth",
+        data: "pollers-depth",
+        command: "pollers --rounds 40 --only depth",
+        render: depth::render,
     },
     Bench {
         page: "S4.md",
@@ -83,7 +90,7 @@ mod tests {
     use super::*;
 
     /// Made-up figures of two contenders at a point of each table, and the line that shows them.
-    const MADE_UP: [(&str, &str, [&str; 2], &str, &str); 10] = [
+    const MADE_UP: [(&str, &str, [&str; 2], &str, &str); 11] = [
         (
             "writers",
             "xfs randwrite",
@@ -134,6 +141,13 @@ mod tests {
             "| polls | `auto` | - | 6.0 | - | - | - |",
         ),
         (
+            "pollers-depth",
+            "depth, QD1",
+            ["`auto`", "QSD"],
+            "handover_ns",
+            "| QD1 | - (0) | - (0) | - | - | - (0) | - (0) | - |",
+        ),
+        (
             "pdc",
             "our cache, `default`, 8 reads",
             ["on", "off"],
@@ -162,6 +176,7 @@ mod tests {
             "growth",
             "pollers",
             "pollers-busy",
+            "pollers-depth",
             "pdc",
             "hits",
             "guest-postmark",

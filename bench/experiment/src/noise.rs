@@ -1,14 +1,21 @@
-//! CPU usage by other processes during a measurement.
+//! What else decides a figure: other processes, and where the host runs this machine's CPUs.
 //!
 //! Busy time, minus that of this program and of the children it has reaped, belongs to other
 //! processes. A few percent are the kernel's own work for the disk; a larger share means that the
 //! figure is invalid, and the report says so.
 
 use std::fs;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 use std::time::Instant;
+
+use anyhow::{Result, bail};
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// The figure: CPU share used by other processes during a measurement.
 pub const OTHERS_PERCENT: &str = "others_percent";
+/// The figure: time in which two CPUs each write a line of memory once, in turn.
+pub const HANDOVER_NS: &str = "handover_ns";
 /// Limit above which a measurement is invalid.
 pub const LIMIT_PERCENT: f64 = 10.0;
 
@@ -33,10 +40,55 @@ impl Noise {
         let busy = (now.machine - self.machine) as f64;
         let own = (now.own - self.own) as f64;
         let per_second = rustix::param::clock_ticks_per_second() as f64;
-        let cpus = std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64);
+        let cpus = thread::available_parallelism().map_or(1.0, |n| n.get() as f64);
         let all = now.began.duration_since(self.began).as_secs_f64() * cpus * per_second;
         ((busy - own) / all * 100.0).max(0.0)
     }
+}
+
+/// Turns of a measurement of [`handover_ns`], and how often it is made.
+const TURNS: u32 = 40_000;
+const TRIES: usize = 5;
+/// In place of the line's count: one of the two has ended.
+const GONE: u32 = u32::MAX;
+
+/// Returns the figure [`HANDOVER_NS`], the least of some tries. In a virtual machine it changes
+/// when the host moves a CPU.
+pub fn handover_ns(cpus: [usize; 2]) -> Result<f64> {
+    let tries = (0..TRIES).map(|_| handover_once(cpus)).collect::<Result<Vec<f64>>>()?;
+    Ok(tries.into_iter().fold(f64::INFINITY, f64::min))
+}
+
+fn handover_once(cpus: [usize; 2]) -> Result<f64> {
+    let line = AtomicU32::new(0);
+    // Each adds one when it sees that the other has.
+    let take_turns = |cpu: usize, mine: u32| -> Result<f64> {
+        let mut set = CpuSet::new();
+        set.set(cpu);
+        if let Err(errno) = sched_setaffinity(None, &set) {
+            line.store(GONE, Ordering::Release);
+            bail!("CPU {cpu}: {errno}");
+        }
+        let began = Instant::now();
+        for turn in 0..TURNS {
+            let expected = 2 * turn + mine;
+            loop {
+                match line.load(Ordering::Acquire) {
+                    GONE => bail!("the other CPU is not there"),
+                    seen if seen == expected => break,
+                    _ => std::hint::spin_loop(),
+                }
+            }
+            line.store(expected + 1, Ordering::Release);
+        }
+        Ok(began.elapsed().as_nanos() as f64 / f64::from(TURNS))
+    };
+    thread::scope(|scope| {
+        let other = scope.spawn(|| take_turns(cpus[1], 1));
+        let one = scope.spawn(|| take_turns(cpus[0], 0));
+        let [one, other] = [one, other].map(|it| it.join().expect("no thread panics"));
+        Ok(one?.min(other?))
+    })
 }
 
 /// Returns user, nice, system, irq, softirq and steal time of all CPUs, without idle and iowait.
@@ -65,6 +117,13 @@ mod tests {
     use rustix::time::{ClockId, Timespec, clock_gettime};
 
     use super::*;
+
+    /// The thread that can run would wait for the other one for ever.
+    #[test]
+    fn a_cpu_that_is_not_there_is_named() {
+        let error = handover_ns([0, 1023]).unwrap_err().to_string();
+        assert!(error.contains("CPU"), "{error}");
+    }
 
     #[test]
     fn own_work_is_not_noise() {

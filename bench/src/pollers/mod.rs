@@ -8,6 +8,7 @@ mod budget;
 pub mod busy;
 mod connected;
 pub mod cost;
+pub mod depth;
 pub mod equal;
 pub mod forms;
 mod moves;
@@ -33,7 +34,7 @@ pub struct PollersArgs {
     #[arg(long, default_value_t = 0.5)]
     runtime: f64,
     /// Only parts whose name contains this (share, equal, forms, cost, connected, moves, budget,
-    /// busy); may be given several times.
+    /// busy, depth); may be given several times.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
     /// Draw the rates of one to four disks into this file.
@@ -47,7 +48,7 @@ pub struct PollersArgs {
 
 type Part = fn(&PollersArgs, &mut Experiment) -> Result<String>;
 
-const PARTS: [(&str, Part); 8] = [
+const PARTS: [(&str, Part); 9] = [
     ("share", share::measure),
     ("equal", equal::measure),
     ("forms", forms::measure),
@@ -56,6 +57,7 @@ const PARTS: [(&str, Part); 8] = [
     ("moves", moves::measure),
     ("budget", budget::measure),
     ("busy", busy::measure),
+    ("depth", depth::measure),
 ];
 
 /// Carries out the subcommand.

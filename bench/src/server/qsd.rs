@@ -12,7 +12,8 @@ use crate::point::Backend;
 /// The program.
 pub const PROGRAM: &str = "qemu-storage-daemon";
 
-const NULL: &str = "driver=null-co,size=8589934592,read-zeroes=off";
+/// Options of the node that answers at once.
+pub const NULL: &str = "driver=null-co,size=8589934592,read-zeroes=off";
 
 /// Returns the name in tables.
 pub fn name(aio: Aio, backend: Backend) -> String {
