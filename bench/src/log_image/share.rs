@@ -1,8 +1,8 @@
 //! The share of live blocks in a log image, and the expected cost of cleaning.
 //!
-//! An image has more segments than disk and reserve need, for checkpoints and headers: for small
-//! disks many more. So the share of live blocks is read from the image, and never computed from the
-//! option that it was made with.
+//! An image has more segments than disk and reserve need, for headers, and where the reserve is
+//! small for checkpoints: for small disks many more. So the share of live blocks is read from the
+//! image, and never computed from the option that it was made with.
 
 use std::path::Path;
 use std::process::Command;

@@ -168,7 +168,7 @@ pub struct LogArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub erase_unit: Option<u64>,
     /// Log images: space beyond the size of the disk, in percent of the whole, 3 to 74; with more,
-    /// the cleaner copies less [default: 20]
+    /// the cleaner copies less [default: 25]
     #[arg(long, value_name = "PCT")]
     pub reserve: Option<u32>,
     /// Log images: streams for guest writes [default: one]

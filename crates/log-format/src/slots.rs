@@ -50,15 +50,14 @@ fn is_lost(other: &Superblock, refusal: &SuperblockError) -> bool {
 impl Superblock {
     /// Refuses a superblock with implausible numbers: its checksum proves only that it is complete.
     pub fn check(&self) -> Result<(), SuperblockError> {
-        let shape = self.shape();
         let segment_bytes = u64::from(self.segment_blocks) * BLOCK_BYTES as u64;
+        let blocks = blocks_of_sectors(self.capacity_sectors);
         let sound = self.segment_blocks.is_power_of_two()
             && (SEGMENT_BYTES.contains(&segment_bytes) || segment_bytes == SEGMENT_BYTES.end)
             && RESERVE_PERCENT.contains(&self.reserve_percent)
             && (1..=STREAMS_MAX as u32).contains(&self.streams)
             && self.capacity_sectors > 0
             && self.capacity_sectors <= 1 << 35
-            && shape.segments_for(blocks_of_sectors(self.capacity_sectors)).is_some()
             && self.segments > 1
             && u64::from(self.segments) * u64::from(self.segment_blocks) <= 1 << 32;
         if !sound {
@@ -69,7 +68,7 @@ impl Superblock {
             return damaged("the superblock has numbers that cannot be");
         }
         // All that a root may name must fit in one record.
-        let leaves = blocks_of_sectors(self.capacity_sectors).div_ceil(LEAF_BLOCKS);
+        let leaves = blocks.div_ceil(LEAF_BLOCKS);
         let root_max = root_blocks(leaves, u64::from(self.segments));
         if root_max + 2 > u64::from(self.segment_blocks) {
             return damaged("the superblock has segments too small for its disk");

@@ -21,7 +21,7 @@ pub struct LogOptions {
     pub segment_bytes: Option<u64>,
     /// Erase unit of the drive in bytes; by default the one it reports, else 32 MiB.
     pub erase_unit_bytes: Option<u64>,
-    /// Space beyond the size of the disk, in percent of the whole; default 20.
+    /// Space beyond the size of the disk, in percent of the whole; default 25.
     pub reserve_percent: Option<u32>,
     /// Streams of guest writes.
     pub streams: Streams,

@@ -195,8 +195,6 @@ impl Image for LogImage {
                 "shrink the file system inside first and discard what it leaves (fstrim)",
             ));
         }
-        let used = self.log.append_state().segments().highest_used().get() + 1;
-        let segments = segments.max(used);
         let command = Command::Resize { capacity: capacity.get(), segments };
         let resized = self.log.volume.resize_while(capacity, || self.log.inbox.ask(command).wait());
         resized.map_err(|errno| Error::host(name, errno, "check the host's file system"))

@@ -61,11 +61,7 @@ pub fn load_from(
     let root = read_root(&mut reader, &superblock, bounds)?;
     let map = BlockMap::default();
     let leaves = read_leaves(&mut reader, &root.leaves, &map, bounds, bad_leaf)?;
-    // `compact` may have used segments beyond the regular limit.
-    let limit = shape
-        .segments_for(blocks_of_sectors(superblock.capacity_sectors))
-        .map_or(superblock.segments, |own| own.min(superblock.segments));
-    let mut segments = SegmentTable::new(shape, limit, superblock.session + 1);
+    let mut segments = SegmentTable::new(shape, superblock.segments, superblock.session + 1);
     note_sealed(&root, &superblock, file_blocks, &mut segments)?;
     let mut replay = if superblock.clean {
         Replay::nothing(&superblock)

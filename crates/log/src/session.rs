@@ -11,6 +11,7 @@ use tracing::info;
 
 use super::load::{Loaded, load};
 use super::log::append::AppendState;
+use super::log::reserve::SLACK_SEGMENTS;
 use super::log::{Accounting, Log};
 use super::maintenance::{Knowledge, Maintenance};
 use super::refusal::LoadError;
@@ -68,10 +69,12 @@ pub fn of_loaded(
     let volume = Volume::new(capacity, map);
     // The superblock of this session records the limit before one of the added segments is used.
     let most = shape.segments_most(volume.blocks());
-    let own = shape.segments_for(volume.blocks()).unwrap_or(0);
-    let limit = state.segments().limit().max(own.min(most));
-    state.segments_mut().set_limit(limit);
-    let wanted = state.kept_from_writes(&volume);
+    let stored = state.segments().limit();
+    let own = shape.segments_for(volume.blocks()).unwrap_or(stored).min(most);
+    state.segments_mut().set_limit(stored.min(own + kept_beyond(own)).max(own));
+    // One stream more takes new heads before anything is cleaned.
+    let slack = if is_changed { SLACK_SEGMENTS } else { 0 };
+    let wanted = state.kept_from_writes(&volume) + slack;
     state.segments_mut().raise_limit_for(wanted, most);
     state.find_trim_heads(&volume);
     superblock.segments = superblock.segments.max(state.segments().limit());
@@ -79,6 +82,12 @@ pub fn of_loaded(
     let knowledge = Knowledge { superblock, leaves };
     let session = Unbegun { log: Arc::clone(&log), knowledge, is_changed, starts_anew };
     Ok((log, (!readonly).then_some(session)))
+}
+
+/// Returns the segments beyond its own limit that an image keeps: as many as the spare segments and
+/// two maps that came on top of the reserve until 30 Nov 2026.
+const fn kept_beyond(own: u32) -> u32 {
+    14 + own / 100
 }
 
 /// A session for writing that has written nothing yet.

@@ -74,7 +74,7 @@ fn a_new_log_image_takes_no_room_and_tells_its_layout() {
     assert!(path.metadata().unwrap().blocks() * 512 <= 64 << 10);
     let log = &info["log"];
     assert_eq!(log["segment_bytes"], 32 << 20);
-    assert_eq!((&log["streams"], &log["reserve_percent"]), (&"one".into(), &20.into()));
+    assert_eq!((&log["streams"], &log["reserve_percent"]), (&"one".into(), &25.into()));
     assert_eq!((&log["live_bytes"], &log["clean"]), (&0.into(), &true.into()));
     assert_eq!(
         (&log["write_amplification"], &log["checkpoint_age_s"]),

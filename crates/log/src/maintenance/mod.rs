@@ -170,9 +170,11 @@ impl Maintenance {
                 // Written since the caller checked; no write can get a place there from now on.
                 return Err(Errno::BUSY);
             }
-            // Segments may have been opened since the caller checked.
-            let segments = segments.max(state.segments().highest_used().get() + 1);
-            state.segments_mut().set_limit(segments);
+            // What is beyond the limit is neither scanned nor given back, so only a smaller disk
+            // has a lower one.
+            let is_smaller = capacity < before.capacity_sectors;
+            let used = state.segments().highest_used().get() + 1;
+            state.segments_mut().set_limit(segments.max(if is_smaller { used } else { limit }));
             let most = self.log.shape.segments_most(blocks_of_sectors(capacity));
             let wanted = state.kept_from_writes(&self.log.volume);
             state.segments_mut().raise_limit_for(wanted, most);

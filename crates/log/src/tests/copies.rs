@@ -150,7 +150,7 @@ fn blocks_in(fixture: &Fixture, is_it: impl Fn(SegmentId, &Segment) -> bool) -> 
 fn copies_behind_a_record_that_failed_are_not_in_the_map() {
     for seed in 0..8 {
         let _tell = Tell(format!("seed {seed}"));
-        let setup = Setup { blocks: 256, queues: 1, ..Setup::default() };
+        let setup = Setup { blocks: 512, reserve: Some(70), queues: 1, ..Setup::default() };
         let fixture = setup.fixture(seed);
         fixture.disk.set_schedule(Schedule::Shuffled { seed });
         let mut fixture = fixture.reopen().unwrap();

@@ -16,14 +16,14 @@ use crate::session::load_for;
 
 /// Result of opening a damaged image.
 #[derive(Debug, PartialEq, Eq)]
-enum Found {
+pub enum Found {
     Refused,
     /// Blocks that cannot be read.
     Lacks(Vec<u64>),
 }
 
 /// Opens a damaged image both ways. All readable content must be `expected`.
-fn look(disk: &SimDisk, setup: Setup, expected: &[Stamp]) -> Found {
+pub fn look(disk: &SimDisk, setup: Setup, expected: &[Stamp]) -> Found {
     let reader = load_for("image".into(), Box::new(disk.clone()), true, None, None);
     let read_only = match &reader {
         Err(_) => Found::Refused,

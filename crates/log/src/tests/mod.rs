@@ -19,6 +19,7 @@ mod hostile;
 mod kill;
 mod matrix;
 mod odd_sizes;
+mod older_images;
 mod outlive;
 mod overlaps;
 mod progress;

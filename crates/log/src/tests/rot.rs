@@ -64,7 +64,7 @@ fn a_part_is_not_written_onto_what_has_rotted() {
 /// A block that cannot be verified may read better another time: it is not moved.
 #[test]
 fn what_has_rotted_is_not_moved_by_the_idle_time_pass() {
-    let mut fixture = rotted(Setup { blocks: 256, ..Setup::default() }, 3);
+    let mut fixture = rotted(Setup { blocks: 512, reserve: Some(70), ..Setup::default() }, 3);
     for lba in (0..256).filter(|lba| lba % 2 == 0) {
         fixture.write_blocks(lba..lba + 1).unwrap();
     }

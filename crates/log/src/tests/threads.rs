@@ -104,7 +104,7 @@ fn idle_maintenance_is_woken_when_segments_die() {
 /// Discarded blocks between live ones were freed only when the cleaner needed room.
 #[test]
 fn what_is_discarded_between_blocks_that_stay_goes_back_when_the_guest_pauses() {
-    let setup = Setup::default();
+    let setup = Setup { blocks: 1024, ..Setup::default() };
     let disk = setup.image();
     let image = open(&disk);
     let mut guest = BlockingDisk::new(&*image).unwrap();
