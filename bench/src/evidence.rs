@@ -8,12 +8,12 @@ use crate::cache;
 use crate::guest::postmark;
 use crate::log_image::growth;
 use crate::pdc;
-use crate::pollers::{busy, cost, depth, equal, forms};
+use crate::pollers::{busy, cost, depth, equal, forms, stages};
 use crate::trace;
 use crate::writers;
 
 /// All of them.
-pub const BENCHES: [Bench; 11] = [
+pub const BENCHES: [Bench; 12] = [
     Bench {
         page: "S1.md",
         name: "writers",
@@ -44,6 +44,13 @@ pub const BENCHES: [Bench; 11] = [
         data: "pollers-busy",
         command: "pollers --rounds 9 --runtime 1 --only busy",
         render: busy::render,
+    },
+    Bench {
+        page: "S2.md",
+        name: "pollers-stages",
+        data: "pollers-stages",
+        command: "pollers --rounds 3 --runtime 10 --only stages",
+        render: stages::render,
     },
     Bench {
         page: "S2.md",
@@ -90,7 +97,7 @@ mod tests {
     use super::*;
 
     /// Made-up figures of two contenders at a point of each table, and the line that shows them.
-    const MADE_UP: [(&str, &str, [&str; 2], &str, &str); 11] = [
+    const MADE_UP: [(&str, &str, [&str; 2], &str, &str); 12] = [
         (
             "writers",
             "xfs randwrite",
@@ -114,10 +121,10 @@ mod tests {
         ),
         (
             "pollers",
-            "forms, its own QD32",
+            "forms, QD32, its own CPU",
             ["`fused`", "`split`"],
             "iops",
-            "| its own | 32 | `split` | 6 | 1.500 | - | - | - |",
+            "| QD32, its own CPU | `split` | 6 | 1.500 | - | - | - |",
         ),
         (
             "pollers",
@@ -139,6 +146,13 @@ mod tests {
             ["QSD", "`auto`"],
             "p99_us",
             "| polls | `auto` | - | 6.0 | - | - | - |",
+        ),
+        (
+            "pollers-stages",
+            "stages, hits",
+            ["`fused`", "`split`"],
+            "iops",
+            "| hits | `split` | 6 | 1.500 | - | - | - |",
         ),
         (
             "pollers-depth",
@@ -176,6 +190,7 @@ mod tests {
             "growth",
             "pollers",
             "pollers-busy",
+            "pollers-stages",
             "pollers-depth",
             "pdc",
             "hits",

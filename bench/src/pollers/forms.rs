@@ -15,10 +15,10 @@ const PREFIX: &str = "forms, ";
 pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String> {
     let disks = Disks::on_tmpfs(1);
     let both = [args.place.server_cpu, args.place.client_cpu];
-    for (cpus, named) in [(&both[..1], "its own"), (&both[..], "and the client's")] {
+    for (cpus, named) in [(&both[..1], "its own CPU"), (&both[..], "the client's CPU, too")] {
         let servers = Servers::start_on(&args.place, &FORMS.map(Who::Pipeline), disks, cpus)?;
         for depth in DEPTHS {
-            let point = format!("{PREFIX}{named} QD{depth}");
+            let point = format!("{PREFIX}QD{depth}, {named}");
             interleave(args, &point, &servers, experiment, |load| load.iodepth(depth))?;
         }
         servers.stop()?;
@@ -36,17 +36,20 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
 
 /// Renders the table.
 pub fn render(experiment: &Experiment) -> String {
+    rows_of(experiment, PREFIX)
+}
+
+/// Renders the points whose names begin so, each with its forms.
+pub fn rows_of(experiment: &Experiment, prefix: &str) -> String {
     let mut rows = Vec::new();
     for point in experiment.points() {
-        let of_forms = point.strip_prefix(PREFIX).and_then(|it| it.rsplit_once(" QD"));
-        let Some((cpus, depth)) = of_forms else { continue };
-        let servers = experiment.contenders(point);
-        rows.extend(servers.iter().map(|server| {
-            let row = [cpus, depth, server].map(str::to_owned);
-            [&row[..], &cells(experiment, point, server, servers[0])].concat()
+        let Some(load) = point.strip_prefix(prefix) else { continue };
+        let forms = experiment.contenders(point);
+        rows.extend(forms.iter().map(|form| {
+            let row = [load, form].map(str::to_owned);
+            [&row[..], &cells(experiment, point, form, forms[0])].concat()
         }));
     }
-    let titles = "server's CPUs | depth | `--pipeline` | IOPS | to `fused` (95 %) | CPU us/IO | \
-                  p50 us | p99 us";
+    let titles = "load | `--pipeline` | IOPS | to `fused` (95 %) | CPU us/IO | p50 us | p99 us";
     table(titles, rows)
 }

@@ -13,6 +13,7 @@ pub mod equal;
 pub mod forms;
 mod moves;
 mod share;
+pub mod stages;
 
 use std::path::PathBuf;
 
@@ -33,8 +34,8 @@ pub struct PollersArgs {
     /// Measured seconds for each server, point and round.
     #[arg(long, default_value_t = 0.5)]
     runtime: f64,
-    /// Only parts whose name contains this (share, equal, forms, cost, connected, moves, budget,
-    /// busy, depth); may be given several times.
+    /// Only parts whose name contains this (share, equal, forms, stages, cost, connected, moves,
+    /// budget, busy, depth); may be given several times.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
     /// Draw the rates of one to four disks into this file.
@@ -48,10 +49,11 @@ pub struct PollersArgs {
 
 type Part = fn(&PollersArgs, &mut Experiment) -> Result<String>;
 
-const PARTS: [(&str, Part); 9] = [
+const PARTS: [(&str, Part); 10] = [
     ("share", share::measure),
     ("equal", equal::measure),
     ("forms", forms::measure),
+    ("stages", stages::measure),
     ("cost", cost::measure),
     ("connected", connected::measure),
     ("moves", moves::measure),
