@@ -8,80 +8,42 @@ use crate::cache;
 use crate::guest::postmark;
 use crate::log_image::growth;
 use crate::pdc;
-use crate::pollers::{busy, cost, depth, equal, forms, stages};
+use crate::pollers::{busy, cost, depth, equal, forms, many, stages};
 use crate::trace;
 use crate::writers;
 
 /// All of them.
-pub const BENCHES: [Bench; 12] = [
-    Bench {
-        page: "S1.md",
-        name: "writers",
-        data: "writers",
-        command: "writers",
-        render: writers::render,
-    },
-    Bench {
-        page: "S1.md",
-        name: "trace",
-        data: "trace",
-        command: "trace --rounds 7",
-        render: trace::render,
-    },
-    Bench {
-        page: "S1.md",
-        name: "growth",
-        data: "growth",
-        command: "log growth",
-        render: growth::render,
-    },
+pub const BENCHES: [Bench; 13] = [
+    of("S1.md", "writers", "writers", writers::render),
+    of("S1.md", "trace", "trace --rounds 7", trace::render),
+    of("S1.md", "growth", "log growth", growth::render),
     of_pollers("pollers-forms", forms::render),
     of_pollers("pollers-cost", cost::render),
     of_pollers("pollers-equal", equal::render),
-    Bench {
-        page: "S2.md",
-        name: "pollers-busy",
-        data: "pollers-busy",
-        command: "pollers --rounds 9 --runtime 1 --only busy",
-        render: busy::render,
-    },
-    Bench {
-        page: "S2.md",
-        name: "pollers-stages",
-        data: "pollers-stages",
-        command: "pollers --rounds 3 --runtime 10 --only stages",
-        render: stages::render,
-    },
-    Bench {
-        page: "S2.md",
-        name: "pollers-depth",
-        data: "pollers-depth",
-        command: "pollers --rounds 40 --only depth",
-        render: depth::render,
-    },
-    Bench {
-        page: "S4.md",
-        name: "pdc",
-        data: "pdc",
-        command: "pdc --rounds 3",
-        render: pdc::render,
-    },
-    Bench {
-        page: "S5.md",
-        name: "hits",
-        data: "hits",
-        command: "cache --trace target/evidence/traces/postmark-sizes.csv.zst --warmup 5 --bytes \
-                  250M,500M,1G,2G,4G --policy multicache-count,multicache-weight,lru,default",
-        render: cache::render,
-    },
-    Bench {
-        page: "S5.md",
-        name: "guest-postmark",
-        data: "guest-postmark",
-        command: "guest postmark --rounds 3",
-        render: postmark::render,
-    },
+    of("S2.md", "pollers-busy", "pollers --rounds 9 --runtime 1 --only busy", busy::render),
+    of("S2.md", "pollers-stages", "pollers --rounds 3 --runtime 10 --only stages", stages::render),
+    of("S2.md", "pollers-many", "pollers --rounds 5 --runtime 1 --only many", many::render),
+    of("S2.md", "pollers-depth", "pollers --rounds 40 --only depth", depth::render),
+    of("S4.md", "pdc", "pdc --rounds 3", pdc::render),
+    of(
+        "S5.md",
+        "hits",
+        "cache --trace target/evidence/traces/postmark-sizes.csv.zst --warmup 5 --bytes \
+         250M,500M,1G,2G,4G --policy multicache-count,multicache-weight,lru,default",
+        cache::render,
+    ),
+    of("S5.md", "guest-postmark", "guest postmark --rounds 3", postmark::render),
 ];
+
+/// A table with data of its own.
+const fn of(
+    page: &'static str,
+    name: &'static str,
+    command: &'static str,
+    render: fn(&Experiment) -> String,
+) -> Bench {
+    Bench { page, name, data: name, command, render }
+}
 
 const fn of_pollers(name: &'static str, render: fn(&Experiment) -> String) -> Bench {
     let command = "pollers --rounds 15 --only forms --only cost --only equal";
@@ -97,7 +59,7 @@ mod tests {
     use super::*;
 
     /// Made-up figures of two contenders at a point of each table, and the line that shows them.
-    const MADE_UP: [(&str, &str, [&str; 2], &str, &str); 12] = [
+    const MADE_UP: [(&str, &str, [&str; 2], &str, &str); 13] = [
         (
             "writers",
             "xfs randwrite",
@@ -155,6 +117,13 @@ mod tests {
             "| hits | `split` | 6 | 1.500 | - | - | - |",
         ),
         (
+            "pollers-many",
+            "many, 200 disks, 20 busy",
+            ["`auto`", "QSD"],
+            "server_us_per_io",
+            "| 200 disks, 20 busy | QSD | - | 6.00 | - | - | - |",
+        ),
+        (
             "pollers-depth",
             "depth, QD1",
             ["`auto`", "QSD"],
@@ -191,6 +160,7 @@ mod tests {
             "pollers",
             "pollers-busy",
             "pollers-stages",
+            "pollers-many",
             "pollers-depth",
             "pdc",
             "hits",

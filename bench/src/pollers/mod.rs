@@ -11,6 +11,7 @@ pub mod cost;
 pub mod depth;
 pub mod equal;
 pub mod forms;
+pub mod many;
 mod moves;
 mod share;
 pub mod stages;
@@ -35,7 +36,7 @@ pub struct PollersArgs {
     #[arg(long, default_value_t = 0.5)]
     runtime: f64,
     /// Only parts whose name contains this (share, equal, forms, stages, cost, connected, moves,
-    /// budget, busy, depth); may be given several times.
+    /// budget, busy, depth, many); may be given several times.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
     /// Draw the rates of one to four disks into this file.
@@ -49,7 +50,7 @@ pub struct PollersArgs {
 
 type Part = fn(&PollersArgs, &mut Experiment) -> Result<String>;
 
-const PARTS: [(&str, Part); 10] = [
+const PARTS: [(&str, Part); 11] = [
     ("share", share::measure),
     ("equal", equal::measure),
     ("forms", forms::measure),
@@ -60,6 +61,7 @@ const PARTS: [(&str, Part); 10] = [
     ("budget", budget::measure),
     ("busy", busy::measure),
     ("depth", depth::measure),
+    ("many", many::measure),
 ];
 
 /// Carries out the subcommand.
