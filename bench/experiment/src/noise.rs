@@ -5,11 +5,11 @@
 //! figure is invalid, and the report says so.
 
 use std::fs;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// The figure: CPU share used by other processes during a measurement.
@@ -49,8 +49,6 @@ impl Noise {
 /// Turns of a measurement of [`handover_ns`], and how often it is made.
 const TURNS: u32 = 40_000;
 const TRIES: usize = 5;
-/// In place of the line's count: one of the two has ended.
-const GONE: u32 = u32::MAX;
 
 /// Returns the figure [`HANDOVER_NS`], the least of some tries. In a virtual machine it changes
 /// when the host moves a CPU.
@@ -60,24 +58,21 @@ pub fn handover_ns(cpus: [usize; 2]) -> Result<f64> {
 }
 
 fn handover_once(cpus: [usize; 2]) -> Result<f64> {
-    let line = AtomicU32::new(0);
+    let (line, is_alone) = (AtomicU32::new(0), AtomicBool::new(false));
     // Each adds one when it sees that the other has.
     let take_turns = |cpu: usize, mine: u32| -> Result<f64> {
         let mut set = CpuSet::new();
         set.set(cpu);
         if let Err(errno) = sched_setaffinity(None, &set) {
-            line.store(GONE, Ordering::Release);
+            is_alone.store(true, Ordering::Relaxed);
             bail!("CPU {cpu}: {errno}");
         }
         let began = Instant::now();
         for turn in 0..TURNS {
             let expected = 2 * turn + mine;
-            loop {
-                match line.load(Ordering::Acquire) {
-                    GONE => bail!("the other CPU is not there"),
-                    seen if seen == expected => break,
-                    _ => std::hint::spin_loop(),
-                }
+            while line.load(Ordering::Acquire) != expected {
+                ensure!(!is_alone.load(Ordering::Relaxed), "the other CPU is not there");
+                std::hint::spin_loop();
             }
             line.store(expected + 1, Ordering::Release);
         }

@@ -61,7 +61,12 @@ pub fn load_from(
     let root = read_root(&mut reader, &superblock, bounds)?;
     let map = BlockMap::default();
     let leaves = read_leaves(&mut reader, &root.leaves, &map, bounds, bad_leaf)?;
-    let mut segments = SegmentTable::new(shape, superblock.segments, superblock.session + 1);
+    let limit = if mutant("log.load.limit-of-a-new-image") {
+        shape.segments_for(bounds.blocks).unwrap_or(bounds.segments)
+    } else {
+        superblock.segments
+    };
+    let mut segments = SegmentTable::new(shape, limit, superblock.session + 1);
     note_sealed(&root, &superblock, file_blocks, &mut segments)?;
     let mut replay = if superblock.clean {
         Replay::nothing(&superblock)

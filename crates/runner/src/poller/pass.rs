@@ -2,7 +2,7 @@
 //! for all of them, and they complete what that has brought out (S2.2, S2.6).
 //!
 //! ```text
-//!   turn A   turn B   turn C ──► io_uring_enter ──► complete A   complete B   complete C
+//!   turn A   turn B ──► io_uring_enter ──► complete A   complete B
 //! ```
 //!
 //! If each queue entered the kernel in its turn, that would be for a request or two of its own, and
