@@ -1,4 +1,5 @@
-//! Sixteen disks on one poller, compared with one disk of their total depth.
+//! Sixteen disks on one poller, compared with one disk of their total depth, on a poller and on a
+//! thread of its own.
 
 use std::path::Path;
 
@@ -22,10 +23,13 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
     for (place, dir) in [("tmpfs", Path::new(TMPFS)), ("ext4", &args.run.dir)] {
         let disks = |count| Disks { count, bytes: BYTES / count as u64, sparse: false, dir };
         let cpus = [args.place.server_cpu];
-        let servers = Servers(vec![
-            Server::start(&args.place, Who::Flowstone("1"), disks(DISKS), &cpus, "")?,
-            Server::start(&args.place, Who::Flowstone("per-queue"), disks(1), &cpus, "")?,
-        ]);
+        let start = |pollers, count| -> Result<Server> {
+            let who = Who::Flowstone(pollers);
+            let mut server = Server::start(&args.place, who, disks(count), &cpus, "")?;
+            server.name = format!("{}, {count}", server.name);
+            Ok(server)
+        };
+        let servers = Servers(vec![start("1", DISKS)?, start("1", 1)?, start("per-queue", 1)?]);
         let sleeps: &[bool] = if place == "tmpfs" { &[false] } else { &[false, true] };
         for (sleeps, rw) in sleeps.iter().flat_map(|it| [(*it, "randread"), (*it, "randwrite")]) {
             let client = if sleeps { "sleeps" } else { "polls" };
@@ -36,10 +40,10 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
         servers.stop()?;
     }
     Ok(format!(
-        "{DISKS} disks on one poller, QD{DEPTH} each, against one disk on a thread of its own, \
-         QD{}; random, 4 KiB, {} MiB in all; server on CPU {}, one client thread on CPU {}, which \
-         polls or sleeps. {} rounds of {} s. To reach: 0.95 of the rate, 1.1 of the CPU \
-         time.\n\n{}",
+        "{DISKS} disks on one poller, QD{DEPTH} each, against one disk, QD{}, on a poller (`1`) and \
+         on a thread of its own (`per-queue`); random, 4 KiB, {} MiB in all; server on CPU {}, one \
+         client thread on CPU {}, which polls or sleeps. {} rounds of {} s. To reach: 0.95 of the \
+         rate, 1.1 of the CPU time.\n\n{}",
         DISKS as u16 * DEPTH,
         BYTES >> 20,
         args.place.server_cpu,
@@ -58,9 +62,9 @@ fn drive(
     servers: &Servers,
     experiment: &mut Experiment,
 ) -> Result<()> {
-    let (one, point) = (servers.0[1].sockets()[0].clone(), format!("{PREFIX}{what}"));
+    let (many, point) = (servers.0[0].sockets(), format!("{PREFIX}{what}"));
     interleave(args, &point, servers, experiment, |load| {
-        let depth = if load.client.socket == one { DISKS as u16 * DEPTH } else { DEPTH };
+        let depth = if many.contains(&load.client.socket) { DEPTH } else { DISKS as u16 * DEPTH };
         let mut load = load.workload(rw).iodepth(depth);
         load.completion = completion;
         load
@@ -69,25 +73,31 @@ fn drive(
 
 /// Renders the table.
 pub fn render(experiment: &Experiment) -> String {
-    let row = |point| {
-        let what = str::strip_prefix(point, PREFIX)?;
-        let &[all, single] = experiment.contenders(point).as_slice() else { return None };
-        let [all, single] = [all, single].map(|server| experiment.at(point, server));
-        Some(vec![
-            what.to_owned(),
-            all.cell(IOPS, 0),
-            single.cell(IOPS, 0),
-            all.ratio(single, IOPS),
-            all.cell(CPU_US, 2),
-            single.cell(CPU_US, 2),
-            all.ratio(single, CPU_US),
-            all.cell(P99_US, 0),
-            single.cell(P99_US, 0),
-        ])
-    };
+    let mut rows = Vec::new();
+    for point in experiment.points() {
+        let Some(what) = point.strip_prefix(PREFIX) else { continue };
+        let servers = experiment.contenders(point);
+        let Some((all, single)) = servers.split_first() else { continue };
+        let all = experiment.at(point, all);
+        rows.extend(single.iter().map(|name| {
+            let single = experiment.at(point, name);
+            vec![
+                what.to_owned(),
+                (*name).to_owned(),
+                all.cell(IOPS, 0),
+                single.cell(IOPS, 0),
+                all.ratio(single, IOPS),
+                all.cell(CPU_US, 2),
+                single.cell(CPU_US, 2),
+                all.ratio(single, CPU_US),
+                all.cell(P99_US, 0),
+                single.cell(P99_US, 0),
+            ]
+        }));
+    }
     let titles = format!(
-        "load | {DISKS} disks | one disk | ratio (95 %) | CPU us/IO | one disk's | ratio (95 %) | \
-         p99 us | one disk's"
+        "load | one disk | {DISKS} disks | one disk | ratio (95 %) | CPU us/IO | one disk's | \
+         ratio (95 %) | p99 us | one disk's"
     );
-    table(&titles, experiment.points().into_iter().filter_map(row))
+    table(&titles, rows)
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
+use flowstone_experiment::plot::{Axes, Lines, draw_panels};
 use flowstone_experiment::{CPU_US, Experiment, Figures, GAP_MS, IOPS, P99_US, figures, table};
 use flowstone_testkit::load::LoadOptions;
 use tempfile::tempdir_in;
@@ -61,6 +62,9 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
         })?;
         stop(&mut daemon)?;
     }
+    if let Some(path) = &args.plot {
+        plot(path, experiment)?;
+    }
     Ok(format!(
         "Random reads of 4 KiB on tmpfs, {IN_FLIGHT} in flight over all busy disks or queues, or one \
          for each; server on CPU {}, one client thread on CPU {}, which polls. Memory is the \
@@ -83,6 +87,40 @@ fn with_memory(mut figures: Figures, pid: u32) -> Result<Figures> {
     Ok(figures)
 }
 
+/// Draws CPU time, memory, and the longest gap, which no hold of a lock exceeds: the server has one
+/// thread, and completes nothing while that waits.
+fn plot(path: &Path, experiment: &Experiment) -> Result<()> {
+    let panels = [
+        (CPU_US, "us of CPU for each request"),
+        (ANONYMOUS_MIB, "memory, MiB"),
+        (GAP_MS, "longest time without a completion, ms"),
+    ];
+    let panels = panels.map(|(figure, y)| {
+        let mut lines = Lines::new();
+        for point in experiment.points() {
+            let Some((count, unit)) = line_of(point) else { continue };
+            for server in experiment.contenders(point) {
+                let name = format!("{unit}, {}", server.trim_matches('`'));
+                let value = experiment.at(point, server).median(figure).unwrap_or(0.0);
+                lines.entry(name).or_default().push((count, value));
+            }
+        }
+        let axes = Axes { x: "disks or queues", y, is_log: true, below: String::new() };
+        (axes, lines)
+    });
+    draw_panels(path, &panels.each_ref().map(|(axes, lines)| (axes, lines)))
+}
+
+/// Returns the number and the unit of a point's place on the x axis, unless some disks are idle.
+fn line_of(point: &str) -> Option<(f64, &'static str)> {
+    let what = point.strip_prefix(PREFIX)?;
+    if let Some(queues) = what.strip_prefix("1 disk, ") {
+        return Some((queues.split(' ').next()?.parse().ok()?, "queues"));
+    }
+    let (count, busy) = what.split_once(" disks, ")?;
+    (busy.strip_suffix(" busy") == Some(count)).then_some((count.parse().ok()?, "disks"))
+}
+
 /// Renders the table.
 pub fn render(experiment: &Experiment) -> String {
     let mut rows = Vec::new();
@@ -99,4 +137,16 @@ pub fn render(experiment: &Experiment) -> String {
         "disks or queues | server | IOPS | CPU us/IO | memory, MiB | p99 us | longest gap, ms",
         rows,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_the_points_whose_disks_are_all_busy() {
+        assert_eq!(line_of("many, 16 disks, 16 busy"), Some((16.0, "disks")));
+        assert_eq!(line_of("many, 200 disks, 20 busy"), None);
+        assert_eq!(line_of("many, 1 disk, 64 queues"), Some((64.0, "queues")));
+    }
 }
