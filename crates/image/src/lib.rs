@@ -29,4 +29,4 @@ pub use report::{CheckOptions, CheckProgress, CheckReport, ERRORS_LISTED_MAX};
 pub use sample::{ReadSample, sample_reads};
 pub use upkeep::Upkeep;
 #[cfg(any(test, feature = "testing"))]
-pub use waits::{Owner, Wait};
+pub use waits::Wait;
