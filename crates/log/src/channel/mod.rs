@@ -28,10 +28,11 @@ use flowstone_block::{
 use flowstone_fileio::FileCompletion;
 #[cfg(test)]
 use flowstone_image::Wait;
+use flowstone_image::runtime::group_sync::Flushes;
 use flowstone_image::runtime::wakers::QueueWaker;
+use flowstone_log_format::Sequence;
 use flowstone_log_store::StoreQueue;
 
-use self::flushes::Flushes;
 use self::reads::Reads;
 use self::write_queue::WriteQueue;
 use super::log::Log;
@@ -71,6 +72,10 @@ struct Queue {
     store: StoreQueue,
     /// Requests ready to be returned.
     completed: Vec<Completion>,
+    flushes: Flushes,
+    /// While this queue carries out a sync: all records before this sequence number were written
+    /// when it began.
+    covered: Option<Sequence>,
 }
 
 /// One queue's way into a log image.
@@ -78,7 +83,6 @@ pub struct LogChannel {
     queue: Queue,
     reads: Reads,
     writes: WriteQueue,
-    flushes: Flushes,
     done: Vec<FileCompletion>,
     readonly: bool,
     reactor: Reactor,
@@ -89,11 +93,18 @@ impl LogChannel {
         let store = StoreQueue::open(&*log.file, context)?;
         let waker = log.wakers.add(&context.reactor);
         let writes = WriteQueue::new(log.shape, log.file.heeds_dont_cache());
+        let completed = Vec::new();
         Ok(Self {
-            queue: Queue { log, waker, store, completed: Vec::new() },
+            queue: Queue {
+                log,
+                waker,
+                store,
+                completed,
+                flushes: Flushes::default(),
+                covered: None,
+            },
             reads: Reads::default(),
             writes,
-            flushes: Flushes::default(),
             done: Vec::new(),
             readonly,
             reactor: context.reactor.clone(),
@@ -101,20 +112,21 @@ impl LogChannel {
     }
 
     fn finish(&mut self, completion: FileCompletion) {
-        let Self { queue, reads, writes, flushes, .. } = self;
+        let Self { queue, reads, writes, .. } = self;
         let (purpose, index) = Purpose::of(completion.tag);
         match purpose {
             Purpose::Read => reads.finish(queue, index, completion.outcome),
             Purpose::Partial => writes.finish_partial(queue, index, completion.outcome),
             Purpose::Record => writes.finish_record(queue, index, completion.outcome),
-            Purpose::Sync => flushes.finish_sync(queue, completion.outcome),
+            Purpose::Sync => queue.finish_sync(completion.outcome),
         }
     }
 
     /// Returns the states in which its requests wait.
     #[cfg(test)]
     pub fn waits(&self) -> BTreeSet<Wait> {
-        let Self { queue, reads, writes, flushes, done: _, readonly: _, reactor: _ } = self;
+        let Self { queue, reads, writes, done: _, readonly: _, reactor: _ } = self;
+        let Queue { log, flushes, waker: _, store: _, completed: _, covered: _ } = queue;
         let mut waits = BTreeSet::new();
         if !reads.is_idle() {
             waits.insert(Wait::Host);
@@ -122,22 +134,23 @@ impl LogChannel {
         if !flushes.is_idle() {
             waits.insert(Wait::Sync);
         }
-        writes.waits(&queue.log, &mut waits);
+        writes.waits(log, &mut waits);
         waits
     }
 
     /// Advances everything that can advance without waiting.
     fn advance(&mut self) {
-        let Self { queue, writes, flushes, .. } = self;
-        writes.collect_committed(queue, flushes);
-        writes.stage(queue, flushes);
-        flushes.collect(queue);
+        let Self { queue, writes, .. } = self;
+        writes.collect_committed(queue);
+        writes.stage(queue);
+        queue.collect_flushes();
     }
-}
 
-/// Returns whether another thread has made progress that a request waits for.
-fn can_advance(log: &Log, writes: &WriteQueue, flushes: &Flushes) -> bool {
-    writes.can_advance(log) || flushes.can_advance(log)
+    /// Returns whether another thread has made progress that a request waits for.
+    fn can_advance(&self) -> bool {
+        let Queue { log, flushes, .. } = &self.queue;
+        self.writes.can_advance(log) || flushes.can_advance(&log.sync)
+    }
 }
 
 impl Channel for LogChannel {
@@ -150,7 +163,7 @@ impl Channel for LogChannel {
         }
         match request.op {
             Op::Read(extent) => self.reads.submit(queue, request, extent),
-            Op::Flush => self.flushes.submit(queue, Completion { request, outcome: Ok(()) }),
+            Op::Flush => queue.flush(Completion { request, outcome: Ok(()) }),
             Op::Write(extent) => self.writes.submit(queue, request, extent),
             Op::Discard(extent) | Op::WriteZeroes { extent, .. } => {
                 self.writes.submit_zeroes(queue, request, extent);
@@ -159,7 +172,7 @@ impl Channel for LogChannel {
     }
 
     fn kick(&mut self) {
-        self.writes.stage(&mut self.queue, &mut self.flushes);
+        self.writes.stage(&mut self.queue);
         self.queue.store.kick();
     }
 
@@ -169,7 +182,7 @@ impl Channel for LogChannel {
         let found = !finished.is_empty();
         finished.drain(..).for_each(|completion| self.finish(completion));
         self.done = finished;
-        if found || can_advance(&self.queue.log, &self.writes, &self.flushes) {
+        if found || self.can_advance() {
             self.advance();
             self.queue.store.kick();
         }
@@ -177,20 +190,19 @@ impl Channel for LogChannel {
     }
 
     fn next_look(&mut self) -> NextLook {
-        let Self { queue, writes, flushes, .. } = self;
-        writes.stage(queue, flushes);
-        let has_something = !queue.completed.is_empty() || can_advance(&queue.log, writes, flushes);
-        NextLook::now_if(has_something).min(queue.store.next_look())
+        self.writes.stage(&mut self.queue);
+        let has_something = !self.queue.completed.is_empty() || self.can_advance();
+        NextLook::now_if(has_something).min(self.queue.store.next_look())
     }
 
     fn retire(&mut self) -> bool {
         if !mutant("log.retire.goes-on-leading") {
-            self.flushes.leave();
+            self.queue.flushes.leave();
         }
         self.reap(&mut Vec::new());
         let is_with_host =
             !self.queue.store.is_idle() && !mutant("log.retire.does-not-ask-its-file");
-        let has_some = self.writes.in_flight() || self.flushes.is_leading() || is_with_host;
+        let has_some = self.writes.in_flight() || self.queue.flushes.is_leading() || is_with_host;
         !has_some || mutant("log.channel.retires-while-it-leads")
     }
 }
@@ -198,8 +210,8 @@ impl Channel for LogChannel {
 impl Drop for LogChannel {
     /// Waits for I/O of this queue, so that later records of other queues can commit.
     fn drop(&mut self) {
-        self.flushes.leave();
-        while self.writes.in_flight() || self.flushes.is_leading() {
+        self.queue.flushes.leave();
+        while self.writes.in_flight() || self.queue.flushes.is_leading() {
             self.reactor.sleep(|| self.queue.store.next_look());
             let mut finished = Vec::new();
             self.queue.store.reap(&mut finished);

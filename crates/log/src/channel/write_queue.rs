@@ -23,7 +23,6 @@ use slab::Slab;
 use super::super::log::Log;
 use super::super::log::append::{Draft, Place, PlaceError};
 use super::device::Device;
-use super::flushes::Flushes;
 use super::partial::PartialCache;
 use super::pending_record::{PendingRecord, Share};
 use super::pending_write::PendingWrite;
@@ -123,16 +122,16 @@ impl WriteQueue {
     }
 
     /// Assembles records of the waiting requests, and starts writing them.
-    pub fn stage(&mut self, queue: &mut Queue, flushes: &mut Flushes) {
+    pub fn stage(&mut self, queue: &mut Queue) {
         loop {
             let waits_for_room = self.draft.as_ref().is_some_and(|draft| !draft.only_trims());
             if waits_for_room || self.draft.is_none() && self.may_begin() {
-                self.assemble(queue, flushes);
+                self.assemble(queue);
             }
             if self.draft.is_none() {
                 return;
             }
-            match self.place_draft(queue, flushes) {
+            match self.place_draft(queue) {
                 Step::Done => {}
                 Step::Stuck => return,
             }
@@ -147,7 +146,7 @@ impl WriteQueue {
     /// that do not suit the draft are left to the next one, and so are requests that overlap those:
     /// writes of one block keep their order. A draft that had to wait takes in requests that came
     /// meanwhile.
-    fn assemble(&mut self, queue: &mut Queue, flushes: &mut Flushes) {
+    fn assemble(&mut self, queue: &mut Queue) {
         if self.waiting.is_empty() {
             return;
         }
@@ -184,7 +183,7 @@ impl WriteQueue {
                 break;
             }
             self.waiting.remove(at);
-            self.finish_if_done(queue, flushes, index);
+            self.finish_if_done(queue, index);
             if load.is_large(record.content.payload().into(), record.shares.len() as u64) {
                 break;
             }
@@ -199,12 +198,12 @@ impl WriteQueue {
         }
     }
 
-    fn place_draft(&mut self, queue: &mut Queue, flushes: &mut Flushes) -> Step {
+    fn place_draft(&mut self, queue: &mut Queue) -> Step {
         let Some(record) = self.draft.take() else { return Step::Done };
         let is_there = |share: &Share| self.requests[share.write].has_its_memory();
         if !record.shares.iter().all(is_there) && !mutant("log.draft.keeps-lost-data") {
             // The record may hold zeroes in the place of data.
-            self.refuse(queue, flushes, record, Errno::FAULT);
+            self.refuse(queue, record, Errno::FAULT);
             return Step::Done;
         }
         let draft = Draft {
@@ -241,7 +240,7 @@ impl WriteQueue {
                 Step::Done
             }
             Err(PlaceError::Full(errno)) => {
-                self.refuse(queue, flushes, record, errno);
+                self.refuse(queue, record, errno);
                 Step::Done
             }
         }
@@ -277,7 +276,7 @@ impl WriteQueue {
     }
 
     /// Completes records that have committed, or never will.
-    pub fn collect_committed(&mut self, queue: &mut Queue, flushes: &mut Flushes) {
+    pub fn collect_committed(&mut self, queue: &mut Queue) {
         let ended: Vec<usize> = self
             .records
             .iter()
@@ -299,7 +298,7 @@ impl WriteQueue {
                     pending.outcome = Err(errno);
                     pending.cursor = pending.end;
                 }
-                self.finish_if_done(queue, flushes, share.write);
+                self.finish_if_done(queue, share.write);
             }
             self.spare.give_back(record);
         }
@@ -324,7 +323,7 @@ impl WriteQueue {
         }
     }
 
-    fn finish_if_done(&mut self, queue: &mut Queue, flushes: &mut Flushes, index: usize) {
+    fn finish_if_done(&mut self, queue: &mut Queue, index: usize) {
         let pending = &self.requests[index];
         if pending.cursor < pending.end || pending.shares_left > 0 || pending.partials_missing > 0 {
             return;
@@ -338,7 +337,7 @@ impl WriteQueue {
         let durable = request.durable;
         let completion = Completion { request, outcome };
         if durable && outcome.is_ok() && !mutant("log.write-through.skips-sync") {
-            flushes.submit(queue, completion);
+            queue.flush(completion);
         } else {
             queue.completed.push(completion);
         }

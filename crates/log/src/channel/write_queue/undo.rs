@@ -4,7 +4,6 @@ use flowstone_block::Errno;
 
 use super::WriteQueue;
 use crate::channel::Queue;
-use crate::channel::flushes::Flushes;
 use crate::channel::pending_record::{PendingRecord, Share};
 
 impl WriteQueue {
@@ -38,13 +37,7 @@ impl WriteQueue {
 
     /// Refuses a draft for lack of room: requests that need room fail; requests that free some go
     /// on.
-    pub(super) fn refuse(
-        &mut self,
-        queue: &mut Queue,
-        flushes: &mut Flushes,
-        record: Box<PendingRecord>,
-        errno: Errno,
-    ) {
+    pub(super) fn refuse(&mut self, queue: &mut Queue, record: Box<PendingRecord>, errno: Errno) {
         let shares: Vec<usize> = record.shares.iter().map(|share| share.write).collect();
         let only_trims = record.only_trims();
         self.take_apart(record, None);
@@ -53,7 +46,7 @@ impl WriteQueue {
             if only_trims || pending.brings_data() {
                 pending.outcome = Err(errno);
                 pending.cursor = pending.end;
-                self.finish_if_done(queue, flushes, index);
+                self.finish_if_done(queue, index);
             }
         }
     }
