@@ -16,7 +16,7 @@ use flowstone_log_format::{
 use flowstone_log_store::Reader;
 
 use super::log::segments::{Segment, SegmentTable, State};
-use super::lost_tail::{LostTailScan, segments_of};
+use super::lost_tail::segments_of;
 use super::refusal::{LoadError, damaged, damaged_at};
 use super::replay::{Medium, Replay, replay};
 use super::slots::read_superblock;
@@ -68,18 +68,17 @@ pub fn load_from(
     };
     let mut segments = SegmentTable::new(shape, limit, superblock.session + 1);
     note_sealed(&root, &superblock, file_blocks, &mut segments)?;
+    let mut medium = Medium { reader: &mut reader, shape, codec, progress };
     let mut replay = if superblock.clean {
         Replay::nothing(&superblock)
     } else {
         if let Some(progress) = progress {
             progress.begin(segments_of(shape, file_blocks, &segments).saturating_sub(1).into());
         }
-        let medium = Medium { shape, codec, progress };
-        replay(&mut reader, &superblock, medium, &map, &mut segments)?
+        replay(&mut medium, &superblock, &map, &mut segments)?
     };
     if replay.damage.is_none() && !mutant("log.open.lost-tail-unchecked") {
-        let mut scan = LostTailScan { reader: &mut reader, shape, codec, progress };
-        replay.damage = scan.find(&superblock, &replay, &segments)?;
+        replay.damage = medium.find_lost_tail(&superblock, &replay, &segments)?;
         replay.is_stale = superblock.clean && replay.damage.is_some();
     }
     count_live(&map, &superblock, &leaves, file_blocks, shape, &mut segments)?;

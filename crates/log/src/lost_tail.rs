@@ -8,35 +8,27 @@
 //! other blocks of its segment are read (docs/format.md section 8).
 
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
-use flowstone_image::{Flaw, Progress};
+use flowstone_image::Flaw;
 use flowstone_log_format::{
-    BLOCK_BYTES, Codec, Header, Kind, LIFETIME_GUEST_MAX, STREAMS_MAX, SegmentId, Sequence, Shape,
+    BLOCK_BYTES, Header, Kind, LIFETIME_GUEST_MAX, STREAMS_MAX, SegmentId, Sequence, Shape,
     Superblock,
 };
-use flowstone_log_store::{Reader, Window};
+use flowstone_log_store::Window;
 
 use super::log::segments::SegmentTable;
-use super::replay::Replay;
+use super::replay::{Medium, Replay};
 
 /// Number of segments read together.
 const BATCH: usize = 64;
-
-/// Scans the file for such records.
-pub struct LostTailScan<'a, 'file> {
-    pub reader: &'a mut Reader<'file>,
-    pub shape: Shape,
-    pub codec: Codec,
-    pub progress: Option<&'a Progress>,
-}
 
 /// Returns the number of segments in the file, including segment 0, up to the limit of the image.
 pub fn segments_of(shape: Shape, file_blocks: u64, segments: &SegmentTable) -> u32 {
     segments.limit().min((file_blocks / u64::from(shape.segment_blocks)) as u32)
 }
 
-impl LostTailScan<'_, '_> {
+impl Medium<'_, '_> {
     /// Reads the places where the log would have gone on; returns the damage found.
-    pub fn find(
+    pub fn find_lost_tail(
         &mut self,
         superblock: &Superblock,
         replay: &Replay,
@@ -81,9 +73,7 @@ impl LostTailScan<'_, '_> {
             if mutant("log.lost-tail.unreadable-free-space-is-the-end") {
                 outcomes.iter().copied().collect::<Outcome>()?;
             }
-            if let Some(progress) = self.progress {
-                progress.add(batch.len() as u64);
-            }
+            self.tell(batch.len());
             let blocks = buffer.chunks_exact(BLOCK_BYTES);
             for ((segment, block), read) in batch.iter().zip(blocks).zip(outcomes) {
                 let first = self.codec.decode(block, &mut Vec::new()).filter(|_| read.is_ok());

@@ -68,25 +68,17 @@ struct Cursor {
     last: Sequence,
 }
 
-struct Replayer<'a, 'file> {
-    reader: &'a mut Reader<'file>,
-    shape: Shape,
-    codec: Codec,
-    limit: u32,
-    blocks: u64,
-}
-
-/// Parameters for reading the records of an image, and the progress to report to.
-#[derive(Clone, Copy)]
-pub struct Medium<'a> {
+/// An image whose records are read, and the progress to report to.
+pub struct Medium<'a, 'file> {
+    pub reader: &'a mut Reader<'file>,
     pub shape: Shape,
     pub codec: Codec,
     pub progress: Option<&'a Progress>,
 }
 
-impl Medium<'_> {
+impl Medium<'_, '_> {
     /// Reports segments with guests' records that have been read.
-    fn tell(&self, segments: usize) {
+    pub fn tell(&self, segments: usize) {
         if let Some(progress) = self.progress {
             progress.add(segments as u64);
         }
@@ -95,23 +87,14 @@ impl Medium<'_> {
 
 /// Applies all records after the checkpoint to `map`, and marks the segments they are in.
 pub fn replay(
-    reader: &mut Reader<'_>,
+    medium: &mut Medium<'_, '_>,
     superblock: &Superblock,
-    medium: Medium<'_>,
     map: &BlockMap,
     segments: &mut SegmentTable,
 ) -> Result<Replay, LoadError> {
-    let Medium { shape, codec, .. } = medium;
-    let mut replayer = Replayer {
-        reader,
-        shape,
-        codec,
-        limit: superblock.segments,
-        blocks: blocks_of_sectors(superblock.capacity_sectors),
-    };
     let mut found = Replay::nothing(superblock);
-    let mut guests = replayer.start(superblock, 0..=LIFETIME_GUEST_MAX, segments)?;
-    let mut copies = replayer.start(superblock, LIFETIME_CLEANED..=LIFETIME_COLD, segments)?;
+    let mut guests = medium.start(superblock, 0..=LIFETIME_GUEST_MAX, segments)?;
+    let mut copies = medium.start(superblock, LIFETIME_CLEANED..=LIFETIME_COLD, segments)?;
     while let Some(cursor) = whose_turn(&mut guests, &mut copies, found.next_sequence) {
         if cursor.header.is_some_and(|header| header.generation > superblock.generation)
             && !mutant("log.replay.newer-generation-unchecked")
@@ -121,7 +104,7 @@ pub fn replay(
             found.is_stale = true;
             break;
         }
-        if !replayer.apply(cursor, map, &mut found)? {
+        if !medium.apply(cursor, superblock, map, &mut found)? {
             cursor.header = None;
             continue;
         }
@@ -129,11 +112,11 @@ pub fn replay(
             note_segment(segments, cursor);
             medium.tell(usize::from(cursor.lifetime <= LIFETIME_GUEST_MAX));
         }
-        replayer.look(cursor)?;
+        medium.look(cursor)?;
     }
     for cursor in &mut guests {
         if found.damage.is_none() && !mutant("log.open.lost-tail-unchecked") {
-            found.damage = replayer.find_promises(cursor, found.next_sequence)?;
+            found.damage = medium.find_promises(cursor, found.next_sequence)?;
         }
     }
     medium.tell(guests.len());
@@ -190,9 +173,7 @@ impl Cursor {
             last: Sequence::default(),
         }
     }
-}
 
-impl Cursor {
     fn sequence(&self) -> Option<Sequence> {
         self.header.map(|header| header.sequence)
     }
@@ -204,7 +185,7 @@ impl Cursor {
     }
 }
 
-impl Replayer<'_, '_> {
+impl Medium<'_, '_> {
     /// Returns cursors at the heads of the streams of these lifetimes.
     fn start(
         &mut self,
@@ -257,12 +238,14 @@ impl Replayer<'_, '_> {
     fn apply(
         &mut self,
         cursor: &mut Cursor,
+        superblock: &Superblock,
         map: &BlockMap,
         found: &mut Replay,
     ) -> Result<bool, LoadError> {
         let Some(header) = cursor.header else { return Ok(false) };
         let first = cursor.head.block;
-        if !self.show(cursor, first, header.record_blocks())? || !self.is_whole(cursor, first) {
+        let blocks = blocks_of_sectors(superblock.capacity_sectors);
+        if !self.show(cursor, first, header.record_blocks())? || !is_whole(cursor, blocks) {
             return Ok(false);
         }
         cursor.last = header.sequence;
@@ -274,7 +257,7 @@ impl Replayer<'_, '_> {
         match (header.kind, cursor.entries.first()) {
             (Kind::Seal, Some(Entry::Next { incarnation })) => {
                 let segment = SegmentId::new(u32::try_from(header.link).unwrap_or(0));
-                if segment == SegmentId::SUPERBLOCKS || segment.get() >= self.limit {
+                if segment == SegmentId::SUPERBLOCKS || segment.get() >= superblock.segments {
                     found.damage = Some(Flaw::new("a seal leads outside the image"));
                     return Ok(false);
                 }
@@ -297,24 +280,6 @@ impl Replayer<'_, '_> {
             }
         }
         Ok(true)
-    }
-
-    /// Returns whether all data of the record matches its checksums and lies on this disk.
-    fn is_whole(&self, cursor: &Cursor, first: u32) -> bool {
-        let mut block = first;
-        cursor.entries.iter().all(|entry| match *entry {
-            Entry::Data { lba, checksum } | Entry::Moved { lba, checksum, .. } => {
-                block += 1;
-                let unchecked = mutant("log.replay.data-unchecked");
-                lba < self.blocks
-                    && (crc32c::crc32c(cursor.window.block(block)) == checksum || unchecked)
-            }
-            Entry::Trim { lba, count } => {
-                lba.checked_add(u64::from(count)).is_some_and(|end| end <= self.blocks)
-            }
-            Entry::Next { .. } => true,
-            Entry::Leaf { .. } | Entry::Root { .. } => false,
-        })
     }
 
     /// Looks behind the end for a record that states the end to be durable: then the log is
@@ -346,6 +311,23 @@ impl Replayer<'_, '_> {
         }
         Ok(None)
     }
+}
+
+/// Returns whether all data of the record matches its checksums and lies on a disk of this size.
+fn is_whole(cursor: &Cursor, blocks: u64) -> bool {
+    let mut block = cursor.head.block;
+    cursor.entries.iter().all(|entry| match *entry {
+        Entry::Data { lba, checksum } | Entry::Moved { lba, checksum, .. } => {
+            block += 1;
+            let unchecked = mutant("log.replay.data-unchecked");
+            lba < blocks && (crc32c::crc32c(cursor.window.block(block)) == checksum || unchecked)
+        }
+        Entry::Trim { lba, count } => {
+            lba.checked_add(u64::from(count)).is_some_and(|end| end <= blocks)
+        }
+        Entry::Next { .. } => true,
+        Entry::Leaf { .. } | Entry::Root { .. } => false,
+    })
 }
 
 /// Applies the copies of the record at `address` to the map, for blocks that are still at the

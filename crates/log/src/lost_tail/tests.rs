@@ -1,6 +1,7 @@
 //! Tests with segments of an image that lost power, written one by one.
 
-use flowstone_log_format::Incarnation;
+use flowstone_log_format::{Codec, Incarnation};
+use flowstone_log_store::Reader;
 use flowstone_sim::{Call, Fault, SimDisk};
 
 use super::*;
@@ -55,9 +56,9 @@ impl Disk {
         superblock.clean = false;
         let replay = Replay { next_sequence: Sequence::new(5), ..Replay::default() };
         let mut reader = Reader::open(&self.disk).unwrap();
-        let mut scan =
-            LostTailScan { reader: &mut reader, shape: SHAPE, codec: self.codec, progress: None };
-        scan.find(&superblock, &replay, &self.segments).unwrap().map(|flaw| flaw.what)
+        let mut medium =
+            Medium { reader: &mut reader, shape: SHAPE, codec: self.codec, progress: None };
+        medium.find_lost_tail(&superblock, &replay, &self.segments).unwrap().map(|flaw| flaw.what)
     }
 }
 

@@ -111,8 +111,8 @@ impl Log {
         let mut reader = Reader::open(&self.disk).unwrap();
         let codec = Codec::new(&self.superblock.identity);
         let Self { superblock, map, segments, .. } = self;
-        let medium = Medium { shape: SHAPE, codec, progress: None };
-        replay(&mut reader, superblock, medium, map, segments).unwrap()
+        let mut medium = Medium { reader: &mut reader, shape: SHAPE, codec, progress: None };
+        replay(&mut medium, superblock, map, segments).unwrap()
     }
 
     /// Returns the mapped location of a block: segment and block.
