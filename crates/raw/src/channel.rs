@@ -28,17 +28,8 @@ use flowstone_image::runtime::wakers::QueueWaker;
 use slab::Slab;
 
 pub(crate) struct RawChannel {
-    file: Box<dyn FileChannel>,
-    /// Whether discards are carried out; otherwise they complete without effect.
-    discards: bool,
-    /// Whether a discard makes the range read as zeroes; otherwise zeroes have to be written, and
-    /// are not merged with discards.
-    discards_to_zeroes: bool,
-    /// Group sync: fails for good with the first failed sync or durable write.
-    syncs: Arc<GroupSync>,
+    parts: RawParts,
     in_flight: Slab<Box<Request>>,
-    trims: Arc<Trims>,
-    activity: Arc<ActivityCounter>,
     reactor: Reactor,
     waker: Arc<QueueWaker>,
     /// Completions of discards that were handed over.
@@ -61,8 +52,12 @@ const SYNC_TAG: usize = usize::MAX;
 /// Parts that a queue is made of.
 pub(crate) struct RawParts {
     pub file: Box<dyn FileChannel>,
+    /// Whether discards are carried out; otherwise they complete without effect.
     pub discards: bool,
+    /// Whether a discard makes the range read as zeroes; otherwise zeroes have to be written, and
+    /// are not merged with discards.
     pub discards_to_zeroes: bool,
+    /// Group sync: fails for good with the first failed sync or durable write.
     pub syncs: Arc<GroupSync>,
     pub trims: Arc<Trims>,
     pub activity: Arc<ActivityCounter>,
@@ -79,17 +74,11 @@ enum Plan {
 
 impl RawChannel {
     pub fn new(parts: RawParts, context: &QueueContext) -> Self {
-        let RawParts { file, discards, discards_to_zeroes, syncs, trims, activity } = parts;
         let waker = QueueWaker::new(&context.reactor);
         let depth = usize::from(context.depth.0);
         Self {
-            file,
-            discards,
-            discards_to_zeroes,
-            syncs,
+            parts,
             in_flight: Slab::with_capacity(depth),
-            trims,
-            activity,
             completions: Arc::new(CompletionQueue::new(Arc::clone(&waker))),
             reactor: context.reactor.clone(),
             waker,
@@ -109,8 +98,7 @@ impl RawChannel {
         let Self {
             in_flight, handed_over, flushes,
             // Handles to other parts, and finished requests.
-            file: _, discards: _, discards_to_zeroes: _, syncs: _, trims: _, activity: _, reactor: _, waker: _,
-            completions: _, trims_queued: _, done: _, completed: _, durable_write: _,
+            parts: _, reactor: _, waker: _, completions: _, trims_queued: _, done: _, completed: _, durable_write: _,
         } = self;
         let states = [
             (Wait::Host, !in_flight.is_empty()),
@@ -134,9 +122,9 @@ impl RawChannel {
                 durable: false,
             }),
             Op::Flush => Plan::Sync,
-            Op::Discard(_) if !self.discards => Plan::Nothing,
+            Op::Discard(_) if !self.parts.discards => Plan::Nothing,
             Op::WriteZeroes { extent, unmap }
-                if !unmap || !self.discards || !self.discards_to_zeroes =>
+                if !unmap || !self.parts.discards || !self.parts.discards_to_zeroes =>
             {
                 Plan::File(zero(extent))
             }
@@ -146,7 +134,7 @@ impl RawChannel {
 
     fn kick_trims(&mut self) {
         if std::mem::take(&mut self.trims_queued) {
-            self.trims.kick();
+            self.parts.trims.kick();
         }
     }
 
@@ -160,17 +148,17 @@ impl RawChannel {
     fn start(&mut self, request: Box<Request>, mut op: FileOp) {
         let mut leads = false;
         if let FileOp::Write { durable, .. } = &mut op {
-            leads = request.durable && self.flushes.begin_write(&self.syncs);
+            leads = request.durable && self.flushes.begin_write(&self.parts.syncs);
             *durable = leads && !mutant("raw.write-through.write-not-durable");
         }
         // SAFETY: the request stays in `in_flight`, its box and list unmoved, until the file
-        // request completes; dropping the channel drops `file` first, which waits.
+        // request completes; dropping the channel drops its file first, which waits.
         let memory = unsafe { MemoryList::new(&request.memory) };
         let is_journal = request.class == Class::Journal;
         let tag = self.in_flight.insert(request);
         self.durable_write = self.durable_write.or(leads.then_some(tag));
-        self.file
-            .submit(FileRequest::new(op, memory, tag).dont_cache(is_journal).first(is_journal));
+        let request = FileRequest::new(op, memory, tag).dont_cache(is_journal).first(is_journal);
+        self.parts.file.submit(request);
     }
 
     /// Returns whether the request asks for durability that can no longer be guaranteed.
@@ -180,30 +168,30 @@ impl RawChannel {
     }
 
     fn has_failed(&self) -> bool {
-        self.syncs.has_failed()
+        self.parts.syncs.has_failed()
     }
 
     /// Makes everything that has completed so far durable on behalf of `request`.
     fn sync(&mut self, request: Box<Request>) {
         let completion = Completion { request, outcome: Ok(()) };
-        if self.flushes.submit(&self.syncs, completion, &self.waker) {
-            self.file.submit(sync_request(SYNC_TAG));
+        if self.flushes.submit(&self.parts.syncs, completion, &self.waker) {
+            self.parts.file.submit(sync_request(SYNC_TAG));
         }
     }
 
     fn finish_sync(&mut self, outcome: Outcome) {
         let outcome = if mutant("raw.flush.failure-forgotten") { Ok(()) } else { outcome };
-        if self.flushes.finish(&self.syncs, outcome) {
-            self.file.submit(sync_request(SYNC_TAG));
-            self.file.kick();
+        if self.flushes.finish(&self.parts.syncs, outcome) {
+            self.parts.file.submit(sync_request(SYNC_TAG));
+            self.parts.file.kick();
         }
     }
 
     fn collect_flushes(&mut self, done: &mut Vec<Completion>) {
-        let sync = &self.syncs;
+        let sync = &self.parts.syncs;
         if self.flushes.take_over(sync) {
-            self.file.submit(sync_request(SYNC_TAG));
-            self.file.kick();
+            self.parts.file.submit(sync_request(SYNC_TAG));
+            self.parts.file.kick();
         }
         self.flushes.collect(sync, || sync.has_failed(), done);
     }
@@ -215,7 +203,7 @@ impl RawChannel {
         let request = self.in_flight.remove(completion.tag);
         if self.durable_write.take_if(|tag| *tag == completion.tag).is_some() {
             self.finish_sync(outcome_of_its_sync(&completion));
-            let outcome = completion.outcome.and(self.syncs.promise());
+            let outcome = completion.outcome.and(self.parts.syncs.promise());
             return done.push(Completion { request, outcome });
         }
         self.complete(request, completion.outcome, done);
@@ -226,7 +214,7 @@ impl RawChannel {
         let is_promised = request.durable && request.op.modifies();
         if is_promised && outcome.is_ok() && !mutant("raw.write-through.skips-sync") {
             self.sync(request);
-            self.file.kick();
+            self.parts.file.kick();
         } else {
             done.push(Completion { request, outcome });
         }
@@ -253,7 +241,7 @@ impl Channel for RawChannel {
         }
         let plan = self.translate(&request);
         if !matches!(plan, Plan::Trim) {
-            self.activity.count();
+            self.parts.activity.count();
         }
         match plan {
             Plan::File(op) => self.start(request, op),
@@ -264,7 +252,7 @@ impl Channel for RawChannel {
             Plan::Trim => {
                 self.handed_over += 1;
                 self.trims_queued = true;
-                self.trims.submit(request, &self.completions);
+                self.parts.trims.submit(request, &self.completions);
             }
             Plan::Nothing => self.completed.push(Completion { request, outcome: Ok(()) }),
         }
@@ -272,13 +260,13 @@ impl Channel for RawChannel {
 
     fn kick(&mut self) {
         self.kick_trims();
-        self.file.kick();
+        self.parts.file.kick();
     }
 
     fn reap(&mut self, done: &mut Vec<Completion>) {
         done.append(&mut self.completed);
         let mut finished = std::mem::take(&mut self.done);
-        self.file.reap(&mut finished);
+        self.parts.file.reap(&mut finished);
         for completion in finished.drain(..) {
             self.finish(completion, done);
         }
@@ -286,7 +274,7 @@ impl Channel for RawChannel {
         if self.completions.has_completions() {
             self.collect_trims(done);
         }
-        if self.flushes.can_advance(&self.syncs) {
+        if self.flushes.can_advance(&self.parts.syncs) {
             self.collect_flushes(done);
         }
     }
@@ -295,8 +283,8 @@ impl Channel for RawChannel {
         self.kick_trims();
         let has_something = !self.completed.is_empty()
             || self.completions.has_completions()
-            || self.flushes.can_advance(&self.syncs);
-        NextLook::now_if(has_something).min(self.file.next_look())
+            || self.flushes.can_advance(&self.parts.syncs);
+        NextLook::now_if(has_something).min(self.parts.file.next_look())
     }
 
     fn retire(&mut self) -> bool {
@@ -305,7 +293,8 @@ impl Channel for RawChannel {
         }
         self.reap(&mut Vec::new());
         let has_discards = self.handed_over > 0 && !mutant("raw.retire.forgets-its-discards");
-        let is_with_host = !self.file.is_idle() && !mutant("raw.retire.does-not-ask-its-file");
+        let is_with_host =
+            !self.parts.file.is_idle() && !mutant("raw.retire.does-not-ask-its-file");
         let has_some = has_discards || self.flushes.is_leading() || is_with_host;
         !has_some || mutant("raw.channel.retires-while-it-leads")
     }
