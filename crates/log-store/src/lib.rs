@@ -11,12 +11,10 @@ mod window;
 
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
 
 use flowstone_block::{AlignedBuf, Outcome, mutant};
 use flowstone_fileio::{BlockingFile, FileIo, FileOffset, FileOp};
 use flowstone_image::runtime::group_sync::GroupSync;
-use flowstone_image::runtime::wakers::QueueWaker;
 use flowstone_log_format::{Address, BLOCK_BYTES, SegmentId, Shape, Superblock};
 
 use self::queue::write_stream;
@@ -41,11 +39,6 @@ impl SegmentStore {
     /// Keeps all that it reads and writes out of the host's page cache.
     pub fn keep_out_of_page_cache(&mut self) {
         self.file.set_dont_cache(!mutant("log.cleaner.fills-the-page-cache"));
-    }
-
-    /// Returns a waker for its thread.
-    pub fn waker(&self) -> Arc<QueueWaker> {
-        QueueWaker::new(self.file.reactor())
     }
 
     /// Reads many buffers. Returns the first error.
@@ -103,10 +96,9 @@ impl SegmentStore {
         self.file.sync()
     }
 
-    /// Makes all durable that has been written, with the flushes of queues. `waker` is its
-    /// [own](Self::waker).
-    pub fn sync(&mut self, group: &GroupSync, waker: &Arc<QueueWaker>) -> Outcome {
-        group.run(&mut self.file, waker)
+    /// Makes all durable that has been written, with the flushes of queues.
+    pub fn sync(&mut self, group: &GroupSync) -> Outcome {
+        group.run(&mut self.file)
     }
 }
 

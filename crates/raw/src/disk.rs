@@ -14,7 +14,6 @@ use flowstone_image::runtime::discards::DiscardCounters;
 use flowstone_image::runtime::group_sync::GroupSync;
 use flowstone_image::runtime::pace::Activity;
 use flowstone_image::runtime::trims::Trims;
-use flowstone_image::runtime::wakers::QueueWaker;
 use flowstone_image::{
     CompactProgress, DiscardMode, Discards, Format, Image, Layout, Space, Upkeep, valid_capacity,
 };
@@ -199,10 +198,9 @@ impl Image for RawImage {
             _ => Error::host(&name, error, "choose a smaller size"),
         })?;
         // Through the group sync, so that the guest's flushes see its failure.
-        let waker = QueueWaker::new(file.reactor());
         let synced = match mutant("raw.resize.told-before-durable") {
             true => Ok(()),
-            false => self.syncs.run(&mut file, &waker),
+            false => self.syncs.run(&mut file),
         };
         synced.map_err(|errno| {
             // Data that the host has lost stays lost; the size must not be left half changed as
@@ -247,8 +245,7 @@ impl Image for RawImage {
         let name = format!("flush {}", self.name);
         let host = |error: io::Error| Error::host(&name, error, LOST_ADVICE);
         let mut file = BlockingFile::new(&*self.file).map_err(host)?;
-        let waker = QueueWaker::new(file.reactor());
-        self.syncs.run(&mut file, &waker).map_err(|errno| host(errno.into()))
+        self.syncs.run(&mut file).map_err(|errno| host(errno.into()))
     }
 
     fn file(&self) -> &dyn FileIo {

@@ -125,13 +125,12 @@ impl GroupSync {
     }
 
     /// Syncs for a thread that blocks on it, e.g. before the maintenance worker writes metadata
-    /// that refers to data. Carries the sync out, or shares one that a queue is about to start;
-    /// `waker` wakes the thread of `file`.
+    /// that refers to data. Carries the sync out, or shares one that a queue is about to start.
     ///
     /// Never runs beside a queue's sync. The host reports lost data to one caller only: this sync
     /// could succeed after the queue's has failed, and before the queue has seen the failure.
-    pub fn run(&self, file: &mut BlockingFile, waker: &Arc<QueueWaker>) -> Outcome {
-        let (ticket, mut leads) = self.request(waker);
+    pub fn run(&self, file: &mut BlockingFile) -> Outcome {
+        let (ticket, mut leads) = self.request(&QueueWaker::new(file.reactor()));
         while !leads && !mutant("image.group-sync.maintenance-does-not-wait") {
             file.wait(|| self.is_served(ticket) || self.is_orphaned());
             if self.is_served(ticket) {
@@ -392,9 +391,8 @@ mod tests {
         std::thread::scope(|scope| {
             let worker = scope.spawn(|| {
                 let mut file = BlockingFile::new(&disk).unwrap();
-                let waker = QueueWaker::new(file.reactor());
                 asks.send(()).unwrap();
-                (sync.run(&mut file, &waker), sync.run(&mut file, &waker))
+                (sync.run(&mut file), sync.run(&mut file))
             });
             asked.recv().unwrap();
             while sync.state().late.is_empty() {
@@ -423,11 +421,10 @@ mod tests {
         assert!(!second.submit(&sync, flush(), &waker));
         assert!(first.finish(&sync, Ok(())) && !first.finish(&sync, Ok(())));
         assert_eq!([collected(&mut first, &sync), collected(&mut second, &sync)], [[Ok(())]; 2]);
-        let own = QueueWaker::new(file.reactor());
-        assert_eq!(sync.run(&mut file, &own), Ok(()));
+        assert_eq!(sync.run(&mut file), Ok(()));
         disk.inject(Fault::fail(Errno::IO).on(Call::Datasync));
-        assert_eq!(sync.run(&mut file, &own), Err(Errno::IO));
-        assert_eq!(sync.run(&mut file, &own), Err(Errno::IO), "the host says it once");
+        assert_eq!(sync.run(&mut file), Err(Errno::IO));
+        assert_eq!(sync.run(&mut file), Err(Errno::IO), "the host says it once");
     }
 
     #[test]

@@ -20,7 +20,6 @@ use flowstone_block::{Errno, LogBudget, Outcome, mutant};
 use flowstone_fileio::BlockingFile;
 use flowstone_image::runtime::inbox::ReplySender;
 use flowstone_image::runtime::pace::Pace;
-use flowstone_image::runtime::wakers::QueueWaker;
 use tracing::warn;
 
 use super::core::Core;
@@ -37,8 +36,6 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub struct Maintenance {
     core: Arc<Core>,
     file: BlockingFile,
-    /// Ends its wait for a queue's sync.
-    waker: Arc<QueueWaker>,
     refcounts: Refcounts,
     /// Header as on the medium.
     header: Header,
@@ -115,7 +112,6 @@ impl Maintenance {
         core.meta().redo = redo;
         Ok(Self {
             core,
-            waker: QueueWaker::new(file.reactor()),
             file,
             refcounts,
             header,
@@ -205,7 +201,7 @@ impl Maintenance {
     }
 
     fn sync(&mut self) -> Outcome {
-        let outcome = self.core.sync.run(&mut self.file, &self.waker);
+        let outcome = self.core.sync.run(&mut self.file);
         if let Err(errno) = outcome {
             self.core.fail(&format!("a sync of the image has failed: {errno}"));
         }

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::sync::atomic::Ordering;
 use flowstone_block::{Errno, Outcome, mutant};
-use flowstone_image::runtime::wakers::QueueWaker;
 use flowstone_log_format::{Incarnation, SegmentId, Sequence};
 use flowstone_log_store::SegmentStore;
 use tracing::warn;
@@ -66,8 +65,6 @@ pub struct Space {
     /// Stays out of the host's page cache: maps are not read again before the next open, and blocks
     /// that are put in order are cold, or a journal.
     pub store: SegmentStore,
-    /// Ends its wait for a queue's sync.
-    waker: Arc<QueueWaker>,
     ahead: SpaceAhead,
     /// When the host last reported that it has no space.
     host_full: Option<Instant>,
@@ -77,14 +74,13 @@ impl Space {
     pub fn new(log: Arc<Log>) -> io::Result<Self> {
         let mut store = SegmentStore::open(&*log.file, log.shape)?;
         store.keep_out_of_page_cache();
-        let (waker, ahead) = (store.waker(), SpaceAhead::default());
-        Ok(Self { log, store, waker, ahead, host_full: None })
+        Ok(Self { log, store, ahead: SpaceAhead::default(), host_full: None })
     }
 
     /// Makes everything durable that has been written to the file.
     pub fn sync(&mut self) -> Outcome {
         let committed = self.log.append_state().committed();
-        let outcome = self.store.sync(&self.log.sync, &self.waker);
+        let outcome = self.store.sync(&self.log.sync);
         match outcome {
             Ok(()) => {
                 let mut state = self.log.append_state();
