@@ -200,7 +200,7 @@ impl Cleaner {
             let birth = copies.survey.segment.birth;
             streams.apply_moves(lifetime, placed.address, &std::mem::take(&mut moves), birth);
         }
-        pipe.writes.push_back(CopyRecord { ticket, placed, moves, before });
+        pipe.writes.push_back((ticket, CopyRecord { placed, moves, before }));
         pipe.ahead.go_on(&mut pipe.transfers, self.log.shape);
         if streams.is_full(lifetime) {
             self.filling = None;

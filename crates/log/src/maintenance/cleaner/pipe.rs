@@ -21,7 +21,7 @@ pub struct Pipe {
     pub transfers: Transfers,
     pub ahead: ReadAhead,
     /// In address order, in one segment.
-    pub writes: VecDeque<CopyRecord>,
+    pub writes: VecDeque<(Ticket, CopyRecord)>,
     /// Buffers of records, and what more of them are cut from.
     spare: Vec<AlignedBuf>,
     slab: Option<Slab>,
@@ -30,9 +30,8 @@ pub struct Pipe {
     pub entries: Vec<Entry>,
 }
 
-/// A record of copies in flight.
+/// A record of copies.
 pub struct CopyRecord {
-    pub ticket: Ticket,
     pub placed: Placed,
     pub moves: Vec<Move>,
     /// State of its stream before the record was placed.
@@ -113,11 +112,11 @@ impl Pipe {
     }
 
     /// Waits for the first record in flight; returns it with its outcome.
-    pub fn finish_first(&mut self) -> Option<(CopyRecordDone, Outcome)> {
-        let CopyRecord { ticket, placed, moves, before } = self.writes.pop_front()?;
+    pub fn finish_first(&mut self) -> Option<(CopyRecord, Outcome)> {
+        let (ticket, record) = self.writes.pop_front()?;
         let (buffer, outcome) = self.transfers.wait(ticket);
         self.spare.push(buffer);
-        Some((CopyRecordDone { placed, moves, before }, outcome))
+        Some((record, outcome))
     }
 
     /// Makes a block of the victim available. `false` if it cannot be read: it stays at its
@@ -127,17 +126,10 @@ impl Pipe {
     }
 
     pub fn has_first_ended(&mut self) -> bool {
-        self.writes.front().is_some_and(|record| self.transfers.has_ended(&record.ticket))
+        self.writes.front().is_some_and(|(ticket, _)| self.transfers.has_ended(ticket))
     }
 }
 
 fn record_bytes(shape: Shape) -> usize {
     RecordBuilder::buffer_bytes(shape.record_payload_max())
-}
-
-/// A record of copies that is no longer in flight.
-pub struct CopyRecordDone {
-    pub placed: Placed,
-    pub moves: Vec<Move>,
-    pub before: AppendStream,
 }

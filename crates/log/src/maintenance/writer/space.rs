@@ -39,13 +39,9 @@ pub struct SpaceAhead {
     enough_at: Option<Instant>,
 }
 
-impl Default for SpaceAhead {
-    fn default() -> Self {
-        Self { segments: 1, enough_at: None }
-    }
-}
-
 impl SpaceAhead {
+    const NONE: Self = Self { segments: 1, enough_at: None };
+
     fn is_enough(&mut self, now: Instant) {
         self.enough_at.get_or_insert(now);
     }
@@ -74,7 +70,7 @@ impl Space {
     pub fn new(log: Arc<Log>) -> io::Result<Self> {
         let mut store = SegmentStore::open(&*log.file, log.shape)?;
         store.keep_out_of_page_cache();
-        Ok(Self { log, store, ahead: SpaceAhead::default(), host_full: None })
+        Ok(Self { log, store, ahead: SpaceAhead::NONE, host_full: None })
     }
 
     /// Makes everything durable that has been written to the file.
@@ -338,7 +334,7 @@ mod tests {
 
     #[test]
     fn more_is_got_at_once_while_guests_write_fast() {
-        let (mut space, mut now) = (SpaceAhead::default(), Instant::now());
+        let (mut space, mut now) = (SpaceAhead::NONE, Instant::now());
         assert_eq!(space.is_short(now, 8), 1);
         let fast = [2, 4, 8, 8].map(|_| taken_every(&mut space, &mut now, FAST / 2));
         assert_eq!(fast, [2, 4, 8, 8]);
