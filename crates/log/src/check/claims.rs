@@ -2,10 +2,9 @@
 
 use std::ops::Range;
 
-use flowstone_image::CheckReport;
 use flowstone_log_format::{Address, LEAF_ON_DISK_BLOCKS, blocks_of_sectors};
 
-use super::block_name;
+use super::Findings;
 use crate::load::Loaded;
 
 /// States that a guest block is at an address.
@@ -65,23 +64,22 @@ impl Claims {
     }
 
     /// Reports addresses that are claimed twice.
-    pub fn report_conflicts(&self, name: &str, loaded: &Loaded, report: &mut CheckReport) {
+    pub(super) fn report_conflicts(&self, loaded: &Loaded, findings: &mut Findings<'_>) {
         for pair in self.blocks.windows(2).filter(|pair| pair[0].address == pair[1].address) {
             let lba = u64::from(pair[1].lba);
-            let block = block_name(lba, loaded.map.get(lba));
-            report.error(format!("{name}: {block}: LBA {} is mapped there too", pair[0].lba));
+            let what = format!("LBA {} is mapped there too", pair[0].lba);
+            findings.block_error(lba, loaded.map.get(lba), what);
         }
         for piece in &self.pieces {
             for claim in &self.blocks[self.blocks_in(piece.address..piece.address + piece.blocks)] {
                 let lba = u64::from(claim.lba);
-                let block = block_name(lba, loaded.map.get(lba));
-                report.error(format!("{name}: {block}: the map itself is there"));
+                findings.block_error(lba, loaded.map.get(lba), "the map itself is there");
             }
         }
         for pair in self.pieces.windows(2) {
             if pair[0].address + pair[0].blocks > pair[1].address {
                 let offset = Address::new(pair[1].address).offset().get();
-                report.error(format!("{name}: the map overlaps itself at file offset {offset}"));
+                findings.error(format!("the map overlaps itself at file offset {offset}"));
             }
         }
     }

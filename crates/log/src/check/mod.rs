@@ -13,13 +13,16 @@ mod walk;
 #[cfg(test)]
 mod tests;
 
-use flowstone_block::{Result, SECTOR_BYTES};
+use std::fmt::Display;
+
+use flowstone_block::{Error, Result, SECTOR_BYTES};
 use flowstone_fileio::FileIo;
 use flowstone_image::{CheckProgress, CheckReport};
 use flowstone_log_format::{
     BLOCK_BYTES, LeafPlace, MapEntry, Superblock, SuperblockError, blocks_of_sectors, lost_slot,
     newest,
 };
+use flowstone_log_store::Reader;
 
 use self::claims::Claims;
 use self::scan::Evidence;
@@ -44,12 +47,30 @@ pub fn check(
     tells_space: bool,
     progress: CheckProgress<'_>,
 ) -> Result<CheckReport> {
-    Ok(Examination::of(name, file, data, tells_space, progress)?.report)
+    Ok(Examination::of(name, file, data, tells_space, progress)?.findings.report)
+}
+
+/// The report about the image `name`.
+struct Findings<'a> {
+    name: &'a str,
+    report: CheckReport,
+}
+
+impl Findings<'_> {
+    fn error(&mut self, what: impl Display) {
+        self.report.error(format!("{}: {what}", self.name));
+    }
+
+    /// Adds an error of a block that the map has.
+    fn block_error(&mut self, lba: u64, map_entry: MapEntry, what: impl Display) {
+        let (byte, offset) = (lba * BLOCK_BYTES as u64, map_entry.address().offset().get());
+        self.error(format!("LBA {lba} (guest byte {byte}) at file offset {offset}: {what}"));
+    }
 }
 
 /// Findings, as a report and, for repair, as data.
-struct Examination {
-    report: CheckReport,
+struct Examination<'a> {
+    findings: Findings<'a>,
     /// The superblock that was lost, `A` or `B`.
     lost_slot: Option<char>,
     /// Whether the remaining superblock is provably the newest that ever existed.
@@ -62,16 +83,16 @@ struct Examination {
     evidence: Option<Evidence>,
 }
 
-impl Examination {
+impl<'a> Examination<'a> {
     fn of(
-        name: &str,
+        name: &'a str,
         file: &dyn FileIo,
         data: bool,
         tells_space: bool,
         progress: CheckProgress<'_>,
     ) -> Result<Self> {
         let mut found = Self {
-            report: CheckReport::default(),
+            findings: Findings { name, report: CheckReport::default() },
             lost_slot: None,
             newest_for_sure: true,
             loaded: None,
@@ -82,22 +103,22 @@ impl Examination {
         let superblock = match newest(&slots) {
             Ok(superblock) => superblock.clone(),
             Err(SuperblockError::Damaged(why)) => {
-                found.report.error(format!("{name}: {why}; nothing else can be checked"));
+                found.findings.error(format!("{why}; nothing else can be checked"));
                 return Ok(found);
             }
             Err(error) => return Err(LoadError::from(error).explain(name)),
         };
         found.lost_slot = lost_slot(&slots);
-        found.load(name, file, &superblock);
+        found.load(file, &superblock);
         if found.lost_slot.is_some() || found.is_cut_off() {
-            found.look_behind(name, file, &superblock)?;
+            found.look_behind(file, &superblock)?;
         }
         if let Some(loaded) = &found.loaded {
-            found.report.data_bytes = loaded.map.mapped() * BLOCK_BYTES as u64;
-            note_state(loaded, &mut found.report);
-            check_blocks(name, file, loaded, data, &mut found.report, progress)?;
+            found.findings.report.data_bytes = loaded.map.mapped() * BLOCK_BYTES as u64;
+            note_state(loaded, &mut found.findings.report);
+            check_blocks(file, loaded, data, &mut found.findings, progress)?;
             if found.bad_leaves == 0 {
-                check_space(name, file, loaded, tells_space, &mut found.report)?;
+                check_space(file, loaded, tells_space, &mut found.findings)?;
             }
         }
         Ok(found)
@@ -108,40 +129,34 @@ impl Examination {
         self.loaded.as_ref().is_some_and(|loaded| loaded.replay.damage.is_some())
     }
 
-    fn load(&mut self, name: &str, file: &dyn FileIo, superblock: &Superblock) {
-        let Self { report, bad_leaves, .. } = self;
+    fn load(&mut self, file: &dyn FileIo, superblock: &Superblock) {
+        let Self { findings, bad_leaves, .. } = self;
         let loaded = load_from(file, superblock.clone(), None, |place, error| {
             *bad_leaves += 1;
-            report.error(format!("{name}: {}: {}", leaf_name(place), words(&error)));
+            findings.error(format!("{}: {}", leaf_name(place), words(&error)));
             Ok(())
         });
         match loaded {
             Ok(loaded) => {
                 if let Some(damage) = &loaded.replay.damage {
-                    report.error(format!("{name}: {}", damage.what));
+                    findings.error(&damage.what);
                 }
                 self.loaded = Some(loaded);
             }
             Err(error) => {
-                let why = words(&error);
-                report.error(format!("{name}: {why}; its blocks cannot be checked"));
+                findings.error(format!("{}; its blocks cannot be checked", words(&error)));
             }
         }
     }
 
     /// When something is missing: scans the whole file for evidence of it.
-    fn look_behind(
-        &mut self,
-        name: &str,
-        file: &dyn FileIo,
-        superblock: &Superblock,
-    ) -> Result<()> {
+    fn look_behind(&mut self, file: &dyn FileIo, superblock: &Superblock) -> Result<()> {
         let end = self
             .loaded
             .as_ref()
             .map_or(superblock.next_sequence, |loaded| loaded.replay.next_sequence);
         let evidence = Evidence::gather(file, superblock, end)
-            .map_err(|errno| LoadError::Host(errno).explain(name))?;
+            .map_err(|errno| LoadError::Host(errno).explain(self.findings.name))?;
         if let Some(slot) = self.lost_slot {
             self.newest_for_sure = evidence.proves_newest(superblock);
             let verdict = if self.newest_for_sure {
@@ -149,7 +164,7 @@ impl Examination {
             } else {
                 "it may have been the newer one: then writes are lost with it"
             };
-            self.report.error(format!("{name}: superblock {slot} is damaged; {verdict}"));
+            self.findings.error(format!("superblock {slot} is damaged; {verdict}"));
         }
         self.evidence = Some(evidence);
         Ok(())
@@ -165,12 +180,6 @@ fn leaf_name(place: &LeafPlace) -> String {
         place.leaf,
         place.address.offset().get(),
     )
-}
-
-/// Names a block in messages.
-fn block_name(lba: u64, map_entry: MapEntry) -> String {
-    let offset = map_entry.address().offset().get();
-    format!("LBA {lba} (guest byte {}) at file offset {offset}", lba * BLOCK_BYTES as u64)
 }
 
 fn words(error: &LoadError) -> String {
@@ -197,19 +206,21 @@ fn note_state(loaded: &Loaded, report: &mut CheckReport) {
 
 /// Checks every mapped block, leaf and root against the record that should hold it.
 fn check_blocks(
-    name: &str,
     file: &dyn FileIo,
     loaded: &Loaded,
     data: bool,
-    report: &mut CheckReport,
+    findings: &mut Findings<'_>,
     progress: CheckProgress<'_>,
 ) -> Result<()> {
-    let host = |errno| LoadError::Host(errno).explain(name);
+    let reader =
+        Reader::open(file).map_err(|errno| LoadError::Host(errno).explain(findings.name))?;
     let mut claims = Claims::of(loaded);
-    claims.report_conflicts(name, loaded, report);
-    let mut walk = Walk::new(name, file, loaded, &mut claims, data, report).map_err(host)?;
-    walk.run(progress).map_err(host)?;
-    walk.report_unfound().map_err(host)
+    claims.report_conflicts(loaded, findings);
+    let entries = Vec::new();
+    let mut walk = Walk { reader, loaded, claims: &mut claims, data, findings, entries };
+    walk.run(progress);
+    walk.report_unfound();
+    Ok(())
 }
 
 /// Some file systems count their own metadata as space of the file: F2FS takes a block for each
@@ -219,18 +230,17 @@ const HOST_MAP_LEAST: u64 = 64 << 10;
 
 /// Checks the use of segments, and counts allocated host space that is not in use.
 fn check_space(
-    name: &str,
     file: &dyn FileIo,
     loaded: &Loaded,
     tells_space: bool,
-    report: &mut CheckReport,
+    findings: &mut Findings<'_>,
 ) -> Result<()> {
     for (number, segment) in loaded.segments.iter() {
         if segment.live > 0 && segment.incarnation.is_none() {
             let offset = loaded.shape.address(number, 0).offset().get();
-            report.error(format!(
-                "{name}: segment {number} at file offset {offset} holds {} live blocks, and the \
-                 map root does not name it",
+            findings.error(format!(
+                "segment {number} at file offset {offset} holds {} live blocks, and the map root \
+                 does not name it",
                 segment.live
             ));
         }
@@ -243,14 +253,14 @@ fn check_space(
     }
     if counted != live {
         let size = capacity_sectors * SECTOR_BYTES;
-        report.error(format!(
-            "{name}: of {size} bytes, the superblock counts {counted} live blocks, the map {live}"
+        findings.error(format!(
+            "of {size} bytes, the superblock counts {counted} live blocks, the map {live}"
         ));
     }
     if tells_space {
         let allocated = file
             .allocated_bytes()
-            .map_err(|error| flowstone_block::Error::host(name, error, "check the host"))?;
+            .map_err(|error| Error::host(findings.name, error, "check the host"))?;
         let holds = |state| matches!(state, State::Open | State::Sealed | State::Dead);
         let used = loaded.segments.iter().filter(|(_, it)| holds(it.state)).count() as u64;
         let leaves = blocks_of_sectors(capacity_sectors).div_ceil(LEAF_BLOCKS);
@@ -259,7 +269,7 @@ fn check_space(
         // Plus one for the superblocks' segment.
         let segments = (used + 1 + READY_MAX + for_checkpoints) * loaded.shape.segment_bytes();
         let explained = segments + segments / HOST_MAP_PART + HOST_MAP_LEAST;
-        report.leaked_bytes = allocated.saturating_sub(explained);
+        findings.report.leaked_bytes = allocated.saturating_sub(explained);
     }
     Ok(())
 }

@@ -32,18 +32,18 @@ pub fn repair(
 ) -> Result<CheckReport> {
     let mut found = Examination::of(name, &*file, data, tells_space, progress)?;
     let rewrite = found.lost_slot.is_some() || found.is_cut_off();
-    if !rewrite && found.report.leaked_bytes == 0 {
-        if found.report.error_count > 0 {
-            found.report.notes.push(NOTHING.into());
+    if !rewrite && found.findings.report.leaked_bytes == 0 {
+        if found.findings.report.error_count > 0 {
+            found.findings.report.notes.push(NOTHING.into());
         }
-        return Ok(found.report);
+        return Ok(found.findings.report);
     }
     if let Some(why) = found.why_not() {
-        found.report.notes.push(format!("not repaired: {why}"));
-        return Ok(found.report);
+        found.findings.report.notes.push(format!("not repaired: {why}"));
+        return Ok(found.findings.report);
     }
     let mut done = Vec::new();
-    let Some(mut loaded) = found.loaded.take() else { return Ok(found.report) };
+    let Some(mut loaded) = found.loaded.take() else { return Ok(found.findings.report) };
     let file = if rewrite {
         found.accept_end(&mut loaded, &mut done);
         if let Some(slot) = found.lost_slot {
@@ -59,10 +59,11 @@ pub fn repair(
         give_back(name, &*file, loaded.shape, &loaded.segments)?;
         Kept::File(file)
     };
-    if found.report.leaked_bytes > 0 {
-        done.push(format!("{} bytes of host space given back", found.report.leaked_bytes));
+    if found.findings.report.leaked_bytes > 0 {
+        done.push(format!("{} bytes of host space given back", found.findings.report.leaked_bytes));
     }
-    let mut report = Examination::of(name, file.file(), data, tells_space, progress)?.report;
+    let mut report =
+        Examination::of(name, file.file(), data, tells_space, progress)?.findings.report;
     if report.error_count > 0 {
         report.notes.push(NOTHING.into());
     }
@@ -88,7 +89,7 @@ impl Kept {
     }
 }
 
-impl Examination {
+impl Examination<'_> {
     /// Returns why nothing may be written to this image.
     fn why_not(&self) -> Option<&'static str> {
         let Some(loaded) = &self.loaded else {

@@ -3,13 +3,12 @@
 
 use std::ops::Range;
 
-use flowstone_block::{AlignedBuf, Errno};
-use flowstone_fileio::FileIo;
-use flowstone_image::{CheckProgress, CheckReport};
+use flowstone_block::AlignedBuf;
+use flowstone_image::CheckProgress;
 use flowstone_log_format::{Address, BLOCK_BYTES, Entry, Header, Incarnation, SegmentId};
 use flowstone_log_store::Reader;
 
-use super::block_name;
+use super::Findings;
 use super::claims::Claims;
 use crate::load::Loaded;
 
@@ -38,38 +37,19 @@ struct Payload {
 }
 
 /// The walk.
-pub struct Walk<'a> {
-    name: &'a str,
-    reader: Reader<'a>,
-    loaded: &'a Loaded,
-    claims: &'a mut Claims,
-    data: bool,
-    report: &'a mut CheckReport,
-    entries: Vec<Entry>,
+pub(super) struct Walk<'a, 'name> {
+    pub reader: Reader<'a>,
+    pub loaded: &'a Loaded,
+    pub claims: &'a mut Claims,
+    pub data: bool,
+    pub findings: &'a mut Findings<'name>,
+    /// Of the record that was decoded last.
+    pub entries: Vec<Entry>,
 }
 
-impl<'a> Walk<'a> {
-    pub fn new(
-        name: &'a str,
-        file: &'a dyn FileIo,
-        loaded: &'a Loaded,
-        claims: &'a mut Claims,
-        data: bool,
-        report: &'a mut CheckReport,
-    ) -> Result<Self, Errno> {
-        Ok(Self {
-            name,
-            reader: Reader::open(file)?,
-            loaded,
-            claims,
-            data,
-            report,
-            entries: Vec::new(),
-        })
-    }
-
+impl Walk<'_, '_> {
     /// Walks through all segments that contain claims.
-    pub fn run(&mut self, progress: CheckProgress<'_>) -> Result<(), Errno> {
+    pub fn run(&mut self, progress: CheckProgress<'_>) {
         let waiting: Vec<SegmentCursor> = self.cursors();
         let total = waiting.len() as u64;
         let mut waiting = waiting.into_iter();
@@ -90,7 +70,6 @@ impl<'a> Walk<'a> {
             let left = (cursors.len() + waiting.len()) as u64;
             progress((total - left) * segment_bytes, total * segment_bytes);
         }
-        Ok(())
     }
 
     fn cursors(&self) -> Vec<SegmentCursor> {
@@ -166,10 +145,10 @@ impl<'a> Walk<'a> {
     fn search(&mut self, cursor: &mut SegmentCursor) {
         if !cursor.lost {
             let offset = self.address(cursor).offset().get();
-            self.report.error(format!(
-                "{}: there is no record at file offset {offset}, and {} blocks of segment {} have \
-                 not been found before it",
-                self.name, cursor.missing, cursor.segment
+            self.findings.error(format!(
+                "there is no record at file offset {offset}, and {} blocks of segment {} have not \
+                 been found before it",
+                cursor.missing, cursor.segment
             ));
             cursor.lost = true;
         }
@@ -232,14 +211,10 @@ impl<'a> Walk<'a> {
             let claimed = u64::from(self.claims.blocks[claim].lba);
             let map_entry = self.loaded.map.get(claimed);
             if Some(claim) != agreed {
-                let block = block_name(claimed, map_entry);
-                self.report.error(format!("{}: {block}: LBA {lba} is there", self.name));
+                self.findings.block_error(claimed, map_entry, format!("LBA {lba} is there"));
             } else if map_entry.checksum() != sum {
-                let block = block_name(claimed, map_entry);
-                self.report.error(format!(
-                    "{}: {block}: the checksums in map and record differ",
-                    self.name
-                ));
+                let what = "the checksums in map and record differ";
+                self.findings.block_error(claimed, map_entry, what);
             }
         }
         agreed
@@ -254,9 +229,8 @@ impl<'a> Walk<'a> {
             }
             if !same || piece.leaf != leaf {
                 let offset = Address::new(at).offset().get();
-                self.report.error(format!(
-                    "{}: map and record disagree about a piece of the map at file offset {offset}",
-                    self.name
+                self.findings.error(format!(
+                    "map and record disagree about a piece of the map at file offset {offset}"
                 ));
             }
         }
@@ -285,20 +259,19 @@ impl<'a> Walk<'a> {
                 let read = read_at_once.or_else(|_| self.reader.read(map_entry.address(), block));
                 let why = match read {
                     Ok(()) if crc32c::crc32c(block) == map_entry.checksum() => {
-                        self.report.readable_bytes += BLOCK_BYTES as u64;
+                        self.findings.report.readable_bytes += BLOCK_BYTES as u64;
                         continue;
                     }
                     Ok(()) => "its checksum does not fit".into(),
                     Err(errno) => format!("it cannot be read: {errno}"),
                 };
-                let block = block_name(lba, map_entry);
-                self.report.error(format!("{}: {block}: {why}", self.name));
+                self.findings.block_error(lba, map_entry, why);
             }
         }
     }
 
     /// Reports all claims that no record has confirmed.
-    pub fn report_unfound(&mut self) -> Result<(), Errno> {
+    pub fn report_unfound(&mut self) {
         let mut buffer = AlignedBuf::zeroed(BLOCK_BYTES);
         for claim in 0..self.claims.blocks.len() {
             if self.claims.found[claim] {
@@ -311,19 +284,15 @@ impl<'a> Walk<'a> {
                 let read = self.reader.read(map_entry.address(), &mut buffer);
                 let whole = read.is_ok() && crc32c::crc32c(&buffer) == map_entry.checksum();
                 state = if whole { "; its data is whole" } else { "; its data is damaged" };
-                self.report.readable_bytes += if whole { BLOCK_BYTES as u64 } else { 0 };
+                self.findings.report.readable_bytes += if whole { BLOCK_BYTES as u64 } else { 0 };
             }
-            let block = block_name(lba, map_entry);
-            self.report.error(format!("{}: {block}: no record says so{state}", self.name));
+            self.findings.block_error(lba, map_entry, format!("no record says so{state}"));
         }
         for piece in self.claims.pieces.iter().filter(|piece| !piece.found) {
             let offset = Address::new(piece.address).offset().get();
             let what = piece.leaf.map_or("the map root".into(), |leaf| format!("map leaf {leaf}"));
-            self.report.error(format!(
-                "{}: {what} at file offset {offset}: no record says so; it is whole",
-                self.name
-            ));
+            self.findings
+                .error(format!("{what} at file offset {offset}: no record says so; it is whole"));
         }
-        Ok(())
     }
 }
