@@ -30,7 +30,8 @@ pub fn repair(
     tells_space: bool,
     progress: CheckProgress<'_>,
 ) -> Result<CheckReport> {
-    let mut found = Examination::of(name, &*file, data, tells_space, progress)?;
+    let mut examine = |file: &dyn FileIo| Examination::of(name, file, data, tells_space, progress);
+    let mut found = examine(&*file)?;
     let rewrite = found.lost_slot.is_some() || found.is_cut_off();
     if !rewrite && found.findings.report.leaked_bytes == 0 {
         if found.findings.report.error_count > 0 {
@@ -44,26 +45,24 @@ pub fn repair(
     }
     let mut done = Vec::new();
     let Some(mut loaded) = found.loaded.take() else { return Ok(found.findings.report) };
-    let file = if rewrite {
+    let again = if rewrite {
         found.accept_end(&mut loaded, &mut done);
         if let Some(slot) = found.lost_slot {
             done.push(format!("superblock {slot} written anew; nothing is lost"));
         }
         let log = write_anew(name, file, loaded)?;
         if tells_space {
-            let shape = log.shape;
-            give_back(name, &*log.file, shape, log.append_state().segments())?;
+            give_back(name, &*log.file, log.shape, &log.append_state().segments())?;
         }
-        Kept::Log(log)
+        examine(&*log.file)?
     } else {
         give_back(name, &*file, loaded.shape, &loaded.segments)?;
-        Kept::File(file)
+        examine(&*file)?
     };
     if found.findings.report.leaked_bytes > 0 {
         done.push(format!("{} bytes of host space given back", found.findings.report.leaked_bytes));
     }
-    let mut report =
-        Examination::of(name, file.file(), data, tells_space, progress)?.findings.report;
+    let mut report = again.findings.report;
     if report.error_count > 0 {
         report.notes.push(NOTHING.into());
     }
@@ -73,21 +72,6 @@ pub fn repair(
 
 const NOTHING: &str = "what is listed cannot be repaired: guests get an I/O error there, or the \
                        image is refused; restore it from a backup";
-
-/// The owner of the file.
-enum Kept {
-    File(Box<dyn FileIo>),
-    Log(Arc<Log>),
-}
-
-impl Kept {
-    fn file(&self) -> &dyn FileIo {
-        match self {
-            Self::File(file) => &**file,
-            Self::Log(log) => &*log.file,
-        }
-    }
-}
 
 impl Examination<'_> {
     /// Returns why nothing may be written to this image.
