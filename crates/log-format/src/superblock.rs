@@ -3,7 +3,7 @@
 
 use flowstone_block::SectorCount;
 use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use super::address::{Address, BLOCK_BYTES};
 use super::erase_unit::EraseUnit;
@@ -57,7 +57,7 @@ pub struct Totals {
 }
 
 /// A superblock's contents.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Superblock {
     /// Feature bits of later versions that may be ignored; kept.
     pub compatible: u64,
@@ -171,7 +171,7 @@ impl Superblock {
 
     /// Encodes the superblock as a block.
     pub fn encode(&self) -> [u8; BLOCK_BYTES] {
-        let mut raw = Raw::new_zeroed_block();
+        let mut raw = Raw::new_zeroed();
         raw.magic = MAGIC;
         raw.version = VERSION.into();
         raw.readonly_compatible = self.readonly_compatible.into();
@@ -199,31 +199,19 @@ impl Superblock {
     /// Makes the superblock of an empty image.
     pub fn first(identity: [u8; 16], shape: Shape, segments: u32, capacity: SectorCount) -> Self {
         let mut superblock = Self {
-            compatible: 0,
-            readonly_compatible: 0,
             identity,
             generation: 1,
-            session: 0,
             capacity_sectors: capacity.get(),
             segment_blocks: shape.segment_blocks,
             segments,
             reserve_percent: shape.reserve_percent,
             streams: shape.streams,
             clean: true,
-            written_at: 0,
             next_sequence: Sequence::FIRST,
-            clock: 0,
-            totals: Totals::default(),
-            heads: Default::default(),
-            root: RootPlace::default(),
-            erase_unit: None,
+            ..Self::default()
         };
-        for stream in 0..shape.streams {
-            superblock.heads[stream as usize] = HeadPlace {
-                incarnation: Incarnation::new(0, stream + 1),
-                segment: SegmentId::new(stream + 1),
-                block: 0,
-            };
+        for (head, number) in superblock.heads.iter_mut().zip(1..=shape.streams) {
+            *head = HeadPlace::start_of(SegmentId::new(number), Incarnation::new(0, number));
         }
         superblock
     }
@@ -293,12 +281,6 @@ impl Superblock {
     /// Returns the unknown feature bits that allow reading only.
     pub fn readonly_features(&self) -> u64 {
         self.readonly_compatible & !READONLY_COMPATIBLE_KNOWN
-    }
-}
-
-impl Raw {
-    fn new_zeroed_block() -> Self {
-        zerocopy::FromZeros::new_zeroed()
     }
 }
 
