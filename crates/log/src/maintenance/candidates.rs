@@ -24,6 +24,17 @@ pub fn look_through(log: &Log, mut look: impl FnMut(SegmentId, Segment)) {
     }
 }
 
+/// Returns the segment with the fewest live blocks of those that `fits` accepts.
+pub fn emptiest(log: &Log, fits: impl Fn(&Segment) -> bool) -> Option<Chosen> {
+    let mut best: Option<Chosen> = None;
+    look_through(log, |number, segment| {
+        if fits(&segment) && best.is_none_or(|(_, it)| segment.live < it.live) {
+            best = Some((number, segment));
+        }
+    });
+    best
+}
+
 /// Returns whether cleaning frees enough; the space of headers does not count, since copies
 /// have headers too.
 pub fn is_worth_cleaning(shape: Shape, segment: &Segment) -> bool {

@@ -9,12 +9,12 @@ use std::time::Instant;
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_log_format::{BLOCK_BYTES, LIFETIME_MAP, LIFETIME_SORTED, Sequence};
 
-use super::candidates::{Chosen, is_worth_cleaning, look_through};
+use super::candidates::{emptiest, is_worth_cleaning};
 use super::cleaner::Cleaner;
 use super::writer::{CheckpointKind, Move, Writer, moves_most, next_moves};
 use crate::log::Log;
 use crate::log::reserve::SLACK_SEGMENTS;
-use crate::log::segments::{Segment, State};
+use crate::log::segments::Segment;
 use crate::resort::{Budget, GuestLoad};
 
 /// Blocks are rewritten if their runs are shorter than this on average: a read of 128 KiB then
@@ -231,12 +231,17 @@ fn make_room_to_sort(
     if has_room(writer) {
         return Ok(Room::Found);
     }
+    let shape = writer.log.shape;
+    let fits = |segment: &Segment| {
+        let is_other = !matches!(segment.lifetime, LIFETIME_MAP | LIFETIME_SORTED);
+        is_other && is_worth_cleaning(shape, segment)
+    };
     free_sources(writer)?;
     for _ in 0..VICTIMS_TOGETHER {
         if has_room(writer) {
             return Ok(Room::Made);
         }
-        let Some(victim) = emptiest(&writer.log) else { break };
+        let Some(victim) = emptiest(&writer.log, fits) else { break };
         cleaner.clean(writer, victim)?;
         if writer.space.view().dead >= DEAD_TOGETHER {
             free_sources(writer)?;
@@ -257,22 +262,6 @@ fn free_sources(writer: &mut Writer) -> Outcome {
         return writer.release_freeable();
     }
     writer.checkpoint(CheckpointKind::Running)
-}
-
-/// Returns the segment with the fewest live blocks, except sorted ones.
-fn emptiest(log: &Log) -> Option<Chosen> {
-    let fits = |segment: &Segment| {
-        segment.state == State::Sealed
-            && !matches!(segment.lifetime, LIFETIME_MAP | LIFETIME_SORTED)
-            && is_worth_cleaning(log.shape, segment)
-    };
-    let mut best = None;
-    look_through(log, |number, segment| {
-        if fits(&segment) && best.is_none_or(|(_, it): (_, Segment)| segment.live < it.live) {
-            best = Some((number, segment));
-        }
-    });
-    best
 }
 
 /// Returns whether the runs of these blocks in the file are short.

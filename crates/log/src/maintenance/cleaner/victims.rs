@@ -4,7 +4,7 @@ use flowstone_log_format::{LIFETIME_MAP, SegmentId};
 
 use super::Cleaner;
 use crate::log::segments::{Segment, State};
-use crate::maintenance::candidates::{Chosen, is_worth_cleaning, look_through};
+use crate::maintenance::candidates::{Chosen, emptiest, is_worth_cleaning, look_through};
 use crate::policy::{AGE_POWER, Candidate};
 
 /// Inverse of the maximum share of live blocks in segments that are cleaned while guests are quiet.
@@ -18,21 +18,12 @@ impl Cleaner {
         if self.sparse_tried == Some(self.log.append_state().committed()) {
             return None;
         }
-        let is_sparse = |segment: &Segment| {
+        emptiest(&self.log, |segment| {
             segment.state == State::Sealed
                 && !segment.damaged
                 && segment.lifetime != LIFETIME_MAP
                 && (1..=most).contains(&segment.live)
-        };
-        let mut best = None;
-        look_through(&self.log, |number, segment| {
-            if is_sparse(&segment)
-                && best.is_none_or(|(_, it): (_, Segment)| segment.live < it.live)
-            {
-                best = Some((number, segment));
-            }
-        });
-        best
+        })
     }
 
     /// Returns the victim with the best score. While a stream is being filled, prefers victims
