@@ -22,8 +22,8 @@ use super::replay::{Medium, Replay, replay};
 use super::slots::read_superblock;
 use super::volume::map::{BlockMap, LEAF_BLOCKS};
 
-/// Addresses and checksums of the leaves of the newest checkpoint.
-pub type LeafPlaces = BTreeMap<u32, (Address, u32)>;
+/// Places of the leaves of the newest checkpoint, by number.
+pub type LeafPlaces = BTreeMap<u32, LeafPlace>;
 
 /// An image as loaded from the file.
 pub struct Loaded {
@@ -207,7 +207,7 @@ fn read_leaves(
             match sound {
                 Ok(()) => {
                     map.load_leaf(place.leaf, bytes);
-                    found.insert(place.leaf, (place.address, place.checksum));
+                    found.insert(place.leaf, *place);
                 }
                 Err(error) => bad_leaf(place, error)?,
             }
@@ -273,8 +273,8 @@ fn count_live(
     if last != Address::NOWHERE {
         check_inside(last, 1, file_blocks, "data")?;
     }
-    for (address, _) in leaves.values() {
-        live[shape.segment_of(*address).index()] += LEAF_ON_DISK_BLOCKS;
+    for place in leaves.values() {
+        live[shape.segment_of(place.address).index()] += LEAF_ON_DISK_BLOCKS;
     }
     if superblock.root.blocks > 0 {
         live[shape.segment_of(superblock.root.address).index()] += superblock.root.blocks;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use flowstone_log_format::{Address, LEAF_ON_DISK_BLOCKS, blocks_of_sectors};
+use flowstone_log_format::{Address, LEAF_ON_DISK_BLOCKS, LeafPlace, blocks_of_sectors};
 
 use super::Findings;
 use crate::load::Loaded;
@@ -45,10 +45,10 @@ impl Claims {
         }
         blocks.sort_unstable();
         let found = vec![false; blocks.len()];
-        let leaf = |(leaf, (address, _)): (&u32, &(Address, u32))| Piece {
-            address: address.get(),
+        let leaf = |place: &LeafPlace| Piece {
+            address: place.address.get(),
             blocks: LEAF_ON_DISK_BLOCKS,
-            leaf: Some(*leaf),
+            leaf: Some(place.leaf),
             found: false,
         };
         let root = loaded.superblock.root;
@@ -58,7 +58,7 @@ impl Claims {
             leaf: None,
             found: false,
         });
-        let mut pieces: Vec<Piece> = loaded.leaves.iter().map(leaf).chain(root).collect();
+        let mut pieces: Vec<Piece> = loaded.leaves.values().map(leaf).chain(root).collect();
         pieces.sort_unstable();
         Self { blocks, found, pieces }
     }

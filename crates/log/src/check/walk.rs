@@ -5,7 +5,9 @@ use std::ops::Range;
 
 use flowstone_block::AlignedBuf;
 use flowstone_image::CheckProgress;
-use flowstone_log_format::{Address, BLOCK_BYTES, Entry, Header, Incarnation, SegmentId};
+use flowstone_log_format::{
+    Address, BLOCK_BYTES, Entry, Header, Incarnation, LeafPlace, SegmentId,
+};
 use flowstone_log_store::Reader;
 
 use super::Findings;
@@ -173,8 +175,8 @@ impl Walk<'_, '_> {
                     live.extend(self.agree_block(cursor, at, lba, checksum));
                 }
                 Entry::Leaf { leaf, checksum } => {
-                    let known = self.loaded.leaves.get(&leaf);
-                    let same = known == Some(&(Address::new(at), checksum));
+                    let place = LeafPlace { leaf, address: Address::new(at), checksum };
+                    let same = self.loaded.leaves.get(&leaf) == Some(&place);
                     self.agree_piece(cursor, at, Some(leaf), same);
                 }
                 Entry::Root { checksum, .. } => {

@@ -116,11 +116,11 @@ impl Writer {
         // The part of the disk cut off by a resize maps nothing, and has no leaves.
         let leaves = blocks_of_sectors(self.superblock.capacity_sectors).div_ceil(LEAF_BLOCKS);
         let cut_off = self.leaves.split_off(&(leaves as u32));
-        self.outdated.extend(cut_off.into_values().map(|(old, _)| (old, LEAF_ON_DISK_BLOCKS)));
+        self.outdated.extend(cut_off.into_values().map(|old| (old.address, LEAF_ON_DISK_BLOCKS)));
         for &leaf in changed {
             if self.log.volume.map.copy_leaf(leaf, &mut bytes) == 0 {
-                if let Some((old, _)) = self.leaves.remove(&leaf) {
-                    self.outdated.push((old, LEAF_ON_DISK_BLOCKS));
+                if let Some(old) = self.leaves.remove(&leaf) {
+                    self.outdated.push((old.address, LEAF_ON_DISK_BLOCKS));
                 }
                 continue;
             }
@@ -143,9 +143,9 @@ impl Writer {
         let mut address = header.forward(1);
         for entry in builder.entries() {
             if let Entry::Leaf { leaf, checksum } = *entry
-                && let Some((old, _)) = self.leaves.insert(leaf, (address, checksum))
+                && let Some(old) = self.leaves.insert(leaf, LeafPlace { leaf, address, checksum })
             {
-                self.outdated.push((old, LEAF_ON_DISK_BLOCKS));
+                self.outdated.push((old.address, LEAF_ON_DISK_BLOCKS));
             }
             address = address.forward(entry.payload_blocks());
         }
@@ -155,12 +155,7 @@ impl Writer {
 
     /// Step 2, root.
     fn write_root(&mut self, dead: &[SegmentId]) -> Result<RootPlace, Errno> {
-        let leaf = |(leaf, (address, checksum)): (&u32, &(Address, u32))| LeafPlace {
-            leaf: *leaf,
-            address: *address,
-            checksum: *checksum,
-        };
-        let leaves: Vec<LeafPlace> = self.leaves.iter().map(leaf).collect();
+        let leaves: Vec<LeafPlace> = self.leaves.values().copied().collect();
         // The root must name its own segment: make sure of its room first.
         let most = self.log.append_state().segments().used() + 1;
         let blocks_most = root_blocks(leaves.len() as u64, u64::from(most)) as u32;
@@ -267,7 +262,7 @@ impl Writer {
             count(self.log.volume.map.get(lba).address(), 1);
             at = lba + 1;
         }
-        self.leaves.values().for_each(|(address, _)| count(*address, LEAF_ON_DISK_BLOCKS));
+        self.leaves.values().for_each(|place| count(place.address, LEAF_ON_DISK_BLOCKS));
         count(self.root.address, self.root.blocks);
         for (number, segment) in state.segments().iter() {
             let counted = live.get(&number).copied().unwrap_or(0);

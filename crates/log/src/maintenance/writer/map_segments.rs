@@ -70,9 +70,9 @@ impl Writer {
     /// Marks the leaves in a map segment as changed, so that the next checkpoint writes them
     /// elsewhere; the root moves with every checkpoint.
     pub fn outdate_map_segment(&mut self, victim: SegmentId) {
-        for (leaf, (address, _)) in &self.leaves {
-            if self.log.shape.segment_of(*address) == victim {
-                self.log.volume.map.touch(*leaf);
+        for place in self.leaves.values() {
+            if self.log.shape.segment_of(place.address) == victim {
+                self.log.volume.map.touch(place.leaf);
             }
         }
     }
