@@ -195,7 +195,7 @@ impl AppendState {
             return Err(PlaceError::Stale { lba: entry.blocks().start, in_flight: None });
         }
         for &(lba, map_entry) in draft.expected {
-            if self.order.mentions(lba) {
+            if self.order.mentions_any(lba..lba + 1) {
                 self.watchers.push(Arc::clone(owner));
                 return Err(PlaceError::Stale { lba, in_flight: Some(self.committed()) });
             }

@@ -106,19 +106,6 @@ impl CommitOrder {
         self.in_flight.iter()
     }
 
-    /// Returns whether a record writes or trims the block.
-    pub fn mentions(&self, lba: u64) -> bool {
-        self.in_flight.iter().any(|record| {
-            record.entries.iter().any(|entry| match *entry {
-                Entry::Data { lba: at, .. } => at == lba,
-                Entry::Trim { lba: start, count } => {
-                    (start..start + u64::from(count)).contains(&lba)
-                }
-                _ => false,
-            })
-        })
-    }
-
     /// Returns whether a record concerns blocks in this range.
     pub fn mentions_any(&self, blocks: Range<u64>) -> bool {
         let mut entries = self.in_flight.iter().flat_map(|record| &record.entries);
