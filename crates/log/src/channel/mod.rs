@@ -164,9 +164,8 @@ impl Channel for LogChannel {
         match request.op {
             Op::Read(extent) => self.reads.submit(queue, request, extent),
             Op::Flush => queue.flush(Completion { request, outcome: Ok(()) }),
-            Op::Write(extent) => self.writes.submit(queue, request, extent),
-            Op::Discard(extent) | Op::WriteZeroes { extent, .. } => {
-                self.writes.submit_zeroes(queue, request, extent);
+            Op::Write(extent) | Op::Discard(extent) | Op::WriteZeroes { extent, .. } => {
+                self.writes.submit(queue, request, extent);
             }
         }
     }

@@ -14,7 +14,7 @@ mod waits;
 
 use std::collections::VecDeque;
 
-use flowstone_block::{Completion, Errno, Extent, IoVec, Outcome, Request, mutant};
+use flowstone_block::{Completion, Errno, Extent, IoVec, Op, Outcome, Request, mutant};
 use flowstone_fileio::MemoryList;
 use flowstone_log_format::{MapEntry, Placed, Sequence, Shape};
 use flowstone_log_store::Hints;
@@ -23,7 +23,7 @@ use slab::Slab;
 use super::super::log::Log;
 use super::super::log::append::{Draft, Place, PlaceError};
 use super::device::Device;
-use super::partial::PartialCache;
+use super::partial::{PartialBlock, PartialCache};
 use super::pending_record::{PendingRecord, Share};
 use super::pending_write::PendingWrite;
 use super::spare_records::SpareRecords;
@@ -83,40 +83,29 @@ impl WriteQueue {
         }
     }
 
+    /// Submits a write, discard or zeroing. The latter two unmap whole blocks; parts of blocks
+    /// become zeroes.
     pub fn submit(&mut self, queue: &mut Queue, request: Box<Request>, extent: Extent) {
         let log = &queue.log;
         if !extent.fits(log.volume.capacity()) {
             queue.completed.push(Completion { request, outcome: Err(Errno::INVAL) });
             return;
         }
-        let pending = PendingWrite::new(request, extent, false);
-        self.begin(queue, pending);
-    }
-
-    /// Submits a discard or zeroing: whole blocks are unmapped, parts of blocks become zeroes.
-    pub fn submit_zeroes(&mut self, queue: &mut Queue, request: Box<Request>, extent: Extent) {
-        let log = &queue.log;
-        if !extent.fits(log.volume.capacity()) {
-            queue.completed.push(Completion { request, outcome: Err(Errno::INVAL) });
-            return;
-        }
         let waiting = log.volume.discards.come_in(request.op);
-        let mut pending = PendingWrite { waiting, ..PendingWrite::new(request, extent, true) };
+        let zeroes = !matches!(request.op, Op::Write(_));
+        let mut pending = PendingWrite { waiting, ..PendingWrite::new(request, extent, zeroes) };
         // An unmapped block reads as zeroes already. It is left out: by the time the rest is put
         // into a record, another request may have written its other part.
-        let known = log.unmapped_is_zero();
+        let known = zeroes && log.unmapped_is_zero();
+        let is_zero =
+            |partial: &mut Box<PartialBlock>| known && !log.volume.map.get(partial.lba).is_mapped();
         let [first, last] = &mut pending.partials;
-        if first.take_if(|partial| known && !log.volume.map.get(partial.lba).is_mapped()).is_some()
-        {
+        if first.take_if(is_zero).is_some() {
             pending.cursor += 1;
         }
-        if last.take_if(|partial| known && !log.volume.map.get(partial.lba).is_mapped()).is_some() {
+        if last.take_if(is_zero).is_some() {
             pending.end -= 1;
         }
-        self.begin(queue, pending);
-    }
-
-    fn begin(&mut self, queue: &mut Queue, pending: PendingWrite) {
         let index = self.requests.insert(pending);
         self.fetch_partials(queue, index);
     }
