@@ -2,6 +2,7 @@
 //! the next.
 
 use flowstone_block::{Class, Extent, Outcome, Request, is_whole};
+use flowstone_image::is_zero;
 use flowstone_image::runtime::discards::Waiting;
 use flowstone_log_format::{BLOCK_BYTES, BLOCK_SECTORS, Entry, TRIM_BLOCKS_MAX};
 
@@ -90,9 +91,9 @@ impl PendingWrite {
                 return false;
             }
             let lba = self.cursor;
-            let partial = self.partials.iter().flatten().position(|partial| partial.lba == lba);
-            if partial.is_some() {
-                self.put_part(record, lba);
+            let partial = self.partials.iter().flatten().find(|partial| partial.lba == lba);
+            if let Some(partial) = partial {
+                self.put_part(record, partial);
                 self.cursor += 1;
             } else if self.zeroes {
                 if !self.put_trim(record, queue) {
@@ -106,14 +107,10 @@ impl PendingWrite {
     }
 
     /// Adds a partial block: its old content, overlaid with the new part.
-    fn put_part(&self, record: &mut PendingRecord, lba: u64) {
-        let Some(partial) = self.partials.iter().flatten().find(|partial| partial.lba == lba)
-        else {
-            return;
-        };
+    fn put_part(&self, record: &mut PendingRecord, partial: &PartialBlock) {
+        let lba = partial.lba;
         let mentioned = record.content.mentions(lba);
         let part = self.part_of(lba);
-        let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
         let leaves_nothing = mentioned.is_none()
             && self.zeroes
             && is_zero(&partial.content[..part.start])
@@ -151,7 +148,7 @@ impl PendingWrite {
         let last_partial = self.partials[1].as_ref().map_or(self.end, |partial| partial.lba);
         let count = (last_partial - self.cursor).min(record.content.room().into());
         let (first, after) = (self.cursor, self.cursor + count);
-        let (at, bytes) = (self.memory_at(first), self.memory_bytes());
+        let (at, bytes) = (self.memory_at(first), self.extent.bytes() as usize);
         record.content.push_run(first..after, |number, block| {
             let from = at + number * BLOCK_BYTES;
             // Only the last block of a disk can be shorter than a block.
@@ -165,10 +162,6 @@ impl PendingWrite {
     /// Returns whether the copy of its memory is valid: no part of that memory is broken.
     pub fn has_its_memory(&self) -> bool {
         is_whole(&self.request.memory)
-    }
-
-    fn memory_bytes(&self) -> usize {
-        self.extent.bytes() as usize
     }
 
     /// Adds the next mapped part of the range, if any; returns whether the record had room.
