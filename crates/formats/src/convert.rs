@@ -21,7 +21,7 @@ pub fn convert(
     let mut buffer = AlignedBuf::zeroed(CHUNK_BYTES as usize);
     let mut at = Sector::new(0);
     while let Some(data) = source.next_data(at).map_err(|error| failed("read source map", error))? {
-        for chunk in chunks(data) {
+        for chunk in chunks(data, CHUNK_BYTES) {
             let memory = &mut buffer[..chunk.bytes() as usize];
             reader.read(chunk.start(), memory).map_err(|errno| at_extent("read", chunk, errno))?;
             write_data(&mut writer, chunk.start(), memory)

@@ -5,9 +5,9 @@ use flowstone_block::{Extent, SECTOR_BYTES, Sector, SectorCount};
 /// Bytes that are copied at a time.
 pub const CHUNK_BYTES: u64 = 2 << 20;
 
-/// Splits `extent` into pieces of at most one chunk.
-pub fn chunks(extent: Extent) -> impl Iterator<Item = Extent> {
-    let step = CHUNK_BYTES / SECTOR_BYTES;
+/// Splits `extent` into pieces of at most `bytes` bytes, in whole sectors.
+pub fn chunks(extent: Extent, bytes: u64) -> impl Iterator<Item = Extent> {
+    let step = bytes / SECTOR_BYTES;
     let end = extent.end().get();
     (extent.start().get()..end).step_by(step as usize).filter_map(move |start| {
         Extent::new(Sector::new(start), SectorCount::new(step.min(end - start)))

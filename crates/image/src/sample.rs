@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::{AlignedBuf, BlockingDisk, Extent, SECTOR_BYTES, Sector, SectorCount};
 
-use crate::Image;
+use crate::{Image, chunks};
 
 /// Size of one read: a guest's read-ahead asks for this much or less.
 const READ_BYTES: u64 = 1 << 20;
@@ -39,7 +39,7 @@ pub fn sample_reads(image: &dyn Image) -> io::Result<ReadSample> {
     let mut buffer = AlignedBuf::zeroed(READ_BYTES as usize);
     let mut sample = ReadSample::default();
     let start = Instant::now();
-    for read in places.iter().flat_map(|place| pieces(*place)) {
+    for read in places.into_iter().flat_map(|place| chunks(place, READ_BYTES)) {
         disk.read(read.start(), &mut buffer[..read.bytes() as usize])?;
         sample.bytes += read.bytes();
         sample.time = start.elapsed();
@@ -48,14 +48,6 @@ pub fn sample_reads(image: &dyn Image) -> io::Result<ReadSample> {
         }
     }
     Ok(sample)
-}
-
-fn pieces(place: Extent) -> impl Iterator<Item = Extent> {
-    let step = READ_BYTES / SECTOR_BYTES;
-    let end = place.end().get();
-    (place.start().get()..end).step_by(step as usize).filter_map(move |start| {
-        Extent::new(Sector::new(start), SectorCount::new(step.min(end - start)))
-    })
 }
 
 /// Chooses the places to read.

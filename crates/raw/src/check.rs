@@ -2,11 +2,9 @@
 
 use std::path::Path;
 
-use flowstone_block::{
-    AlignedBuf, BlockingDisk, Error, Extent, Layer, Result, Sector, SectorCount,
-};
+use flowstone_block::{AlignedBuf, BlockingDisk, Error, Extent, Layer, Result, Sector};
 use flowstone_fileio::{Access, FileIo};
-use flowstone_image::{CheckProgress, CheckReport, DiscardMode, Image, chunks};
+use flowstone_image::{CHUNK_BYTES, CheckProgress, CheckReport, DiscardMode, Image, chunks};
 
 use super::RawImage;
 
@@ -25,7 +23,7 @@ pub fn check(
     let mut report = CheckReport::default();
     let mut at = Sector::new(0);
     while let Some(data) = image.next_data(at).map_err(host)? {
-        for chunk in chunks(data) {
+        for chunk in chunks(data, CHUNK_BYTES) {
             report.data_bytes += chunk.bytes();
             read_chunk(&name, &mut disk, chunk, &mut report);
             progress(chunk.start_bytes() + chunk.bytes(), total);
@@ -38,17 +36,12 @@ pub fn check(
 
 /// Reads a chunk; if that fails, finds the 4 KiB blocks that cannot be read.
 fn read_chunk(name: &str, disk: &mut BlockingDisk, chunk: Extent, report: &mut CheckReport) {
-    const BLOCK_SECTORS: u64 = 8;
     let mut buffer = AlignedBuf::zeroed(chunk.bytes() as usize);
     if disk.read(chunk.start(), &mut buffer).is_ok() {
         report.readable_bytes += chunk.bytes();
         return;
     }
-    for start in (chunk.start().get()..chunk.end().get()).step_by(BLOCK_SECTORS as usize) {
-        let count = BLOCK_SECTORS.min(chunk.end().get() - start);
-        let Some(block) = Extent::new(Sector::new(start), SectorCount::new(count)) else {
-            continue;
-        };
+    for block in chunks(chunk, 4096) {
         match disk.read(block.start(), &mut buffer[..block.bytes() as usize]) {
             Ok(()) => report.readable_bytes += block.bytes(),
             Err(errno) => report.error(format!("{name}: {block} cannot be read: {errno}")),

@@ -21,7 +21,7 @@ pub fn sparsify(image: &dyn Image, progress: CompactProgress<'_>) -> io::Result<
     let mut buffer = AlignedBuf::zeroed(CHUNK_BYTES as usize);
     let mut at = Sector::new(0);
     while let Some(data) = image.next_data(at)? {
-        for chunk in chunks(data) {
+        for chunk in chunks(data, CHUNK_BYTES) {
             let bytes = chunk.bytes() as usize;
             disk.read(chunk.start(), &mut buffer[..bytes])?;
             for run in zero_runs(&buffer[..bytes]) {
