@@ -6,14 +6,14 @@ use std::sync::Arc;
 use flowstone_block::{Errno, Error, Outcome, Result, SectorCount, mutant};
 use flowstone_fileio::FileIo;
 use flowstone_image::Progress;
-use flowstone_log_format::{Shape, blocks_of_sectors};
+use flowstone_log_format::{Shape, Superblock, blocks_of_sectors};
 use tracing::info;
 
-use super::load::{Loaded, load};
+use super::load::{LeafPlaces, Loaded, load};
 use super::log::append::AppendState;
 use super::log::reserve::SLACK_SEGMENTS;
 use super::log::{Accounting, Log};
-use super::maintenance::{Knowledge, Maintenance};
+use super::maintenance::Maintenance;
 use super::refusal::LoadError;
 use super::streams::Streams;
 use super::volume::Volume;
@@ -79,8 +79,7 @@ pub fn of_loaded(
     state.find_trim_heads(&volume);
     superblock.segments = superblock.segments.max(state.segments().limit());
     let log = Arc::new(Log::new(name, file, codec, volume, state));
-    let knowledge = Knowledge { superblock, leaves };
-    let session = Unbegun { log: Arc::clone(&log), knowledge, is_changed, starts_anew };
+    let session = Unbegun { log: Arc::clone(&log), superblock, leaves, is_changed, starts_anew };
     Ok((log, (!readonly).then_some(session)))
 }
 
@@ -93,7 +92,8 @@ const fn kept_beyond(own: u32) -> u32 {
 /// A session for writing that has written nothing yet.
 pub struct Unbegun {
     pub log: Arc<Log>,
-    knowledge: Knowledge,
+    superblock: Superblock,
+    leaves: LeafPlaces,
     /// Its streams change.
     is_changed: bool,
     /// It starts new heads: after a crash, and for a change of streams.
@@ -104,14 +104,15 @@ impl Unbegun {
     /// Begins the session: marks the image as in use, and makes a checkpoint with new heads if it
     /// needs them. The worker belongs to the calling thread.
     pub fn begin(self) -> Result<Maintenance> {
-        let Self { log, knowledge, is_changed, starts_anew } = self;
+        let Self { log, superblock, leaves, is_changed, starts_anew } = self;
         let host =
             |error: io::Error| Error::host(&*log.name, error, "check the host's file system");
         let failed = |errno: Errno| match is_changed {
             true => no_other_streams(&log.name, log.shape, errno),
             false => host(errno.into()),
         };
-        let mut maintenance = Maintenance::new(Arc::clone(&log), knowledge).map_err(host)?;
+        let mut maintenance =
+            Maintenance::new(Arc::clone(&log), superblock, leaves).map_err(host)?;
         if is_changed && !mutant("log.streams.begins-without-room") {
             // Before the image is marked as in use.
             maintenance.writer.space.get_ahead(segments_to_change(log.shape)).map_err(failed)?;

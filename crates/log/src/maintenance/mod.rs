@@ -32,14 +32,6 @@ use super::log::append::Health;
 pub use self::turns::QUIET_TIME;
 pub use self::writer::CheckpointKind;
 
-/// State of the file that only the maintenance worker has, not the queues.
-pub struct Knowledge {
-    /// The newest superblock.
-    pub superblock: Superblock,
-    /// Addresses of the leaves of its map.
-    pub leaves: LeafPlaces,
-}
-
 /// See the module.
 pub struct Maintenance {
     log: Arc<Log>,
@@ -67,8 +59,8 @@ pub enum Progress {
 }
 
 impl Maintenance {
-    pub fn new(log: Arc<Log>, knowledge: Knowledge) -> io::Result<Self> {
-        let Knowledge { superblock, leaves } = knowledge;
+    /// A worker of a log whose newest superblock and leaves of the map are these.
+    pub fn new(log: Arc<Log>, superblock: Superblock, leaves: LeafPlaces) -> io::Result<Self> {
         Ok(Self {
             writer: Writer::new(Arc::clone(&log), superblock, leaves)?,
             cleaner: Cleaner::new(Arc::clone(&log)),
