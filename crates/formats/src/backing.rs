@@ -23,7 +23,7 @@ pub fn locate(
 ) -> Result<(PathBuf, Format, ImageOptions)> {
     let name = path.display().to_string();
     let refuse = |why: String, advice: &'static str| Err(Error::invalid(name.clone(), why, advice));
-    let target = match allowed(path, &backing.name, &options.backing_dirs) {
+    let target = match allowed(path, &backing.name, &options.args.backing_dirs) {
         Ok(target) => target,
         Err(Unwanted::Named(why)) => {
             let why = format!("its backing file `{}` {why}", backing.name);

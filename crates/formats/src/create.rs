@@ -217,15 +217,15 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
     }
     match format {
         Format::Raw => {
-            if options.discard == DiscardMode::Keep {
+            if options.args.discard == DiscardMode::Keep {
                 check_keeps(path, &*file)?;
             }
-            let image = RawImage::open(path, file, options.discard, options.file.access)?;
+            let image = RawImage::open(path, file, options.args.discard, options.file.access)?;
             Ok(Box::new(image))
         }
         Format::Log => {
             let access = options.file.access;
-            let (discard, streams) = (options.discard, options.streams);
+            let (discard, streams) = (options.args.discard, options.args.streams);
             let progress = Some(&options.progress);
             let image = LogImage::open(path, file, discard, access, streams, progress)?;
             image.set_upkeep(options.upkeep());
@@ -238,7 +238,7 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
                 open(&target, format, below)
             });
             let backing = backing.transpose()?;
-            let (access, discard) = (options.file.access, options.discard);
+            let (access, discard) = (options.file.access, options.args.discard);
             let memory = match options.has_redo {
                 true => remember(path, &*file, access),
                 false => qcow2::Memory::None,
@@ -278,7 +278,7 @@ pub fn open_stepped(
     options: &ImageOptions,
 ) -> Result<(Box<dyn Image>, Box<dyn Upkeep>)> {
     options.check(name, format)?;
-    let discard = options.discard;
+    let discard = options.args.discard;
     match format {
         Format::Raw => {
             let image = RawImage::open(Path::new(name), file, discard, Access::Write)?;
@@ -287,7 +287,7 @@ pub fn open_stepped(
         }
         Format::Log => {
             let (image, upkeep) =
-                LogImage::open_stepped(name.into(), file, discard, options.streams)?;
+                LogImage::open_stepped(name.into(), file, discard, options.args.streams)?;
             image.set_upkeep(options.upkeep());
             Ok((Box::new(image), Box::new(upkeep)))
         }

@@ -38,17 +38,7 @@ pub struct ImageArgs {
 impl ImageArgs {
     /// Returns the options for an image whose host file `opener` opens with `file`.
     pub fn options(&self, file: OpenOptions, opener: FileOpener) -> ImageOptions {
-        let Self { discard, tell, streams, resort, backing_dirs } = self.clone();
-        let resort = resort.unwrap_or(ResortLimit::Tenth);
-        ImageOptions {
-            opener,
-            discard,
-            tell,
-            streams,
-            backing_dirs,
-            resort,
-            ..ImageOptions::new(file)
-        }
+        ImageOptions { opener, args: self.clone(), ..ImageOptions::new(file) }
     }
 }
 
@@ -90,17 +80,8 @@ pub struct ImageOptions {
     pub opener: FileOpener,
     /// Wrapper between the host file and the image.
     pub wrapper: FileWrapper,
-    /// Treatment of discards.
-    pub discard: DiscardMode,
-    /// Whether a log image deallocates dead segments at once.
-    pub tell: Tell,
-    /// Streams that a log image changes to; `None` keeps those it has.
-    pub streams: Option<Streams>,
-    /// Directories allowed for the backing file of a qcow2 image, besides the directory of the
-    /// image.
-    pub backing_dirs: Vec<PathBuf>,
-    /// Write budget of the re-sorting pass of a log image.
-    pub resort: ResortLimit,
+    /// The options that are given by name.
+    pub args: ImageArgs,
     /// Memory in which the cleaner of a log image gathers copies.
     pub copy_memory: CopyMemory,
     /// Exponent of the age of segments in the choice of the next one that a log image cleans;
@@ -116,21 +97,15 @@ pub struct ImageOptions {
 }
 
 impl ImageOptions {
-    /// Options to open the host file with `file`, and defaults for everything else.
+    /// Options to open the host file with `file`, without re-sorting, and defaults for everything
+    /// else.
     pub fn new(file: OpenOptions) -> Self {
-        let discard = DiscardMode::Deallocate;
-        let opener = open_host_file;
-        let resort = ResortLimit::Off;
-        let (wrapper, tell, streams, backing_dirs, copy_memory, progress) = Default::default();
+        let (wrapper, copy_memory, progress) = Default::default();
         Self {
             file,
-            opener,
+            opener: open_host_file,
             wrapper,
-            discard,
-            tell,
-            streams,
-            backing_dirs,
-            resort,
+            args: ImageArgs { resort: Some(ResortLimit::Off), ..ImageArgs::default() },
             copy_memory,
             age_power: None,
             has_redo: true,
@@ -141,29 +116,33 @@ impl ImageOptions {
 
     /// Returns how a log image keeps itself up.
     pub(crate) fn upkeep(&self) -> UpkeepOptions {
-        let Self { resort, tell, age_power, .. } = *self;
+        let ImageArgs { resort, tell, .. } = self.args;
+        let (resort, age_power) = (resort.unwrap_or(ResortLimit::Tenth), self.age_power);
         UpkeepOptions { resort, tell, copy_memory: self.copy_memory.clone(), age_power }
     }
 
     /// Refuses options that the format does not support.
     pub fn check(&self, name: &str, format: Format) -> Result<()> {
-        if format != Format::Log && matches!(self.resort, ResortLimit::Bytes(_)) {
-            let why = "only a log image is put in order";
-            return Err(Error::unsupported(name, why, "leave out --resort"));
+        let ImageArgs { discard, tell, streams, resort, .. } = self.args;
+        let of_log_images: [(bool, &str, &'static str); 4] = [
+            (
+                matches!(resort, Some(ResortLimit::Bytes(_))),
+                "only a log image is put in order",
+                "leave out --resort",
+            ),
+            (tell == Tell::Always, "only a log image has segments that die", "leave out --tell"),
+            (streams.is_some(), "only a log image has streams", "leave out --streams"),
+            (
+                self.age_power.is_some(),
+                "only a log image chooses segments to clean",
+                "leave out --age-power",
+            ),
+        ];
+        let given = of_log_images.into_iter().find(|(given, ..)| *given);
+        if let Some((_, why, advice)) = given.filter(|_| format != Format::Log) {
+            return Err(Error::unsupported(name, why, advice));
         }
-        if format != Format::Log && self.tell == Tell::Always {
-            let why = "only a log image has segments that die";
-            return Err(Error::unsupported(name, why, "leave out --tell"));
-        }
-        if format != Format::Log && self.streams.is_some() {
-            let why = "only a log image has streams";
-            return Err(Error::unsupported(name, why, "leave out --streams"));
-        }
-        if format != Format::Log && self.age_power.is_some() {
-            let why = "only a log image chooses segments to clean";
-            return Err(Error::unsupported(name, why, "leave out --age-power"));
-        }
-        let why = match (format, self.discard) {
+        let why = match (format, discard) {
             // A log image writes elsewhere anyway: space kept for a discarded block would be
             // useless.
             (Format::Log, DiscardMode::Keep) => {

@@ -448,7 +448,10 @@ fn wrong_options() -> [(Change, &'static str); 4] {
         (|it| it.timing = Timing::Trace, "the trace has no times"),
         (|it| it.warmup = Some(1000), "leaves nothing to measure"),
         (|it| it.create.log.segment_bytes = Some(1 << 20), "has no segments"),
-        (|it| it.image.resort = ResortLimit::Bytes(1), "only a log image is put in order"),
+        (
+            |it| it.image.args.resort = Some(ResortLimit::Bytes(1)),
+            "only a log image is put in order",
+        ),
     ]
 }
 

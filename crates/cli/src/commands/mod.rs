@@ -95,7 +95,9 @@ fn open_image(
 
 fn image_options(access: Access, backing_dirs: &[PathBuf]) -> ImageOptions {
     let file = OpenOptions { lock_patience: LOCK_PATIENCE, ..OpenOptions::new(access) };
-    ImageOptions { backing_dirs: backing_dirs.to_vec(), ..ImageOptions::new(file) }
+    let mut options = ImageOptions::new(file);
+    options.args.backing_dirs = backing_dirs.to_vec();
+    options
 }
 
 /// Converts a size to sectors; the error names a valid size.

@@ -107,7 +107,7 @@ fn a_guest_sends_no_discard_that_its_disk_does_not_offer() {
         let trace = Trace { events: events.to_vec(), ..Trace::default() };
         for (discard, stays) in [(DiscardMode::Deallocate, false), (DiscardMode::Ignore, true)] {
             let mut options = options(format, Load::Trace(trace.clone()));
-            options.image.discard = discard;
+            options.image.args.discard = discard;
             let content = contents(&options).remove(0);
             assert_eq!(content[..64 << 10].iter().any(|byte| *byte != 0), stays, "{format}");
         }
