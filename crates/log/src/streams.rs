@@ -1,18 +1,20 @@
 //! The number of streams of guest data, one or two, and the requirements of changing it.
 
 use clap::ValueEnum;
-use flowstone_block::{Error, Result};
+use flowstone_block::{Error, Result, named};
 use flowstone_log_format::Shape;
 
-/// Distribution of guest writes over streams.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Streams {
-    /// One stream for all writes
-    #[default]
-    One,
-    /// One stream for the guest's data, another for its metadata and journals
-    #[value(alias = "split")]
-    Class,
+named! {
+    /// Distribution of guest writes over streams.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+    pub enum Streams {
+        /// One stream for all writes
+        #[default]
+        One = "one",
+        /// One stream for the guest's data, another for its metadata and journals
+        #[value(alias = "split")]
+        Class = "class",
+    }
 }
 
 impl Streams {
@@ -27,14 +29,6 @@ impl Streams {
     /// Returns the variant for this number of streams.
     pub const fn of(count: u32) -> Self {
         if count > 1 { Self::Class } else { Self::One }
-    }
-
-    /// Returns the option's name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::One => "one",
-            Self::Class => "class",
-        }
     }
 
     /// Returns the shape of an image of `blocks` blocks that changes to these streams. Each takes
