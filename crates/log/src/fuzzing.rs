@@ -37,12 +37,7 @@ pub enum Left {
 
 /// A small image with data, trims, copies and maps; its blocks hold [`content`].
 pub fn small_image(left: Left) -> &'static [u8] {
-    static CLOSED: OnceLock<Vec<u8>> = OnceLock::new();
-    static KILLED: OnceLock<Vec<u8>> = OnceLock::new();
-    match left {
-        Left::Closed => CLOSED.get_or_init(|| make(left)),
-        Left::Killed => KILLED.get_or_init(|| make(left)),
-    }
+    &Ready::get(left).bytes
 }
 
 fn make(left: Left) -> Vec<u8> {
@@ -222,8 +217,9 @@ pub fn patched(image: Vec<u8>, patch: &Patch) -> Vec<u8> {
     corrupter.into_bytes()
 }
 
-/// Starting state of [`survive`], made once.
+/// A small image and the starting state of [`survive`], made once.
 struct Ready {
+    bytes: Vec<u8>,
     corrupter: Corrupter,
     disk: SimDisk,
 }
@@ -233,17 +229,17 @@ impl Ready {
         static CLOSED: OnceLock<Ready> = OnceLock::new();
         static KILLED: OnceLock<Ready> = OnceLock::new();
         let ready = if left == Left::Closed { &CLOSED } else { &KILLED };
-        let bytes = small_image(left);
-        ready.get_or_init(|| Self {
-            corrupter: Corrupter::new(bytes.to_vec()),
-            disk: SimDisk::from_bytes(bytes),
+        ready.get_or_init(|| {
+            let bytes = make(left);
+            let disk = SimDisk::from_bytes(&bytes);
+            Self { corrupter: Corrupter::new(bytes.clone()), bytes, disk }
         })
     }
 
     /// A disk that holds `bytes`, which are mostly those of the small image.
-    fn disk(&self, left: Left, bytes: &[u8]) -> SimDisk {
+    fn disk(&self, bytes: &[u8]) -> SimDisk {
         let disk = self.disk.crash_at(self.disk.now(), &mut Fate::nothing_more());
-        let before = small_image(left).chunks(BLOCK_BYTES).map(Some).chain(repeat(None));
+        let before = self.bytes.chunks(BLOCK_BYTES).map(Some).chain(repeat(None));
         for ((index, block), before) in bytes.chunks(BLOCK_BYTES).enumerate().zip(before) {
             if before != Some(block) {
                 disk.write_at((index * BLOCK_BYTES) as u64, block);
@@ -270,14 +266,14 @@ pub fn survive(left: Left, patches: &[Patch], length: Option<usize>) {
     if let Some(length) = length {
         bytes.truncate(length);
     }
-    let _ = crate::check("small", &ready.disk(left, &bytes), true, true, &mut |_, _| {});
-    let repaired = ready.disk(left, &bytes);
+    let _ = crate::check("small", &ready.disk(&bytes), true, true, &mut |_, _| {});
+    let repaired = ready.disk(&bytes);
     let fix = || crate::repair("small", Box::new(repaired.clone()), true, true, &mut |_, _| {});
     if fix().is_ok_and(|report| !report.repairs.is_empty()) {
         let again = fix().expect("what has been repaired can be repaired again");
         assert!(again.repairs.is_empty(), "{again:?}");
     }
-    if let Ok(image) = open(&ready.disk(left, &bytes)) {
+    if let Ok(image) = open(&ready.disk(&bytes)) {
         use_it(&image);
     }
 }
