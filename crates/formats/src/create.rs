@@ -64,34 +64,44 @@ pub fn create(
     lock_patience: LockPatience,
 ) -> Result<Option<String>> {
     let name = format!("create {}", path.display());
-    let capacity = valid_capacity(bytes)
-        .map_err(|why| Error::invalid(name.clone(), why, "give a --size such as 8G or 512M"))?;
-    options.check(&name, format)?;
-    match format {
-        Format::Raw => create_sparse(path, capacity.bytes()).map(|()| None),
-        Format::Qcow2 => create_qcow2(&name, path, capacity, &options.qcow2).map(|()| None),
-        Format::Log => create_log(&name, path, capacity, options.log, lock_patience),
+    let capacity = size_of_new(&name, format, bytes, options)?;
+    let bytes_before = match format {
+        Format::Raw => return create_sparse(path, capacity.bytes()).map(|()| None),
+        Format::Qcow2 => 0,
+        Format::Log => SUPERBLOCK_AREA_BYTES,
+    };
+    if let Some(backing) = &options.qcow2.backing {
+        check_backing(&name, path, backing)?;
     }
-}
-
-fn create_qcow2(
-    name: &str,
-    path: &Path,
-    capacity: SectorCount,
-    options: &Qcow2Options,
-) -> Result<()> {
-    if let Some(backing) = &options.backing {
-        check_backing(name, path, backing)?;
+    let on_device = format == Format::Log && is_block_device(path);
+    if !on_device {
+        create_sparse(path, bytes_before)?;
     }
-    create_sparse(path, 0)?;
-    let made = OpenOptions::new(Access::Write)
-        .open(path)
-        .and_then(|file| qcow2::create(name, &file, capacity, options));
-    if made.is_err() {
+    let open = OpenOptions { lock_patience, ..OpenOptions::new(Access::Write) };
+    let made = open.open(path).and_then(|file| {
+        if on_device {
+            check_blank(&name, &file)?;
+        }
+        create_in(&name, &file, format, bytes, options)
+    });
+    if made.is_err() && !on_device {
         // A partly created file must not look like an image.
         let _ = std::fs::remove_file(path);
     }
     made
+}
+
+/// Returns the size of a new image, if it can have that size and these options.
+fn size_of_new(
+    name: &str,
+    format: Format,
+    bytes: u64,
+    options: &CreateOptions,
+) -> Result<SectorCount> {
+    let capacity = valid_capacity(bytes)
+        .map_err(|why| Error::invalid(name, why, "give a --size such as 8G or 512M"))?;
+    options.check(name, format)?;
+    Ok(capacity)
 }
 
 /// Opens the backing file, so that an unusable one is an error now and not at the first read.
@@ -102,31 +112,6 @@ fn check_backing(name: &str, path: &Path, backing: &Backing) -> Result<()> {
     }
     let target = path.parent().unwrap_or(Path::new("")).join(&backing.path);
     inspect(&target, backing.format).map(|_| ())
-}
-
-fn create_log(
-    name: &str,
-    path: &Path,
-    capacity: SectorCount,
-    options: LogOptions,
-    lock_patience: LockPatience,
-) -> Result<Option<String>> {
-    let on_device = is_block_device(path);
-    if !on_device {
-        create_sparse(path, SUPERBLOCK_AREA_BYTES)?;
-    }
-    let open = OpenOptions { lock_patience, ..OpenOptions::new(Access::Write) };
-    let made = open.open(path).and_then(|file| {
-        if on_device {
-            check_blank(name, &file)?;
-        }
-        log::create(name, &file, capacity, options)
-    });
-    if made.is_err() && !on_device {
-        // A partly created file must not look like an image.
-        let _ = std::fs::remove_file(path);
-    }
-    made
 }
 
 pub(crate) fn is_block_device(path: &Path) -> bool {
@@ -250,23 +235,23 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
     }
 }
 
-/// Creates a new, empty image of `bytes` bytes in an open, empty file.
+/// Creates a new, empty image of `bytes` bytes in an open, empty file. Returns a warning, if there
+/// is one.
 pub fn create_in(
     name: &str,
     file: &dyn FileIo,
     format: Format,
     bytes: u64,
     options: &CreateOptions,
-) -> Result<()> {
-    let capacity = valid_capacity(bytes)
-        .map_err(|why| Error::invalid(name, why, "give a --size such as 8G or 512M"))?;
-    options.check(name, format)?;
+) -> Result<Option<String>> {
+    let capacity = size_of_new(name, format, bytes, options)?;
     match format {
         Format::Raw => file
             .set_size(capacity.bytes())
+            .map(|()| None)
             .map_err(|error| Error::host(name, error, "check the host's file system")),
-        Format::Qcow2 => qcow2::create(name, file, capacity, &options.qcow2),
-        Format::Log => log::create(name, file, capacity, options.log).map(drop),
+        Format::Qcow2 => qcow2::create(name, file, capacity, &options.qcow2).map(|()| None),
+        Format::Log => log::create(name, file, capacity, options.log),
     }
 }
 

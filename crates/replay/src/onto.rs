@@ -135,7 +135,8 @@ fn make_in(onto: &Onto, options: &ReplayOptions, disk_bytes: u64) -> Result<()> 
     } else {
         file.set_size(0)?;
     }
-    Ok(create_in(&name.to_string(), &file, options.format, disk_bytes, &options.create)?)
+    create_in(&name.to_string(), &file, options.format, disk_bytes, &options.create)?;
+    Ok(())
 }
 
 fn is_blank(device: &HostFile) -> Result<bool> {
