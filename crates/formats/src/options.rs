@@ -3,7 +3,6 @@
 #![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
 
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use clap::Args;
 use flowstone_block::{Error, Result, parse_size};
@@ -48,26 +47,14 @@ pub struct CopyArgs {
     /// Total memory for the copies that the cleaners of all log images make. With more memory,
     /// copies are written in longer runs, which wears drives with large erase blocks less [default:
     /// 64M]
-    #[arg(long, value_name = "SIZE")]
-    pub copy_memory: Option<CopyMemorySize>,
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub copy_memory: Option<u64>,
 }
 
 impl CopyArgs {
     /// Returns the memory for copies.
     pub fn memory(&self) -> CopyMemory {
-        self.copy_memory.map_or_else(CopyMemory::default, |it| CopyMemory::new(it.0))
-    }
-}
-
-/// Size of the copy memory in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CopyMemorySize(pub u64);
-
-impl FromStr for CopyMemorySize {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        parse_size(text).map(Self)
+        self.copy_memory.map_or_else(CopyMemory::default, CopyMemory::new)
     }
 }
 
