@@ -113,14 +113,8 @@ impl RecordBuilder {
         let mut payload = self.payload;
         for entry in self.entries.iter().rev() {
             payload -= entry.payload_blocks();
-            match *entry {
-                Entry::Data { lba: at, .. } if at == lba => return Some(Some(payload)),
-                Entry::Trim { lba: start, count }
-                    if (start..start + u64::from(count)).contains(&lba) =>
-                {
-                    return Some(None);
-                }
-                _ => {}
+            if entry.blocks().contains(&lba) {
+                return Some((entry.payload_blocks() > 0).then_some(payload));
             }
         }
         None

@@ -107,7 +107,7 @@ impl BlockMap {
         let old = set(leaf, lba, entry);
         if !old.is_mapped() {
             // The counts never decrease here: `entry` is mapped; `unmap` decreases them.
-            add(&leaf.mapped, 1);
+            leaf.mapped.store(leaf.mapped.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
             self.mapped.store(self.mapped() + 1, Ordering::Relaxed);
         }
         self.mark_changed(leaf);
@@ -274,10 +274,6 @@ fn set(leaf: &Leaf, lba: u64, entry: MapEntry) -> MapEntry {
     // Release: a thread that sees the entry also sees that its block has been written.
     slot.store(entry.bits(), Ordering::Release);
     MapEntry::from_bits(old)
-}
-
-fn add(counter: &AtomicU32, amount: u32) {
-    counter.store(counter.load(Ordering::Relaxed) + amount, Ordering::Relaxed);
 }
 
 #[cfg(feature = "model")]
