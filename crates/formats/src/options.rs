@@ -34,13 +34,6 @@ pub struct ImageArgs {
     pub backing_dirs: Vec<PathBuf>,
 }
 
-impl ImageArgs {
-    /// Returns the options for an image whose host file `opener` opens with `file`.
-    pub fn options(&self, file: OpenOptions, opener: FileOpener) -> ImageOptions {
-        ImageOptions { opener, args: self.clone(), ..ImageOptions::new(file) }
-    }
-}
-
 /// Options that all log images of a process share.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct CopyArgs {

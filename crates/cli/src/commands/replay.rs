@@ -86,7 +86,8 @@ fn image_options(storage: &StorageArgs, opener: FileOpener) -> ImageOptions {
     let dont_cache = storage.journals.pdc == Pdc::On;
     let file = OpenOptions { dont_cache, ..storage.file.options(Access::Write) };
     let copy_memory = storage.copies.memory();
-    ImageOptions { copy_memory, ..storage.image.options(file, opener) }
+    let args = storage.image.clone();
+    ImageOptions { opener, args, copy_memory, ..ImageOptions::new(file) }
 }
 
 fn cache_options(storage: &StorageArgs) -> Result<Option<CacheOptions>> {

@@ -87,6 +87,6 @@ impl StackArgs {
             lock_patience: LockPatience::telling(|text| info!("{text}")),
             ..self.file.options(access)
         };
-        self.opened.options(file, opener)
+        ImageOptions { opener, args: self.opened.clone(), ..ImageOptions::new(file) }
     }
 }
