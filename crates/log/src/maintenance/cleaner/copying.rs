@@ -191,18 +191,18 @@ impl Cleaner {
                 self.finish_first(&mut writer.streams, copies)?;
             }
         }
-        let Writer { streams, space, .. } = &mut *writer;
-        let (placed, before) = streams.place(space, lifetime, Kind::Relocated, link, payload)?;
+        let (placed, before) = writer.place(lifetime, Kind::Relocated, link, payload)?;
         let Copies { pipe, builder, moves, .. } = copies;
         let ticket = pipe.write(&self.log, builder, lifetime, &placed);
         let mut moves = std::mem::take(moves);
         if mutant("log.clean.maps-copies-on-their-way") {
             let birth = copies.survey.segment.birth;
-            streams.apply_moves(lifetime, placed.address, &std::mem::take(&mut moves), birth);
+            let moves = std::mem::take(&mut moves);
+            writer.streams.apply_moves(lifetime, placed.address, &moves, birth);
         }
         pipe.writes.push_back((ticket, CopyRecord { placed, moves, before }));
         pipe.ahead.go_on(&mut pipe.transfers, self.log.shape);
-        if streams.is_full(lifetime) {
+        if writer.streams.is_full(lifetime) {
             self.filling = None;
         }
         while copies.pipe.has_first_ended() {

@@ -159,7 +159,7 @@ impl Writer {
         // The root must name its own segment: make sure of its room first.
         let most = self.log.append_state().segments().used() + 1;
         let blocks_most = root_blocks(leaves.len() as u64, u64::from(most)) as u32;
-        self.streams.reserve(&mut self.space, LIFETIME_MAP, 1 + blocks_most)?;
+        self.reserve(LIFETIME_MAP, 1 + blocks_most)?;
         let segments = self.segment_notes(dead);
         let bytes = Root { leaves, segments }.encode();
         let blocks = (bytes.len() / BLOCK_BYTES) as u32;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flowstone_block::{Errno, Outcome, mutant};
-use flowstone_log_format::{Address, Kind, RecordBuilder, RootPlace, SegmentId, Superblock};
+use flowstone_log_format::{Address, RootPlace, SegmentId, Superblock};
 
 use super::Progress;
 use crate::load::LeafPlaces;
@@ -66,17 +66,6 @@ impl Writer {
     /// Allocates host space for a head or a reserve segment, if one is wanted.
     pub fn provide(&mut self) -> Progress {
         self.space.provide(self.superblock.next_sequence)
-    }
-
-    /// Appends a record to the stream of a lifetime; returns the address of its header.
-    pub fn append(
-        &mut self,
-        lifetime: u8,
-        kind: Kind,
-        link: u64,
-        builder: &mut RecordBuilder,
-    ) -> Result<Address, Errno> {
-        self.streams.append(&mut self.space, lifetime, kind, link, builder)
     }
 
     /// Returns the interval of checkpoints in blocks of log.

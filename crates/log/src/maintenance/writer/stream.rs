@@ -9,7 +9,7 @@ use flowstone_log_format::{
     Placed, RecordBuilder, Sequence, Stamp,
 };
 
-use super::space::Space;
+use super::Writer;
 use crate::log::Log;
 use crate::log::reserve::Opener;
 
@@ -53,42 +53,6 @@ impl Streams {
         self.open[usize::from(lifetime)]
     }
 
-    /// Appends a record to the stream of a lifetime; returns the address of its header.
-    pub fn append(
-        &mut self,
-        space: &mut Space,
-        lifetime: u8,
-        kind: Kind,
-        link: u64,
-        builder: &mut RecordBuilder,
-    ) -> Result<Address, Errno> {
-        let (placed, before) = self.place(space, lifetime, kind, link, builder.payload())?;
-        let record = builder.finish(self.log.codec, &placed);
-        if let Err(errno) = space.store.append(lifetime, placed.address, record) {
-            self.abandon(lifetime, before);
-            return Err(errno);
-        }
-        self.appended(&placed);
-        Ok(placed.address)
-    }
-
-    /// Places the next record of a stream and advances the stream. Also returns the previous state
-    /// of the stream, for [`abandon`](Self::abandon) if the record cannot be written.
-    pub fn place(
-        &mut self,
-        space: &mut Space,
-        lifetime: u8,
-        kind: Kind,
-        link: u64,
-        payload: u32,
-    ) -> Result<(Placed, AppendStream), Errno> {
-        let mut stream = self.with_room(space, lifetime, 1 + payload)?;
-        let (before, shape, stamp) = (stream, self.log.shape, self.stamp());
-        let placed = stream.place.append(shape, stamp, kind, payload, link);
-        self.open[usize::from(lifetime)] = Some(stream);
-        Ok((placed, before))
-    }
-
     /// Counts a record of a stream as written, and so are all before it.
     pub fn appended(&mut self, placed: &Placed) {
         let mut state = self.log.append_state();
@@ -105,73 +69,6 @@ impl Streams {
             durable: state.committed(),
             generation: state.generation(),
         }
-    }
-
-    /// Makes sure that the next record of `blocks` blocks fits into the open segment of the stream.
-    pub fn reserve(&mut self, space: &mut Space, lifetime: u8, blocks: u32) -> Result<(), Errno> {
-        let stream = self.with_room(space, lifetime, blocks)?;
-        self.open[usize::from(lifetime)] = Some(stream);
-        Ok(())
-    }
-
-    /// Returns the stream of a lifetime, in a new segment if the old one has too little room.
-    fn with_room(
-        &mut self,
-        space: &mut Space,
-        lifetime: u8,
-        blocks: u32,
-    ) -> Result<AppendStream, Errno> {
-        let old = self.open[usize::from(lifetime)];
-        if let Some(stream) = old.filter(|it| it.place.room(self.log.shape) >= blocks) {
-            return Ok(stream);
-        }
-        if !self.may_open(space, lifetime, old.is_some()) {
-            return Err(Errno::NOSPC);
-        }
-        let (segment, incarnation) = space.take_segment(lifetime)?;
-        let place = HeadPlace::start_of(segment, incarnation);
-        let replayable = match old {
-            None => false,
-            Some(old) => {
-                if let Err(errno) = self.write_seal(space, lifetime, old.place, place) {
-                    self.log.append_state().seal(segment);
-                    self.seal(lifetime);
-                    return Err(errno);
-                }
-                self.seal(lifetime);
-                old.replayable
-            }
-        };
-        Ok(AppendStream { place, births: 0, copies: 0, replayable })
-    }
-
-    /// Returns whether a segment of this lifetime may be opened, in place of a full one or in
-    /// addition.
-    fn may_open(&self, space: &Space, lifetime: u8, replaces: bool) -> bool {
-        let state = self.log.append_state();
-        let reserve = state.reserve(&self.log.volume, replaces);
-        let (opener, available) = match lifetime {
-            // The last resort tries a full host once more.
-            LIFETIME_MAP => (Opener::Map, state.segments().ready_or_obtainable()),
-            _ => (Opener::Copy, space.available(&state)),
-        };
-        reserve.may_open(opener, available, state.trim_heads())
-    }
-
-    /// Writes the seal that leads replay to the next segment of the stream.
-    fn write_seal(
-        &mut self,
-        space: &mut Space,
-        lifetime: u8,
-        mut place: HeadPlace,
-        next: HeadPlace,
-    ) -> Result<(), Errno> {
-        let seal = place.go_on_at(next, self.log.shape, self.stamp());
-        let mut builder = RecordBuilder::new(0);
-        builder.push(next.entry_of_seal());
-        space.store.append(lifetime, seal.address, builder.finish(self.log.codec, &seal))?;
-        self.log.append_state().accounting_mut().sealed_copies();
-        Ok(())
     }
 
     /// Abandons the place of a failed write. The next attempt uses another segment, since the place
@@ -273,5 +170,102 @@ impl Streams {
             stream.births += u128::from(birth) * u128::from(copies);
             stream.copies += u64::from(copies);
         }
+    }
+}
+
+impl Writer {
+    /// Appends a record to the stream of a lifetime; returns the address of its header.
+    pub fn append(
+        &mut self,
+        lifetime: u8,
+        kind: Kind,
+        link: u64,
+        builder: &mut RecordBuilder,
+    ) -> Result<Address, Errno> {
+        let (placed, before) = self.place(lifetime, kind, link, builder.payload())?;
+        let record = builder.finish(self.log.codec, &placed);
+        if let Err(errno) = self.space.store.append(lifetime, placed.address, record) {
+            self.streams.abandon(lifetime, before);
+            return Err(errno);
+        }
+        self.streams.appended(&placed);
+        Ok(placed.address)
+    }
+
+    /// Places the next record of a stream and advances the stream. Also returns the previous state
+    /// of the stream, for [`abandon`](Streams::abandon) if the record cannot be written.
+    pub fn place(
+        &mut self,
+        lifetime: u8,
+        kind: Kind,
+        link: u64,
+        payload: u32,
+    ) -> Result<(Placed, AppendStream), Errno> {
+        let mut stream = self.with_room(lifetime, 1 + payload)?;
+        let (before, shape, stamp) = (stream, self.log.shape, self.streams.stamp());
+        let placed = stream.place.append(shape, stamp, kind, payload, link);
+        self.streams.open[usize::from(lifetime)] = Some(stream);
+        Ok((placed, before))
+    }
+
+    /// Makes sure that the next record of `blocks` blocks fits into the open segment of the stream.
+    pub fn reserve(&mut self, lifetime: u8, blocks: u32) -> Result<(), Errno> {
+        let stream = self.with_room(lifetime, blocks)?;
+        self.streams.open[usize::from(lifetime)] = Some(stream);
+        Ok(())
+    }
+
+    /// Returns the stream of a lifetime, in a new segment if the old one has too little room.
+    fn with_room(&mut self, lifetime: u8, blocks: u32) -> Result<AppendStream, Errno> {
+        let old = self.streams.open[usize::from(lifetime)];
+        if let Some(stream) = old.filter(|it| it.place.room(self.log.shape) >= blocks) {
+            return Ok(stream);
+        }
+        if !self.may_open(lifetime, old.is_some()) {
+            return Err(Errno::NOSPC);
+        }
+        let (segment, incarnation) = self.space.take_segment(lifetime)?;
+        let place = HeadPlace::start_of(segment, incarnation);
+        let replayable = match old {
+            None => false,
+            Some(old) => {
+                if let Err(errno) = self.write_seal(lifetime, old.place, place) {
+                    self.log.append_state().seal(segment);
+                    self.streams.seal(lifetime);
+                    return Err(errno);
+                }
+                self.streams.seal(lifetime);
+                old.replayable
+            }
+        };
+        Ok(AppendStream { place, births: 0, copies: 0, replayable })
+    }
+
+    /// Returns whether a segment of this lifetime may be opened, in place of a full one or in
+    /// addition.
+    fn may_open(&self, lifetime: u8, replaces: bool) -> bool {
+        let state = self.log.append_state();
+        let reserve = state.reserve(&self.log.volume, replaces);
+        let (opener, available) = match lifetime {
+            // The last resort tries a full host once more.
+            LIFETIME_MAP => (Opener::Map, state.segments.ready_or_obtainable()),
+            _ => (Opener::Copy, self.space.available(&state)),
+        };
+        reserve.may_open(opener, available, state.trim_heads())
+    }
+
+    /// Writes the seal that leads replay to the next segment of the stream.
+    fn write_seal(
+        &mut self,
+        lifetime: u8,
+        mut place: HeadPlace,
+        next: HeadPlace,
+    ) -> Result<(), Errno> {
+        let seal = place.go_on_at(next, self.log.shape, self.streams.stamp());
+        let mut builder = RecordBuilder::new(0);
+        builder.push(next.entry_of_seal());
+        self.space.store.append(lifetime, seal.address, builder.finish(self.log.codec, &seal))?;
+        self.log.append_state().accounting.sealed_copies();
+        Ok(())
     }
 }
