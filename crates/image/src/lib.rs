@@ -8,6 +8,8 @@ mod capacity;
 mod chunks;
 mod damage;
 mod format;
+#[cfg(any(test, feature = "testing"))]
+mod fuzzing;
 mod image;
 mod progress;
 mod report;
@@ -21,6 +23,8 @@ pub use capacity::valid_capacity;
 pub use chunks::{CHUNK_BYTES, chunks, is_zero};
 pub use damage::{DamageList, DamageWatcher, Damages, Flaw};
 pub use format::Format;
+#[cfg(any(test, feature = "testing"))]
+pub use fuzzing::use_it;
 pub use image::{
     CompactProgress, DiscardMode, Discards, Image, Layout, LogCosts, LogState, Space, Tell,
 };

@@ -6,11 +6,10 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use flowstone_block::{
-    BlockingDisk, Channel, Extent, IoVec, Layer, Op, QueueContext, QueueDepth, Request, Sector,
-    SectorCount,
+    Channel, Extent, IoVec, Layer, Op, QueueContext, QueueDepth, Request, Sector, SectorCount,
 };
 use flowstone_fileio::{Access, FileIo};
-use flowstone_image::{DiscardMode, Image};
+use flowstone_image::{DiscardMode, use_it};
 use flowstone_log_format::Entry;
 use flowstone_sim::{Fate, SimDisk};
 
@@ -23,8 +22,6 @@ pub use crate::corrupter::{Target, decode};
 /// Blocks of the small image's disk.
 const BLOCKS: u64 = 192;
 const BLOCK_BYTES: usize = 4096;
-/// Maximum number of bytes read from an image that claims to be large.
-const READ_MAX: u64 = 8 << 20;
 
 /// State in which the small image was left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -274,30 +271,6 @@ pub fn survive(left: Left, patches: &[Patch], length: Option<usize>) {
         assert!(again.repairs.is_empty(), "{again:?}");
     }
     if let Ok(image) = open(&ready.disk(&bytes)) {
-        use_it(&image);
+        use_it(&image, 4000);
     }
-}
-
-/// Reads, writes and discards; errors are valid answers.
-fn use_it(image: &LogImage) {
-    let mut guest = BlockingDisk::new(image).expect("a channel");
-    let mut buffer = vec![0; 64 << 10];
-    let (mut at, mut read) = (Sector::new(0), 0);
-    while let Ok(Some(data)) = image.next_data(at) {
-        let bytes = data.bytes().min(buffer.len() as u64);
-        let _ = guest.read(data.start(), &mut buffer[..bytes as usize]);
-        read += bytes;
-        at = Sector::new(data.start().get() + bytes / 512);
-        if read > READ_MAX {
-            break;
-        }
-    }
-    let end = image.geometry().capacity.get();
-    for sector in (0..end.min(BLOCKS * 8)).step_by(61) {
-        let sectors = (end - sector).min(9) as usize;
-        let _ = guest.write(Sector::new(sector), &mut buffer[..sectors * 512]);
-    }
-    let range = Extent::new(Sector::new(0), SectorCount::new(end.min(4000)));
-    let _ = guest.run(Op::Discard(range.expect("no disk is empty")));
-    let _ = guest.run(Op::Flush);
 }

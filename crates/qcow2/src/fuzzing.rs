@@ -3,17 +3,15 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
-use flowstone_block::{BlockingDisk, Extent, Layer, Op, Sector, SectorCount};
+use flowstone_block::{BlockingDisk, Extent, Op, Sector, SectorCount};
 use flowstone_fileio::Access;
-use flowstone_image::{CheckOptions, Image};
+use flowstone_image::{CheckOptions, use_it};
 use flowstone_sim::SimDisk;
 
 use super::{Memory, Opening, Qcow2Image, Qcow2Options, check, create};
 
 /// Clusters of the small disks.
 const CLUSTERS: u64 = 150;
-/// Maximum number of bytes read from an image that claims to be large.
-const READ_MAX: u64 = 4 << 20;
 
 /// Bytes to put into an image.
 #[derive(Clone, Debug)]
@@ -85,10 +83,10 @@ pub fn survive(cluster_bits: u32, patches: &[Patch], length: Option<usize>) {
     }
     let disk = SimDisk::from_bytes(&bytes);
     if let Ok(image) = open(&disk, Access::Read) {
-        use_it(&image);
+        use_it(&image, 900);
     }
     if let Ok(image) = open(&disk, Access::Write) {
-        use_it(&image);
+        use_it(&image, 900);
         drop(image);
         // An image without errors still has none.
         if found.is_ok_and(|report| report.error_count == 0 && report.leaked_bytes == 0) {
@@ -96,28 +94,4 @@ pub fn survive(cluster_bits: u32, patches: &[Patch], length: Option<usize>) {
             assert_eq!((left.errors, left.leaked_bytes), (vec![], 0));
         }
     }
-}
-
-/// Reads, writes and discards; errors are valid answers.
-fn use_it(image: &Qcow2Image) {
-    let mut guest = BlockingDisk::new(image).expect("a channel");
-    let mut buffer = vec![0; 64 << 10];
-    let (mut at, mut read) = (Sector::new(0), 0);
-    while let Ok(Some(data)) = image.next_data(at) {
-        let bytes = data.bytes().min(buffer.len() as u64);
-        let _ = guest.read(data.start(), &mut buffer[..bytes as usize]);
-        read += bytes;
-        at = Sector::new(data.start().get() + bytes / 512);
-        if read > READ_MAX {
-            break;
-        }
-    }
-    let end = image.geometry().capacity.get();
-    for sector in (0..end.min(2000)).step_by(61) {
-        let sectors = (end - sector).min(9) as usize;
-        let _ = guest.write(Sector::new(sector), &mut buffer[..sectors * 512]);
-    }
-    let range = Extent::new(Sector::new(0), SectorCount::new(end.min(900)));
-    let _ = guest.run(Op::Discard(range.expect("no disk is empty")));
-    let _ = guest.run(Op::Flush);
 }
