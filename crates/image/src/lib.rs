@@ -12,6 +12,7 @@ mod format;
 mod fuzzing;
 mod image;
 mod progress;
+mod refusal;
 mod report;
 pub mod runtime;
 mod sample;
@@ -29,6 +30,7 @@ pub use image::{
     CompactProgress, DiscardMode, Discards, Image, Layout, LogCosts, LogState, Space, Tell,
 };
 pub use progress::Progress;
+pub use refusal::{data_beyond_end, refuse_readonly};
 pub use report::{CheckOptions, CheckProgress, CheckReport, ERRORS_LISTED_MAX};
 pub use sample::{ReadSample, sample_reads};
 pub use upkeep::Upkeep;

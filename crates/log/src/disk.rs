@@ -13,7 +13,7 @@ use flowstone_fileio::{Access, FileIo};
 use flowstone_image::runtime::worker::{self, Worker};
 use flowstone_image::{
     CompactProgress, DamageWatcher, Damages, DiscardMode, Discards, Format, Image, Layout,
-    LogState, Progress, Space, Tell, valid_capacity,
+    LogState, Progress, Space, Tell, data_beyond_end, refuse_readonly, valid_capacity,
 };
 use flowstone_log_format::{Address, BLOCK_BYTES, BLOCK_SECTORS, blocks_of};
 use tracing::error;
@@ -168,10 +168,7 @@ impl Image for LogImage {
 
     fn resize(&self, capacity: SectorCount) -> Result<()> {
         let name = format!("resize {}", self.log.name);
-        if self.readonly {
-            let why = "it is open for reading only";
-            return Err(Error::invalid(name, why, "open it for writing"));
-        }
+        refuse_readonly(&name, self.readonly)?;
         valid_capacity(capacity.bytes())
             .map_err(|why| Error::invalid(name.clone(), why, "give a size such as 8G"))?;
         let blocks = blocks_of(capacity.bytes());
@@ -189,11 +186,7 @@ impl Image for LogImage {
         if self.log.volume.map.next_mapped(beyond).is_some()
             || self.has_data_in_block_behind(capacity)?
         {
-            return Err(Error::invalid(
-                name,
-                "there is data beyond the new end",
-                "shrink the file system inside first and discard what it leaves (fstrim)",
-            ));
+            return Err(data_beyond_end(&name));
         }
         let command = Command::Resize { capacity: capacity.get(), segments };
         let resized = self.log.volume.resize_while(capacity, || self.log.inbox.ask(command).wait());
@@ -216,10 +209,7 @@ impl Image for LogImage {
 
     fn compact(&self, progress: CompactProgress<'_>) -> Result<()> {
         let name = format!("compact {}", self.log.name);
-        if self.readonly {
-            let why = "it is open for reading only";
-            return Err(Error::invalid(name, why, "open it for writing"));
-        }
+        refuse_readonly(&name, self.readonly)?;
         let inbox = &self.log.inbox;
         let compacted = inbox.ask(Command::Compact).wait_telling(inbox, progress);
         compacted

@@ -13,7 +13,7 @@ use flowstone_image::runtime::trims::Trims;
 use flowstone_image::runtime::worker::Worker;
 use flowstone_image::{
     CheckOptions, CompactProgress, DamageWatcher, Damages, DiscardMode, Discards, Format, Image,
-    Layout, Space, valid_capacity,
+    Layout, Space, data_beyond_end, refuse_readonly, valid_capacity,
 };
 use tracing::error;
 
@@ -134,13 +134,8 @@ impl Image for Qcow2Image {
     fn resize(&self, capacity: SectorCount) -> Result<()> {
         const ADVICE: &str = "give a size such as 8G";
         valid_capacity(capacity.bytes()).map_err(|why| self.refuse("resize", why, ADVICE))?;
-        if self.core.readonly {
-            return Err(self.refuse(
-                "resize",
-                "it is open for reading only",
-                "open it for writing",
-            ));
-        }
+        let name = format!("resize {}", self.core.name);
+        refuse_readonly(&name, self.core.readonly)?;
         let before = self.core.capacity();
         let largest = self.core.shape.l2_entries() * self.core.shape.cluster_bytes() * (4 << 20);
         if capacity.bytes() > largest {
@@ -156,16 +151,11 @@ impl Image for Qcow2Image {
                 "convert it to an image without a backing file",
             ));
         }
-        let host = |error: io::Error| {
-            Error::host(format!("resize {}", self.core.name), error, "check the host's file system")
-        };
+        let host = |error: io::Error| Error::host(&*name, error, "check the host's file system");
         if capacity < before {
             let data = self.next_data(Sector::new(capacity.get())).map_err(host)?;
             if data.is_some() {
-                let why = "there is data beyond the new end";
-                let advice =
-                    "shrink the file system inside first and discard what it leaves (fstrim)";
-                return Err(self.refuse("resize", why, advice));
+                return Err(data_beyond_end(&name));
             }
         }
         // Shrinks at once, so that nothing is written beyond the new end; grows once the map covers
@@ -201,17 +191,14 @@ impl Image for Qcow2Image {
     }
 
     fn compact(&self, progress: CompactProgress<'_>) -> Result<()> {
-        if self.core.readonly {
-            let why = "it is open for reading only";
-            return Err(self.refuse("compact", why, "open it for writing"));
-        }
+        let name = format!("compact {}", self.core.name);
+        refuse_readonly(&name, self.core.readonly)?;
         let failed = |errno: Errno| {
-            let name = format!("compact {}", self.core.name);
             let advice = match errno {
                 Errno::NOSPC => "free space on the host and repeat it; what is in order stays so",
                 _ => "check the host's file system",
             };
-            Error::host(name, errno, advice)
+            Error::host(&*name, errno, advice)
         };
         // A cluster that is moved must have no unknown user. The check reads the file, so the map
         // must be committed, and no commit may be running.

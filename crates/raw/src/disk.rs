@@ -15,7 +15,8 @@ use flowstone_image::runtime::group_sync::GroupSync;
 use flowstone_image::runtime::pace::Activity;
 use flowstone_image::runtime::trims::Trims;
 use flowstone_image::{
-    CompactProgress, DiscardMode, Discards, Format, Image, Layout, Space, Upkeep, valid_capacity,
+    CompactProgress, DiscardMode, Discards, Format, Image, Layout, Space, Upkeep, data_beyond_end,
+    refuse_readonly, valid_capacity,
 };
 
 use super::channel::{RawChannel, RawParts};
@@ -182,11 +183,7 @@ impl Image for RawImage {
         valid_capacity(capacity.bytes())
             .map_err(|why| Error::invalid(name.clone(), why, "give a size such as 8G"))?;
         if capacity < self.capacity() && self.has_data_after(capacity)? {
-            return Err(Error::invalid(
-                name,
-                "there is data beyond the new end",
-                "shrink the file system inside first and discard what it leaves (fstrim)",
-            ));
+            return Err(data_beyond_end(&name));
         }
         let host = |error| Error::host(&name, error, "check the host's file system");
         let mut file = BlockingFile::new(&*self.file).map_err(host)?;
@@ -225,10 +222,7 @@ impl Image for RawImage {
 
     fn compact(&self, progress: CompactProgress<'_>) -> Result<()> {
         let name = format!("compact {}", self.name);
-        if self.geometry().readonly {
-            let why = "it is open for reading only";
-            return Err(Error::invalid(name, why, "open it for writing"));
-        }
+        refuse_readonly(&name, self.readonly)?;
         if !self.file.discards_to_zeroes() {
             let why = "the device cannot give space back and read as zeroes there";
             let advice = "leave it as it is: nothing would be gained";
