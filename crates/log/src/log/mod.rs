@@ -5,23 +5,22 @@ pub mod append;
 pub mod rate;
 pub mod reserve;
 pub mod segments;
-mod waiting;
 
 use std::sync::{Arc, OnceLock, PoisonError};
 
 use flowstone_block::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use flowstone_block::sync::{Mutex, MutexGuard};
-use flowstone_block::{Clock, Sector, mutant};
+use flowstone_block::{Clock, Errno, Sector, mutant};
 use flowstone_fileio::FileIo;
 use flowstone_image::Flaw;
 use flowstone_image::runtime::group_sync::GroupSync;
 use flowstone_image::runtime::inbox::Inbox;
 use flowstone_image::runtime::wakers::{QueueWaker, Wakers};
 use flowstone_log_format::{BLOCK_SECTORS, Codec, MapEntry, Sequence, Shape};
-use tracing::error;
+use tracing::{error, info, warn};
 
 pub use self::accounting::Accounting;
-use self::append::{AppendState, Draft, Effects, Health, Place, PlaceError};
+use self::append::{AppendState, Draft, Effects, Full, Health, Place, PlaceError};
 use crate::command::Command;
 use crate::copy_memory::CopyMemory;
 use crate::volume::Volume;
@@ -110,6 +109,31 @@ impl Log {
     pub fn wake_waiting(&self) {
         self.room_made.fetch_add(1, Ordering::Release);
         self.wakers.wake_all();
+    }
+
+    /// Reports that there is room again, and makes the requests that wait for it try again.
+    pub fn announce_room(&self) {
+        if self.append_state().note_room() {
+            info!("{}: there is room for writes again", self.name);
+        }
+        self.wake_waiting();
+    }
+
+    /// Fails the requests that wait for room, when waiting is in vain.
+    pub fn give_up_waiting(&self, errno: Errno) {
+        let full = Full { errno, at: self.clock.now() };
+        let warn = |what: &str| warn!("{}: no room for {what}: {errno}", self.name);
+        if self.append_state().refuse_waiting(full, warn) {
+            self.wake_waiting();
+        }
+    }
+
+    /// Ends copying for now: no write waits for the space it frees.
+    pub fn end_copying(&self) {
+        let held = self.append_state().rate.end();
+        if held && !mutant("log.rate.leaves-writes-behind") {
+            self.wake_waiting();
+        }
     }
 
     /// Returns whether no record can commit until the maintenance worker has started new heads.
