@@ -195,14 +195,11 @@ impl Image for LogImage {
 
     fn layout(&self) -> io::Result<Layout> {
         let mut layout = Layout::of(&*self.log.file)?;
-        let blocks = self.log.volume.blocks();
-        let mut at = 0;
         let mut before: Option<Address> = None;
-        while let Some(lba) = self.log.volume.map.next_mapped(at..blocks) {
-            let address = self.log.volume.map.get(lba).address();
+        for (_, map_entry) in self.log.volume.map.all_mapped(self.log.volume.blocks()) {
+            let address = map_entry.address();
             layout.data_runs += u64::from(!before.is_some_and(|it| it.is_followed_by(address)));
             before = Some(address);
-            at = lba + 1;
         }
         Ok(layout)
     }

@@ -262,13 +262,10 @@ fn count_live(
 ) -> Result<(), LoadError> {
     let mut live = vec![0u32; superblock.segments as usize];
     let mut last = Address::NOWHERE;
-    let blocks = blocks_of_sectors(superblock.capacity_sectors);
-    let mut at = 0;
-    while let Some(lba) = map.next_mapped(at..blocks) {
-        let address = map.get(lba).address();
+    for (_, map_entry) in map.all_mapped(blocks_of_sectors(superblock.capacity_sectors)) {
+        let address = map_entry.address();
         live[shape.segment_of(address).index()] += 1;
         last = last.max(address);
-        at = lba + 1;
     }
     if last != Address::NOWHERE {
         check_inside(last, 1, file_blocks, "data")?;

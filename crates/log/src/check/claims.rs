@@ -36,12 +36,9 @@ impl Claims {
     pub fn of(loaded: &Loaded) -> Self {
         let end = blocks_of_sectors(loaded.superblock.capacity_sectors);
         let mut blocks = Vec::with_capacity(loaded.map.mapped() as usize);
-        let mut at = 0;
-        while let Some(lba) = loaded.map.next_mapped(at..end) {
-            let address = loaded.map.get(lba).address().get();
+        for (lba, map_entry) in loaded.map.all_mapped(end) {
             // No disk has more blocks than there are addresses.
-            blocks.push(Claim { address, lba: lba as u32 });
-            at = lba + 1;
+            blocks.push(Claim { address: map_entry.address().get(), lba: lba as u32 });
         }
         blocks.sort_unstable();
         let found = vec![false; blocks.len()];

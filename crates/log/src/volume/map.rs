@@ -142,6 +142,16 @@ impl BlockMap {
         self.find(range, true)
     }
 
+    /// Iterates over the mapped blocks of a disk of `blocks` blocks.
+    pub fn all_mapped(&self, blocks: u64) -> impl Iterator<Item = (u64, MapEntry)> {
+        let mut next = 0;
+        std::iter::from_fn(move || {
+            let lba = self.next_mapped(next..blocks)?;
+            next = lba + 1;
+            Some((lba, self.get(lba)))
+        })
+    }
+
     /// Returns the first block of the range that is not mapped.
     pub fn next_unmapped(&self, range: Range<u64>) -> Option<u64> {
         self.find(range, false)

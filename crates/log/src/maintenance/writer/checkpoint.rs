@@ -256,12 +256,8 @@ impl Writer {
         let mut count = |address: Address, blocks: u32| {
             *live.entry(self.log.shape.segment_of(address)).or_insert(0u32) += blocks;
         };
-        let blocks = self.log.volume.blocks();
-        let mut at = 0;
-        while let Some(lba) = self.log.volume.map.next_mapped(at..blocks) {
-            count(self.log.volume.map.get(lba).address(), 1);
-            at = lba + 1;
-        }
+        let mapped = self.log.volume.map.all_mapped(self.log.volume.blocks());
+        mapped.for_each(|(_, map_entry)| count(map_entry.address(), 1));
         self.leaves.values().for_each(|place| count(place.address, LEAF_ON_DISK_BLOCKS));
         count(self.root.address, self.root.blocks);
         for (number, segment) in state.segments().iter() {
