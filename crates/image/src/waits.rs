@@ -53,7 +53,8 @@ mod tests {
         "the log stops (`Log::retire`), and all that wait try again and are refused";
     const GIVEN_UP: &str = "commits are given up (`Commits::abandon`)";
 
-    /// A wait, the owner that ends it, how the owner's death ends it, and tests that kill the owner.
+    /// A wait, the owner that ends it, how the owner's death ends it, and the tests that kill the
+    /// owner.
     type Row = (Wait, &'static str, &'static str, &'static [&'static str]);
 
     const ROWS: [Row; 12] = [

@@ -207,7 +207,7 @@ fn read_leaves(
             match sound {
                 Ok(()) => {
                     map.load_leaf(place.leaf, bytes);
-                    found.insert(place.leaf, *place);
+                    found.insert(place.leaf, **place);
                 }
                 Err(error) => bad_leaf(place, error)?,
             }

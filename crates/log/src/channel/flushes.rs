@@ -7,7 +7,7 @@ use super::{Purpose, Queue};
 
 impl Queue {
     /// Completes the request once everything that has completed by now is durable.
-    pub fn flush(&mut self, completion: Completion) {
+    pub fn take_flush(&mut self, completion: Completion) {
         if self.log.sync.has_failed() {
             self.completed.push(Completion { outcome: Err(Errno::IO), ..completion });
             return;

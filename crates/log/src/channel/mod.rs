@@ -163,7 +163,7 @@ impl Channel for LogChannel {
         }
         match request.op {
             Op::Read(extent) => self.reads.submit(queue, request, extent),
-            Op::Flush => queue.flush(Completion { request, outcome: Ok(()) }),
+            Op::Flush => queue.take_flush(Completion { request, outcome: Ok(()) }),
             Op::Write(extent) | Op::Discard(extent) | Op::WriteZeroes { extent, .. } => {
                 self.writes.submit(queue, request, extent);
             }

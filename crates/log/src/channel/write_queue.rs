@@ -326,7 +326,7 @@ impl WriteQueue {
         let durable = request.durable;
         let completion = Completion { request, outcome };
         if durable && outcome.is_ok() && !mutant("log.write-through.skips-sync") {
-            queue.flush(completion);
+            queue.take_flush(completion);
         } else {
             queue.completed.push(completion);
         }

@@ -130,7 +130,7 @@ impl Log {
 
     /// Ends copying for now: no write waits for the space it frees.
     pub fn end_copying(&self) {
-        let held = self.append_state().rate.end();
+        let held = self.append_state().rate_mut().end();
         if held && !mutant("log.rate.leaves-writes-behind") {
             self.wake_waiting();
         }

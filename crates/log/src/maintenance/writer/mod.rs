@@ -11,7 +11,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flowstone_block::{Errno, Outcome, mutant};
+use flowstone_block::{Outcome, mutant};
 use flowstone_log_format::{Address, RootPlace, SegmentId, Superblock};
 
 use super::Progress;

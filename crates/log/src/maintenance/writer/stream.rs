@@ -248,7 +248,7 @@ impl Writer {
         let reserve = state.reserve(&self.log.volume, replaces);
         let (opener, available) = match lifetime {
             // The last resort tries a full host once more.
-            LIFETIME_MAP => (Opener::Map, state.segments.ready_or_obtainable()),
+            LIFETIME_MAP => (Opener::Map, state.segments().ready_or_obtainable()),
             _ => (Opener::Copy, self.space.available(&state)),
         };
         reserve.may_open(opener, available, state.trim_heads())
@@ -265,7 +265,7 @@ impl Writer {
         let mut builder = RecordBuilder::new(0);
         builder.push(next.entry_of_seal());
         self.space.store.append(lifetime, seal.address, builder.finish(self.log.codec, &seal))?;
-        self.log.append_state().accounting.sealed_copies();
+        self.log.append_state().accounting_mut().sealed_copies();
         Ok(())
     }
 }
