@@ -1,8 +1,8 @@
 //! The pages: generated tables between markers in hand-written text, and pictures.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use flowstone_experiment::document;
 
 use super::bench::Bench;
@@ -10,73 +10,31 @@ use super::data::Data;
 use super::pictures::PICTURES;
 use super::tables::{long, tables};
 
-/// The tables of each page.
-const PAGES: [(&str, &[&str]); 6] = [
-    (
-        "wear.md",
-        &[
-            "load",
-            "erase-block",
-            "load-block",
-            "large",
-            "unit",
-            "trim",
-            "spare",
-            "fill",
-            "fill-loads",
-            "images",
-            "offset",
-            "collector",
-        ],
-    ),
-    (
-        "decisions.md",
-        &["segment", "reserve", "age", "copies", "records", "dead", "streams", "resort"],
-    ),
-    ("method.md", &["checks"]),
-    ("S1.md", &["sata", "files"]),
-    ("S4.md", &["mail"]),
-    (
-        "S3.md",
-        &[
-            "postmark",
-            "postmark-time",
-            "postmark-blocks",
-            "postmark-runs",
-            "files-runs",
-            "trees",
-            "trees-full",
-            "deletes",
-            "sort",
-            "sort-four",
-            "sort-images",
-            "sort-images-time",
-            "words",
-            "words-four",
-        ],
-    ),
-];
-
 /// Writes all tables and pictures that have data.
 pub fn update(folder: &Path, benches: &[Bench]) -> Result<()> {
-    for (page, name, text) in rendered(folder, benches)? {
-        document::update(&folder.join(page), name, &text)?;
+    for (name, text) in rendered(folder, benches)? {
+        document::update(&page_of(folder, name)?, name, &text)?;
     }
     PICTURES.iter().try_for_each(|it| it.draw(folder, &folder.join(it.file())))
 }
 
-/// Returns each table that has data: its page, its name and its text.
-pub fn rendered(
-    folder: &Path,
-    benches: &[Bench],
-) -> Result<Vec<(&'static str, &'static str, String)>> {
+/// Returns the page that has the markers of a table.
+fn page_of(folder: &Path, name: &str) -> Result<PathBuf> {
+    let mark = format!("<!-- {name}:begin -->");
+    let pages = std::fs::read_dir(folder)?.flatten().map(|entry| entry.path());
+    let mut pages = pages.filter(|path| path.extension().is_some_and(|it| it == "md"));
+    let page = pages.find(|path| std::fs::read_to_string(path).is_ok_and(|it| it.contains(&mark)));
+    page.with_context(|| format!("no page in {} has {mark}", folder.display()))
+}
+
+/// Returns each table that has data: its name and its text.
+pub fn rendered(folder: &Path, benches: &[Bench]) -> Result<Vec<(&'static str, String)>> {
     let mut found = Vec::new();
     let of_long = long().into_iter().map(|table| (table, "--long "));
     let tables = tables(false).into_iter().map(|table| (table, ""));
     for (table, option) in tables.chain(of_long) {
         let path = folder.join("data").join(format!("{}.json", table.name));
-        let page = PAGES.iter().find(|(_, names)| names.contains(&table.name));
-        if let (Some((page, _)), true) = (page, path.exists()) {
+        if path.exists() {
             let data = Data::read(&path)?;
             let text = format!(
                 "{}\n\nAt {}: `flowstone-bench evidence {option}--only {}`, `--list` has the commands.",
@@ -84,12 +42,12 @@ pub fn rendered(
                 data.commit,
                 table.name
             );
-            found.push((*page, table.name, text));
+            found.push((table.name, text));
         }
     }
     for bench in benches {
         let text = bench.rendered(folder)?;
-        found.extend(text.map(|text| (bench.page, bench.name, text)));
+        found.extend(text.map(|text| (bench.name, text)));
     }
     Ok(found)
 }
@@ -104,9 +62,9 @@ mod tests {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/evidence");
         let rendered = rendered(&folder, &[]).unwrap();
         let all = tables(false).len() + long().len();
-        assert_eq!(rendered.len(), all, "a table has no data or no page");
-        for (page, name, text) in rendered {
-            let page = std::fs::read_to_string(folder.join(page)).unwrap();
+        assert_eq!(rendered.len(), all, "a table has no data");
+        for (name, text) in rendered {
+            let page = std::fs::read_to_string(page_of(&folder, name).unwrap()).unwrap();
             assert!(page.contains(&text), "{name}: run `flowstone-bench evidence --only {name}`");
         }
     }
