@@ -9,7 +9,7 @@ use flowstone_testkit::{Daemon, DaemonCommand};
 use serde_json::Value;
 use tempfile::{TempDir, tempdir_in};
 
-use crate::place::{Disk, Place, TMPFS, serve_all, stats, stop};
+use crate::place::{Place, TMPFS, serve_all, socket_of, stats, stop};
 use crate::raw_file::write_full;
 use crate::server::qsd;
 
@@ -103,10 +103,10 @@ impl Server {
         keys: &str,
     ) -> Result<Self> {
         let dir = tempdir_in(disks.dir)?;
-        let paths = |end: &str| -> Vec<PathBuf> {
-            (0..disks.count).map(|disk| dir.path().join(format!("d{disk}.{end}"))).collect()
-        };
-        let (images, sockets) = (paths("raw"), paths("sock"));
+        let image = |disk| dir.path().join(format!("{}.raw", name_of(disk)));
+        let images: Vec<PathBuf> = (0..disks.count).map(image).collect();
+        let socket = |disk| socket_of(dir.path(), &name_of(disk));
+        let sockets: Vec<PathBuf> = (0..disks.count).map(socket).collect();
         for image in &images {
             if disks.sparse {
                 std::fs::File::create(image)?.set_len(disks.bytes)?;
@@ -118,15 +118,14 @@ impl Server {
         let direct = disks.dir != Path::new(TMPFS);
         let (name, is_flowstone) =
             (who.name(), matches!(who, Who::Flowstone(_) | Who::Pipeline(_)));
+        let flowstone = |pollers, form| {
+            let control = control(dir.path());
+            let keys = format!("control = {control:?}\npollers = {pollers:?}\n{keys}");
+            serve_all(&program, dir.path(), &keys, &tables(&images, direct, form))
+        };
         let command = match who {
-            Who::Flowstone(pollers) => {
-                let keys = format!("pollers = \"{pollers}\"\n{keys}");
-                flowstone(&program, dir.path(), &keys, &images, &sockets, direct, "fused")?
-            }
-            Who::Pipeline(form) => {
-                let keys = format!("pollers = \"per-queue\"\n{keys}");
-                flowstone(&program, dir.path(), &keys, &images, &sockets, direct, form)?
-            }
+            Who::Flowstone(pollers) => flowstone(pollers, "fused")?,
+            Who::Pipeline(form) => flowstone("per-queue", form)?,
             qsd => qemu(qsd, &images, &sockets, direct),
         };
         let daemon = command.cpus(cpus).spawn()?;
@@ -187,23 +186,18 @@ fn control(dir: &Path) -> PathBuf {
     dir.join("control")
 }
 
-fn flowstone(
-    program: &Path,
-    dir: &Path,
-    keys: &str,
-    images: &[PathBuf],
-    sockets: &[PathBuf],
-    direct: bool,
-    pipeline: &str,
-) -> Result<DaemonCommand> {
-    let keys = format!("control = {:?}\n{keys}", control(dir));
+fn name_of(disk: usize) -> String {
+    format!("d{disk}")
+}
+
+/// Returns the names and the keys of the disks of Flowstone.
+fn tables(images: &[PathBuf], direct: bool, pipeline: &str) -> Vec<(String, String)> {
     let direct = if direct { "on" } else { "off" };
-    let disk = |(disk, (image, socket)): (usize, (&PathBuf, &PathBuf))| {
+    let table = |(disk, image): (usize, &PathBuf)| {
         let more = format!("queues = 1\ndirect = {direct:?}\npipeline = {pipeline:?}");
-        Disk::new(&format!("d{disk}"), socket, &format!("image = {image:?}\n{more}"))
+        (name_of(disk), format!("image = {image:?}\n{more}"))
     };
-    let disks: Vec<Disk> = images.iter().zip(sockets).enumerate().map(disk).collect();
-    serve_all(program, dir, &keys, &disks)
+    images.iter().enumerate().map(table).collect()
 }
 
 fn qemu(who: Who, images: &[PathBuf], sockets: &[PathBuf], direct: bool) -> DaemonCommand {
@@ -220,7 +214,7 @@ fn qemu(who: Who, images: &[PathBuf], sockets: &[PathBuf], direct: bool) -> Daem
         }
         let node = qsd::node("raw", "file", image, direct, aio);
         let thread = thread.map(|thread| format!("io{thread}"));
-        command = qsd::export(command, &format!("d{disk}"), &node, socket, 1, thread.as_deref());
+        command = qsd::export(command, &name_of(disk), &node, socket, 1, thread.as_deref());
     }
     command.ready(Ready::Sockets(sockets.to_vec()))
 }

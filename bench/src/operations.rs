@@ -23,7 +23,7 @@ use flowstone_testkit::process::Ready;
 use tempfile::{TempDir, tempdir_in};
 
 use crate::idle::figure_of;
-use crate::place::{Disk, Place, create, drive, serve, serve_all, stop, timed};
+use crate::place::{Place, create, drive, serve, serve_all, stop, timed};
 use crate::run::Run;
 use api::Api;
 
@@ -103,12 +103,8 @@ impl Bench<'_> {
 
     /// Serves these disks, each a name and a line of its table.
     fn serve(&self, disks: &[(String, String)]) -> Result<Daemon> {
-        let disk = |(name, line): &(String, String)| {
-            Disk::new(name, &self.path(&format!("{name}.sock")), line)
-        };
         let keys = format!("control = {:?}", self.path("control.sock"));
-        let disks: Vec<Disk> = disks.iter().map(disk).collect();
-        let command = serve_all(&self.program, self.folder.path(), &keys, &disks)?;
+        let command = serve_all(&self.program, self.folder.path(), &keys, disks)?;
         let daemon = command.cpus(&[self.args.place.server_cpu]).spawn()?;
         api::wait_for(&self.path("control.sock"))?;
         Ok(daemon)

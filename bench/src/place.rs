@@ -137,25 +137,29 @@ pub fn serve(program: &Path, socket: &Path) -> DaemonCommand {
     DaemonCommand::new(program).args(["serve", "--socket"]).arg(socket)
 }
 
-/// A disk of a configuration file.
-#[derive(Clone, Debug)]
-pub struct Disk(String);
-
-impl Disk {
-    /// Describes a disk by the keys of its table.
-    pub fn new(name: &str, socket: &Path, keys: &str) -> Self {
-        Self(format!("[[disk]]\nname = {name:?}\nsocket = {socket:?}\n{keys}\n"))
-    }
-}
-
 /// Returns the command that serves many disks in one daemon, from a configuration file in `dir`;
-/// `keys` are those of the daemon.
-pub fn serve_all(program: &Path, dir: &Path, keys: &str, disks: &[Disk]) -> Result<DaemonCommand> {
+/// `keys` are those of the daemon. Each disk has a name and the keys of its table; `socket_of` that
+/// name is its socket.
+pub fn serve_all<Name: AsRef<str>>(
+    program: &Path,
+    dir: &Path,
+    keys: &str,
+    disks: &[(Name, String)],
+) -> Result<DaemonCommand> {
     let path = dir.join("flowstone.toml");
-    let tables: String = disks.iter().map(|disk| &*disk.0).collect();
+    let table = |(name, keys): &(Name, String)| {
+        let (name, socket) = (name.as_ref(), socket_of(dir, name.as_ref()));
+        format!("[[disk]]\nname = {name:?}\nsocket = {socket:?}\n{keys}\n")
+    };
+    let tables: String = disks.iter().map(table).collect();
     std::fs::write(&path, format!("{keys}\n{tables}"))?;
     let command = DaemonCommand::new(program).args(["serve", "--config"]).arg(path);
     Ok(command.ready(Ready::Listening(disks.len())))
+}
+
+/// Returns the socket of a disk of many.
+pub fn socket_of(dir: &Path, name: &str) -> PathBuf {
+    dir.join(format!("{name}.sock"))
 }
 
 /// Returns the limit of a load that is measured for so many seconds, after the usual ramp.

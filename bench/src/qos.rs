@@ -17,7 +17,7 @@ use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, LoadOptions, LoadReport};
 use tempfile::{TempDir, tempdir_in};
 
-use crate::place::{Disk, TMPFS, drive, remove, serve_all, stop, timed};
+use crate::place::{TMPFS, drive, remove, serve_all, socket_of, stop, timed};
 use crate::point::selected;
 use crate::raw_file::fill;
 use crate::run::Base;
@@ -94,7 +94,7 @@ struct Served {
 
 impl Served {
     fn socket(&self, name: &str) -> PathBuf {
-        self.dir.path().join(format!("{name}.sock"))
+        socket_of(self.dir.path(), name)
     }
 
     fn end(mut self) -> Result<()> {
@@ -103,12 +103,13 @@ impl Served {
 }
 
 impl Bench<'_> {
-    fn serve(&self, program: &Path, dir: TempDir, disks: &[(&str, String)]) -> Result<Served> {
-        let disk = |(name, keys): &(&str, String)| {
-            Disk::new(name, &dir.path().join(format!("{name}.sock")), keys)
-        };
-        let disks: Vec<Disk> = disks.iter().map(disk).collect();
-        let command = serve_all(program, dir.path(), "", &disks)?;
+    fn serve<Name: AsRef<str>>(
+        &self,
+        program: &Path,
+        dir: TempDir,
+        disks: &[(Name, String)],
+    ) -> Result<Served> {
+        let command = serve_all(program, dir.path(), "", disks)?;
         Ok(Served { daemon: command.cpus(&[self.args.base.place.server_cpu]).spawn()?, dir })
     }
 

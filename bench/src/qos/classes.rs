@@ -128,7 +128,7 @@ impl Bench<'_> {
             let vm = format!("name={},weight=100", load.vm);
             format!("image = {:?}\ndirect = \"on\"\nvm = {vm:?}", load.disk.image)
         });
-        let disks: Vec<(&str, String)> = names.iter().map(String::as_str).zip(keys).collect();
+        let disks: Vec<_> = names.iter().zip(keys).collect();
         let served = self.serve(&self.program, tempdir_in(&self.args.base.run.dir)?, &disks)?;
         let options = |(load, name): (&Load<'_>, &String)| {
             let queues = 1 + usize::from(load.commits.is_some());

@@ -124,8 +124,6 @@ impl Bench<'_> {
             Ok((load.name.clone(), keys))
         };
         let disks = loads.iter().map(keys).collect::<Result<Vec<_>>>()?;
-        let disks: Vec<(&str, String)> =
-            disks.iter().map(|(name, keys)| (&**name, keys.clone())).collect();
         let served = self.serve(&self.program, tempdir_in(&self.args.base.run.dir)?, &disks)?;
         // The others load the device with the measured operation, without syncs.
         let options = |load: &Loaded| LoadOptions {
