@@ -6,9 +6,9 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
-use flowstone_experiment::{CPU_US, Experiment, Figures, IOPS, P50_US, figures, table, turns};
+use flowstone_experiment::{CPU_US, Experiment, Figures, IOPS, P50_US, figures, table};
 use flowstone_testkit::DaemonCommand;
 use flowstone_testkit::load::{Completion, LoadOptions};
 
@@ -167,7 +167,11 @@ pub fn cached(args: &CachedArgs) -> Result<()> {
     std::fs::write(&bench.image, vec![0x5a; usize::try_from(args.base.size)?])?;
     let mut text = String::new();
     for group in GROUPS.iter().filter(|group| selected(group.name, &args.only)) {
-        bench.group(group, &mut experiment)?;
+        let points: Vec<_> = group.loads.iter().map(|load| (group.point(*load), *load)).collect();
+        let servers: Vec<_> = group.servers.iter().map(|it| (it.name(), *it)).collect();
+        experiment.run(args.base.run.rounds, &points, &servers, |load, server| {
+            bench.measure(*server, *load, group.before)
+        })?;
         text += &format!("{}\n", group.table(&experiment));
     }
     args.base.run.publish("cached", &text, &experiment)?;
@@ -208,19 +212,6 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn group(&self, group: &Group, experiment: &mut Experiment) -> Result<()> {
-        for round in 0..self.args.base.run.rounds {
-            for server in turns(round, group.servers) {
-                for load in group.loads {
-                    let figures = self.measure(*server, *load, group.before);
-                    let figures = figures.context(server.name())?;
-                    experiment.add(&group.point(*load), server.name(), &figures);
-                }
-            }
-        }
-        Ok(())
-    }
-
     fn measure(&self, server: Server, load: Load, before: Before) -> Result<Figures> {
         let (args, socket) = (self.args, self.args.base.run.dir.join("cached.sock"));
         if before == Before::Nothing {

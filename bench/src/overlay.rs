@@ -8,10 +8,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use flowstone_experiment::command::succeed;
-use flowstone_experiment::{Figures, IOPS, table, turns};
+use flowstone_experiment::{Figures, IOPS, table};
 use flowstone_testkit::DaemonCommand;
 
 use crate::place::{remove, serve, stop_peer, timed};
@@ -50,14 +50,9 @@ pub fn overlay(args: &OverlayArgs) -> Result<()> {
     ];
     contenders.extend(args.before.clone().map(|it| ("before, overlay", Contender::Overlay(it))));
     let images = Images::make(args)?;
-    for round in 0..args.base.run.rounds {
-        for (name, contender) in turns(round, &contenders) {
-            for (point, depth) in POINTS {
-                let figures = contender.measure(args, &images, depth).context(*name)?;
-                experiment.add(point, name, &figures);
-            }
-        }
-    }
+    experiment.run(args.base.run.rounds, &POINTS, &contenders, |depth, contender| {
+        contender.measure(args, &images, *depth)
+    })?;
     let row = |(name, _): &(&'static str, Contender)| {
         let rates = POINTS.map(|(point, _)| experiment.at(point, name).cell(IOPS, 0));
         let ratios = POINTS

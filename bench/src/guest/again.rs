@@ -19,12 +19,9 @@ const SECONDS: &str = "seconds";
 /// Measures, and returns a table.
 pub fn again(program: &Path, rounds: usize, experiment: &mut Experiment) -> Result<String> {
     let contenders = [("with copies and history", true), ("without", false)];
-    for _ in 0..rounds {
-        for (name, keeps) in contenders {
-            let time = first_pass(program, keeps)?;
-            experiment.add(POINT, name, &[(SECONDS, time.as_secs_f64())]);
-        }
-    }
+    experiment.run(rounds, &[(POINT, ())], &contenders, |(), keeps| {
+        Ok(vec![(SECONDS, first_pass(program, *keeps)?.as_secs_f64())])
+    })?;
     let [with, without] = contenders.map(|(name, _)| experiment.at(POINT, name));
     let row = [with.cell(SECONDS, 3), without.cell(SECONDS, 3), without.ratio(with, SECONDS)];
     let titles = "point | with copies and history, s | without, s | speed, ratio";

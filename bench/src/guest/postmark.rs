@@ -44,14 +44,11 @@ const MB_PER_S: &str = "mb_per_s";
 
 /// Measures, and returns a table.
 pub fn postmark(program: &Path, rounds: usize, experiment: &mut Experiment) -> Result<String> {
-    for _ in 0..rounds {
-        for load in LOADS {
-            for part in PARTS {
-                let rate = measure(program, load, part)?;
-                experiment.add(&load.name(), &cached(part), &[(MB_PER_S, rate)]);
-            }
-        }
-    }
+    let points = LOADS.map(|load| (load.name(), load));
+    let contenders = PARTS.map(|part| (cached(part), part));
+    experiment.run(rounds, &points, &contenders, |load, part| {
+        Ok(vec![(MB_PER_S, measure(program, *load, *part)?)])
+    })?;
     Ok(render(experiment))
 }
 

@@ -84,18 +84,14 @@ impl Bench<'_> {
             ];
             let what = if syncs { "writes, each synced" } else { rw };
             let point = format!("beside a VM at QD{HOG_DEPTH}, {what}");
-            for _ in 0..self.args.base.run.rounds {
-                for (name, loads) in &cases {
-                    let reports = self.loaded(loads, rw)?;
-                    let other = reports.get(1).map_or(f64::NAN, |report| report.iops);
-                    let figures = [
-                        (P99_US, reports[0].latency.p99_us),
-                        (SYNC_P99_US, reports[0].flush.p99_us),
-                        (OTHER_IOPS, other),
-                    ];
-                    experiment.add(&point, name, &figures);
-                }
-            }
+            experiment.run(self.args.base.run.rounds, &[(&point, ())], &cases, |(), loads| {
+                let reports = self.loaded(loads, rw)?;
+                Ok(vec![
+                    (P99_US, reports[0].latency.p99_us),
+                    (SYNC_P99_US, reports[0].flush.p99_us),
+                    (OTHER_IOPS, reports.get(1).map_or(f64::NAN, |report| report.iops)),
+                ])
+            })?;
             let alone = experiment.at(&point, "alone");
             rows.extend(cases.iter().map(|(name, _)| {
                 let own = experiment.at(&point, name);
