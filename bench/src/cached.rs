@@ -12,7 +12,7 @@ use flowstone_experiment::{CPU_US, Experiment, Figures, IOPS, P50_US, figures, t
 use flowstone_testkit::DaemonCommand;
 use flowstone_testkit::load::{Completion, LoadOptions};
 
-use crate::place::{PASS_BYTES, drive, remove, serve, stop_peer, timed, whole};
+use crate::place::{PASS_BYTES, remove, serve, stop_peer, timed, whole};
 use crate::point::selected;
 use crate::raw_file::drop_pages;
 use crate::run::{Base, defaults};
@@ -217,18 +217,16 @@ impl Bench<'_> {
         if before == Before::Nothing {
             drop_pages(&self.image)?;
         }
-        let mut daemon = args.base.place.start(self.command(server, &socket), &socket)?;
         let in_memory = matches!(server, Server::Flowstone(..));
         // A disk in memory is written first: otherwise every read accesses the same page of zeroes.
         let write = in_memory && before != Before::Nothing;
         let write = if write { &[("write", PASS_BYTES)][..] } else { &[] };
-        for (rw, bytes) in write.iter().chain(before.loads()) {
+        let loads = write.iter().chain(before.loads()).map(|(rw, bytes)| {
             let load = LoadOptions::new(&socket).workload(rw).iodepth(4);
-            drive(&whole(load, *bytes, args.base.size))?;
-        }
+            whole(load, *bytes, args.base.size)
+        });
         let mut options = args.base.place.load(&socket, load.rw, load.iodepth);
         options.block_bytes = load.block_bytes;
-        options.server_pid = Some(daemon.pid());
         // If the disk is accessed too, its completions need the client's core.
         if before != Before::Read && !in_memory {
             options.completion = Completion::Eventfd;
@@ -237,10 +235,9 @@ impl Bench<'_> {
             Before::Nothing if !in_memory => whole(options, load.block_bytes, args.base.size),
             _ => LoadOptions { limit: timed(args.base.runtime), ..options },
         };
-        let report = drive(&options)?;
+        let loads: Vec<_> = loads.chain([options]).collect();
         // Flowstone's exit status is checked by tests.
-        stop_peer(&mut daemon)?;
-        Ok(figures(&report))
+        Ok(figures(&args.base.place.measure(self.command(server, &socket), &loads, stop_peer)?))
     }
 
     fn command(&self, server: Server, socket: &Path) -> DaemonCommand {

@@ -10,7 +10,7 @@ use flowstone_experiment::command::succeed;
 use flowstone_experiment::{Experiment, table};
 use flowstone_testkit::load::{Completion, LoadOptions};
 
-use crate::place::{drive, remove, stop, timed, whole};
+use crate::place::{remove, stop, timed, whole};
 use crate::run::Base;
 
 const CLUSTERS: [(&str, u64); 3] = [("4K", 4 << 10), ("64K", 64 << 10), ("2M", 2 << 20)];
@@ -79,9 +79,8 @@ fn read(
 /// Serves the image with direct I/O and loads it. Returns requests per second.
 fn load(args: &Base, image: &Path, shape: impl FnOnce(LoadOptions) -> LoadOptions) -> Result<f64> {
     let socket = args.run.dir.join("compact.sock");
-    let mut daemon = args.place.serve(image, &socket, 1, &["--direct", "on"])?;
+    let command = args.place.command(image, &socket, 1, &["--direct", "on"])?;
     let load = shape(args.place.load(&socket, "read", 1));
-    let report = drive(&LoadOptions { completion: Completion::Eventfd, ..load })?;
-    stop(&mut daemon)?;
-    Ok(report.iops)
+    let load = LoadOptions { completion: Completion::Eventfd, ..load };
+    Ok(args.place.measure(command, &[load], stop)?.iops)
 }

@@ -101,7 +101,7 @@ impl<'a> Images<'a> {
     fn write(&self, image: &Path, shape: impl FnOnce(LoadOptions) -> LoadOptions) -> Result<()> {
         let socket = image.with_extension("sock");
         let command = self.args.base.place.command(image, &socket, 1, &[])?;
-        self.args.base.place.measure(command, &shape(LoadOptions::new(&socket)), stop).map(drop)
+        self.args.base.place.measure(command, &[shape(LoadOptions::new(&socket))], stop).map(drop)
     }
 }
 

@@ -11,7 +11,7 @@ use std::process::Command;
 use anyhow::Result;
 use clap::Args;
 use flowstone_experiment::command::succeed;
-use flowstone_experiment::{Figures, IOPS, table};
+use flowstone_experiment::{Figures, IOPS, figures, table};
 use flowstone_testkit::DaemonCommand;
 
 use crate::place::{remove, serve, stop_peer, timed};
@@ -100,6 +100,7 @@ impl Contender {
         let mut load = args.base.place.load(&socket, "randread", depth);
         load.limit = timed(args.base.runtime);
         // Flowstone's exit status is checked by tests.
-        args.base.place.measure(self.command(images, &socket), &load, stop_peer)
+        let command = self.command(images, &socket);
+        Ok(figures(&args.base.place.measure(command, &[load], stop_peer)?))
     }
 }

@@ -8,7 +8,6 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use flowstone_experiment::command::{json, succeed};
-use flowstone_experiment::{Figures, figures};
 use flowstone_testkit::load::{Completion, Limit, LoadOptions, LoadReport, run};
 use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT, flowstone_binary};
 use flowstone_testkit::{Daemon, DaemonCommand};
@@ -101,12 +100,22 @@ impl Place {
         LoadOptions { threads: 1, cpus: vec![self.client_cpu], completion, ..load }
     }
 
-    /// Starts a server of one disk, loads the disk, and ends the server.
-    pub fn measure(&self, command: DaemonCommand, load: &LoadOptions, end: End) -> Result<Figures> {
-        let mut daemon = self.start(command, &load.client.socket)?;
-        let report = drive(load)?;
+    /// Starts a server of one disk, drives the disk with one load after the other, and ends the
+    /// server. Returns the results of the last load, with the CPU time of the server.
+    pub fn measure(
+        &self,
+        command: DaemonCommand,
+        loads: &[LoadOptions],
+        end: End,
+    ) -> Result<LoadReport> {
+        let (last, before) = loads.split_last().context("there is no load")?;
+        let mut daemon = self.start(command, &last.client.socket)?;
+        before.iter().try_for_each(|load| drive(load).map(drop))?;
+        let last = LoadOptions { server_pid: Some(daemon.pid()), ..last.clone() };
+        let report = drive(&last);
+        let report = report.with_context(|| format!("the server said: {}", daemon.stderr()))?;
         end(&mut daemon)?;
-        Ok(figures(&report))
+        Ok(report)
     }
 }
 

@@ -4,11 +4,12 @@
 //! on a real disk a polling client would take the core that the kernel needs for completions, so
 //! there it sleeps, as a guest does.
 
+use std::path::Path;
 use std::time::Duration;
 
-use flowstone_testkit::load::{Completion, Limit, LoadOptions};
+use flowstone_testkit::load::{Completion, LoadOptions};
 
-use crate::place::RAMP;
+use crate::place::{Place, RAMP, seconds};
 
 /// The backend of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,15 +137,13 @@ impl Point {
         }
     }
 
-    /// Returns the options of the generator, with one thread on `cpu`.
-    pub fn load(&self, socket: &std::path::Path, cpu: usize, runtime: Duration) -> LoadOptions {
-        let mut options = LoadOptions::new(socket).workload(self.rw).iodepth(self.iodepth);
+    /// Returns the options of the generator.
+    pub fn load(&self, place: &Place, socket: &Path, runtime: f64) -> LoadOptions {
+        let mut options = place.load(socket, self.rw, self.iodepth);
         options.client = options.client.queues(self.queues);
         options.block_bytes = self.block_bytes;
-        options.threads = 1;
-        options.cpus = vec![cpu];
         options.completion = self.completion();
-        options.limit = Limit::Time { ramp: self.backend.ramp(), runtime };
+        options.limit = seconds(self.backend.ramp(), runtime);
         options
     }
 }

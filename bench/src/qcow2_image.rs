@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 use flowstone_experiment::command::succeed;
-use flowstone_experiment::{Figures, IOPS, table};
+use flowstone_experiment::{Figures, IOPS, figures, table};
 use flowstone_testkit::load::{Completion, LoadOptions};
 
 use crate::place::{pass, remove, timed};
@@ -129,5 +129,6 @@ fn load(
     let (place, is_peer) = (&args.base.place, contender == Contender::Qsd);
     let (command, end) = of_image(place, is_peer, ("qcow2", image), &socket, 4, args.cached)?;
     let load = shape(place.load(&socket, "randread", 1));
-    place.measure(command, &LoadOptions { completion: Completion::Eventfd, ..load }, end)
+    let load = LoadOptions { completion: Completion::Eventfd, ..load };
+    Ok(figures(&place.measure(command, &[load], end)?))
 }

@@ -11,7 +11,7 @@ use flowstone_testkit::load::{Completion, LoadOptions};
 use super::contender::Contender;
 use super::point::{POINTS, Point, Space};
 use super::settle::{Settle, settle};
-use crate::place::{BLOCK_BYTES, RAMP, drive, pass, remove, seconds, stop, timed};
+use crate::place::{BLOCK_BYTES, RAMP, pass, remove, seconds, stop, timed};
 use crate::raw_file::fill;
 use crate::run::{Base, choose, defaults};
 
@@ -134,19 +134,18 @@ impl Bench<'_> {
         let image = self.args.base.run.dir.join(name);
         place.create(&image, format, span, NONE)?;
         let socket = self.args.base.run.dir.join("log.sock");
-        let mut daemon = place.serve(&image, &socket, 1, &["--direct", "on"])?;
+        let command = place.command(&image, &socket, 1, &["--direct", "on"])?;
         let load = place.load(&socket, point.rw, point.iodepth);
         let completion = Completion::Eventfd;
         let load = LoadOptions { completion, span_bytes: span, ..load };
         let written = point.space == Space::Written;
-        if written {
-            drive(&pass(load.clone(), "write", 2 * span))?;
-        }
+        let before = written.then(|| pass(load.clone(), "write", 2 * span));
         let limit = seconds(if written { RAMP } else { Duration::ZERO }, self.args.base.runtime);
-        let report = drive(&LoadOptions { block_bytes: point.kib << 10, limit, ..load })?;
+        let measured = LoadOptions { block_bytes: point.kib << 10, limit, ..load };
+        let loads: Vec<_> = before.into_iter().chain([measured]).collect();
+        let report = place.measure(command, &loads, stop)?;
         let is_fresh = report.ops * (point.kib << 10) <= span;
         ensure!(written || is_fresh, "--size is too small for {}", point.name);
-        stop(&mut daemon)?;
         remove(&image)?;
         std::thread::sleep(PAUSE);
         Ok(figures(&report))
@@ -165,9 +164,9 @@ impl Bench<'_> {
         let mut load = place.load(&socket, "randread", 1);
         load.client = load.client.queues(queues);
         (load.completion, load.span_bytes) = (Completion::Eventfd, span);
-        let figures = place.measure(command, &shape(load), stop)?;
+        let report = place.measure(command, &[shape(load)], stop)?;
         std::thread::sleep(PAUSE);
-        Ok(figures)
+        Ok(figures(&report))
     }
 }
 

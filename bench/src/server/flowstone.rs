@@ -15,7 +15,6 @@ const NULL: &str = "null:8G";
 pub fn command(setting: &Setting<'_>) -> Result<DaemonCommand> {
     let (args, point) = (setting.args, setting.point);
     let mut command = serve(&args.base.place.program()?, &socket(setting))
-        .cpus(&[args.base.place.server_cpu])
         .args(["--queues", &point.queues.to_string()]);
     command = match point.backend {
         Backend::Null => command.args(["--backend", NULL]),

@@ -9,17 +9,16 @@ pub(crate) mod qsd;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use flowstone_experiment::command::succeed;
 use flowstone_experiment::noise::{Noise, OTHERS_PERCENT};
 use flowstone_experiment::{Figures, figures};
-use flowstone_testkit::load::{LoadOptions, LoadReport};
-use flowstone_testkit::{Daemon, DaemonCommand};
+use flowstone_testkit::DaemonCommand;
+use flowstone_testkit::load::LoadOptions;
 
 use crate::args::{CompareArgs, LOG_BYTES, MEMORY_BYTES};
-use crate::place::{End, Place, drive, pass, stop, stop_peer};
+use crate::place::{End, Place, pass, stop, stop_peer};
 use crate::point::{Backend, Point};
 
 /// The file I/O engine of qemu-storage-daemon.
@@ -105,14 +104,9 @@ impl Server {
         let noise = Noise::start();
         let mut figures = match self {
             Server::Flowstone | Server::FlowstoneRaw => {
-                let (figures, mut daemon) = serve_and_load(&flowstone::command(setting)?, setting)?;
-                stop(&mut daemon)?;
-                figures
+                serve_and_load(flowstone::command(setting)?, setting, stop)?
             }
-            Server::Qsd(aio) => {
-                let (figures, _killed) = serve_and_load(&qsd::command(setting, aio)?, setting)?;
-                figures
-            }
+            Server::Qsd(aio) => serve_and_load(qsd::command(setting, aio)?, setting, stop_peer)?,
             Server::Fio => fio::measure(setting)?,
         };
         figures.push((OTHERS_PERCENT, noise.others_percent()));
@@ -159,25 +153,18 @@ fn socket(setting: &Setting<'_>) -> PathBuf {
     setting.dir.join("vhost.sock")
 }
 
-fn serve_and_load(command: &DaemonCommand, setting: &Setting<'_>) -> Result<(Figures, Daemon)> {
-    let _ = std::fs::remove_file(socket(setting));
-    let daemon = command.spawn()?;
-    let report = run_load(&daemon, setting)
-        .with_context(|| format!("the server said: {}", daemon.stderr()))?;
-    Ok((figures(&report), daemon))
-}
-
-fn run_load(daemon: &Daemon, setting: &Setting<'_>) -> Result<LoadReport> {
+fn serve_and_load(command: DaemonCommand, setting: &Setting<'_>, end: End) -> Result<Figures> {
     let Setting { args, point, .. } = *setting;
+    let (place, socket) = (&args.base.place, socket(setting));
+    let mut loads = Vec::new();
     if point.backend == Backend::Warm {
         // Read in sequence once, so that it is cached.
-        drive(&pass(LoadOptions::new(socket(setting)), "read", MEMORY_BYTES))?;
+        loads.push(pass(LoadOptions::new(&socket), "read", MEMORY_BYTES));
     }
-    let runtime = Duration::from_secs_f64(args.base.runtime);
-    let mut options = point.load(&socket(setting), args.base.place.client_cpu, runtime);
+    let mut load = point.load(place, &socket, args.base.runtime);
     if point.backend == Backend::NewLog {
-        options.span_bytes = LOG_BYTES;
+        load.span_bytes = LOG_BYTES;
     }
-    options.server_pid = Some(daemon.pid());
-    drive(&options)
+    loads.push(load);
+    Ok(figures(&place.measure(command, &loads, end)?))
 }

@@ -70,8 +70,8 @@ pub fn serve(
 /// Returns the command of one export for one point.
 pub fn command(setting: &Setting<'_>, aio: Aio) -> Result<DaemonCommand> {
     let (socket, node) = (socket(setting), blockdev(setting, aio)?);
-    let command = DaemonCommand::new(PROGRAM).cpus(&[setting.args.base.place.server_cpu]);
-    let command = export(command, "d", &node, &socket, setting.point.queues, None);
+    let queues = setting.point.queues;
+    let command = export(DaemonCommand::new(PROGRAM), "d", &node, &socket, queues, None);
     Ok(command.ready(Ready::Sockets(vec![socket])))
 }
 

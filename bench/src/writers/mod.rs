@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use flowstone_experiment::{Experiment, Figures};
+use flowstone_experiment::{Experiment, Figures, figures};
 use flowstone_testkit::load::Completion;
 
 use crate::place::{BLOCK_BYTES, Place, remove};
@@ -145,11 +145,11 @@ fn measure(
     (load.completion, load.parts) = (Completion::Eventfd, true);
     load.span_bytes = queues as u64 * job;
     let load = load.ops(queues as u64 * job / BLOCK_BYTES);
-    let figures = args.place.measure(command, &load, end)?;
+    let report = args.place.measure(command, &[load], end)?;
     if who == Who::Log {
         remove(&image)?;
     }
-    Ok(figures)
+    Ok(figures(&report))
 }
 
 /// Measures eight jobs of fio on the raw image itself.
