@@ -1,15 +1,49 @@
-//! Finds calls of given functions in a file, outside of its tests.
+//! Rules about calls of given functions, outside of tests: each call is in a list, with the reason
+//! why it is allowed, or is refused.
 
 use std::collections::BTreeSet;
 
 use syn::visit::{self, Visit};
 use syn::{ExprMethodCall, ExprPath};
 
+use super::lists::List;
 use super::source::Source;
+
+/// A rule.
+pub struct Rule {
+    /// Name of its list.
+    pub list: &'static str,
+    /// Beginnings of the paths of the files that it is about.
+    pub places: &'static [&'static str],
+    /// Methods whose calls are listed.
+    pub methods: &'static [&'static str],
+    /// Functions whose calls are listed, and types of which those of all functions are.
+    pub functions: &'static [&'static str],
+    /// What is wrong with a call that is not listed, and what to do.
+    pub why: &'static str,
+}
+
+impl Rule {
+    /// Returns calls that are not listed, and entries of the list that are no longer needed.
+    pub fn check(&self, sources: &[Source], listed: &List) -> Vec<String> {
+        let is_in = |path: &str| self.places.iter().any(|start| path.starts_with(start));
+        let judged = sources.iter().filter(|source| !source.is_test && is_in(&source.path));
+        let found: BTreeSet<_> = judged.flat_map(|source| self.calls(source)).collect();
+        listed.judge(&Vec::from_iter(found))
+    }
+
+    fn calls(&self, source: &Source) -> Vec<(String, String)> {
+        let (path, Self { list, why, .. }) = (&source.path, self);
+        let complain = |call: String| {
+            (format!("{path} {call}"), format!("{path}: {call} {why} (xtask/tidy/{list})"))
+        };
+        calls_in(source, self.methods, self.functions).into_iter().map(complain).collect()
+    }
+}
 
 /// Returns the given methods, and functions or types' functions, that are called. A function is
 /// named from that name on: `Instant::now`.
-pub fn calls_in(source: &Source, methods: &[&str], functions: &[&str]) -> BTreeSet<String> {
+fn calls_in(source: &Source, methods: &[&str], functions: &[&str]) -> BTreeSet<String> {
     let mut calls = Calls { methods, functions, found: BTreeSet::new() };
     calls.visit_file(&source.file);
     calls.found
