@@ -7,6 +7,7 @@
 
 mod config_page;
 mod dist;
+mod files;
 mod mutants;
 mod tidy;
 

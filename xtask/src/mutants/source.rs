@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+
+use crate::files::files;
 
 /// A mutant: a step that can be broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +32,7 @@ const COMMENT_LINES_ABOVE: usize = 6;
 /// Returns all mutants below `folder`, by name. One that breaks several places is one mutant.
 pub fn find(folder: &Path) -> Result<Vec<Mutant>> {
     let mut found = BTreeMap::new();
-    for path in rust_files(folder)? {
+    for path in files(folder, "rs")? {
         let text = fs::read_to_string(&path)?;
         for mutant in in_text(&text).with_context(|| path.display().to_string())? {
             let known = found.entry(mutant.name.clone()).or_insert_with(|| mutant.clone());
@@ -38,19 +40,6 @@ pub fn find(folder: &Path) -> Result<Vec<Mutant>> {
         }
     }
     Ok(found.into_values().collect())
-}
-
-fn rust_files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
-        let path = entry?.path();
-        if path.is_dir() {
-            files.extend(rust_files(&path)?);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            files.push(path);
-        }
-    }
-    Ok(files)
 }
 
 fn in_text(text: &str) -> Result<Vec<Mutant>> {

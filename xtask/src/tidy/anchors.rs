@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::source::{files, relative};
+use crate::files::{files, relative};
 
 /// Returns the links to headings that do not exist.
 pub fn check(workspace: &Path) -> Result<Vec<String>> {

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::source::{all_files, files, relative};
+use crate::files::{all_files, files, relative};
 
 /// Returns the paths in tables that do not exist.
 pub fn check(workspace: &Path) -> Result<Vec<String>> {

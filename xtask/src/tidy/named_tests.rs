@@ -10,7 +10,8 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::source::{Source, relative};
+use super::source::Source;
+use crate::files::relative;
 
 /// The documents with such tables.
 const DOCUMENTS: [&str; 2] = ["docs/operating.md", "docs/durability.md"];

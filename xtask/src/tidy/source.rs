@@ -1,11 +1,13 @@
 //! The Rust files of the tree, parsed.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use syn::spanned::Spanned;
 use syn::{Attribute, File, Item, ItemMod, Meta};
+
+use crate::files::{files, relative};
 
 /// Folders with Rust code, below the top of the tree.
 const FOLDERS: [&str; 6] = ["crates", "guest", "tests", "bench", "fuzz", "xtask"];
@@ -69,35 +71,6 @@ pub fn read_all(workspace: &Path) -> Result<Vec<Source>> {
         source.is_test |= for_tests.iter().any(is_in);
     }
     Ok(sources)
-}
-
-/// Returns the path relative to the top of the tree.
-pub fn relative(workspace: &Path, path: &Path) -> String {
-    path.strip_prefix(workspace).unwrap_or(path).to_string_lossy().into_owned()
-}
-
-/// Returns all files below `folder` with this extension, sorted; without build output.
-pub fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
-    let mut files = all_files(folder)?;
-    files.retain(|path| path.extension().is_some_and(|it| it == extension));
-    Ok(files)
-}
-
-/// Returns all files below `folder`, sorted; without build output.
-pub fn all_files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
-    let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
-    paths.sort();
-    for path in paths {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if path.is_dir() && name != "target" && !name.starts_with('.') {
-            found.extend(all_files(&path)?);
-        } else if path.is_file() {
-            found.push(path);
-        }
-    }
-    Ok(found)
 }
 
 /// Takes out what is compiled for tests only, also in modules.
