@@ -11,9 +11,10 @@ use super::cpu::{CpuSample, CpuTime};
 use super::lane::Lane;
 use super::map::VerifyMap;
 use super::options::{Limit, LoadOptions};
-use super::report::{LoadReport, Totals};
+use super::report::{Latency, LoadReport};
 use super::setup::Stage;
 use super::shared::{Phase, Shared};
+use super::source::Kind;
 use super::stats::Stats;
 use super::worker::{Harvest, Worker};
 use crate::{Error, Result};
@@ -160,24 +161,24 @@ impl Act {
     /// reported only for a single disk.
     fn report(&self, disk: usize, loads: &[LoadOptions], stages: &[Stage]) -> LoadReport {
         let lanes = self.lanes.iter().filter(|lane| lane.disk == disk);
-        let totals = self.totals(lanes, 2 * disk..2 * disk + 2, &stages[disk..=disk]);
-        let alone = loads.len() == 1;
-        let server_cpu = totals.server_cpu.filter(|_| alone);
-        LoadReport::new(&loads[disk], Totals { server_cpu, ..totals })
+        let accounts = 2 * disk..2 * disk + 2;
+        let report = self.report_of(lanes, accounts, &loads[disk], &stages[disk..=disk]);
+        let server_us_per_io = report.server_us_per_io.filter(|_| loads.len() == 1);
+        LoadReport { server_us_per_io, ..report }
     }
 
     /// Returns the results of all disks.
     fn report_all(&self, loads: &[LoadOptions], stages: &[Stage]) -> LoadReport {
-        let totals = self.totals(self.lanes.iter(), 0..self.stats.len(), stages);
-        LoadReport::new(&loads[0], totals)
+        self.report_of(self.lanes.iter(), 0..self.stats.len(), &loads[0], stages)
     }
 
-    fn totals<'a>(
+    fn report_of<'a>(
         &self,
         lanes: impl Iterator<Item = &'a Lane>,
         accounts: Range<usize>,
+        options: &LoadOptions,
         stages: &[Stage],
-    ) -> Totals {
+    ) -> LoadReport {
         let (mut stats, mut commits) = (Stats::new(), Stats::new());
         for account in accounts.clone() {
             stats.add(&self.stats[account]);
@@ -190,14 +191,30 @@ impl Act {
             queues += 1;
             verified_blocks += lane.checked();
         }
-        Totals {
+        let (ops, seconds) = (stats.ops(), self.elapsed.as_secs_f64());
+        let per_io = |count: f64| if ops == 0 { 0.0 } else { count / ops as f64 };
+        // The server was sampled over slightly more time than the workers measured.
+        let scale = seconds / self.server.elapsed.as_secs_f64().max(1e-9);
+        let server_us = |cpu: CpuTime| per_io(cpu.cpu_ns as f64 / 1000.0 * scale.min(1.0));
+        LoadReport {
             queues,
-            stats,
-            commits,
-            elapsed: self.elapsed,
+            threads: options.thread_count(queues),
+            seconds,
+            ops,
             iops: self.iops[accounts].iter().sum(),
-            server_cpu: self.server.cpu,
-            server_elapsed: self.server.elapsed,
+            latency: Latency::of(&stats.requests()),
+            write: Latency::of(stats.of(Kind::Write)),
+            discard: Latency::of(stats.of(Kind::Discard)),
+            flush: Latency::of(stats.of(Kind::Flush)),
+            commit: Latency::of(commits.of(Kind::Write)),
+            kicks: stats.kicks,
+            calls: stats.calls,
+            longest_gap_ms: stats.longest_gap_ns as f64 / 1e6,
+            kicks_per_io: per_io(stats.kicks as f64),
+            calls_per_io: per_io(stats.calls as f64),
+            server_us_per_io: self.server.cpu.map(server_us),
+            errors: stats.errors,
+            first_error: stats.first_error,
             verified_blocks,
             reconnects: stages.iter().map(Stage::reconnects).sum(),
         }

@@ -240,8 +240,7 @@ impl Shift {
 
     fn harvest(mut self, lanes: Vec<Lane>) -> Harvest {
         for (stats, late) in self.stats.iter_mut().zip(self.late) {
-            stats.errors += late.errors;
-            stats.first_error = stats.first_error.take().or(late.first_error);
+            stats.add_errors(&late);
         }
         let elapsed = self.ended.unwrap_or(self.started).duration_since(self.started);
         Harvest { lanes, stats: self.stats, elapsed }

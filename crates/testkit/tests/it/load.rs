@@ -237,7 +237,7 @@ fn paced_queues_keep_their_rate_in_both_ways_to_complete() {
         for (disk, rate) in each.iter().zip([500.0, 2000.0]) {
             // Less on a busy machine; never more.
             assert!(disk.iops < 1.05 * rate, "{completion:?}: {} of {rate}", disk.iops);
-            assert_eq!((disk.rate, disk.errors), (Some(rate), 0));
+            assert_eq!(disk.errors, 0);
         }
     }
 }
