@@ -6,7 +6,7 @@
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{EventfdFlags, PollFd, Timespec};
 use rustix::io::Errno;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -44,11 +44,6 @@ impl Event {
             Ok(8) => u64::from_ne_bytes(count),
             _ => 0,
         }
-    }
-
-    /// Sleeps until it is signalled or the time is up; the counter is kept.
-    pub fn wait(&self, timeout: Duration) -> Result<bool> {
-        wait_readable(&mut [PollFd::new(&self.0, PollFlags::IN)], timeout)
     }
 
     /// Returns a handle of the wire crate's type.

@@ -3,10 +3,8 @@
 //! The links of a chain are also stored privately, so that freeing descriptors never depends on
 //! shared memory.
 
-use std::sync::atomic::Ordering;
-
 use super::queue::{DESCRIPTOR_BYTES, DriverQueue, Head, INDIRECT_LEN};
-use super::{GuestAddress, Segment, Slice};
+use super::{RawDescriptor, Segment, Slice};
 use crate::virtio::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
 use crate::{Error, Result};
 
@@ -32,7 +30,7 @@ impl DriverQueue {
         for (position, (segment, &index)) in chain.iter().zip(&indices).enumerate() {
             let next = indices.get(position + 1).copied();
             self.links[usize::from(index)] = next;
-            write_descriptor(&self.descriptors, index, segment, next);
+            descriptor(segment, next).store(&self.descriptors, index);
         }
         Ok(Head(indices[0]))
     }
@@ -46,11 +44,11 @@ impl DriverQueue {
         let table = self.table(index);
         for (position, segment) in chain.iter().enumerate() {
             let next = (position + 1 < chain.len()).then_some(position as u16 + 1);
-            write_descriptor(&table, position as u16, segment, next);
+            descriptor(segment, next).store(&table, position as u16);
         }
-        let bytes = (chain.len() * DESCRIPTOR_BYTES) as u32;
-        let (addr, offset) = (table.address(), usize::from(index) * DESCRIPTOR_BYTES);
-        store_descriptor(&self.descriptors, offset, addr, bytes, DESC_INDIRECT, 0);
+        let (addr, len) = (table.address(), (chain.len() * DESCRIPTOR_BYTES) as u32);
+        let indirect = RawDescriptor { addr, len, flags: DESC_INDIRECT, next: 0 };
+        indirect.store(&self.descriptors, index);
         Ok(Head(index))
     }
 
@@ -71,24 +69,9 @@ impl DriverQueue {
     }
 }
 
-fn write_descriptor(table: &Slice, index: u16, segment: &Segment, next: Option<u16>) {
+fn descriptor(segment: &Segment, next: Option<u16>) -> RawDescriptor {
     let write = if segment.writable { DESC_WRITE } else { 0 };
     let more = if next.is_some() { DESC_NEXT } else { 0 };
-    let offset = usize::from(index) * DESCRIPTOR_BYTES;
-    let next = next.unwrap_or(0);
-    store_descriptor(table, offset, segment.addr, segment.len, write | more, next);
-}
-
-/// Stores the sixteen bytes of a descriptor as two 64-bit words.
-pub(super) fn store_descriptor(
-    table: &Slice,
-    offset: usize,
-    addr: GuestAddress,
-    len: u32,
-    flags: u16,
-    next: u16,
-) {
-    let rest = u64::from(len) | u64::from(flags) << 32 | u64::from(next) << 48;
-    table.cell64(offset).store(addr.0.to_le(), Ordering::Relaxed);
-    table.cell64(offset + 8).store(rest.to_le(), Ordering::Relaxed);
+    let (flags, next) = (write | more, next.unwrap_or(0));
+    RawDescriptor { addr: segment.addr, len: segment.len, flags, next }
 }

@@ -83,8 +83,8 @@ enum Chain {
 pub struct DriverQueue {
     pub(super) options: QueueOptions,
     pub(super) descriptors: Slice,
-    pub(super) avail: Slice,
-    pub(super) used: Slice,
+    pub(crate) avail: Slice,
+    pub(crate) used: Slice,
     pub(super) tables: Option<Slice>,
     pub(super) free: Vec<u16>,
     chains: Vec<Chain>,
@@ -239,15 +239,8 @@ impl DriverQueue {
     /// entry that was written before the device saw this.
     #[inline]
     pub fn arm_calls(&mut self) {
-        self.arm_calls_after(0);
-    }
-
-    /// Asks for a call after `more` used entries beyond the next one. Without EVENT_IDX this is not
-    /// possible, and the call comes at the next one.
-    #[inline]
-    pub fn arm_calls_after(&mut self, more: u16) {
         if self.options.event_idx {
-            self.set_used_event(self.used_next.wrapping_add(more));
+            self.set_used_event(self.used_next);
         } else {
             self.set_avail_flags(0);
         }
@@ -268,11 +261,6 @@ impl DriverQueue {
     /// Returns the number of chains in flight (raw entries do not count).
     pub fn in_flight(&self) -> u16 {
         self.in_flight
-    }
-
-    /// Returns the number of descriptors free for `add` and `prepare`.
-    pub fn free_descriptors(&self) -> usize {
-        self.free.len()
     }
 
     /// Returns the available index of the next chain.
@@ -301,14 +289,14 @@ impl DriverQueue {
 
     /// Writes `used_event` directly.
     #[inline]
-    pub fn set_used_event(&mut self, event: u16) {
+    fn set_used_event(&mut self, event: u16) {
         let offset = 4 + 2 * usize::from(self.options.size);
         self.avail.cell16(offset).store(event.to_le(), Ordering::Relaxed);
     }
 
     /// Writes `avail.flags` directly.
     #[inline]
-    pub fn set_avail_flags(&mut self, flags: u16) {
+    fn set_avail_flags(&mut self, flags: u16) {
         self.avail.cell16(0).store(flags.to_le(), Ordering::Relaxed);
     }
 

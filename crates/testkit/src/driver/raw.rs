@@ -5,7 +5,6 @@
 
 use std::sync::atomic::Ordering;
 
-use super::chain::store_descriptor;
 use super::queue::DESCRIPTOR_BYTES;
 use super::{DriverQueue, GuestAddress, Slice};
 
@@ -23,10 +22,12 @@ pub struct RawDescriptor {
 }
 
 impl RawDescriptor {
-    /// Writes the descriptor into a test's own table, for indirect chains.
+    /// Writes the descriptor into a table, as two 64-bit words.
     pub fn store(&self, table: &Slice, index: u16) {
         let offset = usize::from(index) * DESCRIPTOR_BYTES;
-        store_descriptor(table, offset, self.addr, self.len, self.flags, self.next);
+        let rest = u64::from(self.len) | u64::from(self.flags) << 32 | u64::from(self.next) << 48;
+        table.cell64(offset).store(self.addr.0.to_le(), Ordering::Relaxed);
+        table.cell64(offset + 8).store(rest.to_le(), Ordering::Relaxed);
     }
 }
 
@@ -45,20 +46,5 @@ impl DriverQueue {
     /// Overwrites `avail.idx` at once; the queue's own index stays unchanged.
     pub fn raw_avail_index(&mut self, index: u16) {
         self.avail.cell16(2).store(index.to_le(), Ordering::Release);
-    }
-
-    /// Overwrites `used.idx`, which belongs to the device.
-    pub fn raw_used_index(&mut self, index: u16) {
-        self.used.cell16(2).store(index.to_le(), Ordering::Release);
-    }
-
-    /// Returns the memory of the available ring.
-    pub fn raw_avail_ring(&self) -> &Slice {
-        &self.avail
-    }
-
-    /// Returns the memory of the used ring.
-    pub fn raw_used_ring(&self) -> &Slice {
-        &self.used
     }
 }

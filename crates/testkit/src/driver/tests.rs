@@ -1,5 +1,7 @@
 //! The tests act as the device: they read the avail ring and write the used ring.
 
+use std::sync::atomic::Ordering;
+
 use super::*;
 use crate::Error;
 
@@ -18,21 +20,21 @@ fn chain(segments: u64) -> Vec<Segment> {
 fn complete(queue: &mut DriverQueue, at: u16, len: u32) {
     let size = queue.options().size;
     let mut head = [0; 2];
-    queue.raw_avail_ring().read(4 + 2 * usize::from(at % size), &mut head);
+    queue.avail.read(4 + 2 * usize::from(at % size), &mut head);
     answer(queue, u32::from(u16::from_le_bytes(head)), len);
 }
 
 fn answer(queue: &mut DriverQueue, id: u32, len: u32) {
     let used = queue.used_index();
     let entry = 4 + 8 * usize::from(used % queue.options().size);
-    queue.raw_used_ring().write(entry, &id.to_le_bytes());
-    queue.raw_used_ring().write(entry + 4, &len.to_le_bytes());
-    queue.raw_used_index(used.wrapping_add(1));
+    queue.used.write(entry, &id.to_le_bytes());
+    queue.used.write(entry + 4, &len.to_le_bytes());
+    queue.used.cell16(2).store(used.wrapping_add(1).to_le(), Ordering::Release);
 }
 
 fn set_avail_event(queue: &DriverQueue, event: u16) {
     let at = 4 + 8 * usize::from(queue.options().size);
-    queue.raw_used_ring().write(at, &event.to_le_bytes());
+    queue.used.write(at, &event.to_le_bytes());
 }
 
 #[test]
@@ -92,7 +94,7 @@ fn a_batch_is_kicked_if_any_of_it_is_the_event() {
 fn no_notify_silences_kicks_only_without_event_idx() {
     for event_idx in [false, true] {
         let (_memory, mut queue) = queue(8, event_idx, false);
-        queue.raw_used_ring().write(0, &1_u16.to_le_bytes());
+        queue.used.write(0, &1_u16.to_le_bytes());
         queue.add(&chain(1)).unwrap();
         assert_eq!(queue.needs_kick(), event_idx);
     }
@@ -102,24 +104,21 @@ fn no_notify_silences_kicks_only_without_event_idx() {
 fn arming_writes_the_field_that_was_negotiated() {
     let (_memory, mut with) = queue(8, true, false);
     with.disarm_calls();
-    assert_eq!(
-        with.raw_avail_ring().cell16(4 + 16).load(std::sync::atomic::Ordering::Relaxed),
-        0x8000
-    );
+    assert_eq!(with.avail.cell16(4 + 16).load(Ordering::Relaxed), 0x8000);
     with.arm_calls();
-    assert_eq!(with.raw_avail_ring().cell16(4 + 16).load(std::sync::atomic::Ordering::Relaxed), 0);
+    assert_eq!(with.avail.cell16(4 + 16).load(Ordering::Relaxed), 0);
     let (_memory, mut without) = queue(8, false, false);
     without.disarm_calls();
-    assert_eq!(without.raw_avail_ring().cell16(0).load(std::sync::atomic::Ordering::Relaxed), 1);
+    assert_eq!(without.avail.cell16(0).load(Ordering::Relaxed), 1);
     without.arm_calls();
-    assert_eq!(without.raw_avail_ring().cell16(0).load(std::sync::atomic::Ordering::Relaxed), 0);
+    assert_eq!(without.avail.cell16(0).load(Ordering::Relaxed), 0);
 }
 
 #[test]
 fn direct_chains_are_linked_and_given_back() {
     let (_memory, mut queue) = queue(8, false, false);
     let head = queue.add(&chain(3)).unwrap();
-    assert_eq!(queue.free_descriptors(), 5);
+    assert_eq!(queue.free.len(), 5);
     let mut index = head.0;
     for position in 0..3_u64 {
         let mut bytes = [0; 16];
@@ -133,7 +132,7 @@ fn direct_chains_are_linked_and_given_back() {
     queue.publish();
     complete(&mut queue, 0, 17);
     assert_eq!(queue.pop().unwrap(), Some(Used { head, written_bytes: 17 }));
-    assert_eq!(queue.free_descriptors(), 8);
+    assert_eq!(queue.free.len(), 8);
     assert_eq!(queue.pop().unwrap(), None);
 }
 
@@ -141,7 +140,7 @@ fn direct_chains_are_linked_and_given_back() {
 fn indirect_chains_take_one_descriptor() {
     let (memory, mut queue) = queue(4, false, true);
     let head = queue.add(&chain(10)).unwrap();
-    assert_eq!(queue.free_descriptors(), 3);
+    assert_eq!(queue.free.len(), 3);
     let mut bytes = [0; 16];
     queue.descriptors.read(usize::from(head.0) * 16, &mut bytes);
     assert_eq!(u32::from_le_bytes(bytes[8..12].try_into().unwrap()), 160);
@@ -173,7 +172,7 @@ fn prepared_chains_can_be_sent_again() {
         complete(&mut queue, round, 1);
         assert_eq!(queue.pop().unwrap().unwrap().head, head);
     }
-    assert_eq!(queue.free_descriptors(), 1);
+    assert_eq!(queue.free.len(), 1);
     assert_eq!(queue.in_flight(), 0);
 }
 
@@ -181,7 +180,7 @@ fn prepared_chains_can_be_sent_again() {
 fn a_chain_that_does_not_fit_changes_nothing() {
     let (_memory, mut queue) = queue(2, false, false);
     assert!(queue.add(&chain(3)).is_err());
-    assert_eq!((queue.free_descriptors(), queue.avail_index()), (2, 0));
+    assert_eq!((queue.free.len(), queue.avail_index()), (2, 0));
 }
 
 #[test]

@@ -155,8 +155,7 @@ fn cost_of_one_request() {
     let source = Source::new("randread".parse().unwrap(), 0, 1 << 20, 1);
     let mut lane = Lane::new(&memory, ring, options, source, None, u64::MAX).unwrap();
     let mut stats = Stats::new();
-    let (avail, used) =
-        (lane.ring.queue.raw_avail_ring().clone(), lane.ring.queue.raw_used_ring().clone());
+    let (avail, used) = (lane.ring.queue.avail.clone(), lane.ring.queue.used.clone());
     let relaxed = std::sync::atomic::Ordering::Relaxed;
     let clock = std::time::Instant::now();
     for round in 0..ROUNDS {
@@ -170,7 +169,8 @@ fn cost_of_one_request() {
             let head = avail.cell16(4 + 2 * at).load(relaxed);
             used.cell32(4 + 8 * at).store(u32::from(head), relaxed);
         }
-        lane.ring.queue.raw_used_index(((round + 1) * u64::from(DEPTH)) as u16);
+        let done = ((round + 1) * u64::from(DEPTH)) as u16;
+        lane.ring.queue.used.cell16(2).store(done.to_le(), relaxed);
     }
     let requests = ROUNDS * u64::from(DEPTH);
     let cost_ns = clock.elapsed().as_nanos() as f64 / requests as f64;
