@@ -14,7 +14,7 @@ use crate::driver::Slice;
 pub(super) struct Checker {
     map: VerifyMap,
     first: u64,
-    busy: Vec<u64>,
+    busy: Vec<bool>,
     seed: u64,
     discard_zeroes: bool,
     scratch: Vec<u8>,
@@ -25,18 +25,14 @@ pub(super) struct Checker {
 impl Checker {
     /// Verifies the blocks of `map`, of which the first one is `first`.
     pub(super) fn new(map: VerifyMap, first: u64, seed: u64, discard_zeroes: bool) -> Self {
-        let words = map.len().div_ceil(64) as usize;
-        let busy = vec![0; words];
+        let busy = vec![false; map.len() as usize];
         Checker { map, first, busy, seed, discard_zeroes, scratch: Vec::new(), checked: 0 }
     }
 
     /// Claims a block for a request. `false` if another request has it.
     pub(super) fn claim(&mut self, block: u64) -> bool {
-        let at = block - self.first;
-        let (word, bit) = (at as usize / 64, 1 << (at % 64));
-        let free = self.busy[word] & bit == 0;
-        self.busy[word] |= bit;
-        free
+        let busy = &mut self.busy[(block - self.first) as usize];
+        !std::mem::replace(busy, true)
     }
 
     /// Returns the block's content after success of the request; fills the data of a write, and
@@ -117,7 +113,6 @@ impl Checker {
     }
 
     fn release(&mut self, block: u64) {
-        let at = block - self.first;
-        self.busy[at as usize / 64] &= !(1 << (at % 64));
+        self.busy[(block - self.first) as usize] = false;
     }
 }

@@ -91,7 +91,7 @@ pub(super) struct Lane {
     /// Requests still to be sent.
     left: u64,
     /// The times of sending; `None` sends as soon as there is room.
-    pace: Option<Pace>,
+    pub(super) pace: Option<Pace>,
     writes_unflushed: u64,
     checker: Option<Checker>,
     /// While verifying at the end: the next block to read.
@@ -145,19 +145,6 @@ impl Lane {
             lane.fill_data();
         }
         Ok(lane)
-    }
-
-    /// Sets the rate in requests per second, and the number of requests sent together.
-    pub(super) fn with_pace(mut self, rate: Option<f64>, burst: u32, seed: u64) -> Self {
-        self.pace = rate.map(|rate| Pace::new(rate, burst, seed));
-        self
-    }
-
-    /// Assigns the lane to another disk of the run. Lanes of different disks are not synchronised.
-    pub(super) fn of_disk(mut self, disk: usize) -> Self {
-        self.disk = disk;
-        self.pace.iter_mut().for_each(|pace| pace.reseed(disk));
-        self
     }
 
     /// Returns the index of its statistics: those of commits are apart.

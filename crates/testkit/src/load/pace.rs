@@ -34,11 +34,6 @@ impl Pace {
         pace
     }
 
-    /// Keeps the rate, with other random times.
-    pub(super) fn reseed(&mut self, disk: usize) {
-        self.random = Rng::with_seed(self.random.u64(..) ^ disk as u64);
-    }
-
     /// Returns when the next request is to be sent.
     #[inline]
     pub(super) fn due_ns(&self) -> u64 {

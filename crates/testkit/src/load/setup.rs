@@ -10,6 +10,7 @@ use super::check::Checker;
 use super::lane::{Lane, LaneOptions};
 use super::map::VerifyMap;
 use super::options::{Aside, Limit, LoadOptions, Mix, Order, Workload};
+use super::pace::Pace;
 use super::source::{Kind, Source};
 use crate::client::{BlkConfig, ClientOptions, InflightArea, Negotiated, Ring, RingShare, Session};
 use crate::driver::{Memory, MemoryLayout, QueueOptions};
@@ -246,7 +247,11 @@ impl<'a> Plan<'a> {
                 let quota = quota(self.options.limit, index, queues);
                 let mut lane = Lane::new(memory, ring, lane.clone(), source, checker, quota)?;
                 lane.commits = matches!(aside, Some(Aside::Commits(_)));
-                Ok(lane.with_pace(self.options.rate, self.options.burst, seed).of_disk(disk))
+                lane.disk = disk;
+                // Lanes of different disks are not synchronised.
+                let seed = seed ^ (disk as u64) << 32;
+                lane.pace = self.options.rate.map(|it| Pace::new(it, self.options.burst, seed));
+                Ok(lane)
             })
             .collect()
     }
