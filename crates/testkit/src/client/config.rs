@@ -9,6 +9,8 @@
 //! Geometry and topology are not decoded. Fields beyond the bytes sent by the backend read as zero.
 //! Whether a field is valid depends on feature bits, which are not checked here.
 
+/// Bytes of it that are asked for: all but secure erase.
+pub(super) const CONFIG_BYTES: u32 = 60;
 /// Offset of the `wce` byte, the only one a driver may write.
 pub const WCE_OFFSET: u32 = 32;
 
@@ -44,20 +46,20 @@ pub struct BlkConfig {
 impl BlkConfig {
     /// Decodes as many fields as there are bytes.
     pub fn decode(bytes: &[u8]) -> Self {
-        let field = Fields(bytes);
+        let word = |offset| u32::from_le_bytes(field(bytes, offset));
         BlkConfig {
-            capacity_sectors: u64::from_le_bytes(field.at(0)),
-            size_max: field.u32_at(8),
-            seg_max: field.u32_at(12),
-            blk_size: field.u32_at(20),
-            wce: field.u8_at(WCE_OFFSET as usize),
-            num_queues: field.u16_at(34),
-            max_discard_sectors: field.u32_at(36),
-            max_discard_seg: field.u32_at(40),
-            discard_sector_alignment: field.u32_at(44),
-            max_write_zeroes_sectors: field.u32_at(48),
-            max_write_zeroes_seg: field.u32_at(52),
-            write_zeroes_may_unmap: field.u8_at(56),
+            capacity_sectors: u64::from_le_bytes(field(bytes, 0)),
+            size_max: word(8),
+            seg_max: word(12),
+            blk_size: word(20),
+            wce: field::<1>(bytes, WCE_OFFSET as usize)[0],
+            num_queues: u16::from_le_bytes(field(bytes, 34)),
+            max_discard_sectors: word(36),
+            max_discard_seg: word(40),
+            discard_sector_alignment: word(44),
+            max_write_zeroes_sectors: word(48),
+            max_write_zeroes_seg: word(52),
+            write_zeroes_may_unmap: field::<1>(bytes, 56)[0],
         }
     }
 
@@ -67,24 +69,8 @@ impl BlkConfig {
     }
 }
 
-/// Little-endian fields of a byte string that may end early.
-struct Fields<'a>(&'a [u8]);
-
-impl Fields<'_> {
-    fn at<const N: usize>(&self, offset: usize) -> [u8; N] {
-        let bytes = self.0.get(offset..offset + N);
-        bytes.map_or([0; N], |b| b.try_into().expect("the range has N bytes"))
-    }
-
-    fn u8_at(&self, offset: usize) -> u8 {
-        self.at::<1>(offset)[0]
-    }
-
-    fn u16_at(&self, offset: usize) -> u16 {
-        u16::from_le_bytes(self.at(offset))
-    }
-
-    fn u32_at(&self, offset: usize) -> u32 {
-        u32::from_le_bytes(self.at(offset))
-    }
+/// Returns a field of a byte string that may end early.
+fn field<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
+    let field = bytes.get(offset..offset + N);
+    field.map_or([0; N], |field| field.try_into().expect("the range has N bytes"))
 }

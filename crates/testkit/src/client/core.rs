@@ -44,7 +44,7 @@ impl Client {
     pub fn negotiate(options: ClientOptions) -> Result<Self> {
         let mut session = Session::open(&options)?;
         let negotiated = *session.negotiated();
-        let config = read_config(&mut session, &options)?;
+        let config = read_config(&mut session)?;
         if options.queues as u64 > negotiated.queues_max {
             let (want, most) = (options.queues, negotiated.queues_max);
             return Err(Error::Misuse(format!("{want} queues wanted, the backend serves {most}")));
@@ -110,7 +110,7 @@ impl Client {
                 "features {new:#x} after reconnect, had {old:#x}"
             )));
         }
-        self.config = read_config(&mut session, &options)?;
+        self.config = read_config(&mut session)?;
         self.session = Some(session);
         self.start()
     }
@@ -127,8 +127,7 @@ impl Client {
 
     /// Reads the configuration space again.
     pub fn refresh_config(&mut self) -> Result<&BlkConfig> {
-        let bytes = self.options.config_bytes;
-        self.config = self.session()?.config(bytes)?;
+        self.config = self.session()?.config()?;
         Ok(&self.config)
     }
 
@@ -274,9 +273,9 @@ fn not_connected() -> Error {
     Error::Misuse("the client is not connected".into())
 }
 
-fn read_config(session: &mut Session, options: &ClientOptions) -> Result<BlkConfig> {
+fn read_config(session: &mut Session) -> Result<BlkConfig> {
     if session.negotiated().protocol.contains(ProtocolFeatures::CONFIG) {
-        session.config(options.config_bytes)
+        session.config()
     } else {
         Ok(BlkConfig::default())
     }

@@ -35,8 +35,6 @@ pub struct ClientOptions {
     pub memory_regions: usize,
     /// Size of the hole between memory regions.
     pub memory_gap_bytes: u64,
-    /// Bytes of the configuration space to ask for. 60 excludes secure erase.
-    pub config_bytes: u32,
     /// Requests that can be in flight per queue.
     pub slots: usize,
     /// Largest request payload.
@@ -69,7 +67,6 @@ impl ClientOptions {
             memory_message: MemoryMessage::Table,
             memory_regions: 1,
             memory_gap_bytes: 0,
-            config_bytes: 60,
             slots: 32,
             slot_bytes: 1 << 20,
             shape: Shape::default(),

@@ -16,6 +16,7 @@ use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserHeaderFlag, Vhos
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 
+use super::config::CONFIG_BYTES;
 use super::deadline::Deadline;
 use super::{
     BackendChannel, BlkConfig, ClientOptions, InflightArea, MemoryMessage, ProtocolFeatures,
@@ -133,9 +134,9 @@ impl Session {
         self.message("GET_CONFIG", |f| f.get_config(0, bytes, none, &filler)).map(|(_, data)| data)
     }
 
-    /// Returns the configuration space, decoded from its first `bytes`.
-    pub fn config(&mut self, bytes: u32) -> Result<BlkConfig> {
-        Ok(BlkConfig::decode(&self.config_bytes(bytes)?))
+    /// Returns the configuration space, decoded.
+    pub fn config(&mut self) -> Result<BlkConfig> {
+        Ok(BlkConfig::decode(&self.config_bytes(CONFIG_BYTES)?))
     }
 
     /// Writes to the configuration space as a driver would.

@@ -52,7 +52,7 @@ impl Stage {
         };
         let connect = || {
             let mut session = Session::open(&options.client)?;
-            let config = session.config(options.client.config_bytes)?;
+            let config = session.config()?;
             Ok((session, config))
         };
         let mut connected = connect();
