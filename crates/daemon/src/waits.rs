@@ -6,9 +6,8 @@
 //! or writes is read below.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
 
-use flowstone_testkit::table::{assert_rows, assert_tests};
+use flowstone_testkit::table::assert_rows;
 
 /// What waits, and for what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -214,14 +213,4 @@ fn the_document_names_each_state_its_owner_and_its_test() {
     let mark = "<!-- crates/daemon/src/waits.rs -->\n";
     let document = include_str!("../../../docs/durability.md");
     assert_rows(document, mark, &Wait::ALL.map(Wait::row));
-}
-
-#[test]
-fn each_state_names_tests_that_there_are() {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let folders =
-        ["src", "../control/src", "../host/src", "../runner/src", "../qos/src", "../cache/tests"];
-    let folders = folders.map(|it| here.join(it));
-    let tests = Wait::ALL.iter().flat_map(|wait| wait.shown_by());
-    assert_tests(&folders.each_ref().map(PathBuf::as_path), tests);
 }

@@ -40,9 +40,7 @@ named! {
 
 #[cfg(test)]
 mod tests {
-    use std::path::{Path, PathBuf};
-
-    use flowstone_testkit::table::{assert_rows, assert_tests};
+    use flowstone_testkit::table::assert_rows;
 
     use super::*;
 
@@ -160,15 +158,5 @@ mod tests {
             format!("| `{wait:?}` | {what} | {owner} | {ends} | {tests} |")
         });
         assert_rows(document, mark, &rows);
-    }
-
-    #[test]
-    fn each_state_names_tests_that_there_are() {
-        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let folders = ["image", "raw", "qcow2", "log", "formats"].map(|it| crates.join(it));
-        assert_tests(
-            &folders.each_ref().map(PathBuf::as_path),
-            ROWS.iter().flat_map(|(.., tests)| *tests),
-        );
     }
 }

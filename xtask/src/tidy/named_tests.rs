@@ -1,5 +1,5 @@
 //! Each test named in a table of bounds or promises exists: the last cell of a row, if the head of
-//! its table says `test` or `shown by`.
+//! its table says `test`, `tests` or `shown by`.
 //!
 //! A word is the name of a test, or a part of it with `…` for the rest, or the file or folder of
 //! the tests. Beside `shown by` there are sentences, too, and only a part with `…` is a name.
@@ -61,9 +61,9 @@ impl Known {
             let last = line.trim_end_matches('|').rsplit('|').next().unwrap_or_default().trim();
             if line.starts_with('|') && !before.starts_with('|') {
                 head = last;
-            } else if line.starts_with('|') && ["test", "shown by"].contains(&head) {
+            } else if line.starts_with('|') && ["test", "tests", "shown by"].contains(&head) {
                 let words = last.split([' ', ',', ';', '(', ')']).filter(|word| is_name(word));
-                let words = words.filter(|word| head == "test" || word.contains('…'));
+                let words = words.filter(|word| head != "shown by" || word.contains('…'));
                 let missing = words.filter(|word| !self.has(word));
                 let complain = |word| format!("{document}:{}: there is no test `{word}`", at + 1);
                 complaints.extend(missing.map(complain));
@@ -107,6 +107,10 @@ mod tests {
         assert_eq!(missing(good), 0);
         assert_eq!(missing(""), 0);
         assert_eq!(missing("bounds a_bond…; …is_lifted, no_test, boundaries"), 4);
+        assert_eq!(
+            known.missing("x.md", "| what | tests |\n|---|---|\n| x | no_test |\n").len(),
+            1
+        );
         let promises =
             "| promise | shown by |\n|---|---|\n| x | a sentence (a_bound…), …lifted |\n";
         assert_eq!(known.missing("x.md", promises), ["x.md:3: there is no test `…lifted`"]);
