@@ -62,7 +62,7 @@ impl SsdChannel {
                 scatter(&self.memory, pieces);
                 Ok(done)
             }
-            FileOp::Write { .. } if request.write_stream > state.write_streams() => {
+            FileOp::Write { .. } if request.write_stream > state.options.streams => {
                 Err(Errno::INVAL)
             }
             FileOp::Write { offset, bytes, .. } => {

@@ -149,7 +149,7 @@ impl Ssd {
         let first = state.free_from;
         let blocks = bytes.div_ceil(BLOCK_BYTES as u64);
         let end = u64::from(first) + blocks;
-        if end > u64::from(state.blocks()) {
+        if end > u64::from(state.blocks) {
             return Err(format!("the drive has no {bytes} bytes left"));
         }
         state.free_from = end as u32;

@@ -9,6 +9,7 @@ use flowstone_fileio::{FileChannel, FileIo, FileOffset, Punched};
 
 use crate::channel::SsdChannel;
 use crate::contents::BLOCK_BYTES;
+use crate::options::TrimMode;
 use crate::place::Place;
 use crate::shared::Shared;
 
@@ -31,15 +32,15 @@ impl FileIo for SsdFile {
     }
 
     fn tells_drive(&self) -> bool {
-        self.shared.state().hears_of_trims()
+        self.shared.state().options.trim == TrimMode::On
     }
 
     fn erase_unit(&self) -> Option<u64> {
-        Some(self.shared.state().erase_unit())
+        Some(self.shared.state().options.block_bytes)
     }
 
     fn write_streams(&self) -> u8 {
-        self.shared.state().write_streams()
+        self.shared.state().options.streams
     }
 
     fn set_size(&self, bytes: u64) -> io::Result<()> {

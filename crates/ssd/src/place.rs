@@ -1,7 +1,7 @@
 //! The place of a file on a drive.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::contents::BLOCK_BYTES;
 
@@ -11,16 +11,16 @@ pub struct Place {
     pub first: u32,
     blocks: u64,
     /// Size in bytes.
-    size: Mutex<u64>,
+    size: AtomicU64,
 }
 
 impl Place {
     pub fn new(first: u32, blocks: u64) -> Self {
-        Self { first, blocks, size: Mutex::new(0) }
+        Self { first, blocks, size: AtomicU64::new(0) }
     }
 
     pub fn size(&self) -> u64 {
-        *self.size.lock().unwrap_or_else(PoisonError::into_inner)
+        self.size.load(Ordering::Relaxed)
     }
 
     /// Returns the offset on the drive, in bytes.
@@ -30,13 +30,11 @@ impl Place {
 
     /// Sets the size. Returns the size before.
     pub fn set_size(&self, bytes: u64) -> u64 {
-        let mut size = self.size.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(&mut size, bytes)
+        self.size.swap(bytes, Ordering::Relaxed)
     }
 
     pub fn grow(&self, end: u64) {
-        let mut size = self.size.lock().unwrap_or_else(PoisonError::into_inner);
-        *size = (*size).max(end);
+        self.size.fetch_max(end, Ordering::Relaxed);
     }
 
     /// Returns the drive's blocks of a range of the file.

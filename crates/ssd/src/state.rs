@@ -11,10 +11,10 @@ use crate::timing::{DieWork, Work};
 
 /// State of a drive.
 pub struct State {
-    options: SsdOptions,
+    pub options: SsdOptions,
     time: Arc<ModelTime>,
     /// Blocks of 4 KiB visible to the host.
-    blocks: u32,
+    pub blocks: u32,
     pub ftl: Ftl,
     contents: Contents,
     /// Bitmap of the blocks that belong to a file.
@@ -71,25 +71,6 @@ impl State {
             since_trim: 0,
             free_from,
         }
-    }
-
-    /// Returns whether it receives TRIMs at once.
-    pub fn hears_of_trims(&self) -> bool {
-        self.options.trim == TrimMode::On
-    }
-
-    /// Returns the size of an erase block.
-    pub const fn erase_unit(&self) -> u64 {
-        self.options.block_bytes
-    }
-
-    pub fn blocks(&self) -> u32 {
-        self.blocks
-    }
-
-    /// Returns the number of write streams.
-    pub const fn write_streams(&self) -> u8 {
-        self.options.streams
     }
 
     /// Writes bytes at any offset. Returns when that completes.
