@@ -65,17 +65,17 @@ impl SimDisk {
 
     /// Injects a fault.
     pub fn inject(&self, fault: Fault) {
-        self.state().faults.inject(fault);
+        self.state().faults.waiting.push(fault);
     }
 
     /// Removes all faults that have not struck, and those that always strike.
     pub fn clear_faults(&self) {
-        self.state().faults.clear();
+        self.state().faults.waiting.clear();
     }
 
     /// Returns the number of operations struck by a fault.
     pub fn faults_struck(&self) -> u64 {
-        self.state().faults.struck()
+        self.state().faults.struck
     }
 
     /// Submits one operation and completes it at once, whatever the schedule, with no other one of

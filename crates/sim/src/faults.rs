@@ -155,24 +155,12 @@ impl Fault {
 /// The faults that wait for their calls.
 #[derive(Default)]
 pub struct Faults {
-    waiting: Vec<Fault>,
-    struck: u64,
+    pub waiting: Vec<Fault>,
+    /// Number of calls struck.
+    pub struck: u64,
 }
 
 impl Faults {
-    pub fn inject(&mut self, fault: Fault) {
-        self.waiting.push(fault);
-    }
-
-    pub fn clear(&mut self) {
-        self.waiting.clear();
-    }
-
-    /// Returns the number of calls struck.
-    pub fn struck(&self) -> u64 {
-        self.struck
-    }
-
     /// Returns the effect on this call.
     pub fn strike(&mut self, call: Call, touched: &Range<u64>) -> Option<Effect> {
         let due = |fault: &mut Fault| {
