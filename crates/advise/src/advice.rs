@@ -89,7 +89,7 @@ pub fn advise(trace: &Trace, options: &AdviseOptions, progress: Progress<'_>) ->
     ensure!(options.fill > 0.0 && options.fill <= 1.0, "--fill is a share of the drive, 0 to 1");
     let summary = Summary::of(trace);
     let measurement = Measurement::new(trace, &summary, options);
-    let circumstances = circumstances(&measurement.ssd(), &summary, trace);
+    let circumstances = circumstances(&options.ssd, &summary, trace);
     let all = (2 + Format::ALL.len() + 2 * circumstances.len()) as u64;
     let mut done = 0;
     let mut step = |done_now: u64| {
@@ -117,7 +117,7 @@ pub fn advise(trace: &Trace, options: &AdviseOptions, progress: Progress<'_>) ->
     }
     let cache = cache::size(trace);
     step(1);
-    let passes = measurement.passes();
+    let passes = measurement.passes;
     let findings = Findings { trace, summary, options, passes, measured, changes, cache };
     Ok(findings.advice())
 }

@@ -56,7 +56,7 @@ pub type Measured = std::result::Result<Cost, String>;
 pub struct Measurement<'trace> {
     trace: &'trace Trace,
     /// Passes over the trace for a steady state.
-    passes: u64,
+    pub passes: u64,
     options: &'trace AdviseOptions,
     has_times: bool,
 }
@@ -68,16 +68,6 @@ impl<'trace> Measurement<'trace> {
         let passes = wanted.clamp(1, affordable.clamp(1, PASSES_MAX));
         let has_times = summary.duration.is_some();
         Self { trace, passes, options, has_times }
-    }
-
-    /// Returns the number of passes over the trace.
-    pub const fn passes(&self) -> u64 {
-        self.passes
-    }
-
-    /// Returns the given drive.
-    pub const fn ssd(&self) -> SsdOptions {
-        self.options.ssd
     }
 
     /// Measures on the given drive, with the disk as it was.
@@ -109,7 +99,8 @@ impl<'trace> Measurement<'trace> {
             timing: if self.has_times { Timing::Trace } else { Timing::Asap },
             ..ReplayOptions::new(Load::Trace(trace), format)
         };
-        let once = match self.run(&options) {
+        let run = |options: &ReplayOptions| replay(options, &mut |_, _| ());
+        let once = match run(&options) {
             Ok(report) => report,
             // The image does not fit, or the model is impossible.
             Err(why) => return Ok(Err(format!("{why:#}"))),
@@ -120,14 +111,10 @@ impl<'trace> Measurement<'trace> {
         }
         let writes = once.figures.writes;
         let warmup = Some((self.passes - 1) * writes);
-        let again = self.run(&ReplayOptions { passes: self.passes, warmup, ..options })?;
+        let again = run(&ReplayOptions { passes: self.passes, warmup, ..options })?;
         let mut range = [&once, &again].map(|report| report.figures.total_waf.unwrap_or(0.0));
         range.sort_by(f64::total_cmp);
         let report = if again.figures.total_waf > once.figures.total_waf { again } else { once };
         Ok(Ok(Cost { report, range }))
-    }
-
-    fn run(&self, options: &ReplayOptions) -> Result<Report> {
-        replay(options, &mut |_, _| ())
     }
 }
