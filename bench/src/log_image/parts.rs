@@ -1,57 +1,40 @@
 //! Blocks appended to a log image, by kind.
 
 use anyhow::Result;
+use flowstone_experiment::Figures;
 use flowstone_experiment::command::number;
 use serde_json::Value;
 
-/// Blocks appended since the image was made, or between two readings.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// The kinds, and their counts in `stats --json`.
+const KINDS: [(&str, &str); 5] = [
+    ("amplification", "appended_blocks"),
+    ("copies", "relocated_blocks"),
+    ("maps", "map_blocks"),
+    ("headers", "header_blocks"),
+    ("seals", "seal_blocks"),
+];
+
+/// Blocks written by the guest and appended since the image was made.
+#[derive(Clone, Debug)]
 pub struct Parts {
     guest: f64,
-    appended: f64,
-    copies: f64,
-    maps: f64,
-    /// Headers of records.
-    headers: f64,
-    /// Seals of segments.
-    seals: f64,
+    /// By kind.
+    appended: Vec<f64>,
 }
 
 impl Parts {
     /// Reads them from the part of `stats --json` about a log image.
     pub fn of(log: &Value) -> Result<Self> {
-        Ok(Self {
-            guest: number(log, "guest_blocks")?,
-            appended: number(log, "appended_blocks")?,
-            copies: number(log, "relocated_blocks")?,
-            maps: number(log, "map_blocks")?,
-            headers: number(log, "header_blocks")?,
-            seals: number(log, "seal_blocks")?,
-        })
+        let appended = KINDS.iter().map(|(_, count)| number(log, count));
+        Ok(Self { guest: number(log, "guest_blocks")?, appended: appended.collect::<Result<_>>()? })
     }
 
-    /// Returns the blocks appended since an earlier reading.
-    pub fn since(&self, earlier: &Self) -> Self {
-        Self {
-            guest: self.guest - earlier.guest,
-            appended: self.appended - earlier.appended,
-            copies: self.copies - earlier.copies,
-            maps: self.maps - earlier.maps,
-            headers: self.headers - earlier.headers,
-            seals: self.seals - earlier.seals,
-        }
-    }
-
-    /// Returns all kinds per block of the guest, by name.
-    pub fn figures(&self) -> [(&'static str, f64); 5] {
-        let each = |blocks: f64| blocks / self.guest;
-        [
-            ("amplification", each(self.appended)),
-            ("copies", each(self.copies)),
-            ("maps", each(self.maps)),
-            ("headers", each(self.headers)),
-            ("seals", each(self.seals)),
-        ]
+    /// Returns all kinds per block of the guest since an earlier reading, by name.
+    pub fn figures_since(&self, earlier: &Self) -> Figures {
+        let guest = self.guest - earlier.guest;
+        let counts = self.appended.iter().zip(&earlier.appended);
+        let each = counts.map(|(now, earlier)| (now - earlier) / guest);
+        KINDS.iter().zip(each).map(|((name, _), each)| (*name, each)).collect()
     }
 }
 
@@ -69,15 +52,21 @@ mod tests {
 
     #[test]
     fn each_kind_is_counted_per_block_of_the_guest() {
-        let figures = Parts::of(&log(100, 150)).unwrap().figures();
+        let new = json!({
+            "guest_blocks": 0, "appended_blocks": 0, "relocated_blocks": 0, "map_blocks": 0,
+            "header_blocks": 0, "seal_blocks": 0,
+        });
+        let new = Parts::of(&new).unwrap();
+        let figures = Parts::of(&log(100, 150)).unwrap().figures_since(&new);
         assert_eq!(figures[..2], [("amplification", 1.5), ("copies", 0.3)]);
         assert_eq!(figures[3..], [("headers", 0.08), ("seals", 0.02)]);
     }
 
     #[test]
     fn only_what_came_since_counts() {
-        let since = Parts::of(&log(300, 450)).unwrap().since(&Parts::of(&log(100, 150)).unwrap());
-        assert_eq!(since.figures()[..2], [("amplification", 1.5), ("copies", 0.0)]);
+        let [now, earlier] = [log(300, 450), log(100, 150)].map(|log| Parts::of(&log).unwrap());
+        let figures = now.figures_since(&earlier);
+        assert_eq!(figures[..2], [("amplification", 1.5), ("copies", 0.0)]);
     }
 
     #[test]

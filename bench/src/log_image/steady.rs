@@ -150,7 +150,7 @@ fn one_case(args: &SteadyArgs, case: &Case, experiment: &mut Experiment) -> Resu
     disk.overwrite(case, blocks * args.before)?;
     let before = disk.parts()?;
     let report = disk.overwrite(case, blocks * args.measured)?;
-    figures.extend(disk.parts()?.since(&before).figures());
+    figures.extend(disk.parts()?.figures_since(&before));
     disk.remove()?;
     figures.extend([
         (IOPS, report.iops),
