@@ -8,8 +8,7 @@ use clap::Args;
 use flowstone_experiment::{Experiment, Figures, IOPS, figures, interval, median, table};
 use flowstone_testkit::load::{Completion, LoadOptions};
 
-use super::contender::Contender;
-use super::point::{POINTS, Point, Space};
+use super::point::{Contender, POINTS, Point, Space};
 use super::settle::{Settle, settle};
 use crate::place::{BLOCK_BYTES, RAMP, pass, remove, seconds, stop, timed};
 use crate::raw_file::fill;
@@ -115,7 +114,8 @@ impl Bench<'_> {
             settle(self.args.settle, &self.args.base.place, &image)?;
         }
         let limit = timed(self.args.base.runtime);
-        self.serve_and_load(&image, contender.queues(point.queues), span, |load| LoadOptions {
+        let queues = if contender == Contender::RawAlone { 1 } else { point.queues };
+        self.serve_and_load(&image, queues, span, |load| LoadOptions {
             block_bytes: point.kib << 10,
             flush_every: point.flush_every,
             limit,

@@ -6,7 +6,6 @@
 //! map alone.
 
 mod compare;
-mod contender;
 pub mod growth;
 mod map;
 mod parts;

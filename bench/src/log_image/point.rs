@@ -1,6 +1,28 @@
 //! The workloads for raw and log images, with the targets of log images.
 
-use super::contender::Contender::{self, Raw, RawAlone};
+use self::Contender::{Raw, RawAlone};
+
+/// A contender; all of them are served by Flowstone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contender {
+    /// A raw image with every block written.
+    Raw,
+    /// The same with one queue, whatever the number of the others.
+    RawAlone,
+    /// A log image with every block written.
+    Log,
+}
+
+impl Contender {
+    /// Returns the name in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::RawAlone => "one raw writer",
+            Self::Log => "log",
+        }
+    }
+}
 
 /// One workload.
 #[derive(Clone, Copy, Debug)]
