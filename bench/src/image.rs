@@ -5,14 +5,12 @@
 //! is filled and then overwritten. All except the raw ones on disk are removed when the run ends.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result};
-use flowstone_experiment::command::succeed;
 use flowstone_testkit::load::LoadOptions;
 
 use crate::args::{CompareArgs, LOG_BYTES, MEMORY_BYTES};
-use crate::place::{BLOCK_BYTES, TMPFS, pass, stop};
+use crate::place::{BLOCK_BYTES, TMPFS, create_qcow2, pass, stop};
 use crate::point::Backend;
 use crate::raw_file::{REST, fill};
 use crate::server::Server;
@@ -26,7 +24,6 @@ const OVERWRITES: u64 = 4;
 #[derive(Debug)]
 pub struct Images<'a> {
     args: &'a CompareArgs,
-    dir: &'a Path,
 }
 
 impl<'a> Images<'a> {
@@ -34,7 +31,7 @@ impl<'a> Images<'a> {
     pub fn new(args: &'a CompareArgs) -> Result<Self> {
         let dir = &args.base.run.dir;
         std::fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
-        Ok(Images { args, dir })
+        Ok(Images { args })
     }
 
     /// Returns the image of a backend for a server, made if needed; `None` for the null backend.
@@ -58,23 +55,21 @@ impl<'a> Images<'a> {
 
     /// Returns the directory of the disk image, or the measured device, for the report.
     pub fn disk_place(&self) -> &Path {
-        self.args.device.as_deref().unwrap_or(self.dir)
+        self.args.device.as_deref().unwrap_or(&self.args.base.run.dir)
     }
 
     fn raw(&self, bytes: u64) -> PathBuf {
-        raw_in(self.dir, bytes)
+        raw_in(&self.args.base.run.dir, bytes)
     }
 
     fn made(&self) -> [PathBuf; 3] {
-        ["new.qcow2", "new.flow", "steady.flow"].map(|name| self.dir.join(name))
+        ["new.qcow2", "new.flow", "steady.flow"].map(|name| self.args.base.run.dir.join(name))
     }
 
     fn new_qcow2(&self) -> Result<PathBuf> {
         let [image, ..] = self.made();
         remove_and_rest(&image)?;
-        let bytes = self.args.base.size.to_string();
-        let mut command = Command::new("qemu-img");
-        succeed(command.args(["create", "-q", "-f", "qcow2"]).arg(&image).arg(bytes))?;
+        create_qcow2(&image, self.args.base.size)?;
         Ok(image)
     }
 

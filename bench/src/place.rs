@@ -141,6 +141,14 @@ pub fn create<Word: AsRef<OsStr>>(
     succeed(command.args(options).arg(image)).map(drop)
 }
 
+/// Makes a new qcow2 image as qemu does, replacing an old one.
+pub fn create_qcow2(image: &Path, bytes: u64) -> Result<()> {
+    remove(image)?;
+    let mut command = Command::new("qemu-img");
+    command.args(["create", "-q", "-f", "qcow2"]).arg(image).arg(bytes.to_string());
+    succeed(&mut command).map(drop)
+}
+
 /// Returns the command that serves a disk, without the disk.
 pub fn serve(program: &Path, socket: &Path) -> DaemonCommand {
     DaemonCommand::new(program).args(["serve", "--socket"]).arg(socket)

@@ -4,16 +4,14 @@
 //! writes, and one that was written once sequentially for everything else.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use flowstone_experiment::command::succeed;
 use flowstone_experiment::{Figures, IOPS, figures, table};
 use flowstone_testkit::load::{Completion, LoadOptions};
 
-use crate::place::{pass, remove, timed};
+use crate::place::{create_qcow2, pass, remove, timed};
 use crate::run::{Base, defaults};
 use crate::server::of_image;
 
@@ -26,12 +24,6 @@ pub struct Qcow2Args {
     cached: bool,
     #[command(flatten)]
     base: Base,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Contender {
-    Flowstone,
-    Qsd,
 }
 
 /// One workload.
@@ -48,8 +40,8 @@ const fn phase(rw: &'static str, iodepth: u16, queues: usize) -> Phase {
     Phase { fresh: false, rw, iodepth, queues, flush_every: 0 }
 }
 
-const CONTENDERS: [(&str, Contender); 2] =
-    [("Flowstone", Contender::Flowstone), ("Qsd", Contender::Qsd)];
+/// Whether it is the peer.
+const CONTENDERS: [(&str, bool); 2] = [("Flowstone", false), ("Qsd", true)];
 const PHASES: [(&str, Phase); 6] = [
     ("4 KiB random write QD32, fresh image", Phase { fresh: true, ..phase("randwrite", 32, 1) }),
     ("4 KiB random read QD32, written image", phase("randread", 32, 1)),
@@ -69,12 +61,12 @@ const REST: Duration = Duration::from_secs(3);
 pub fn qcow2(args: &Qcow2Args) -> Result<()> {
     let of = if args.cached { "qcow2, cached" } else { "qcow2" };
     let mut experiment = args.base.experiment(of)?;
-    for (_, contender) in CONTENDERS {
-        let image = contender.written(args);
-        new_image(&image, args.base.size)?;
-        load(args, contender, &image, |load| pass(load, "write", args.base.size))?;
+    for (_, is_peer) in CONTENDERS {
+        let image = written(args, is_peer);
+        create_qcow2(&image, args.base.size)?;
+        load(args, is_peer, &image, |load| pass(load, "write", args.base.size))?;
     }
-    let measure = |phase: &Phase, contender: &Contender| measure(args, *contender, phase);
+    let measure = |phase: &Phase, is_peer: &bool| measure(args, *is_peer, phase);
     experiment.run(args.base.run.rounds, &PHASES, &CONTENDERS, measure)?;
     let rows = PHASES.iter().map(|(phase, _)| {
         let [ours, its] = CONTENDERS.map(|(name, _)| experiment.at(phase, name));
@@ -82,29 +74,20 @@ pub fn qcow2(args: &Qcow2Args) -> Result<()> {
     });
     let text = table("point | flowstone qcow2 | QSD qcow2 | ratio", rows);
     args.base.run.publish("qcow2", &text, &experiment)?;
-    CONTENDERS.iter().try_for_each(|(_, contender)| remove(&contender.written(args)))
+    CONTENDERS.iter().try_for_each(|(_, is_peer)| remove(&written(args, *is_peer)))
 }
 
-impl Contender {
-    fn written(self, args: &Qcow2Args) -> PathBuf {
-        args.base.run.dir.join(format!("written-{self:?}.qcow2"))
-    }
+fn written(args: &Qcow2Args, is_peer: bool) -> PathBuf {
+    args.base.run.dir.join(if is_peer { "written-Qsd.qcow2" } else { "written-Flowstone.qcow2" })
 }
 
-fn new_image(image: &Path, bytes: u64) -> Result<()> {
-    remove(image)?;
-    let mut command = Command::new("qemu-img");
-    command.args(["create", "-q", "-f", "qcow2"]).arg(image).arg(bytes.to_string());
-    succeed(&mut command).map(drop)
-}
-
-fn measure(args: &Qcow2Args, contender: Contender, phase: &Phase) -> Result<Figures> {
+fn measure(args: &Qcow2Args, is_peer: bool, phase: &Phase) -> Result<Figures> {
     let fresh = args.base.run.dir.join("fresh.qcow2");
     if phase.fresh {
-        new_image(&fresh, args.base.size)?;
+        create_qcow2(&fresh, args.base.size)?;
     }
-    let image = if phase.fresh { fresh } else { contender.written(args) };
-    let figures = load(args, contender, &image, |load| {
+    let image = if phase.fresh { fresh } else { written(args, is_peer) };
+    let figures = load(args, is_peer, &image, |load| {
         let mut load = load.workload(phase.rw).iodepth(phase.iodepth);
         load.client = load.client.queues(phase.queues);
         load.flush_every = phase.flush_every;
@@ -121,12 +104,12 @@ fn measure(args: &Qcow2Args, contender: Contender, phase: &Phase) -> Result<Figu
 /// Serves an image and loads it.
 fn load(
     args: &Qcow2Args,
-    contender: Contender,
+    is_peer: bool,
     image: &Path,
     shape: impl FnOnce(LoadOptions) -> LoadOptions,
 ) -> Result<Figures> {
     let socket = args.base.run.dir.join("qcow2.sock");
-    let (place, is_peer) = (&args.base.place, contender == Contender::Qsd);
+    let place = &args.base.place;
     let (command, end) = of_image(place, is_peer, ("qcow2", image), &socket, 4, args.cached)?;
     let load = shape(place.load(&socket, "randread", 1));
     let load = LoadOptions { completion: Completion::Eventfd, ..load };
