@@ -31,16 +31,6 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Returns the units programmed per unit written; 1 before the first write.
-    #[must_use]
-    pub fn amplification(&self) -> f64 {
-        if self.written == 0 {
-            1.0
-        } else {
-            (self.written + self.copied) as f64 / self.written as f64
-        }
-    }
-
     /// Returns the activity since `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
@@ -195,12 +185,6 @@ impl Ftl {
 
     const fn die_at(&self, index: u32) -> usize {
         (index % self.shape.dies) as usize
-    }
-
-    /// Returns whether a unit has live data.
-    #[must_use]
-    pub fn is_live(&self, unit: u32) -> bool {
-        self.place_of[unit as usize] != NONE
     }
 
     /// Returns the number of erases of each block.
