@@ -27,16 +27,11 @@ pub struct InflightArea {
 
 impl fmt::Debug for InflightArea {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InflightArea").field("bytes", &self.bytes()).finish_non_exhaustive()
+        f.debug_struct("InflightArea").finish_non_exhaustive()
     }
 }
 
 impl InflightArea {
-    /// Returns the size of the region.
-    pub fn bytes(&self) -> u64 {
-        self.info.mmap_size
-    }
-
     /// Returns the heads marked as taken and not yet completed, in the order of taking.
     pub fn taken(&self, queue: u16) -> Result<Vec<u16>> {
         let stride = self.info.mmap_size / u64::from(self.info.num_queues);
