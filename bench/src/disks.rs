@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use flowstone_testkit::load::{LoadOptions, LoadReport, run_together};
 use flowstone_testkit::process::Ready;
 use flowstone_testkit::{Daemon, DaemonCommand};
@@ -136,9 +136,8 @@ impl Server {
     pub fn drive_each(&self, loads: &[LoadOptions]) -> Result<(LoadReport, Vec<LoadReport>)> {
         let mut loads = loads.to_vec();
         loads[0].server_pid = Some(self.daemon.pid());
-        let (report, each) = run_together(&loads).map_err(|e| {
-            anyhow::anyhow!("{}: {}; {}", self.name, e.chain(), self.daemon.stderr())
-        })?;
+        let (report, each) = run_together(&loads)
+            .with_context(|| format!("{}, which said: {}", self.name, self.daemon.stderr()))?;
         let first = report.first_error.as_deref().unwrap_or_default();
         ensure!(report.errors == 0, "{}: {} requests failed: {first}", self.name, report.errors);
         Ok((report, each))

@@ -66,21 +66,4 @@ impl Error {
     pub fn io(action: impl Into<String>, source: impl Into<io::Error>) -> Self {
         Error::Io { action: action.into(), source: source.into() }
     }
-
-    /// Wraps an error of the wire crate with the message that failed.
-    pub fn vhost(action: impl Into<String>, source: vhost::Error) -> Self {
-        Error::Vhost { action: action.into(), source }
-    }
-
-    /// Formats the whole chain of causes on one line, for messages outside the `source()`
-    /// convention.
-    pub fn chain(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = std::error::Error::source(self);
-        while let Some(error) = cause {
-            text = format!("{text}: {error}");
-            cause = error.source();
-        }
-        text
-    }
 }

@@ -13,8 +13,8 @@ use super::completion::{Completion, Ticket};
 use super::event::wait_readable;
 use super::request_queue::RequestQueue;
 use super::{
-    BackendChannel, BlkConfig, ClientOptions, InflightArea, Negotiated, ProtocolFeatures, Request,
-    Ring, Session, Shape,
+    BlkConfig, ClientOptions, InflightArea, Negotiated, ProtocolFeatures, Request, Ring, Session,
+    Shape,
 };
 use crate::driver::{Memory, MemoryLayout};
 use crate::{Error, Result};
@@ -139,12 +139,7 @@ impl Client {
     /// Waits for the backend to announce a configuration change.
     pub fn wait_config_change(&mut self, timeout: Duration) -> Result<bool> {
         let missing = || Error::Misuse("BACKEND_REQ was not negotiated".into());
-        self.backend_channel()?.ok_or_else(missing)?.wait_config_change(timeout)
-    }
-
-    /// Returns the backend's request channel, if negotiated.
-    pub fn backend_channel(&mut self) -> Result<Option<&mut BackendChannel>> {
-        Ok(self.session()?.backend_channel())
+        self.session()?.backend_channel().ok_or_else(missing)?.wait_config_change(timeout)
     }
 
     /// Returns the session, for messages without a method here.

@@ -112,7 +112,7 @@ impl Session {
                 Err(Error::Timeout { action: action.into(), timeout_ms })
             }
             Err(_) if self.is_closed() => Err(Error::Disconnected(action.into())),
-            Err(e) => Err(Error::vhost(action, e)),
+            Err(source) => Err(Error::Vhost { action: action.into(), source }),
         }
     }
 
