@@ -1,5 +1,6 @@
 //! The files of the tree.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -8,6 +9,12 @@ use anyhow::{Context, Result};
 /// Returns the path relative to the top of the tree.
 pub fn relative(workspace: &Path, path: &Path) -> String {
     path.strip_prefix(workspace).unwrap_or(path).to_string_lossy().into_owned()
+}
+
+/// Returns the texts of all documents, by their paths from the top of the tree.
+pub fn documents(workspace: &Path) -> Result<BTreeMap<String, String>> {
+    let read = |path: PathBuf| Ok((relative(workspace, &path), fs::read_to_string(&path)?));
+    files(workspace, "md")?.into_iter().map(read).collect()
 }
 
 /// Returns all files below `folder` with this extension, sorted; without build output.

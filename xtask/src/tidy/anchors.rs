@@ -1,23 +1,9 @@
 //! Links in documents lead to existing headings: `[text](other.md#heading)`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::Path;
-
-use anyhow::Result;
-
-use crate::files::{files, relative};
 
 /// Returns the links to headings that do not exist.
-pub fn check(workspace: &Path) -> Result<Vec<String>> {
-    let mut documents = BTreeMap::new();
-    for document in files(workspace, "md")? {
-        documents.insert(relative(workspace, &document), fs::read_to_string(&document)?);
-    }
-    Ok(judge(&documents))
-}
-
-fn judge(documents: &BTreeMap<String, String>) -> Vec<String> {
+pub fn check(documents: &BTreeMap<String, String>) -> Vec<String> {
     let anchors: BTreeMap<&String, BTreeSet<String>> =
         documents.iter().map(|(name, text)| (name, anchors(text))).collect();
     let mut complaints = Vec::new();
@@ -83,7 +69,7 @@ mod tests {
         let other = "[there](a.md#a-cache---cache-size)\n[gone](../docs/a.md#b)\n[web](https://x.org/a.md#b)\n";
         let documents = [("docs/a.md", text), ("docs/b.md", other)];
         let documents = documents.map(|(name, text)| (name.to_owned(), text.to_owned()));
-        let said = judge(&documents.into_iter().collect());
+        let said = check(&documents.into_iter().collect());
         let expected =
             ["docs/a.md:2: there is no `#a-cache`", "docs/b.md:2: there is no `../docs/a.md#b`"];
         assert_eq!(said, expected);

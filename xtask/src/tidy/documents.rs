@@ -3,23 +3,17 @@
 //! A path may begin at the top of the tree, at the document, or at any folder on the way to the
 //! file; `*` stands for any characters.
 
-use std::collections::BTreeSet;
-use std::fs;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::Result;
 
-use crate::files::{all_files, files, relative};
+use crate::files::{all_files, relative};
 
 /// Returns the paths in tables that do not exist.
-pub fn check(workspace: &Path) -> Result<Vec<String>> {
+pub fn check(workspace: &Path, documents: &BTreeMap<String, String>) -> Result<Vec<String>> {
     let known = Known::of(workspace)?;
-    let mut complaints = Vec::new();
-    for document in files(workspace, "md")? {
-        let text = fs::read_to_string(&document)?;
-        complaints.extend(known.missing(&relative(workspace, &document), &text));
-    }
-    Ok(complaints)
+    Ok(documents.iter().flat_map(|(name, text)| known.missing(name, text)).collect())
 }
 
 /// All files and folders of the tree, with their path components.

@@ -21,10 +21,11 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 
 use self::lists::List;
+use crate::files;
 
 /// Fails with all violations in the tree.
 pub fn run(workspace: &Path) -> Result<()> {
-    let sources = source::read_all(workspace)?;
+    let (sources, documents) = (source::read_all(workspace)?, files::documents(workspace)?);
     let list = |name: &str| List::read(&workspace.join("xtask/tidy").join(name));
     let complaints = [
         imports::check(&sources, &list("import-circles")?),
@@ -35,9 +36,9 @@ pub fn run(workspace: &Path) -> Result<()> {
         stages::check_dependencies(workspace)?,
         stages::check_wiring(&sources),
         stages::check_fuse(&sources),
-        documents::check(workspace)?,
-        anchors::check(workspace)?,
-        named_tests::check(workspace, &sources)?,
+        documents::check(workspace, &documents)?,
+        anchors::check(&documents),
+        named_tests::check(&documents, &sources),
         mutants::check(workspace)?,
     ];
     let complaints = complaints.concat();

@@ -4,27 +4,17 @@
 //! A word is the name of a test, or a part of it with `…` for the rest, or the file or folder of
 //! the tests. Beside `shown by` there are sentences, too, and only a part with `…` is a name.
 
-use std::collections::BTreeSet;
-use std::fs;
-use std::path::Path;
-
-use anyhow::Result;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::source::Source;
-use crate::files::relative;
 
 /// The documents with such tables.
 const DOCUMENTS: [&str; 2] = ["docs/operating.md", "docs/durability.md"];
 
 /// Returns the words in tables that name nothing.
-pub fn check(workspace: &Path, sources: &[Source]) -> Result<Vec<String>> {
+pub fn check(documents: &BTreeMap<String, String>, sources: &[Source]) -> Vec<String> {
     let known = Known::of(sources);
-    let mut complaints = Vec::new();
-    for document in DOCUMENTS.map(|name| workspace.join(name)) {
-        let text = fs::read_to_string(&document)?;
-        complaints.extend(known.missing(&relative(workspace, &document), &text));
-    }
-    Ok(complaints)
+    DOCUMENTS.iter().flat_map(|name| known.missing(name, &documents[*name])).collect()
 }
 
 /// The possible meanings of a word.
