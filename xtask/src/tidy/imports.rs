@@ -9,10 +9,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use syn::visit::{self, Visit};
-use syn::{ItemUse, Path, UseTree, Visibility};
+use syn::{ItemUse, Path, Visibility};
 
 use super::lists::List;
-use super::source::Source;
+use super::source::{Source, used};
 
 /// Returns circles of files in each crate.
 pub fn check(sources: &[Source], excused: &List) -> Vec<String> {
@@ -192,7 +192,15 @@ struct Reader {
 impl<'ast> Visit<'ast> for Reader {
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
         let is_private = matches!(item.vis, Visibility::Inherited);
-        self.add(&item.tree, &mut Vec::new(), is_private);
+        for (mut path, name) in used(&item.tree) {
+            path.pop_if(|last| *last == "self");
+            if name != "*" {
+                self.module.names.insert(name, path.clone());
+            }
+            if is_private {
+                self.module.paths.push(path);
+            }
+        }
     }
 
     fn visit_path(&mut self, path: &'ast Path) {
@@ -200,38 +208,6 @@ impl<'ast> Visit<'ast> for Reader {
             self.module.paths.push(path.segments.iter().map(|it| it.ident.to_string()).collect());
         }
         visit::visit_path(self, path);
-    }
-}
-
-impl Reader {
-    fn add(&mut self, tree: &UseTree, above: &mut Vec<String>, is_private: bool) {
-        match tree {
-            UseTree::Path(path) => {
-                above.push(path.ident.to_string());
-                self.add(&path.tree, above, is_private);
-                above.pop();
-            }
-            UseTree::Group(group) => {
-                for tree in &group.items {
-                    self.add(tree, above, is_private);
-                }
-            }
-            UseTree::Name(name) => self.name(&name.ident, &name.ident, above, is_private),
-            UseTree::Rename(name) => self.name(&name.ident, &name.rename, above, is_private),
-            UseTree::Glob(_) if is_private => self.module.paths.push(above.clone()),
-            UseTree::Glob(_) => {}
-        }
-    }
-
-    fn name(&mut self, from: &syn::Ident, to: &syn::Ident, above: &[String], is_private: bool) {
-        let mut path = above.to_vec();
-        if from != "self" {
-            path.push(from.to_string());
-        }
-        self.module.names.insert(to.to_string(), path.clone());
-        if is_private {
-            self.module.paths.push(path);
-        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use syn::spanned::Spanned;
-use syn::{Attribute, File, Item, ItemMod, Meta};
+use syn::{Attribute, File, Ident, Item, ItemMod, Meta, UseTree};
 
 use crate::files::{files, relative};
 
@@ -71,6 +71,23 @@ pub fn read_all(workspace: &Path) -> Result<Vec<Source>> {
         source.is_test |= for_tests.iter().any(is_in);
     }
     Ok(sources)
+}
+
+/// Returns what a `use` brings in: the path of each item as written, and its local name; that of a
+/// glob is `*`.
+pub fn used(tree: &UseTree) -> Vec<(Vec<String>, String)> {
+    let named = |from: &Ident, to: &Ident| vec![(vec![from.to_string()], to.to_string())];
+    match tree {
+        UseTree::Path(path) => {
+            let first = path.ident.to_string();
+            let rest = used(&path.tree).into_iter();
+            rest.map(|(rest, name)| ([vec![first.clone()], rest].concat(), name)).collect()
+        }
+        UseTree::Group(group) => group.items.iter().flat_map(used).collect(),
+        UseTree::Name(name) => named(&name.ident, &name.ident),
+        UseTree::Rename(name) => named(&name.ident, &name.rename),
+        UseTree::Glob(_) => vec![(Vec::new(), "*".to_owned())],
+    }
 }
 
 /// Takes out what is compiled for tests only, also in modules.

@@ -9,9 +9,9 @@ use anyhow::{Context, Result, ensure};
 use proc_macro2::Ident;
 use serde_json::Value;
 use syn::visit::{self, Visit};
-use syn::{Item, ItemUse, UseTree, Visibility};
+use syn::{Item, ItemUse, Visibility};
 
-use super::source::Source;
+use super::source::{Source, used};
 
 /// Allowed dependencies of the packages of the product, in `crates/` and `guest/`. An optional
 /// dependency is for tests.
@@ -187,14 +187,10 @@ pub fn check_wiring(sources: &[Source]) -> Vec<String> {
         if let Item::Use(item) = item
             && !matches!(item.vis, Visibility::Inherited)
         {
-            let mut names = Vec::new();
-            leaves(&item.tree, &mut names);
-            let stage = STAGES.iter().find(|(it, _)| names.first().is_some_and(|root| root == it));
-            exported.extend(
-                stage.into_iter().flat_map(|(_, stage)| {
-                    names[1..].iter().map(move |name| (name.clone(), *stage))
-                }),
-            );
+            exported.extend(used(&item.tree).into_iter().filter_map(|(path, name)| {
+                let (_, stage) = STAGES.iter().find(|(root, _)| path[0] == *root)?;
+                Some((name, *stage))
+            }));
         }
     }
     let complain = |source: &Source| {
@@ -212,22 +208,6 @@ pub fn check_wiring(sources: &[Source]) -> Vec<String> {
     daemon.into_iter().filter_map(complain).collect()
 }
 
-/// Collects the first name of a path, and its last names.
-fn leaves(tree: &UseTree, names: &mut Vec<String>) {
-    match tree {
-        UseTree::Path(path) => {
-            if names.is_empty() {
-                names.push(path.ident.to_string());
-            }
-            leaves(&path.tree, names);
-        }
-        UseTree::Group(group) => group.items.iter().for_each(|tree| leaves(tree, names)),
-        UseTree::Name(name) => names.push(name.ident.to_string()),
-        UseTree::Rename(name) => names.push(name.rename.to_string()),
-        UseTree::Glob(_) => {}
-    }
-}
-
 /// The stages named in a file.
 struct Stages<'a> {
     /// Types of stages re-exported by the daemon itself.
@@ -237,11 +217,10 @@ struct Stages<'a> {
 
 impl<'ast> Visit<'ast> for Stages<'_> {
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
-        let mut names = Vec::new();
-        leaves(&item.tree, &mut names);
-        if matches!(names.first().map(String::as_str), Some("crate" | "super")) {
-            self.found.extend(names.iter().filter_map(|name| self.exported.get(name)));
-        }
+        let of_daemon = used(&item.tree)
+            .into_iter()
+            .filter(|(path, _)| matches!(path[0].as_str(), "crate" | "super"));
+        self.found.extend(of_daemon.filter_map(|(_, name)| self.exported.get(&name)));
         visit::visit_item_use(self, item);
     }
 
