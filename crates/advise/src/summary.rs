@@ -11,11 +11,9 @@ const DURATION_MIN: Duration = Duration::from_secs(1);
 /// Statistics of a trace.
 #[derive(Debug, Default)]
 pub struct Summary {
-    pub reads: u64,
     pub writes: u64,
     /// Accesses not known to be a read or a write.
     pub accesses: u64,
-    pub flushes: u64,
     /// Discards and write-zeroes.
     pub trims: u64,
     pub written_bytes: u64,
@@ -61,7 +59,6 @@ impl Summary {
 
     fn count(&mut self, event: &Event) {
         match event.kind {
-            Kind::Read => self.reads += 1,
             Kind::Write => {
                 self.writes += 1;
                 self.written_bytes += event.bytes;
@@ -69,9 +66,8 @@ impl Summary {
                 self.block_writes += blocks.end - blocks.start;
             }
             Kind::Access => self.accesses += 1,
-            Kind::Flush => self.flushes += 1,
             Kind::Discard | Kind::WriteZeroes => self.trims += 1,
-            Kind::Present => {}
+            Kind::Read | Kind::Flush | Kind::Present => {}
         }
     }
 

@@ -5,6 +5,7 @@
 //! unmapped when the last slice is dropped. Access to the bytes is in `slice`; rings are not
 //! handled here.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::region::{GuestAddress, MemoryRegion, Region};
@@ -64,24 +65,28 @@ impl Memory {
 
     /// Copies bytes out, by guest-physical address, across adjacent regions.
     pub fn read(&self, from: GuestAddress, target: &mut [u8]) -> Result<()> {
-        let mut done = 0;
-        while done < target.len() {
-            let (slice, room) = self.at(from.plus(done as u64))?;
-            let n = room.min(target.len() - done);
-            slice.read(0, &mut target[done..done + n]);
-            done += n;
-        }
-        Ok(())
+        let bytes = target.len();
+        self.for_each_part(from, bytes, |slice, part| slice.read(0, &mut target[part]))
     }
 
     /// Copies bytes in, by guest-physical address, across adjacent regions.
     pub fn write(&self, to: GuestAddress, source: &[u8]) -> Result<()> {
+        self.for_each_part(to, source.len(), |slice, part| slice.write(0, &source[part]))
+    }
+
+    /// Accesses a range, region by region: each slice begins with its part of the range.
+    fn for_each_part(
+        &self,
+        first: GuestAddress,
+        bytes: usize,
+        mut access: impl FnMut(&Slice, Range<usize>),
+    ) -> Result<()> {
         let mut done = 0;
-        while done < source.len() {
-            let (slice, room) = self.at(to.plus(done as u64))?;
-            let n = room.min(source.len() - done);
-            slice.write(0, &source[done..done + n]);
-            done += n;
+        while done < bytes {
+            let (slice, room) = self.at(first.plus(done as u64))?;
+            let end = bytes.min(done + room);
+            access(&slice, done..end);
+            done = end;
         }
         Ok(())
     }
