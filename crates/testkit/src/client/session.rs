@@ -29,12 +29,8 @@ use crate::{Error, Result};
 /// The result of negotiation.
 #[derive(Clone, Copy, Debug)]
 pub struct Negotiated {
-    /// Virtio features offered by the backend.
-    pub offered: u64,
     /// Acknowledged virtio features.
     pub features: u64,
-    /// Protocol features offered by the backend.
-    pub protocol_offered: ProtocolFeatures,
     /// Acknowledged protocol features.
     pub protocol: ProtocolFeatures,
     /// Queues that the backend supports (1 without MQ).
@@ -71,14 +67,8 @@ impl Session {
         let clone = || socket.try_clone().map_err(|e| Error::io("clone the socket", e));
         let deadline = Deadline::new(clone()?)?;
         let frontend = Frontend::from_stream(clone()?, 0x100);
-        let none = ProtocolFeatures::empty();
-        let negotiated = Negotiated {
-            offered: 0,
-            features: 0,
-            protocol_offered: none,
-            protocol: none,
-            queues_max: 1,
-        };
+        let protocol = ProtocolFeatures::empty();
+        let negotiated = Negotiated { features: 0, protocol, queues_max: 1 };
         let timeout = Duration::from_millis(options.timeout_ms);
         let channel = None;
         let mut session = Session { frontend, socket, deadline, timeout, negotiated, channel };
@@ -251,7 +241,6 @@ impl Session {
     fn negotiate(&mut self, options: &ClientOptions) -> Result<()> {
         self.message("SET_OWNER", |f| f.set_owner())?;
         let offered = self.message("GET_FEATURES", |f| f.get_features())?;
-        self.negotiated.offered = offered;
         self.negotiated.features = offered & options.features;
         if self.negotiated.has(F_PROTOCOL_FEATURES) {
             self.negotiate_protocol(options)?;
@@ -262,7 +251,6 @@ impl Session {
     fn negotiate_protocol(&mut self, options: &ClientOptions) -> Result<()> {
         let offered = self.message("GET_PROTOCOL_FEATURES", |f| f.get_protocol_features())?;
         let chosen = offered & options.protocol;
-        self.negotiated.protocol_offered = offered;
         self.negotiated.protocol = chosen;
         self.message("SET_PROTOCOL_FEATURES", |f| f.set_protocol_features(chosen))?;
         if chosen.contains(ProtocolFeatures::REPLY_ACK) {
