@@ -2,8 +2,8 @@
 //!
 //! * [`SimDisk`]: a disk in memory, with a history from which crashes are made and with faults on
 //!   demand. It never serves a guest.
-//! * [`VolatileFile`]: a drive's write cache over a real file, in this process: killing the process
-//!   is a power cut. The daemon in `tests/power_cut` serves guests from it.
+//! * [`open_volatile`]: a drive's write cache over a real file, in this process: killing the
+//!   process is a power cut. The daemon in `tests/power_cut` serves guests from it.
 //! * [`Wrapped`]: a [`SimDisk`] whose channels a test wraps.
 //! * [`Deadly`]: a [`SimDisk`] at which a thread panics on demand.
 //!
@@ -69,5 +69,5 @@ pub use fate::Fate;
 pub use faults::{Call, Fault, Landed};
 pub use history::Moment;
 pub use schedule::Schedule;
-pub use volatile::{VolatileFile, open_volatile};
+pub use volatile::open_volatile;
 pub use wrapped::Wrapped;

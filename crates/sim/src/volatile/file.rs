@@ -4,7 +4,7 @@
 use std::io;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 use flowstone_block::{NextLook, QueueContext, Result};
 use flowstone_fileio::{
@@ -12,30 +12,18 @@ use flowstone_fileio::{
     Punched,
 };
 
-use super::{Cache, State};
+use super::Cache;
 
 /// Opens the file at `path` behind a write cache: a [`FileOpener`](flowstone_fileio::FileOpener).
 pub fn open_volatile(path: &Path, options: OpenOptions) -> Result<Box<dyn FileIo>> {
-    Ok(Box::new(VolatileFile::open(path, options)?))
+    let file = Box::new(options.open(path)?);
+    let cache = Cache::new(file, options.access, path.is_file());
+    Ok(Box::new(VolatileFile { cache: Arc::new(cache) }))
 }
 
 /// A host file behind a write cache in this process, which a sync empties and a kill discards.
-pub struct VolatileFile {
+struct VolatileFile {
     cache: Arc<Cache>,
-}
-
-impl VolatileFile {
-    /// Opens the file at `path`.
-    pub fn open(path: &Path, options: OpenOptions) -> Result<Self> {
-        let file = Box::new(options.open(path)?);
-        let is_regular = path.is_file();
-        Ok(Self { cache: Arc::new(Cache::new(file, options.access, is_regular)) })
-    }
-
-    /// Writes the cache back. Nothing is held while the returned guard lives.
-    fn settled(&self) -> io::Result<MutexGuard<'_, State>> {
-        self.cache.write_back()
-    }
 }
 
 impl FileIo for VolatileFile {
@@ -45,7 +33,7 @@ impl FileIo for VolatileFile {
     }
 
     fn set_size(&self, bytes: u64) -> io::Result<()> {
-        let _settled = self.settled()?;
+        let _settled = self.cache.write_back()?;
         self.cache.file.set_size(bytes)
     }
 
@@ -54,7 +42,7 @@ impl FileIo for VolatileFile {
     }
 
     fn next_data(&self, from: FileOffset) -> io::Result<Option<Range<FileOffset>>> {
-        let _settled = self.settled()?;
+        let _settled = self.cache.write_back()?;
         self.cache.file.next_data(from)
     }
 

@@ -28,7 +28,7 @@ use tracing::{info, warn};
 
 use self::pieces::{Content, Pieces};
 
-pub use self::file::{VolatileFile, open_volatile};
+pub use self::file::open_volatile;
 
 /// Held bytes above which everything is written out, as a drive would have to.
 const HELD_BYTES_MAX: u64 = 256 << 20;
