@@ -17,7 +17,7 @@ fn guest(place: &Place, name: &str) -> Client {
 }
 
 fn bytes(guest: &Client) -> u64 {
-    guest.memory().regions().iter().map(|region| region.bytes).sum()
+    guest.memory().regions().iter().map(|region| region.bytes as u64).sum()
 }
 
 /// Regression: each of two guests had less memory than the daemon's cgroup, and both more: the

@@ -2,7 +2,6 @@
 //! queue, and continues to serve all others.
 
 use std::io::{Read, Write};
-use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -113,9 +112,7 @@ fn a_monitor_that_truncates_its_guests_memory_loses_its_own_disk_only() {
     let (mut good, mut client) = (good_guest(&place), place.client());
     assert_eq!(client.write(0, &[1; 512]).unwrap(), Status::Ok);
     for region in client.memory().regions() {
-        // SAFETY: the memory, and so its descriptor, lives until the client is dropped.
-        let file = unsafe { BorrowedFd::borrow_raw(region.fd) };
-        rustix::fs::ftruncate(file, 0).unwrap();
+        rustix::fs::ftruncate(&region.fd, 0).unwrap();
     }
     // From here on, nothing may touch the memory here either.
     client.ring(0).kick().unwrap();

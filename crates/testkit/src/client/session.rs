@@ -8,6 +8,7 @@ use std::fmt;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,7 @@ use super::{
     BackendChannel, BlkConfig, ClientOptions, InflightArea, MemoryMessage, ProtocolFeatures,
     RingShare, WCE_OFFSET,
 };
-use crate::driver::Memory;
+use crate::driver::{Memory, Region};
 use crate::virtio::F_PROTOCOL_FEATURES;
 use crate::{Error, Result};
 
@@ -290,12 +291,12 @@ fn connect(options: &ClientOptions) -> Result<UnixStream> {
 }
 
 fn wire_regions(memory: &Memory) -> Vec<VhostUserMemoryRegionInfo> {
-    let wire = |region: crate::driver::MemoryRegion| VhostUserMemoryRegionInfo {
+    let wire = |region: &Arc<Region>| VhostUserMemoryRegionInfo {
         guest_phys_addr: region.guest.0,
-        memory_size: region.bytes,
-        userspace_addr: region.user,
+        memory_size: region.bytes as u64,
+        userspace_addr: region.user_address(),
         mmap_offset: 0,
-        mmap_handle: region.fd,
+        mmap_handle: region.fd.as_raw_fd(),
     };
-    memory.regions().into_iter().map(wire).collect()
+    memory.regions().iter().map(wire).collect()
 }

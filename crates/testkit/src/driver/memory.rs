@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::region::{GuestAddress, MemoryRegion, Region};
+use super::region::{GuestAddress, Region};
 use super::slice::Slice;
 use crate::{Error, Result};
 
@@ -59,8 +59,8 @@ impl Memory {
     }
 
     /// Returns the regions, in guest-physical order.
-    pub fn regions(&self) -> Vec<MemoryRegion> {
-        self.regions.iter().map(|region| region.describe()).collect()
+    pub fn regions(&self) -> &[Arc<Region>] {
+        &self.regions
     }
 
     /// Copies bytes out, by guest-physical address, across adjacent regions.

@@ -19,5 +19,5 @@ pub use event_index::need_event;
 pub use memory::{Memory, MemoryLayout};
 pub use queue::{DriverQueue, Head, QueueOptions, RingAddresses, Used};
 pub use raw::RawDescriptor;
-pub use region::{GuestAddress, MemoryRegion};
+pub use region::{GuestAddress, Region};
 pub use slice::{Segment, Slice};

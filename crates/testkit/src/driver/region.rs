@@ -1,6 +1,6 @@
 //! One region of guest memory: a memfd that is mapped here and can be mapped by a backend.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicUsize;
 
@@ -23,26 +23,16 @@ impl GuestAddress {
     }
 }
 
-/// The description of a region for a backend.
-#[derive(Clone, Copy, Debug)]
-pub struct MemoryRegion {
+/// One mapping. Its bytes are only exposed through slices, which keep it alive.
+#[derive(Debug)]
+pub struct Region {
+    /// Its file.
+    pub fd: OwnedFd,
+    pub(super) base: NonNull<u8>,
+    /// Length.
+    pub bytes: usize,
     /// First guest-physical address.
     pub guest: GuestAddress,
-    /// Length.
-    pub bytes: u64,
-    /// First address in this process, the "userspace address" of vhost-user.
-    pub user: u64,
-    /// The descriptor of its file, valid as long as the `Memory` lives.
-    pub fd: RawFd,
-}
-
-/// One mapping. Only exposed through slices, which keep it alive.
-#[derive(Debug)]
-pub(super) struct Region {
-    fd: OwnedFd,
-    pub(super) base: NonNull<u8>,
-    pub(super) bytes: usize,
-    pub(super) guest: GuestAddress,
     /// Bytes allocated so far.
     pub(super) used: AtomicUsize,
 }
@@ -69,14 +59,9 @@ impl Region {
         Ok(Region { fd, base, bytes, guest, used: AtomicUsize::new(0) })
     }
 
-    /// Returns the description for a backend.
-    pub(super) fn describe(&self) -> MemoryRegion {
-        MemoryRegion {
-            guest: self.guest,
-            bytes: self.bytes as u64,
-            user: self.base.as_ptr() as u64,
-            fd: self.fd.as_raw_fd(),
-        }
+    /// Returns the first address in this process, the "userspace address" of vhost-user.
+    pub fn user_address(&self) -> u64 {
+        self.base.as_ptr() as u64
     }
 }
 
