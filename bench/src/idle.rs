@@ -59,7 +59,7 @@ fn watch(pid: u32, time: Duration) -> Result<Figures> {
     let seconds = began.elapsed().as_secs_f64();
     let spent = CpuSample::take(pid)?.since(&cpu);
     Ok(vec![
-        (CPU_PERCENT, spent.cpu_ns as f64 / 1e9 / seconds * 100.0),
+        (CPU_PERCENT, spent.as_secs_f64() / seconds * 100.0),
         (WAKEUPS, (sleeps(pid)? - slept) / seconds),
         (THREADS, fs::read_dir(format!("/proc/{pid}/task"))?.count() as f64),
         (RSS_MIB, figure_of(pid, "status", "VmRSS:")? / 1024.0),

@@ -126,10 +126,10 @@ fn run(
     }
     client.drain(0)?.iter().try_for_each(check)?;
     let seconds = begin.elapsed().as_secs_f64();
-    let cpu = CpuSample::take(daemon.pid())?.since(&before).cpu_ns as f64;
+    let cpu = CpuSample::take(daemon.pid())?.since(&before).as_secs_f64();
     ensure!(requests > 0, "the trace has no requests");
     let requests = f64::from(requests);
-    Ok(vec![(IOPS, requests / seconds), (CPU_US, cpu / 1000.0 / requests)])
+    Ok(vec![(IOPS, requests / seconds), (CPU_US, cpu * 1e6 / requests)])
 }
 
 /// Divides the range of an event into requests that the server takes.

@@ -324,8 +324,8 @@ fn a_cpu_budget_is_kept() {
             Limit::Time { ramp: Duration::from_millis(200), runtime: Duration::from_secs(2) };
         let before = (Instant::now(), CpuSample::take(daemon.pid()).unwrap());
         assert_eq!(run(&options).unwrap().errors, 0);
-        let used = CpuSample::take(daemon.pid()).unwrap().since(&before.1).cpu_ns;
-        let share = used as f64 / before.0.elapsed().as_nanos() as f64;
+        let used = CpuSample::take(daemon.pid()).unwrap().since(&before.1);
+        let share = used.as_secs_f64() / before.0.elapsed().as_secs_f64();
         assert!(share > 0.0 && share < 0.36, "{head}{disk}uses {share}");
         stop(daemon);
     }

@@ -20,13 +20,6 @@ pub struct CpuSample {
     ticks: Duration,
 }
 
-/// CPU time between two samples.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CpuTime {
-    /// Nanoseconds on a CPU.
-    pub cpu_ns: u64,
-}
-
 impl CpuSample {
     /// Reads the CPU time of a process.
     pub fn take(pid: u32) -> Result<Self> {
@@ -34,11 +27,10 @@ impl CpuSample {
     }
 
     /// Returns the CPU time since `earlier`.
-    pub fn since(&self, earlier: &CpuSample) -> CpuTime {
+    pub fn since(&self, earlier: &CpuSample) -> Duration {
         let fine: Duration = self.threads.iter().map(|(id, &now)| spent(earlier, *id, now)).sum();
         let coarse = self.ticks.saturating_sub(earlier.ticks);
-        let time = if coarse <= fine + DOUBT { fine } else { coarse };
-        CpuTime { cpu_ns: time.as_nanos() as u64 }
+        if coarse <= fine + DOUBT { fine } else { coarse }
     }
 }
 

@@ -26,7 +26,7 @@ mod tests;
 mod worker;
 mod zipf;
 
-pub use cpu::{CpuSample, CpuTime};
+pub use cpu::CpuSample;
 pub use map::VerifyMap;
 pub use options::{Aside, Completion, Limit, LoadOptions, Mix, Order, Workload};
 pub use report::{Latency, LoadReport};

@@ -7,7 +7,7 @@ use std::slice;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use super::cpu::{CpuSample, CpuTime};
+use super::cpu::CpuSample;
 use super::lane::Lane;
 use super::map::VerifyMap;
 use super::options::{Limit, LoadOptions};
@@ -94,7 +94,7 @@ struct Act {
 /// CPU time of the server, and the time it was measured over.
 #[derive(Clone, Copy)]
 struct Server {
-    cpu: Option<CpuTime>,
+    cpu: Option<Duration>,
     elapsed: Duration,
 }
 
@@ -195,7 +195,7 @@ impl Act {
         let per_io = |count: f64| if ops == 0 { 0.0 } else { count / ops as f64 };
         // The server was sampled over slightly more time than the workers measured.
         let scale = seconds / self.server.elapsed.as_secs_f64().max(1e-9);
-        let server_us = |cpu: CpuTime| per_io(cpu.cpu_ns as f64 / 1000.0 * scale.min(1.0));
+        let server_us = |cpu: Duration| per_io(cpu.as_secs_f64() * 1e6 * scale.min(1.0));
         LoadReport {
             queues,
             threads: options.thread_count(queues),
