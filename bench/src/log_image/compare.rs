@@ -49,32 +49,27 @@ pub fn compare(args: &CompareArgs) -> Result<()> {
         return Ok(());
     }
     let mut experiment = args.base.experiment("log")?;
-    let bench = Bench { args };
-    bench.make(&chosen)?;
+    args.make(&chosen)?;
     for round in 0..args.base.run.rounds {
         for point in &chosen {
-            let measure = |contender: &Contender| bench.measure(point, *contender);
+            let measure = |contender: &Contender| args.measure(point, *contender);
             experiment.turn(round, point.name, &point.contenders(), measure)?;
         }
         args.base.run.save(&experiment)?;
     }
-    bench.remove()?;
+    args.remove()?;
     args.base.run.publish("log", &report(args, &chosen, &experiment), &experiment)
 }
 
-struct Bench<'a> {
-    args: &'a CompareArgs,
-}
-
-impl Bench<'_> {
+impl CompareArgs {
     /// Makes all images, with every block written. The raw one is kept for the next run.
     fn make(&self, points: &[Point]) -> Result<()> {
-        fill(self.raw(), self.args.base.size)?;
+        fill(self.raw(), self.base.size)?;
         for settled in [false, true] {
             let of_it = |point: &Point| point.settled == settled && point.space == Space::Own;
             if let Some(point) = points.iter().find(|point| of_it(point)) {
                 let (image, bytes) = (self.log(settled), self.span(point));
-                self.args.base.place.create_log(&image, bytes * ROOM, &[])?;
+                self.base.place.create_log(&image, bytes * ROOM, &[])?;
                 self.serve_and_load(&image, 1, bytes, |load| pass(load, "write", bytes))?;
             }
         }
@@ -86,16 +81,16 @@ impl Bench<'_> {
     }
 
     fn raw(&self) -> PathBuf {
-        self.args.base.run.dir.join(format!("log-{}.raw", self.args.base.size))
+        self.base.run.dir.join(format!("log-{}.raw", self.base.size))
     }
 
     fn log(&self, settled: bool) -> PathBuf {
-        self.args.base.run.dir.join(if settled { "settled.flow" } else { "log.flow" })
+        self.base.run.dir.join(if settled { "settled.flow" } else { "log.flow" })
     }
 
     /// Returns the used bytes of an image.
     fn span(&self, point: &Point) -> u64 {
-        if point.settled { self.args.base.size / SETTLED_PART } else { self.args.base.size }
+        if point.settled { self.base.size / SETTLED_PART } else { self.base.size }
     }
 
     fn measure(&self, point: &Point, contender: Contender) -> Result<Figures> {
@@ -111,9 +106,9 @@ impl Bench<'_> {
             let overwrite =
                 |load: LoadOptions| load.workload("randwrite").iodepth(32).ops(span / BLOCK_BYTES);
             self.serve_and_load(&image, 1, span, overwrite)?;
-            settle(self.args.settle, &self.args.base.place, &image)?;
+            settle(self.settle, &self.base.place, &image)?;
         }
-        let limit = timed(self.args.base.runtime);
+        let limit = timed(self.base.runtime);
         let queues = if contender == Contender::RawAlone { 1 } else { point.queues };
         self.serve_and_load(&image, queues, span, |load| LoadOptions {
             block_bytes: point.kib << 10,
@@ -126,21 +121,21 @@ impl Bench<'_> {
     /// Measures a load on a new image; if its space is to be written before, after the same daemon
     /// has written all of it twice: a log image that is closed gives its free space back.
     fn measure_large(&self, point: &Point, contender: Contender) -> Result<Figures> {
-        let (place, span) = (&self.args.base.place, self.span(point));
+        let (place, span) = (&self.base.place, self.span(point));
         let (format, name) = match contender {
             Contender::Log => ("log", "large.flow"),
             Contender::Raw | Contender::RawAlone => ("raw", "large.raw"),
         };
-        let image = self.args.base.run.dir.join(name);
+        let image = self.base.run.dir.join(name);
         place.create(&image, format, span, NONE)?;
-        let socket = self.args.base.run.dir.join("log.sock");
+        let socket = self.base.run.dir.join("log.sock");
         let command = place.command(&image, &socket, 1, &["--direct", "on"])?;
         let load = place.load(&socket, point.rw, point.iodepth);
         let completion = Completion::Eventfd;
         let load = LoadOptions { completion, span_bytes: span, ..load };
         let written = point.space == Space::Written;
         let before = written.then(|| pass(load.clone(), "write", 2 * span));
-        let limit = seconds(if written { RAMP } else { Duration::ZERO }, self.args.base.runtime);
+        let limit = seconds(if written { RAMP } else { Duration::ZERO }, self.base.runtime);
         let measured = LoadOptions { block_bytes: point.kib << 10, limit, ..load };
         let loads: Vec<_> = before.into_iter().chain([measured]).collect();
         let report = place.measure(command, &loads, stop)?;
@@ -159,7 +154,7 @@ impl Bench<'_> {
         span: u64,
         shape: impl FnOnce(LoadOptions) -> LoadOptions,
     ) -> Result<Figures> {
-        let (place, socket) = (&self.args.base.place, self.args.base.run.dir.join("log.sock"));
+        let (place, socket) = (&self.base.place, self.base.run.dir.join("log.sock"));
         let command = place.command(image, &socket, queues, &["--direct", "on"])?;
         let mut load = place.load(&socket, "randread", 1);
         load.client = load.client.queues(queues);
