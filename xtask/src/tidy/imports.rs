@@ -55,10 +55,9 @@ struct Crate {
 impl Crate {
     fn new(files: &[&Source]) -> Self {
         let read = |source: &&Source| {
-            let mut reader = Reader::default();
-            reader.visit_file(&source.file);
-            reader.module.file = source.path.clone();
-            (module_name(&source.path), reader.module)
+            let mut module = Module { file: source.path.clone(), ..Module::default() };
+            module.visit_file(&source.file);
+            (module_name(&source.path), module)
         };
         Self { modules: files.iter().map(read).collect() }
     }
@@ -183,29 +182,23 @@ fn module_name(path: &str) -> Name {
     words.iter().map(|word| (*word).to_owned()).collect()
 }
 
-/// Collects the names used in a file.
-#[derive(Default)]
-struct Reader {
-    module: Module,
-}
-
-impl<'ast> Visit<'ast> for Reader {
+impl<'ast> Visit<'ast> for Module {
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
         let is_private = matches!(item.vis, Visibility::Inherited);
         for (mut path, name) in used(&item.tree) {
             path.pop_if(|last| *last == "self");
             if name != "*" {
-                self.module.names.insert(name, path.clone());
+                self.names.insert(name, path.clone());
             }
             if is_private {
-                self.module.paths.push(path);
+                self.paths.push(path);
             }
         }
     }
 
     fn visit_path(&mut self, path: &'ast Path) {
         if path.segments.len() > 1 {
-            self.module.paths.push(path.segments.iter().map(|it| it.ident.to_string()).collect());
+            self.paths.push(path.segments.iter().map(|it| it.ident.to_string()).collect());
         }
         visit::visit_path(self, path);
     }
