@@ -26,16 +26,7 @@ pub struct Medium {
     bytes: u64,
 }
 
-#[derive(Clone)]
-struct Chunk {
-    pages: [Option<Arc<Page>>; CHUNK_PAGES as usize],
-}
-
-impl Default for Chunk {
-    fn default() -> Self {
-        Self { pages: [const { None }; CHUNK_PAGES as usize] }
-    }
-}
+type Chunk = [Option<Arc<Page>>; CHUNK_PAGES as usize];
 
 impl Medium {
     /// Makes an empty file of this size.
@@ -171,7 +162,7 @@ impl Medium {
             .range(first / CHUNK_PAGES..)
             .flat_map(|(chunk, content)| {
                 (chunk * CHUNK_PAGES..)
-                    .zip(&content.pages)
+                    .zip(content.iter())
                     .filter_map(|(page, content)| content.as_ref().map(|content| (page, content)))
             })
             .skip_while(move |(page, _)| *page < first)
@@ -187,12 +178,13 @@ impl Medium {
     }
 
     fn page(&self, page: u64) -> Option<&Arc<Page>> {
-        self.chunks.get(&(page / CHUNK_PAGES))?.pages[(page % CHUNK_PAGES) as usize].as_ref()
+        self.chunks.get(&(page / CHUNK_PAGES))?[(page % CHUNK_PAGES) as usize].as_ref()
     }
 
     fn slot(&mut self, page: u64) -> &mut Option<Arc<Page>> {
-        let chunk = self.chunks.entry(page / CHUNK_PAGES).or_default();
-        &mut Arc::make_mut(chunk).pages[(page % CHUNK_PAGES) as usize]
+        let empty = || Arc::new([const { None }; CHUNK_PAGES as usize]);
+        let chunk = self.chunks.entry(page / CHUNK_PAGES).or_insert_with(empty);
+        &mut Arc::make_mut(chunk)[(page % CHUNK_PAGES) as usize]
     }
 
     fn page_mut(&mut self, page: u64) -> &mut Page {
@@ -215,7 +207,7 @@ impl Medium {
             self.page_count -= 1;
         }
         let chunk = page / CHUNK_PAGES;
-        if self.chunks.get(&chunk).is_some_and(|chunk| chunk.pages.iter().all(Option::is_none)) {
+        if self.chunks.get(&chunk).is_some_and(|chunk| chunk.iter().all(Option::is_none)) {
             self.chunks.remove(&chunk);
         }
     }
