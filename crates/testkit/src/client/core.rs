@@ -53,8 +53,10 @@ impl Client {
         let queues = (0..options.queues)
             .map(|_| RequestQueue::new(&memory, &options, &negotiated))
             .collect::<Result<_>>()?;
+        let Negotiated { features, protocol, .. } = negotiated;
         Ok(Client {
-            options,
+            // Those of `reconnect`.
+            options: ClientOptions { features, protocol, ..options },
             session: Some(session),
             negotiated,
             config,
@@ -100,10 +102,7 @@ impl Client {
     /// Requests in flight stay in flight; the new backend has to complete them.
     pub fn reconnect(&mut self) -> Result<()> {
         self.disconnect();
-        let mut options = self.options.clone();
-        options.features = self.negotiated.features;
-        options.protocol = self.negotiated.protocol;
-        let mut session = Session::open(&options)?;
+        let mut session = Session::open(&self.options)?;
         if session.negotiated().features != self.negotiated.features {
             let (new, old) = (session.negotiated().features, self.negotiated.features);
             return Err(Error::Protocol(format!(

@@ -49,7 +49,7 @@ pub fn run_with_map(
         act.stats[0].add_errors(&sweep.stats[0]);
         act.lanes = sweep.lanes;
     }
-    stages[0].shut_down(options, &act.lanes)?;
+    stages[0].shut_down(&act.lanes)?;
     let report = act.report(0, loads, &stages);
     Ok((report, VerifyMap::join(act.lanes.into_iter().map(Lane::into_map))))
 }
@@ -73,7 +73,7 @@ pub fn run_together(loads: &[LoadOptions]) -> Result<(LoadReport, Vec<LoadReport
     let mut left = &act.lanes[..];
     for (stage, load) in stages.iter_mut().zip(loads) {
         let (theirs, others) = left.split_at(load.client.queues);
-        stage.shut_down(load, theirs)?;
+        stage.shut_down(theirs)?;
         left = others;
     }
     let each = (0..loads.len()).map(|disk| act.report(disk, loads, &stages)).collect();
@@ -258,9 +258,9 @@ impl Watch<'_, '_> {
                 return Ok(());
             }
             thread::sleep(left.unwrap_or(TICK).min(TICK));
-            for (stage, load) in self.stages.iter_mut().zip(self.loads) {
+            for stage in self.stages.iter_mut() {
                 if stage.lost_backend() {
-                    stage.recover(load)?;
+                    stage.recover()?;
                     seen.1 = Instant::now();
                 }
             }

@@ -4,7 +4,7 @@
 //! rings themselves belong to the workers; the stage keeps the parts that are passed to a backend.
 
 use std::iter;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::check::Checker;
 use super::lane::{Lane, LaneOptions};
@@ -30,7 +30,10 @@ const COMMITS: Workload = Workload { order: Order::Random, mix: Mix::WRITE };
 #[derive(Debug)]
 pub(super) struct Stage {
     session: Session,
-    negotiated: Negotiated,
+    /// How it connects again, with the features of the first time.
+    client: ClientOptions,
+    /// Time to wait for the next backend.
+    reconnect: Option<Duration>,
     memory: Memory,
     shares: Vec<RingShare>,
     inflight: Option<InflightArea>,
@@ -66,10 +69,12 @@ impl Stage {
         let lanes = plan.lanes(&memory, disk, map)?;
         let shares =
             lanes.iter().map(|lane| lane.ring.share().try_clone()).collect::<Result<_>>()?;
-        let (inflight, reconnects) = (None, 0);
-        let mut stage = Stage { session, negotiated, memory, shares, inflight, reconnects };
-        match stage.start(options) {
-            Err(Error::Disconnected(_)) if options.reconnect.is_some() => stage.recover(options)?,
+        let Negotiated { features, protocol, .. } = negotiated;
+        let client = ClientOptions { features, protocol, ..options.client.clone() };
+        let (reconnect, inflight, reconnects) = (options.reconnect, None, 0);
+        let mut stage = Stage { session, client, reconnect, memory, shares, inflight, reconnects };
+        match stage.start() {
+            Err(Error::Disconnected(_)) if reconnect.is_some() => stage.recover()?,
             done => done?,
         }
         Ok((stage, lanes))
@@ -82,37 +87,32 @@ impl Stage {
 
     /// Waits for the next backend and hands everything over, if the run may continue. If that
     /// backend dies during the handover, waits for another one.
-    pub(super) fn recover(&mut self, options: &LoadOptions) -> Result<()> {
+    pub(super) fn recover(&mut self) -> Result<()> {
         let lost = || Error::Disconnected("running a workload".to_owned());
-        let end = Instant::now() + options.reconnect.ok_or_else(lost)?;
-        let mut client = options.client.clone();
-        client.features = self.negotiated.features;
-        client.protocol = self.negotiated.protocol;
+        let end = Instant::now() + self.reconnect.ok_or_else(lost)?;
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            client.connect_timeout_ms = left.as_millis() as u64;
-            match self.hand_over(options, &client) {
+            self.client.connect_timeout_ms = left.as_millis() as u64;
+            match self.hand_over() {
                 Err(Error::Disconnected(_)) if !left.is_zero() => {}
                 done => return done,
             }
         }
     }
 
-    fn hand_over(&mut self, options: &LoadOptions, client: &ClientOptions) -> Result<()> {
-        self.session = Session::open(client)?;
-        self.start(options)?;
+    fn hand_over(&mut self) -> Result<()> {
+        self.session = Session::open(&self.client)?;
+        self.start()?;
         self.reconnects += 1;
         Ok(())
     }
 
     /// Stops all rings; each must be at its driver's position. If a backend dies meanwhile, the
     /// next one is stopped.
-    pub(super) fn shut_down(&mut self, options: &LoadOptions, lanes: &[Lane]) -> Result<()> {
+    pub(super) fn shut_down(&mut self, lanes: &[Lane]) -> Result<()> {
         loop {
             match self.stop_rings(lanes) {
-                Err(Error::Disconnected(_)) if options.reconnect.is_some() => {
-                    self.recover(options)?;
-                }
+                Err(Error::Disconnected(_)) if self.reconnect.is_some() => self.recover()?,
                 done => return done,
             }
         }
@@ -141,10 +141,10 @@ impl Stage {
 
     /// Hands memory, inflight region and rings over. Rings begin at the used index in memory: zero
     /// at first, and after a crash as QEMU does.
-    fn start(&mut self, options: &LoadOptions) -> Result<()> {
+    fn start(&mut self) -> Result<()> {
         let rings = self.shares.iter().map(|share| (share, share.addresses.used_index()));
         let rings: Vec<_> = rings.collect();
-        self.session.start_all(&options.client, &self.memory, &mut self.inflight, &rings)
+        self.session.start_all(&self.client, &self.memory, &mut self.inflight, &rings)
     }
 }
 
