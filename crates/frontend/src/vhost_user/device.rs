@@ -23,10 +23,10 @@ use super::config_space::{self, AT_WRITEBACK};
 use super::inflight::InflightRegion;
 use super::memory::{GuestMemory, RegionAddresses};
 use super::protocol::{ID_BYTES, QUEUE_SIZE_MAX, feature};
-use super::queue::VirtQueue;
+use super::queue::{QueueParts, VirtQueue};
 use super::ring::RingAddresses;
 use super::shared::DeviceShared;
-use super::vring::{DeviceParts, Vring, never_blocking};
+use super::vring::{Vring, never_blocking};
 
 /// Memory regions that a monitor may add; QEMU's own limit for its guests is of this order.
 const MEMORY_SLOTS_MAX: u64 = 509;
@@ -140,18 +140,7 @@ impl Device {
         if !self.vrings[index].is_ready() {
             return Ok(());
         }
-        let geometry = self.geometry();
-        let parts = DeviceParts {
-            memory: &self.memory,
-            features: self.features,
-            inflight: self.inflight.as_ref(),
-            shared: &self.shared,
-            readonly: geometry.readonly,
-            discards: geometry.discards,
-            zeroes_are_written: geometry.zeroes_are_written,
-            id: self.id,
-        };
-        let queue = self.vrings[index].build(index, &parts).map_err(Error::ReqHandlerError)?;
+        let queue = self.build(index).map_err(Error::ReqHandlerError)?;
         self.runner.start(index, queue).map_err(Error::ReqHandlerError)?;
         self.vrings[index].running = true;
         if std::mem::take(&mut self.capacity_is_news) {
@@ -160,6 +149,27 @@ impl Device {
             let _ = self.shared.announce_capacity(self.shared.capacity());
         }
         Ok(())
+    }
+
+    /// Builds the queue of a ring, ready to run.
+    fn build(&self, index: usize) -> io::Result<VirtQueue> {
+        let vring = &self.vrings[index];
+        let ring = vring
+            .ring(&self.memory, self.features & feature::EVENT_IDX != 0)
+            .map_err(|bad| io::Error::other(format!("queue {index} has a bad ring: {bad:?}")))?;
+        let inflight = self.inflight.as_ref().and_then(|region| region.log(index, vring.size));
+        let kick = vring.kick.clone().ok_or_else(|| io::Error::other("a ring without a kick"))?;
+        let parts = QueueParts {
+            ring,
+            next_avail: vring.next_avail,
+            kick,
+            error: vring.error.clone(),
+            broken: Arc::clone(&vring.fault),
+            shared: Arc::clone(&self.shared),
+            geometry: self.geometry(),
+            id: self.id,
+        };
+        Ok(VirtQueue::new(parts, Arc::clone(&vring.call), inflight))
     }
 
     fn stop(&mut self, index: usize) {

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use flowstone_block::SectorCount;
+use flowstone_block::{Geometry, SectorCount};
 
 pub use super::device::Device;
 pub use super::inflight::InflightRegion;
@@ -38,8 +38,7 @@ pub fn queue_over(
 ) -> io::Result<VirtQueue> {
     let mut parts = parts_over(file, bytes, size, event_idx, kick)?;
     parts.shared = Arc::new(DeviceShared::new(capacity));
-    parts.inflight = log.log(0, size);
-    Ok(VirtQueue::new(parts))
+    Ok(VirtQueue::new(parts, Arc::default(), log.log(0, size)))
 }
 
 /// Makes the parts of such a queue.
@@ -61,14 +60,10 @@ pub(super) fn parts_over(
         ring,
         next_avail: 0,
         kick: Arc::new(kick),
-        call: Arc::default(),
         error: None,
-        inflight: None,
         broken: Arc::default(),
         shared: Arc::new(DeviceShared::new(DISK)),
-        readonly: false,
-        discards: true,
-        zeroes_are_written: false,
+        geometry: Geometry::with_capacity(DISK),
         id: [0; ID_BYTES],
     })
 }

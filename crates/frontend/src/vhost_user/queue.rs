@@ -16,51 +16,17 @@ mod call;
 mod start;
 mod used;
 
-use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use flowstone_block::{
     BackHalf, Completion, Finished, FrontHalf, GuestQueue, Outcome, Request, Signal, Taken, mutant,
 };
 
-use self::avail::AvailParts;
-pub use self::avail::{AvailHalf, QueueFault};
+pub use self::avail::{AvailHalf, QueueFault, QueueParts};
 pub use self::call::CallSlot;
 pub use self::start::Start;
 pub use self::used::UsedHalf;
 use super::inflight::InflightLog;
-use super::protocol::ID_BYTES;
-use super::ring::SplitRing;
-use super::shared::DeviceShared;
-
-/// The parts of a queue.
-pub struct QueueParts {
-    /// The ring.
-    pub ring: SplitRing,
-    /// Index of the next avail entry, as the monitor knows it.
-    pub next_avail: u16,
-    /// Descriptor of the driver's notifications.
-    pub kick: Arc<File>,
-    /// Descriptor of our interrupts.
-    pub call: Arc<CallSlot>,
-    /// Descriptor by which the monitor is told that the queue is broken.
-    pub error: Option<Arc<File>>,
-    /// The in-flight log, if the monitor keeps one.
-    pub inflight: Option<InflightLog>,
-    /// Set when the driver breaks the queue.
-    pub broken: Arc<AtomicBool>,
-    /// State shared with the control plane.
-    pub shared: Arc<DeviceShared>,
-    /// Writes are refused.
-    pub readonly: bool,
-    /// Discards are supported.
-    pub discards: bool,
-    /// Zeroing costs as much as writing.
-    pub zeroes_are_written: bool,
-    /// The disk's identity string.
-    pub id: [u8; ID_BYTES],
-}
 
 /// A running virtqueue whose halves are on one thread.
 pub struct VirtQueue {
@@ -71,19 +37,20 @@ pub struct VirtQueue {
 impl VirtQueue {
     /// Starts a queue; it first takes the requests that a dead daemon left undone. It interrupts
     /// the driver once unconditionally: an earlier life may have published completions and died
-    /// before its interrupt arrived, and with an event index no second one is sent.
-    pub fn new(parts: QueueParts) -> Self {
-        let QueueParts {
-            ring, mut next_avail, kick, call, error, inflight, broken, shared, ..
-        } = parts;
-        let QueueParts { readonly, discards, zeroes_are_written, id, .. } = parts;
-        let used = ring.used_index();
-        let (mut log, mut replay) = (inflight, Vec::new());
-        if let Some(log) = &mut log {
+    /// before its interrupt arrived, and with an event index no second one is sent. `inflight` is
+    /// its log, if the monitor keeps one.
+    pub fn new(
+        mut parts: QueueParts,
+        call: Arc<CallSlot>,
+        mut inflight: Option<InflightLog>,
+    ) -> Self {
+        let used = parts.ring.used_index();
+        let mut replay = Vec::new();
+        if let Some(log) = &mut inflight {
             replay = log.recover(used);
             // All requests before the oldest undone one are used, so the undone and the used ones
             // are all that were ever taken.
-            next_avail = used.wrapping_add(replay.len() as u16);
+            parts.next_avail = used.wrapping_add(replay.len() as u16);
         }
         if mutant("frontend.queue.skips-replay") {
             replay.clear();
@@ -92,23 +59,9 @@ impl VirtQueue {
         if !mutant("frontend.queue.sends-no-call-at-start") {
             call.signal();
         }
-        let (log, used_log) = log.map(|log| (log.avail, log.used)).unzip();
-        let used = UsedHalf::new(ring.clone(), call, used_log, used);
-        let avail = AvailParts {
-            ring,
-            next_avail,
-            kick,
-            error,
-            log,
-            broken,
-            shared,
-            readonly,
-            discards,
-            zeroes_are_written,
-            id,
-            replay,
-        };
-        Self { avail: AvailHalf::new(avail), used }
+        let (log, used_log) = inflight.map(|log| (log.avail, log.used)).unzip();
+        let used = UsedHalf::new(parts.ring.clone(), call, used_log, used);
+        Self { avail: AvailHalf::new(parts, log, replay), used }
     }
 
     /// Returns the index of the next avail entry, for the monitor to keep.
@@ -165,7 +118,7 @@ impl GuestQueue for VirtQueue {
     }
 
     fn take_undone(&mut self, submit: impl FnMut(Box<Request>)) -> Taken {
-        let (mut taken, undone) = (Taken::default(), self.avail.parts.replay.last().copied());
+        let (mut taken, undone) = (Taken::default(), self.avail.replay.last().copied());
         if let Some(start) = self.avail.take_undone() {
             self.begin(start, submit, &mut taken);
             if mutant("frontend.queue.counts-a-life-after-submission") {

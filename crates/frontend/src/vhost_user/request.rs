@@ -7,7 +7,7 @@
 use std::ptr;
 
 use flowstone_block::{
-    Extent, IoPriority, IoVec, Op, Request, SECTOR_BYTES, Sector, SectorCount, mutant,
+    Extent, Geometry, IoPriority, IoVec, Op, Request, SECTOR_BYTES, Sector, SectorCount, mutant,
 };
 
 use super::chain::{BadChain, Buffer, walk};
@@ -20,19 +20,6 @@ use super::ring::SplitRing;
 
 /// Most pieces of memory of a request: the limit of one preadv (`UIO_MAXIOV`).
 const PIECES_MAX: usize = 1024;
-
-/// The current limits of a disk on requests.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Size of the disk.
-    pub capacity: SectorCount,
-    /// Writes are refused.
-    pub readonly: bool,
-    /// Discards are supported.
-    pub discards: bool,
-    /// Zeroing costs as much as writing.
-    pub zeroes_are_written: bool,
-}
 
 /// A chain that is a well-formed request.
 pub struct Parsed {
@@ -53,13 +40,13 @@ pub enum Verdict {
     Answer(Status, u32),
 }
 
-/// Parses the chain at `head` into `request`, which has been reset; `id` is the disk's identity
-/// string.
+/// Parses the chain at `head` into `request`, which has been reset; `id` is the identity string of
+/// the `disk`.
 pub fn parse(
     ring: &SplitRing,
     head: u16,
     request: &mut Request,
-    limits: Limits,
+    disk: &Geometry,
     id: &[u8; ID_BYTES],
 ) -> Result<Parsed, BadChain> {
     let (gathered, status) = gather(ring, head, &mut request.memory)?;
@@ -69,12 +56,12 @@ pub fn parse(
     let verdict = match header.kind {
         request_type::IN => {
             request.memory.drain(..readable_pieces);
-            transfer(request, Op::Read, header.sector, writable_bytes, limits)
+            transfer(request, Op::Read, header.sector, writable_bytes, disk)
         }
-        request_type::OUT if limits.readonly => Verdict::Answer(Status::IoError, 0),
+        request_type::OUT if disk.readonly => Verdict::Answer(Status::IoError, 0),
         request_type::OUT => {
             request.memory.truncate(readable_pieces);
-            transfer(request, Op::Write, header.sector, readable_bytes, limits)
+            transfer(request, Op::Write, header.sector, readable_bytes, disk)
         }
         request_type::FLUSH if mutant("frontend.request.answers-flush-without-flush") => {
             Verdict::Answer(Status::Ok, 0)
@@ -90,7 +77,7 @@ pub fn parse(
         }
         request_type::DISCARD | request_type::WRITE_ZEROES => {
             request.memory.truncate(readable_pieces);
-            ranges(request, header.kind, readable_bytes, limits)
+            ranges(request, header.kind, readable_bytes, disk)
         }
         _ => Verdict::Answer(Status::Unsupported, 0),
     };
@@ -198,12 +185,12 @@ fn transfer(
     op: impl Fn(Extent) -> Op,
     start: Sector,
     bytes: u64,
-    limits: Limits,
+    disk: &Geometry,
 ) -> Verdict {
     let extent = SectorCount::from_bytes(bytes)
         .filter(|_| bytes <= REQUEST_BYTES_MAX)
         .and_then(|count| Extent::new(start, count))
-        .filter(|extent| extent.fits(limits.capacity));
+        .filter(|extent| extent.fits(disk.capacity));
     match extent {
         Some(extent) => {
             request.op = op(extent);
@@ -230,13 +217,13 @@ fn answer_id(request: &mut Request, id: &[u8; ID_BYTES]) -> Verdict {
 
 /// Parses the range list of a discard or write-zeroes request: if one range is invalid, none is
 /// done.
-fn ranges(request: &mut Request, kind: u32, bytes: u64, limits: Limits) -> Verdict {
+fn ranges(request: &mut Request, kind: u32, bytes: u64, disk: &Geometry) -> Verdict {
     let most = u64::from(RANGES_MAX) * RANGE_BYTES as u64;
     let whole = bytes > 0 && bytes.is_multiple_of(RANGE_BYTES as u64);
-    if limits.readonly || !whole || bytes > most {
+    if disk.readonly || !whole || bytes > most {
         return Verdict::Answer(Status::IoError, 0);
     }
-    if kind == request_type::DISCARD && !limits.discards {
+    if kind == request_type::DISCARD && !disk.discards {
         return Verdict::Answer(Status::Unsupported, 0);
     }
     let mut copy = [0; RANGES_MAX as usize * RANGE_BYTES];
@@ -245,12 +232,12 @@ fn ranges(request: &mut Request, kind: u32, bytes: u64, limits: Limits) -> Verdi
     request.memory.clear();
     let mut ops = Vec::with_capacity(list.len() / RANGE_BYTES);
     for range in list.chunks_exact(RANGE_BYTES) {
-        match range_op(kind, range, limits) {
+        match range_op(kind, range, disk) {
             Ok(op) => push_merged(&mut ops, op),
             Err(status) => return Verdict::Answer(status, 0),
         }
     }
-    if kind == request_type::WRITE_ZEROES && limits.zeroes_are_written && fills_too_much(&ops) {
+    if kind == request_type::WRITE_ZEROES && disk.zeroes_are_written && fills_too_much(&ops) {
         // The driver writes the zeroes itself, or asks for shorter ranges.
         return Verdict::Answer(Status::Unsupported, 0);
     }
@@ -268,7 +255,7 @@ fn fills_too_much(ops: &[Op]) -> bool {
         && !mutant("frontend.request.fills-any-range")
 }
 
-fn range_op(kind: u32, range: &[u8], limits: Limits) -> Result<Op, Status> {
+fn range_op(kind: u32, range: &[u8], disk: &Geometry) -> Result<Op, Status> {
     let word =
         |at: usize| u32::from_le_bytes([range[at], range[at + 1], range[at + 2], range[at + 3]]);
     let start = u64::from(word(0)) | u64::from(word(4)) << 32;
@@ -282,7 +269,7 @@ fn range_op(kind: u32, range: &[u8], limits: Limits) -> Result<Op, Status> {
         return Err(Status::IoError);
     }
     let extent = Extent::new(Sector::new(start), SectorCount::new(u64::from(count)))
-        .filter(|extent| extent.fits(limits.capacity))
+        .filter(|extent| extent.fits(disk.capacity))
         .ok_or(Status::IoError)?;
     Ok(match kind {
         request_type::DISCARD => Op::Discard(extent),

@@ -10,13 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use flowstone_block::mutant;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 
-use super::inflight::InflightRegion;
 use super::memory::GuestMemory;
-use super::protocol::feature;
-use super::queue::{CallSlot, QueueParts, VirtQueue};
-use super::ring::{RingAddresses, SplitRing};
-use super::shared::DeviceShared;
-use super::{protocol, ring};
+use super::queue::CallSlot;
+use super::ring::{BadRing, RingAddresses, SplitRing};
 
 /// Everything a ring needs before it can run, in the order in which monitors send it.
 #[derive(Default)]
@@ -41,18 +37,6 @@ pub struct Vring {
     pub fault: Arc<AtomicBool>,
 }
 
-/// The parts that all rings of a device share.
-pub struct DeviceParts<'device> {
-    pub memory: &'device Arc<GuestMemory>,
-    pub features: u64,
-    pub inflight: Option<&'device Arc<InflightRegion>>,
-    pub shared: &'device Arc<DeviceShared>,
-    pub readonly: bool,
-    pub discards: bool,
-    pub zeroes_are_written: bool,
-    pub id: [u8; protocol::ID_BYTES],
-}
-
 impl Vring {
     /// Returns whether it is completely configured and not running yet.
     pub fn is_ready(&self) -> bool {
@@ -74,33 +58,10 @@ impl Vring {
         }
     }
 
-    /// Builds the queue, ready to run.
-    pub fn build(&self, index: usize, device: &DeviceParts<'_>) -> io::Result<VirtQueue> {
-        let ring = self
-            .build_ring(device)
-            .map_err(|bad| io::Error::other(format!("queue {index} has a bad ring: {bad:?}")))?;
-        let inflight = device.inflight.and_then(|region| region.log(index, self.size));
-        let kick = self.kick.as_ref().ok_or_else(|| io::Error::other("a ring without a kick"))?;
-        Ok(VirtQueue::new(QueueParts {
-            ring,
-            next_avail: self.next_avail,
-            kick: Arc::clone(kick),
-            call: Arc::clone(&self.call),
-            error: self.error.clone(),
-            inflight,
-            broken: Arc::clone(&self.fault),
-            shared: Arc::clone(device.shared),
-            readonly: device.readonly,
-            discards: device.discards,
-            zeroes_are_written: device.zeroes_are_written,
-            id: device.id,
-        }))
-    }
-
-    fn build_ring(&self, device: &DeviceParts<'_>) -> Result<SplitRing, ring::BadRing> {
-        let event_idx = device.features & feature::EVENT_IDX != 0;
-        let addresses = self.addresses.ok_or(ring::BadRing::Unmapped)?;
-        SplitRing::new(Arc::clone(device.memory), self.size, event_idx, addresses)
+    /// Returns the ring in the guest's memory.
+    pub fn ring(&self, memory: &Arc<GuestMemory>, event_idx: bool) -> Result<SplitRing, BadRing> {
+        let addresses = self.addresses.ok_or(BadRing::Unmapped)?;
+        SplitRing::new(Arc::clone(memory), self.size, event_idx, addresses)
     }
 }
 

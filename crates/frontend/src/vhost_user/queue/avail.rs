@@ -7,14 +7,14 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use flowstone_block::{FrontHalf, Op, Request, is_any_broken, mutant};
+use flowstone_block::{FrontHalf, Geometry, Op, Request, is_any_broken, mutant};
 use tracing::warn;
 
 use super::super::chain::BadChain;
 use super::super::inflight::{AvailLog, Undone};
 use super::super::memory::GuestMemory;
 use super::super::protocol::{ID_BYTES, Status};
-use super::super::request::{Limits, Parsed, Verdict, parse};
+use super::super::request::{Parsed, Verdict, parse};
 use super::super::ring::SplitRing;
 use super::super::shared::DeviceShared;
 use super::start::{Start, StatusPlace, Work, give_back_room, ranges, weight, weight_of_ranges};
@@ -47,26 +47,32 @@ pub enum QueueFault {
     MemoryLost,
 }
 
-/// The parts of this half.
-pub(super) struct AvailParts {
+/// The parts of a queue.
+pub struct QueueParts {
+    /// The ring.
     pub ring: SplitRing,
+    /// Index of the next avail entry, as the monitor knows it.
     pub next_avail: u16,
+    /// Descriptor of the driver's notifications.
     pub kick: Arc<File>,
+    /// Descriptor by which the monitor is told that the queue is broken.
     pub error: Option<Arc<File>>,
-    pub log: Option<AvailLog>,
+    /// Set when the driver breaks the queue.
     pub broken: Arc<AtomicBool>,
+    /// State shared with the control plane.
     pub shared: Arc<DeviceShared>,
-    pub readonly: bool,
-    pub discards: bool,
-    pub zeroes_are_written: bool,
+    /// The disk. Its capacity may change; `shared` has the current one.
+    pub geometry: Geometry,
+    /// The disk's identity string.
     pub id: [u8; ID_BYTES],
-    /// Requests that a dead daemon left undone, newest first.
-    pub replay: Vec<Undone>,
 }
 
 /// The taking half; see the module.
 pub struct AvailHalf {
-    pub(super) parts: AvailParts,
+    pub(super) parts: QueueParts,
+    log: Option<AvailLog>,
+    /// Requests that a dead daemon left undone, newest first.
+    pub(super) replay: Vec<Undone>,
     pub(super) slots: Box<[Slot]>,
     in_flight: usize,
     /// Weight of the requests in flight.
@@ -86,9 +92,9 @@ pub(super) struct Slot {
 }
 
 impl AvailHalf {
-    pub(super) fn new(parts: AvailParts) -> Self {
+    pub(super) fn new(parts: QueueParts, log: Option<AvailLog>, replay: Vec<Undone>) -> Self {
         let slots = (0..parts.ring.size()).map(|_| Slot::default()).collect();
-        Self { parts, slots, in_flight: 0, weight: 0, fault: None }
+        Self { parts, log, replay, slots, in_flight: 0, weight: 0, fault: None }
     }
 
     /// Returns the index of the next avail entry, for the monitor to keep.
@@ -118,13 +124,13 @@ impl AvailHalf {
     }
 
     fn is_memory_lost(&self) -> bool {
-        self.memory().is_broken() || self.parts.log.as_ref().is_some_and(AvailLog::is_broken)
+        self.memory().is_broken() || self.log.as_ref().is_some_and(AvailLog::is_broken)
     }
 
     /// Changes the in-flight log, if there is one.
     #[inline]
     pub(super) fn with_log(&mut self, change: impl FnOnce(&mut AvailLog)) {
-        self.parts.log.as_mut().map(change);
+        self.log.as_mut().map(change);
     }
 
     /// Checks a head from the avail ring and records it as taken.
@@ -144,34 +150,29 @@ impl AvailHalf {
         false
     }
 
-    /// Returns the limits that requests must keep to.
-    fn limits(&self) -> Limits {
-        Limits {
-            capacity: self.parts.shared.capacity(),
-            readonly: self.parts.readonly,
-            discards: self.parts.discards,
-            zeroes_are_written: self.parts.zeroes_are_written,
-        }
+    /// Returns the disk as it is now, to whose limits requests must keep.
+    fn disk(&self) -> Geometry {
+        Geometry { capacity: self.parts.shared.capacity(), ..self.parts.geometry }
     }
 
     /// Reads a chain. A `deadly` one is to be answered with an error.
     #[inline]
     fn start(&mut self, head: u16, deadly: bool) -> Option<Start> {
-        let limits = self.limits();
+        let disk = self.disk();
         let at = usize::from(head);
         let mut request = self.slots[at]
             .request
             .take()
             .unwrap_or_else(|| Request::new(Op::Flush, u32::from(head)));
         request.reset();
-        let parsed = parse(&self.parts.ring, head, &mut request, limits, &self.parts.id);
+        let parsed = parse(&self.parts.ring, head, &mut request, &disk, &self.parts.id);
         let Parsed { status, verdict } = match parsed {
             Ok(parsed) => parsed,
             Err(why) => {
                 self.slots[at].put_back(request);
                 // Chains read in lost memory may have been valid.
                 if !self.is_to_fail()
-                    && let Some(log) = &mut self.parts.log
+                    && let Some(log) = &mut self.log
                 {
                     log.abandon(head);
                 }
@@ -193,7 +194,7 @@ impl AvailHalf {
             }
             Verdict::Ranges(first, others) if !refused => {
                 self.prepare(&mut request);
-                let filled = self.parts.zeroes_are_written;
+                let filled = disk.zeroes_are_written;
                 self.weigh(head, weight_of_ranges(&first, others.len(), filled));
                 Work::Ranges(ranges(request, first, others))
             }
@@ -273,8 +274,7 @@ impl FrontHalf for AvailHalf {
 
     fn ask_for_kicks(&self) -> bool {
         let ring = &self.parts.ring;
-        self.may_take()
-            && (ring.ask_for_kicks(self.parts.next_avail) || !self.parts.replay.is_empty())
+        self.may_take() && (ring.ask_for_kicks(self.parts.next_avail) || !self.replay.is_empty())
             || self.is_to_fail()
     }
 
@@ -294,14 +294,13 @@ impl FrontHalf for AvailHalf {
 
     #[inline]
     fn has_undone(&self) -> bool {
-        self.fault.is_none() && !self.parts.replay.is_empty()
+        self.fault.is_none() && !self.replay.is_empty()
     }
 
     #[inline]
     fn has_available(&self) -> bool {
         let ring = &self.parts.ring;
-        self.may_take()
-            && (ring.avail_index() != self.parts.next_avail || !self.parts.replay.is_empty())
+        self.may_take() && (ring.avail_index() != self.parts.next_avail || !self.replay.is_empty())
             || self.is_to_fail()
     }
 
@@ -342,7 +341,7 @@ impl FrontHalf for AvailHalf {
         if self.is_to_fail() {
             self.fail(QueueFault::MemoryLost);
         }
-        let undone = if self.may_take() { self.parts.replay.pop() } else { None }?;
+        let undone = if self.may_take() { self.replay.pop() } else { None }?;
         let Undone { head, started, in_hand } = undone;
         let deadly = (in_hand >= DEATHS_IN_HAND_MAX || started >= DEATHS_MAX)
             && !mutant("frontend.queue.replays-for-ever");

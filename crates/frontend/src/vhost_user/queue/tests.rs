@@ -6,12 +6,14 @@ use super::super::inflight::{InflightRegion, Undone};
 use super::super::protocol::{
     RANGES_MAX, REQUEST_BYTES_MAX, SEGMENT_BYTES_MAX, SEGMENTS_MAX, Status, request_type,
 };
+use super::super::shared::DeviceShared;
 use super::avail::DEATHS_MAX;
 use super::start::PIECES_KEPT;
 use super::*;
 use flowstone_block::{Errno, Op, SectorCount};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 
@@ -49,7 +51,7 @@ fn ranges_are_given_out_together_and_answered_once_with_any_failure() {
     let memory = discard_of(&[(0, 8), (8, 8), (64, 8), (32, 8)]);
     let kick = File::from(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
     let parts = parts_over(memory.try_clone().unwrap(), 0x2000, SIZE, false, kick).unwrap();
-    let mut queue = VirtQueue::new(parts);
+    let mut queue = VirtQueue::new(parts, Arc::default(), None);
     let status = || {
         let mut status = [0];
         memory.read_exact_at(&mut status, STATUS_AT).unwrap();
@@ -185,11 +187,9 @@ impl Guest {
     fn queue(&self) -> VirtQueue {
         let memory = self.memory.try_clone().unwrap();
         let mut parts = parts_over(memory, GUEST_BYTES, self.size, false, event()).unwrap();
-        parts.inflight = self.region.log(0, self.size);
         parts.shared = Arc::clone(&self.shared);
-        parts.call = Arc::clone(&self.call);
-        parts.zeroes_are_written = self.zeroes_are_written;
-        VirtQueue::new(parts)
+        parts.geometry.zeroes_are_written = self.zeroes_are_written;
+        VirtQueue::new(parts, Arc::clone(&self.call), self.region.log(0, self.size))
     }
 
     /// Returns the heads that a next life would find undone, oldest first.
