@@ -1,6 +1,5 @@
 //! State shared by a device's control plane, its queues, and the daemon: some words and one socket.
 
-use std::fmt;
 use std::io;
 use std::num::NonZeroU64;
 use std::os::unix::net::UnixStream;
@@ -14,7 +13,7 @@ use super::memory::GuestMemory;
 use super::protocol::feature;
 
 /// The mutable state of a device.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct DeviceShared {
     capacity: AtomicU64,
     write_through: AtomicBool,
@@ -31,7 +30,8 @@ pub struct DeviceShared {
     monitor: Mutex<Option<UnixStream>>,
     /// The budget of log lines that guests and monitors can cause at will.
     log: Mutex<LogBudget>,
-    watcher: Watcher,
+    /// The callback for connections, once it is set.
+    watcher: OnceLock<Box<Watch>>,
 }
 
 /// A change of a disk's connection.
@@ -43,17 +43,7 @@ pub enum MonitorChange<'a> {
     Gone(&'a str),
 }
 
-/// The callback for connections, once it is set.
-#[derive(Default)]
-struct Watcher(OnceLock<Box<Watch>>);
-
 type Watch = dyn Fn(MonitorChange<'_>) + Send + Sync;
-
-impl fmt::Debug for Watcher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Watcher(is there: {})", self.0.get().is_some())
-    }
-}
 
 /// The guest of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,11 +92,11 @@ impl DeviceShared {
     /// Registers `watcher` for connections; it is called on the thread that serves them and must
     /// not block. A second one is ignored.
     pub fn watch(&self, watcher: impl Fn(MonitorChange<'_>) + Send + Sync + 'static) {
-        let _ = self.watcher.0.set(Box::new(watcher));
+        let _ = self.watcher.set(Box::new(watcher));
     }
 
     fn tell(&self, change: MonitorChange<'_>) {
-        self.watcher.0.get().into_iter().for_each(|watcher| watcher(change));
+        self.watcher.get().into_iter().for_each(|watcher| watcher(change));
     }
 
     /// Returns whether a monitor is connected.
