@@ -171,10 +171,8 @@ impl AvailHalf {
             Err(why) => {
                 self.slots[at].put_back(request);
                 // Chains read in lost memory may have been valid.
-                if !self.is_to_fail()
-                    && let Some(log) = &mut self.log
-                {
-                    log.abandon(head);
+                if !self.is_to_fail() {
+                    self.with_log(|log| log.abandon(head));
                 }
                 self.fail(QueueFault::Chain(why));
                 return None;

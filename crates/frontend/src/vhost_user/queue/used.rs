@@ -48,6 +48,11 @@ impl UsedHalf {
         Self { ring, call, log, pending, next_used: used, published: used }
     }
 
+    #[inline]
+    fn with_log(&mut self, change: impl FnOnce(&mut UsedLog)) {
+        self.log.as_mut().map(change);
+    }
+
     /// Writes status and used entry; the driver does not see them before `publish`.
     #[inline]
     fn answer(&mut self, head: u16, status: Status, bytes: u32) {
@@ -60,9 +65,7 @@ impl UsedHalf {
         unsafe { pending.status.0.write_volatile(status as u8) };
         self.ring.set_used(self.next_used, head, bytes);
         self.next_used = self.next_used.wrapping_add(1);
-        if let Some(log) = &mut self.log {
-            log.complete(head);
-        }
+        self.with_log(|log| log.complete(head));
     }
 
     #[inline]
@@ -73,9 +76,8 @@ impl UsedHalf {
     }
 
     fn clear_marks(&mut self) {
-        if let Some(log) = &mut self.log {
-            log.published(self.next_used);
-        }
+        let next_used = self.next_used;
+        self.with_log(|log| log.published(next_used));
     }
 }
 
@@ -84,9 +86,7 @@ impl BackHalf for UsedHalf {
 
     #[inline]
     fn take_up(&mut self, start: &Start) {
-        if let Some(log) = &mut self.log {
-            log.take_up(start.head);
-        }
+        self.with_log(|log| log.take_up(start.head));
     }
 
     #[inline]
@@ -94,9 +94,7 @@ impl BackHalf for UsedHalf {
         let Start { head, status, work } = start;
         let pending = Pending { status, parts: work.parts(), outcome: Ok(()) };
         self.pending[usize::from(head)] = pending;
-        if let Some(log) = &mut self.log {
-            log.take_over(head);
-        }
+        self.with_log(|log| log.take_over(head));
         match work {
             Work::Submit(request) => submit(request),
             Work::Ranges(parts) => parts.into_iter().for_each(submit),
@@ -110,9 +108,7 @@ impl BackHalf for UsedHalf {
 
     #[inline]
     fn handed_over(&mut self) {
-        if let Some(log) = &mut self.log {
-            log.handed_over();
-        }
+        self.with_log(UsedLog::handed_over);
     }
 
     #[inline]
