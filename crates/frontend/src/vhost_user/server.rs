@@ -6,10 +6,10 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, QueueRunner, Result, mutant};
+use flowstone_block::{Errno, QueueRunner, Result, lock, mutant};
 use flowstone_host::{BoundSocket, SocketAccess, bind_socket, peer_of};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -41,14 +41,10 @@ pub struct Server {
 pub struct HangUp(Arc<Mutex<Option<UnixStream>>>);
 
 impl HangUp {
-    fn lock(&self) -> MutexGuard<'_, Option<UnixStream>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Ends the connection in any state: a monitor that has sent half a message, or reads no
     /// answers, must not keep the daemon from stopping.
     pub fn now(&self) {
-        if let Some(stream) = &*self.lock() {
+        if let Some(stream) = &*lock(&self.0) {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
@@ -96,10 +92,6 @@ impl Server {
         }
     }
 
-    fn device(&self) -> MutexGuard<'_, Device> {
-        self.device.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn serve(&self, stream: UnixStream, stop: &OwnedFd) {
         let path = self.path().display();
         if let Some(unsaid) = self.shared.may_log() {
@@ -121,7 +113,7 @@ impl Server {
         stop: &OwnedFd,
     ) -> std::result::Result<(), Box<dyn std::error::Error>> {
         let watch = stream.try_clone()?;
-        *self.connection.lock() = Some(stream.try_clone()?);
+        *lock(&self.connection.0) = Some(stream.try_clone()?);
         self.shared.connected(peer_of(&stream));
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&self.device));
         let outcome = self.answer_messages(&watch, &mut handler, stop).map_err(|error| {
@@ -131,13 +123,13 @@ impl Server {
         });
         // Before the connection closes: a monitor that sees it closed forwards no more interrupts,
         // and stopping the queues publishes the last completions to the guest.
-        self.device().disconnect();
+        lock(&self.device).disconnect();
         match &outcome {
             Ok(()) if is_readable(stop) => self.shared.disconnected("the disk stops"),
             Ok(()) => self.shared.disconnected("it hung up"),
             Err(error) => self.shared.disconnected(&error.to_string()),
         }
-        *self.connection.lock() = None;
+        *lock(&self.connection.0) = None;
         outcome
     }
 
@@ -155,7 +147,7 @@ impl Server {
                 Room::None => return Err(reads_no_answers()),
             }
             if let Some(channel) = peek_backend_channel(watch.as_fd()) {
-                self.device().set_monitor(channel);
+                lock(&self.device).set_monitor(channel);
             }
             match handler.handle_request() {
                 Ok(()) => {}

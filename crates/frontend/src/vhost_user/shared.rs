@@ -4,9 +4,9 @@ use std::io;
 use std::num::NonZeroU64;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use flowstone_block::{Errno, LogBudget, Peer, SectorCount};
+use flowstone_block::{Errno, LogBudget, Peer, SectorCount, lock};
 use rustix::net::{SendFlags, send};
 
 use super::memory::GuestMemory;
@@ -111,7 +111,7 @@ impl DeviceShared {
 
     /// Records that a monitor has connected: the process `peer`, if it is known.
     pub(super) fn connected(&self, peer: Option<Peer>) {
-        *self.peer() = peer;
+        *lock(&self.peer) = peer;
         self.connections.fetch_add(1, Ordering::Relaxed);
         self.is_connected.store(true, Ordering::Relaxed);
         self.tell(MonitorChange::Come(peer));
@@ -120,54 +120,42 @@ impl DeviceShared {
     /// Records that the monitor has disconnected.
     pub(super) fn disconnected(&self, reason: &str) {
         self.is_connected.store(false, Ordering::Relaxed);
-        *self.peer() = None;
+        *lock(&self.peer) = None;
         self.tell(MonitorChange::Gone(reason));
     }
 
     /// Returns the guest that uses the disk, if any.
     pub fn guest(&self) -> Option<Guest> {
         let memory_bytes = self.guest_memory().map_or(0, |memory| memory.bytes());
-        let monitor = *self.peer();
+        let monitor = *lock(&self.peer);
         (memory_bytes > 0).then_some(Guest { monitor, memory_bytes })
-    }
-
-    fn peer(&self) -> MutexGuard<'_, Option<Peer>> {
-        self.peer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the memory of the guest that uses the disk, if any.
     pub fn guest_memory(&self) -> Option<Arc<GuestMemory>> {
-        self.memory_of_guest().upgrade()
+        lock(&self.guest_memory).upgrade()
     }
 
     /// Sets the guest's memory. Holds it weakly, so that it can be unmapped.
     pub(super) fn set_guest_memory(&self, memory: &Arc<GuestMemory>) {
-        *self.memory_of_guest() = Arc::downgrade(memory);
-    }
-
-    fn memory_of_guest(&self) -> MutexGuard<'_, Weak<GuestMemory>> {
-        self.guest_memory.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.guest_memory) = Arc::downgrade(memory);
     }
 
     pub(super) fn set_monitor(&self, channel: Option<UnixStream>) {
-        *self.monitor() = channel;
+        *lock(&self.monitor) = channel;
     }
 
     /// Asks for a log line that a guest or a monitor can cause at will. `Some` allows it, with the
     /// number of such lines suppressed since the last one, if any.
     pub fn may_log(&self) -> Option<Option<NonZeroU64>> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner).spend()
-    }
-
-    fn monitor(&self) -> MutexGuard<'_, Option<UnixStream>> {
-        self.monitor.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.log).spend()
     }
 
     /// Tells the guest to reread the disk's size. Returns whether a monitor was there to be told;
     /// if not, the next one is.
     pub fn announce_capacity(&self, capacity: SectorCount) -> io::Result<bool> {
         self.set_capacity(capacity);
-        let channel = self.monitor();
+        let channel = lock(&self.monitor);
         let Some(stream) = channel.as_ref() else { return Ok(false) };
         // A monitor that does not read must not block us; it then has a message waiting anyway.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
