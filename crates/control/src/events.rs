@@ -5,10 +5,11 @@
 //! costs nothing.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use flowstone_block::lock;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -108,14 +109,10 @@ struct Waiting {
 }
 
 impl Events {
-    fn queues(&self) -> MutexGuard<'_, Vec<Weak<Queue>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Subscribes a listener to events from now on.
     pub fn listen(&self) -> Listener {
         let queue = Arc::<Queue>::default();
-        let mut queues = self.queues();
+        let mut queues = lock(&self.0);
         queues.retain(|it| it.strong_count() > 0);
         queues.push(Arc::downgrade(&queue));
         Listener(queue)
@@ -123,7 +120,7 @@ impl Events {
 
     /// Sends an event to all listeners. Does not wait, and costs next to nothing without listeners.
     pub fn tell(&self, disk: &str, event: Event<'_>) {
-        let queues = self.queues();
+        let queues = lock(&self.0);
         let all: Vec<Arc<Queue>> = queues.iter().filter_map(Weak::upgrade).collect();
         if all.is_empty() {
             return;
@@ -137,13 +134,9 @@ impl Events {
 }
 
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the listener's waker, if it waits.
     fn push(&self, line: &[u8]) -> Option<Waker> {
-        let mut waiting = self.lock();
+        let mut waiting = lock(&self.0);
         // After a drop nothing is queued until the listener has read the count of dropped lines.
         if waiting.lost > 0 || waiting.lines.len() == LINES_MAX {
             waiting.lost += 1;
@@ -157,7 +150,7 @@ impl Queue {
 impl Listener {
     /// Returns all queued lines.
     pub fn poll_lines(&mut self, context: &mut Context<'_>) -> Poll<Vec<u8>> {
-        let mut waiting = self.0.lock();
+        let mut waiting = lock(&self.0.0);
         let mut text = Vec::new();
         waiting.lines.drain(..).for_each(|line| text.extend(line));
         let count = std::mem::take(&mut waiting.lost);
@@ -229,7 +222,7 @@ mod tests {
         assert!(lines(&mut listener, &woken).is_empty());
         drop(listener);
         events.tell("a", Event::Opening);
-        assert!(events.listen().0.lock().lines.is_empty() && events.queues().len() == 1);
+        assert!(lock(&events.listen().0.0).lines.is_empty() && lock(&events.0).len() == 1);
     }
 
     #[test]

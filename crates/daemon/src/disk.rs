@@ -1,10 +1,10 @@
 //! A served disk: its stack, its socket, its queues.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Instant;
 
-use flowstone_block::{Errno, Error, Result, Sector, SectorCount, SizeChange, mutant};
+use flowstone_block::{Errno, Error, Result, Sector, SectorCount, SizeChange, lock, mutant};
 use flowstone_control::{Event, Events};
 use flowstone_runner::{DiskQueues, DiskRun, Pollers, QueueTable};
 use tracing::info;
@@ -104,13 +104,13 @@ impl Disk {
 
     /// Sets the name of the VM that uses it.
     pub fn set_vm_name(&self, name: &str) {
-        name.clone_into(&mut self.vm_name.lock().unwrap_or_else(PoisonError::into_inner));
+        name.clone_into(&mut lock(&self.vm_name));
     }
 
     /// Returns the name of the VM that uses it: the configured one, or the one detected last. Does
     /// not access the host.
     pub fn vm_name(&self) -> String {
-        let seen = || self.vm_name.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let seen = || lock(&self.vm_name).clone();
         let seen = self.shared.is_connected().then(seen).unwrap_or_default();
         self.vm.name.clone().unwrap_or(seen)
     }

@@ -10,10 +10,10 @@ mod removal;
 use std::collections::{BTreeMap, VecDeque};
 use std::error::Error as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Error, Result, mutant};
+use flowstone_block::{Error, Result, lock, mutant};
 use flowstone_control::{Event, Events, Origin};
 use flowstone_image::Progress;
 use serde::Serialize;
@@ -119,15 +119,11 @@ pub enum Begun {
 }
 
 impl Disks {
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Registers a disk to be opened; no other disk may use its name and socket from then on. A
     /// failed disk may be tried again.
     pub fn begin(&self, config: &DiskConfig, origin: Origin) -> Result<Begun> {
         let name = config.name();
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         let busy = |why: String, advice| Err(Error::busy(format!("disk {name}"), why, advice));
         if table.end.is_some() {
             return busy("the daemon is stopping".into(), "ask the next one");
@@ -167,14 +163,14 @@ impl Disks {
 
     /// Returns the progress of opening the disk with this number.
     pub fn progress_of(&self, number: u32) -> Progress {
-        let table = self.table();
+        let table = lock(&self.table);
         table.known.get(&number).map(|entry| entry.progress.clone()).unwrap_or_default()
     }
 
     /// Marks a disk as about to listen. Returns `false` if it is too late: the daemon is stopping,
     /// or the disk was removed.
     pub fn begin_start(&self, number: u32) -> bool {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         if table.end.is_some() {
             return false;
         }
@@ -188,7 +184,7 @@ impl Disks {
     /// Marks a disk as serving. Returns the disk if it is too late: the caller stops it, then
     /// [gives it up](Self::give_up).
     pub fn serve(&self, number: u32, disk: Disk) -> std::result::Result<(), Box<Disk>> {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         let is_over = table.end.is_some();
         match table.known.get_mut(&number).map(|entry| &mut entry.state) {
             Some(state @ State::Starting) if !is_over => {
@@ -207,7 +203,7 @@ impl Disks {
     /// names of those still being opened, or `None` if the daemon stops.
     pub fn wait_for_most(&self, patience: Duration) -> Option<Vec<String>> {
         let deadline = Instant::now() + patience;
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         while table.end.is_none() {
             let late: Vec<String> = table.opening().map(str::to_owned).collect();
             let left = deadline.saturating_duration_since(Instant::now());
@@ -228,7 +224,7 @@ impl Disks {
     /// Runs `act`, which must be short, unless the daemon is stopping. Stopping cannot begin
     /// meanwhile.
     pub fn unless_stopping(&self, act: impl FnOnce()) {
-        let table = self.table();
+        let table = lock(&self.table);
         if table.end.is_none() {
             act();
         }
@@ -239,7 +235,7 @@ impl Disks {
     pub fn open(&self, number: u32, name: &str, open: impl FnOnce() -> Result<()>) -> Result<()> {
         let opened = catch_unwind(AssertUnwindSafe(open));
         let opened = opened.unwrap_or_else(|_| Err(died(&format!("disk {name}"))));
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         let is_over = table.end.is_some();
         match table.known.get_mut(&number).map(|entry| &mut entry.state) {
             // Everything that was opened has been closed by now.
@@ -263,7 +259,7 @@ impl Disks {
 
     /// Removes the disk with this number: it could not be opened, or it is too late.
     pub fn give_up(&self, number: u32) {
-        self.forget(&mut self.table(), number);
+        self.forget(&mut lock(&self.table), number);
         self.settled.notify_all();
     }
 
@@ -278,32 +274,32 @@ impl Disks {
 
     /// Returns the disks that could not be opened.
     pub fn failed(&self) -> Vec<Failed> {
-        let table = self.table();
+        let table = lock(&self.table);
         let failed = table.known.values().filter_map(Entry::failed);
         table.refused().map(|it| it.failed).chain(failed.cloned()).collect()
     }
 
     /// Returns the keys of the disk of this name, as configured.
     pub fn keys_of(&self, name: &str) -> Keys {
-        let table = self.table();
+        let table = lock(&self.table);
         let entry = table.visible().find(|(_, entry)| entry.name == name);
         entry.map(|(_, entry)| entry.config.keys.clone()).unwrap_or_default()
     }
 
     /// Returns the disks being served.
     pub fn serving(&self) -> Vec<Arc<Disk>> {
-        self.table().serving().cloned().collect()
+        lock(&self.table).serving().cloned().collect()
     }
 
     /// Returns the names of the disks being opened.
     pub fn opening(&self) -> Vec<String> {
-        self.table().opening().map(str::to_owned).collect()
+        lock(&self.table).opening().map(str::to_owned).collect()
     }
 
     /// Ends the daemon if no disk is served or being opened, unless it was told to stop. Returns
     /// whether it ends for that reason.
     pub fn end_if_empty(&self) -> bool {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         let is_empty = table.known.values().all(|entry| entry.failed().is_some());
         if is_empty && table.end.is_none() {
             table.end = Some(End::NothingToServe);
@@ -314,7 +310,7 @@ impl Disks {
     /// Stops the daemon: returns the served disks; no other one is served from then on. `None` if
     /// the daemon has ended for lack of disks.
     pub fn stop(&self) -> Option<Vec<Arc<Disk>>> {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         if *table.end.get_or_insert(End::Stop) == End::NothingToServe {
             return None;
         }
@@ -330,7 +326,7 @@ impl Disks {
     /// error of theirs.
     pub fn wait_for_late_ones(&self) -> Result<()> {
         let are_there = |table: &mut Table| !table.known.is_empty();
-        let waited = self.settled.wait_while(self.table(), are_there);
+        let waited = self.settled.wait_while(lock(&self.table), are_there);
         let failure = waited.unwrap_or_else(PoisonError::into_inner).late_failure.take();
         failure.map_or(Ok(()), Err)
     }

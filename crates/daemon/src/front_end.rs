@@ -5,11 +5,11 @@ use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
-use flowstone_block::{Error, QueueRunner, Result};
+use flowstone_block::{Error, QueueRunner, Result, lock};
 use flowstone_frontend::vhost_user::{
     self, DeviceOptions, DeviceShared, HangUp, Server, VirtQueue,
 };
@@ -79,7 +79,7 @@ impl FrontEnd {
     /// After [`begin_stop`](Self::begin_stop): waits for requests in flight. A monitor that is
     /// still connected at `deadline` is disconnected. `disk` is the disk's name.
     pub fn stop(&self, disk: &str, deadline: Instant) {
-        let serving = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let serving = lock(&self.thread).take();
         let Some(Serving { thread, end }) = serving else { return };
         let left = deadline.saturating_duration_since(Instant::now());
         if end.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {

@@ -1,9 +1,9 @@
 //! Groups of disks that share a limit, from the configuration or added later.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use flowstone_block::{Error, Result};
+use flowstone_block::{Error, Result, lock};
 use flowstone_control::Origin;
 use flowstone_qos::{Group, GroupArgs, GroupReport, Limit};
 use serde::Serialize;
@@ -46,14 +46,10 @@ impl GroupTable {
         Ok(table)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Known>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a group. Returns `false` if it exists already and was made with this limit, or has it
     /// now.
     pub fn add(&self, name: &str, limit: Limit, origin: Origin) -> Result<bool> {
-        let mut groups = self.lock();
+        let mut groups = lock(&self.0);
         if let Some(known) = groups.get(name) {
             if known.written == limit || known.group.limit() == limit {
                 return Ok(false);
@@ -69,24 +65,24 @@ impl GroupTable {
 
     /// Removes a group; disks in it keep its limit.
     pub fn remove(&self, name: &str) {
-        self.lock().remove(name);
+        lock(&self.0).remove(name);
     }
 
     /// Returns the group of this name.
     pub fn get(&self, name: &str) -> Option<Arc<Group>> {
-        self.lock().get(name).map(|known| Arc::clone(&known.group))
+        lock(&self.0).get(name).map(|known| Arc::clone(&known.group))
     }
 
     /// Returns the origin of each group and the limit it was made with.
     pub fn written(&self) -> BTreeMap<String, (Origin, Limit)> {
         let written =
             |(name, known): (&String, &Known)| (name.clone(), (known.origin, known.written));
-        self.lock().iter().map(written).collect()
+        lock(&self.0).iter().map(written).collect()
     }
 
     /// Sets a new limit that the configuration gives.
     pub fn rewrite(&self, name: &str, limit: Limit) {
-        if let Some(known) = self.lock().get_mut(name) {
+        if let Some(known) = lock(&self.0).get_mut(name) {
             known.written = limit;
             known.group.set_limit(limit);
         }
@@ -98,12 +94,12 @@ impl GroupTable {
             group: GroupReport::of(name, &known.group),
             origin: known.origin,
         };
-        self.lock().iter().map(listed).collect()
+        lock(&self.0).iter().map(listed).collect()
     }
 
     /// Returns all groups for `stats --json`.
     pub fn report(&self) -> Vec<GroupReport> {
         let report = |(name, known): (&String, &Known)| GroupReport::of(name, &known.group);
-        self.lock().iter().map(report).collect()
+        lock(&self.0).iter().map(report).collect()
     }
 }

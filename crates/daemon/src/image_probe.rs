@@ -2,11 +2,11 @@
 //! slow. They run on a thread of the disk, at most one at a time, so a host that does not answer
 //! delays no report.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use flowstone_block::mutant;
+use flowstone_block::{lock, mutant};
 use flowstone_image::{Image, LogState, Space};
 
 /// Time that a report waits for the hosts of all its disks together.
@@ -55,13 +55,9 @@ struct State {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Starts a query on a thread, unless one is running; does not wait.
     fn ask(self: &Arc<Self>, tell: impl FnOnce() -> Told + Send + 'static) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if state.asked.is_some() && !mutant("daemon.probe.asks-beside-a-question") {
             return;
         }
@@ -79,12 +75,12 @@ impl Shared {
 
     /// Waits until no query is running.
     fn end(&self) {
-        let state = self.state();
+        let state = lock(&self.state);
         drop(self.answered.wait_while(state, |state| state.asked.is_some()));
     }
 
     fn answer(&self, told: Option<Told>) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let asked = state.asked.take();
         state.failed = told.is_none();
         if let (Some(at), Some(told)) = (asked, told) {
@@ -121,7 +117,7 @@ impl ImageProbe {
 
     /// Returns the last answer without waiting. Starts a query if it is older than `age`.
     pub fn last(&self, age: Duration) -> Told {
-        let last = self.shared.state().last;
+        let last = lock(&self.shared.state).last;
         if last.is_none_or(|(at, _)| at.elapsed() > age) {
             self.begin();
         }
@@ -131,7 +127,7 @@ impl ImageProbe {
     /// After [`begin`](Self::begin): waits for the answer until `deadline`; not at all for an image
     /// that has not answered the previous report's query.
     pub fn known(&self, deadline: Instant) -> Known {
-        let mut state = self.shared.state();
+        let mut state = lock(&self.shared.state);
         while let Some(asked) = state.asked {
             let until = deadline.min(asked + PATIENCE);
             let left = until.saturating_duration_since(Instant::now());
@@ -165,6 +161,6 @@ mod tests {
         let shared = Arc::<Shared>::default();
         shared.ask(|| panic!("the mistake"));
         shared.end();
-        assert!(shared.state().failed, "it has no answer");
+        assert!(lock(&shared.state).failed, "it has no answer");
     }
 }

@@ -7,9 +7,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
 
-use flowstone_block::{LogBudget, Peer, format_size, mutant};
+use flowstone_block::{LogBudget, Peer, format_size, lock, mutant};
 use serde::Serialize;
 use tracing::warn;
 
@@ -90,11 +90,11 @@ pub fn guest_starts(disk: u32, device: &Arc<Device>) {
     if LIMIT.is_none() {
         return;
     }
-    let mut guests = GUESTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut guests = lock(&GUESTS);
     guests.devices.insert(disk, Arc::downgrade(device));
     let bytes = guests.bytes();
     if let Some(line) = guests.complaint(bytes, *LIMIT)
-        && let Some(unsaid) = LOG.lock().unwrap_or_else(PoisonError::into_inner).spend()
+        && let Some(unsaid) = lock(&LOG).spend()
     {
         warn!(unsaid, "{line}");
     }

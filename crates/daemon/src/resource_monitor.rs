@@ -11,11 +11,11 @@ mod sharing;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{format_size, mutant};
+use flowstone_block::{format_size, lock, mutant};
 use flowstone_cache::Cache;
 use flowstone_memory::reading::Reader;
 use flowstone_memory::sizer::{Change, Limits};
@@ -157,10 +157,6 @@ impl Watch {
         }
         change
     }
-}
-
-fn lock(decisions: &Mutex<VecDeque<Decision>>) -> MutexGuard<'_, VecDeque<Decision>> {
-    decisions.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Drop for ResourceMonitor {

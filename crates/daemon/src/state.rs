@@ -10,9 +10,9 @@ mod record;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
-use flowstone_block::{Error, Result, mutant};
+use flowstone_block::{Error, Result, lock, mutant};
 use flowstone_host::{Folder, HostFolder};
 use tracing::{info, warn};
 
@@ -98,10 +98,6 @@ impl State {
         Ok(Self { path, folder, records, unreadable, disputed })
     }
 
-    fn records(&self) -> MutexGuard<'_, BTreeMap<Subject, Kept>> {
-        self.records.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the errors of files that cannot be read.
     pub fn unreadable(&self) -> &[Error] {
         &self.unreadable
@@ -124,19 +120,20 @@ impl State {
 
     /// Returns all records.
     pub fn all(&self) -> Vec<Record> {
-        self.records().values().map(|kept| kept.record.clone()).collect()
+        lock(&self.records).values().map(|kept| kept.record.clone()).collect()
     }
 
     /// Returns the record of a subject.
     pub fn get(&self, subject: &Subject) -> Option<Record> {
-        self.records().get(subject).map(|kept| kept.record.clone())
+        lock(&self.records).get(subject).map(|kept| kept.record.clone())
     }
 
     /// Changes the record of a subject; the change is durable when this returns. An empty record is
     /// removed. Changes are made one after the other (`serve::changes`).
     pub fn change(&self, subject: Subject, change: impl FnOnce(&mut Record)) -> Result<()> {
         self.check(&subject)?;
-        let before = self.records().get(&subject).map(|kept| (kept.number, kept.record.clone()));
+        let before =
+            lock(&self.records).get(&subject).map(|kept| (kept.number, kept.record.clone()));
         let is_new = before.is_none();
         let mut record = before.as_ref().map_or_else(|| Record::of(&subject), |it| it.1.clone());
         change(&mut record);
@@ -151,7 +148,7 @@ impl State {
         if is_new && !mutant("daemon.state.takes-a-file-when-it-is-written") {
             // First: whatever becomes of the write, the next one has the same file.
             let record = Record::of(&subject);
-            self.records().insert(subject.clone(), Kept { number, record });
+            lock(&self.records).insert(subject.clone(), Kept { number, record });
         }
         let done = if record.says_nothing() {
             self.remove(number)
@@ -161,11 +158,11 @@ impl State {
         if let Err(error) = done {
             let there = self.folder.names();
             if is_new && there.is_ok_and(|names| !names.contains(&name(number))) {
-                self.records().remove(&subject);
+                lock(&self.records).remove(&subject);
             }
             return Err(self.failed(error));
         }
-        let mut records = self.records();
+        let mut records = lock(&self.records);
         if record.says_nothing() {
             records.remove(&subject);
         } else {
@@ -182,7 +179,7 @@ impl State {
     fn free_number(&self) -> io::Result<u64> {
         // Files that cannot be read have numbers, too.
         let names = self.folder.names()?;
-        let records = self.records();
+        let records = lock(&self.records);
         let is_free = |number: &u64| {
             records.values().all(|kept| kept.number != *number) && !names.contains(&name(*number))
         };

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
-use flowstone_block::Error;
+use flowstone_block::{Error, lock};
 use flowstone_control::{DiskWord, Refused};
 use flowstone_host::real_path;
 
@@ -20,7 +20,7 @@ impl Disks {
         let name = &*disk.name;
         let path = disk.path.as_deref().unwrap_or(Path::new(name));
         let (served, is_opening) = {
-            let table = self.table();
+            let table = lock(&self.table);
             let is_opening = table.opening().any(|opening| opening == name);
             (table.serving().cloned().collect::<Vec<_>>(), is_opening)
         };

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use flowstone_block::lock;
 use flowstone_control::Origin;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -79,7 +80,7 @@ impl Listed {
 impl Disks {
     /// Returns the rows of all disks.
     pub fn list(&self) -> Vec<Listed> {
-        let table = self.table();
+        let table = lock(&self.table);
         let refused = table.refused().map(Listed::refused);
         refused.chain(table.visible().map(|(_, entry)| Listed::of(entry))).collect()
     }
@@ -87,7 +88,7 @@ impl Disks {
     /// Returns the origin and keys of each disk that was configured or added, by name, without
     /// failed ones.
     pub fn written(&self) -> BTreeMap<String, (Origin, Keys)> {
-        let table = self.table();
+        let table = lock(&self.table);
         let lasts = table.visible().filter(|(_, entry)| entry.failed().is_none());
         let written = |entry: &Entry| (entry.origin, entry.config.keys.clone());
         lasts.map(|(_, entry)| (entry.name.clone(), written(entry))).collect()
@@ -95,7 +96,7 @@ impl Disks {
 
     /// Replaces the keys of a disk.
     pub fn rewrite(&self, name: &str, keys: &Keys) {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         if let Some(entry) = table.known.values_mut().find(|entry| entry.name == name) {
             Arc::make_mut(&mut entry.config).keys.clone_from(keys);
         }
@@ -103,7 +104,7 @@ impl Disks {
 
     /// Returns the names of the disks in a group, including failed ones that may be tried again.
     pub fn of_group(&self, group: &str) -> Vec<String> {
-        let table = self.table();
+        let table = lock(&self.table);
         let all = table.visible().map(|(_, entry)| entry);
         let those = all.filter(|entry| entry.config.beside.group.as_deref() == Some(group));
         those.map(|entry| entry.name.clone()).collect()
@@ -111,14 +112,14 @@ impl Disks {
 
     /// Returns the name of each disk, and whether it is served.
     pub fn names(&self) -> Vec<(String, bool)> {
-        let table = self.table();
+        let table = lock(&self.table);
         let name = |entry: &Entry| (entry.name.clone(), matches!(entry.state, State::Serving(_)));
         table.visible().map(|(_, entry)| name(entry)).collect()
     }
 
     /// Returns a disk with its keys and their origin.
     pub fn show(&self, name: &str) -> Option<Value> {
-        let table = self.table();
+        let table = lock(&self.table);
         let Some((_, entry)) = table.visible().find(|(_, entry)| entry.name == name) else {
             let mut refused = table.refused();
             let refusal = refused.find(|it| it.failed.name.as_deref() == Some(name))?;

@@ -1,6 +1,6 @@
 //! Disks requested before the daemon started that cannot exist.
 
-use flowstone_block::Error;
+use flowstone_block::{Error, lock};
 use flowstone_control::Origin;
 
 use super::{Disks, Failed, Table};
@@ -16,7 +16,7 @@ pub struct Refusal {
 impl Disks {
     /// Records a requested disk that cannot exist.
     pub fn refuse(&self, error: &Error, origin: Origin) {
-        self.table().refused.push(Refusal { failed: Failed::of(None, error), origin });
+        lock(&self.table).refused.push(Refusal { failed: Failed::of(None, error), origin });
     }
 
     /// Records a disk or group that was added but whose settings cannot be read.
@@ -26,7 +26,7 @@ impl Disks {
             Subject::Group(_) => None,
         };
         let failed = Failed::of(name, error);
-        self.table().refused.push(Refusal { failed, origin: Origin::Api });
+        lock(&self.table).refused.push(Refusal { failed, origin: Origin::Api });
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Error, mutant};
+use flowstone_block::{Error, lock, mutant};
 use flowstone_control::{Event, Refused};
 
 use super::{Disks, Entry, State, Table};
@@ -45,13 +45,13 @@ pub struct Leaving {
 impl Disks {
     /// Checks whether [`begin_removal`](Self::begin_removal) would be refused.
     pub fn check_removal(&self, name: &str, force: bool) -> Result<(), Refused> {
-        self.table().removable(name, force).map(drop)
+        lock(&self.table).removable(name, force).map(drop)
     }
 
     /// Begins the removal of the disk of this name. It is refused while a monitor is connected,
     /// unless `force` is set.
     pub fn begin_removal(&self, name: &str, force: bool) -> Result<Removal, Refused> {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         let number = table.removable(name, force)?;
         let entry = table.known.get_mut(&number).expect("just seen");
         let leaving = Leaving { number, count: entry.count };
@@ -88,7 +88,7 @@ impl Disks {
         match stopped {
             Ok(()) => {
                 let closed = close(disk);
-                self.table().note_end(number, &closed);
+                lock(&self.table).note_end(number, &closed);
                 closed
             }
             Err(panic) => {
@@ -101,7 +101,7 @@ impl Disks {
     /// Waits until a disk that is being stopped is gone, or a deadline. Returns whether it was
     /// closed in order; `None` if it is not gone.
     pub fn gone_by(&self, leaving: Leaving, until: Instant) -> Option<flowstone_block::Result<()>> {
-        let (table, left) = (self.table(), until.saturating_duration_since(Instant::now()));
+        let (table, left) = (lock(&self.table), until.saturating_duration_since(Instant::now()));
         let waited = self.settled.wait_timeout_while(table, left, |table| table.has(leaving));
         let (table, waited) = waited.unwrap_or_else(PoisonError::into_inner);
         let failed = table.failed_ends.iter().find(|(count, _)| *count == leaving.count);
@@ -110,7 +110,7 @@ impl Disks {
 
     /// Returns whether a disk that is being stopped has the name, socket or image of a new one.
     pub fn replaces_one_that_leaves(&self, new: &DiskConfig) -> bool {
-        self.table().stopping().any(|entry| {
+        lock(&self.table).stopping().any(|entry| {
             let (old, image) = (&entry.config, &new.stack.image);
             let has_its_image = image.is_some() && *image == old.stack.image;
             entry.name == new.name() || new.socket == old.socket || has_its_image
@@ -119,7 +119,7 @@ impl Disks {
 
     /// Returns the names of the disks that are being stopped.
     pub fn stopping(&self) -> BTreeSet<String> {
-        self.table().stopping().map(|entry| entry.name.clone()).collect()
+        lock(&self.table).stopping().map(|entry| entry.name.clone()).collect()
     }
 }
 

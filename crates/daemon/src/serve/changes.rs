@@ -5,10 +5,10 @@
 //! control socket: it is refused after a while, and at once if that one has taken long already. So
 //! a reload, which makes many changes, waits once.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Error, Result};
+use flowstone_block::{Error, Result, lock};
 
 /// Time that a change waits for the one before it.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -25,10 +25,6 @@ pub(super) struct Changes {
 pub(super) struct InOrder<'changes>(&'changes Changes);
 
 impl Changes {
-    fn made_since(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.made_since.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits until no other change is being made; an error if that takes long.
     pub(super) fn begin(&self) -> Result<InOrder<'_>> {
         self.begin_within(PATIENCE)
@@ -36,7 +32,7 @@ impl Changes {
 
     fn begin_within(&self, patience: Duration) -> Result<InOrder<'_>> {
         let began = Instant::now();
-        let mut made_since = self.made_since();
+        let mut made_since = lock(&self.made_since);
         while let Some(since) = *made_since {
             let until = began.min(since) + patience;
             let left = until.saturating_duration_since(Instant::now());
@@ -54,7 +50,7 @@ impl Changes {
 
 impl Drop for InOrder<'_> {
     fn drop(&mut self) {
-        *self.0.made_since() = None;
+        *lock(&self.0.made_since) = None;
         self.0.over.notify_one();
     }
 }

@@ -1,6 +1,6 @@
 //! A simulated directory whose power may be cut at any moment.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 use super::*;
 
