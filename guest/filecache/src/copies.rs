@@ -8,7 +8,7 @@ mod earlier;
 use std::collections::HashMap;
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use flowstone_memory::mutant;
 use flowstone_policy::{Access, Curve, FileId, History, Policy, Use};
@@ -117,18 +117,14 @@ impl Copies {
         Self { store, option, uses_min, files_max, bytes_in_use: Arc::default(), kept }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        lock(&self.kept)
-    }
-
     /// Returns the policy's number of a file.
     pub fn id(&self, identity: Identity) -> FileId {
-        self.kept().id(identity)
+        lock(&self.kept).id(identity)
     }
 
     /// Records an open of a file. Returns whether it deserves a copy.
     pub fn used(&self, identity: Identity, usage: Use, bytes: u64) -> bool {
-        let mut kept = self.kept();
+        let mut kept = lock(&self.kept);
         let file = kept.id(identity);
         let space = space_of(bytes);
         let uses = kept.history.used(file, space);
@@ -146,12 +142,12 @@ impl Copies {
 
     /// Returns the copy of a file.
     pub fn get(&self, identity: Identity) -> Option<Arc<Copy>> {
-        self.kept().copies.get(&identity).cloned()
+        lock(&self.kept).copies.get(&identity).cloned()
     }
 
     /// Retires the copy of a file and cancels its fill. The policy still holds the file.
     pub fn retire(&self, identity: Identity) {
-        let mut kept = self.kept();
+        let mut kept = lock(&self.kept);
         kept.fills.remove(&identity);
         kept.take(identity);
     }
@@ -159,13 +155,13 @@ impl Copies {
     /// Drops the copy of a file, and makes the policy forget it.
     pub fn drop_file(&self, identity: Identity) {
         self.retire(identity);
-        self.kept().forget(identity);
+        lock(&self.kept).forget(identity);
     }
 
     /// Drops all copies.
     pub fn drop_all(&self) {
         let all: Vec<Identity> = {
-            let kept = self.kept();
+            let kept = lock(&self.kept);
             kept.identities.values().chain(kept.copies.keys()).copied().collect()
         };
         all.into_iter().for_each(|identity| self.drop_file(identity));
@@ -173,13 +169,13 @@ impl Copies {
 
     /// Records that a writer opens a file: a copy made from now on may mix old and new bytes.
     pub fn writer_opens(&self, identity: Identity) {
-        *self.kept().writers.entry(identity).or_default() += 1;
+        *lock(&self.kept).writers.entry(identity).or_default() += 1;
         self.retire(identity);
     }
 
     /// Records that a writer has closed it.
     pub fn writer_closes(&self, identity: Identity) {
-        let mut kept = self.kept();
+        let mut kept = lock(&self.kept);
         if let Some(count) = kept.writers.get_mut(&identity) {
             *count -= 1;
             if *count == 0 {
@@ -192,7 +188,7 @@ impl Copies {
 
     /// Returns whether a file has no copy and the policy wants one.
     pub fn wants(&self, identity: Identity) -> bool {
-        let kept = self.kept();
+        let kept = lock(&self.kept);
         let has_place = kept.copies.len() < self.files_max;
         has_place && kept.policy.holds(kept.id(identity)) && !kept.copies.contains_key(&identity)
     }
@@ -203,7 +199,7 @@ impl Copies {
         if !self.wants(identity) {
             return None;
         }
-        let mut kept = self.kept();
+        let mut kept = lock(&self.kept);
         let is_written =
             kept.writers.contains_key(&identity) && !mutant("guest.fill.copies-beside-writers");
         if kept.fills.contains_key(&identity) || is_written {
@@ -223,7 +219,7 @@ impl Copies {
 
     /// Ends a fill, with the copied file if it succeeded. Returns whether there is a new copy.
     pub fn end_fill(&self, fill: &Fill, copied: Option<(File, Attributes)>) -> bool {
-        let mut kept = self.kept();
+        let mut kept = lock(&self.kept);
         let is_valid = kept.fills.get(&fill.identity) == Some(&fill.number)
             || mutant("guest.fill.keeps-what-a-writer-spoilt");
         if is_valid {
@@ -250,7 +246,7 @@ impl Copies {
     /// one of this stamp. It needs no place in the policy; a copy that the policy does not hold is
     /// dropped once its bytes are at the source.
     pub fn copy_to_write(&self, identity: Identity, seen: &Attributes) -> Option<Arc<Copy>> {
-        let mut kept = self.kept();
+        let mut kept = lock(&self.kept);
         kept.fills.remove(&identity);
         // The bytes of a copy in a folder would change under its name.
         let has_name = self.store.shelf().is_some();
@@ -272,17 +268,17 @@ impl Copies {
     /// Returns whether copies may take `more` more bytes.
     pub fn has_room(&self, more: u64) -> bool {
         let bytes = self.bytes_in_use.load(Ordering::Relaxed);
-        more == 0 || bytes + space_of(more) <= self.kept().limit.bytes
+        more == 0 || bytes + space_of(more) <= lock(&self.kept).limit.bytes
     }
 
     /// Returns the dirty files that the policy wants to be written back.
     pub fn take_to_write_back(&self) -> Vec<Identity> {
-        std::mem::take(&mut self.kept().to_write_back)
+        std::mem::take(&mut lock(&self.kept).to_write_back)
     }
 
     /// Ends an epoch.
     pub fn epoch(&self) {
-        let mut kept = self.kept();
+        let mut kept = lock(&self.kept);
         kept.epochs += 1;
         let Kept { policy, drops, .. } = &mut *kept;
         policy.epoch(drops);
@@ -291,7 +287,7 @@ impl Copies {
 
     /// Sets another limit, and evicts what exceeds it.
     pub fn limit_to(&self, limit: Budget) {
-        let mut kept = self.kept();
+        let mut kept = lock(&self.kept);
         if kept.limit == limit {
             return;
         }
@@ -308,12 +304,12 @@ impl Copies {
 
     /// Returns the estimated hit ratio at sizes in equal steps up to the limit of the options.
     pub fn curve(&self) -> Vec<f64> {
-        self.kept().curve.points()
+        lock(&self.kept).curve.points()
     }
 
     /// Returns the state of the copies.
     pub fn holdings(&self) -> Holdings {
-        let kept = self.kept();
+        let kept = lock(&self.kept);
         Holdings {
             files: kept.copies.len() as u64,
             bytes: self.bytes_in_use.load(Ordering::Relaxed),

@@ -9,13 +9,14 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use flowstone_memory::mutant;
 use rustix::io::{Errno, Result};
 
 use crate::lists::Lists;
+use crate::lock::lock;
 use crate::places::{NOWHERE, Places};
 use crate::source::{self, Source};
 use crate::stamp::{Attributes, Identity, Stamp};
@@ -74,24 +75,20 @@ pub struct News {
 }
 
 impl Node {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns its folder and its name there.
     pub fn place(&self) -> (u64, OsString) {
-        let state = self.state();
+        let state = lock(&self.state);
         (state.folder, state.name.to_os_string())
     }
 
     /// Returns its descriptor, if it keeps one.
     pub fn held(&self) -> Option<Arc<OwnedFd>> {
-        self.state().held.clone()
+        lock(&self.state).held.clone()
     }
 
     /// Records the stamp that the kernel is being told.
     pub fn told(&self, stamp: Stamp) -> News {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let changed = state.told != stamp;
         if changed {
             state.told = stamp;
@@ -106,7 +103,7 @@ impl Node {
 
     /// Records that the kernel starts to cache pages, or drops its pages.
     pub fn pages(&self, are_good: bool) {
-        self.state().pages_are_good = are_good;
+        lock(&self.state).pages_are_good = are_good;
     }
 }
 
@@ -157,8 +154,8 @@ impl Nodes {
         let held = source.root().try_clone_to_owned().map_err(|_| Errno::MFILE)?;
         let seen = source::stat(&held)?;
         let root = Node::new(ROOT, &seen, ROOT, OsStr::new("."));
-        root.state().held = Some(Arc::new(held));
-        root.state().lookups = 1;
+        lock(&root.state).held = Some(Arc::new(held));
+        lock(&root.state).lookups = 1;
         let mains = HashMap::from([(seen.identity, ROOT)]);
         let by_id = HashMap::from([(ROOT, Arc::new(root))]);
         let (splits, places) = (HashMap::new(), Places::default());
@@ -167,38 +164,34 @@ impl Nodes {
         Ok(Self { table: Mutex::new(table) })
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the node of a number.
     pub fn get(&self, id: u64) -> Result<Arc<Node>> {
-        self.table().by_id.get(&id).cloned().ok_or(Errno::STALE)
+        lock(&self.table).by_id.get(&id).cloned().ok_or(Errno::STALE)
     }
 
     /// Returns the node that was last seen at a place.
     pub fn known_at(&self, folder: u64, name: &OsStr) -> Option<Arc<Node>> {
-        let table = self.table();
+        let table = lock(&self.table);
         let there = table.all_at(folder, name);
-        there.max_by_key(|node| node.state().order).cloned()
+        there.max_by_key(|node| lock(&node.state).order).cloned()
     }
 
     /// Records that a name is gone. Its node then has no known place.
     pub fn gone(&self, folder: u64, name: &OsStr) {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         let there: Vec<_> = table.all_at(folder, name).cloned().collect();
         there.iter().for_each(|node| table.moved(node, NOWHERE, name));
     }
 
     /// Records that a file has moved.
     pub fn moved(&self, identity: Identity, folder: u64, name: &OsStr) {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         table.of(identity).iter().for_each(|node| table.moved(node, folder, name));
     }
 
     /// Registers a file that the kernel is told of, and returns the node that its name leads to.
     pub fn found(&self, seen: &Attributes, folder: u64, name: &OsStr) -> Arc<Node> {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         let split = table.splits.get(&seen.identity).filter(|it| it.is_current());
         let current = split.map(|it| it.id).or_else(|| table.mains.get(&seen.identity).copied());
         let id = current.unwrap_or_else(|| table.new_main(seen, folder, name));
@@ -206,7 +199,7 @@ impl Nodes {
         let node = known.unwrap_or_else(|| table.insert(id, seen, folder, name));
         table.next_order += 1;
         table.moved(&node, folder, name);
-        let mut state = node.state();
+        let mut state = lock(&node.state);
         state.lookups += 1;
         state.order = table.next_order;
         drop(state);
@@ -215,9 +208,9 @@ impl Nodes {
 
     /// Reduces a node's lookup count by `times`.
     pub fn forget(&self, id: u64, times: u64) {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         let Some(node) = table.by_id.get(&id).cloned() else { return };
-        let mut state = node.state();
+        let mut state = lock(&node.state);
         state.lookups = state.lookups.saturating_sub(times);
         if state.lookups > 0 || id == ROOT {
             return;
@@ -239,17 +232,17 @@ impl Nodes {
 
     /// Records that the kernel was told of files in a folder: see [`Lists::told`].
     pub fn listed(&self, folder: u64, is_first: bool, names: usize, files: usize) {
-        self.table().lists.told(folder, is_first, names, files, Instant::now());
+        lock(&self.table).lists.told(folder, is_first, names, files, Instant::now());
     }
 
     /// Returns whether the kernel is to keep its cached list of a folder.
     pub fn list_serves(&self, folder: u64, window: Duration) -> bool {
-        self.table().lists.serves(folder, window, Instant::now())
+        lock(&self.table).lists.serves(folder, window, Instant::now())
     }
 
     /// Makes the file's name lead to a split node.
     pub fn split(&self, identity: Identity) {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         let own = table.next_own;
         let sent = Instant::now();
         let split = table.splits.entry(identity).or_insert(Split { id: own, sent, joins: false });
@@ -259,7 +252,7 @@ impl Nodes {
 
     /// Records that a split node is open: names lead there until it is joined.
     pub fn arrived(&self, identity: Identity) {
-        if let Some(split) = self.table().splits.get_mut(&identity) {
+        if let Some(split) = lock(&self.table).splits.get_mut(&identity) {
             split.joins = false;
         }
     }
@@ -267,7 +260,7 @@ impl Nodes {
     /// Makes the file's name lead to its main node again, once redirected opens have arrived. The
     /// kernel may keep the split node.
     pub fn join(&self, identity: Identity) {
-        if let Some(split) = self.table().splits.get_mut(&identity) {
+        if let Some(split) = lock(&self.table).splits.get_mut(&identity) {
             split.joins = true;
         }
     }
@@ -289,7 +282,7 @@ impl Nodes {
 
     /// Returns whether this is a split node.
     pub fn is_split(&self, node: &Node) -> bool {
-        self.table().mains.get(&node.identity).is_some_and(|main| *main != node.id)
+        lock(&self.table).mains.get(&node.identity).is_some_and(|main| *main != node.id)
     }
 
     /// Returns the descriptor of a folder, kept from its first use until the kernel forgets it.
@@ -299,7 +292,7 @@ impl Nodes {
             return Ok(held);
         }
         let held = Arc::new(self.anchor(&node)?);
-        Ok(node.state().held.get_or_insert(held).clone())
+        Ok(lock(&node.state).held.get_or_insert(held).clone())
     }
 
     /// Opens an anchor of a node by its name, which must lead to the same file as before.
@@ -336,14 +329,14 @@ impl Table {
     fn all_at(&self, folder: u64, name: &OsStr) -> impl Iterator<Item = &Arc<Node>> {
         let maybe = self.places.at(folder, name).filter_map(|id| self.by_id.get(&id));
         maybe.filter(move |node| {
-            let state = node.state();
+            let state = lock(&node.state);
             state.folder == folder && *state.name == *name
         })
     }
 
     /// Moves a node to a place, if it is not there already.
     fn moved(&mut self, node: &Node, folder: u64, name: &OsStr) {
-        let mut state = node.state();
+        let mut state = lock(&node.state);
         if node.id == ROOT || (state.folder == folder && *state.name == *name) {
             return;
         }

@@ -42,7 +42,8 @@ fn a_name_that_goes_is_looked_for_at_its_place_alone() {
     let names: Vec<_> = (0..1000).map(|number| number.to_string()).collect();
     let shared = Shared::new(&names.iter().map(String::as_str).collect::<Vec<_>>());
     names.iter().for_each(|name| drop(shared.look_up(name)));
-    let looked_at = |name: &str| shared.nodes.table().places.at(ROOT, OsStr::new(name)).count();
+    let looked_at =
+        |name: &str| lock(&shared.nodes.table).places.at(ROOT, OsStr::new(name)).count();
     for name in &names {
         assert_eq!(looked_at(name), 1);
         shared.nodes.gone(ROOT, OsStr::new(name));
@@ -67,7 +68,7 @@ fn a_node_is_found_where_it_is_and_nowhere_else() {
     assert_eq!(known_at("b"), Some(b.id));
     shared.nodes.forget(b.id, 1);
     assert_eq!(known_at("b"), None);
-    assert_eq!(shared.nodes.table().places.at(ROOT, OsStr::new("b")).count(), 0);
+    assert_eq!(lock(&shared.nodes.table).places.at(ROOT, OsStr::new("b")).count(), 0);
 }
 
 #[test]
@@ -96,7 +97,7 @@ fn names_lead_to_the_split_node_until_it_is_joined() {
     assert_eq!(shared.look_up("a").id, split.id);
     shared.nodes.join(main.identity);
     assert_eq!(shared.look_up("a").id, split.id, "an open may be under way");
-    shared.nodes.table().splits.get_mut(&main.identity).unwrap().sent -= UNDER_WAY;
+    lock(&shared.nodes.table).splits.get_mut(&main.identity).unwrap().sent -= UNDER_WAY;
     // A file that is opened repeatedly returns to its main node all the same.
     shared.nodes.arrived(main.identity);
     assert_eq!(shared.look_up("a").id, split.id);

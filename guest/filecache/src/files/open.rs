@@ -8,7 +8,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use flowstone_memory::mutant;
 use flowstone_policy::Use;
@@ -21,6 +21,7 @@ use crate::copy::Copy;
 use crate::files::Files;
 use crate::handles::Handle;
 use crate::kernel::Backing;
+use crate::lock::lock;
 use crate::nodes::{News, Node};
 use crate::open_mode::Mode;
 use crate::source;
@@ -361,7 +362,7 @@ impl Files {
     pub fn release(&self, number: u64) {
         let Some(handle) = self.handles.remove(number) else { return };
         // Lock owners that are open files, not processes, end with it.
-        for owner in handle.lock_owners.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for owner in lock(&handle.lock_owners).drain(..) {
             self.locks.release(handle.node.identity, owner);
         }
         if self.bindings.unbind(&handle) {
