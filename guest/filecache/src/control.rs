@@ -50,9 +50,9 @@ fn is_root() -> bool {
 /// Asks the daemon of a mount. Returns the stream of its answer.
 pub fn ask(mount: &Path, question: &Question) -> io::Result<BufReader<UnixStream>> {
     let at = fs::canonicalize(mount).or_else(|_| std::path::absolute(mount))?;
-    let listed =
-        mount_point::listed(&at).ok_or_else(|| io::Error::other("no cache is mounted there"))?;
-    let mut stream = UnixStream::connect(socket(&listed.device))?;
+    let device = mount_point::device_at(&at);
+    let device = device.ok_or_else(|| io::Error::other("no cache is mounted there"))?;
+    let mut stream = UnixStream::connect(socket(&device))?;
     let mut line = serde_json::to_string(question)?;
     line.push('\n');
     stream.write_all(line.as_bytes())?;
@@ -112,9 +112,9 @@ fn lock(folder: &Path) -> io::Result<File> {
 
 /// Answers questions about a mount, each client on its own thread.
 pub fn serve(files: &Arc<Files>, mount: &Path) -> io::Result<Socket> {
-    let listed = mount_point::listed(mount)
+    let device = mount_point::device_at(mount)
         .ok_or_else(|| io::Error::other("the mount is not in the list of mounts"))?;
-    let (socket, listener) = Socket::make(socket(&listed.device))?;
+    let (socket, listener) = Socket::make(socket(&device))?;
     let files = files.clone();
     Builder::new().name("control".into()).spawn(move || {
         for stream in listener.incoming().flatten() {

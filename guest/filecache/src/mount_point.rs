@@ -10,20 +10,13 @@ use rustix::mount::{UnmountFlags, unmount};
 /// Prefix of the source of such a mount in the list of mounts.
 pub const PREFIX: &str = "flowstone:";
 
-/// A mount of this type in the list of mounts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
-    /// The device number of its file system, `MAJOR:MINOR`.
-    pub device: String,
-}
-
-/// Returns the topmost mount at a path, if it is of this type. Does not access the mount, which may
-/// be dead.
-pub fn listed(at: &Path) -> Option<Listed> {
+/// Returns the device number (`MAJOR:MINOR`) of the topmost mount at a path, if it is of this type.
+/// Does not access the mount, which may be dead.
+pub fn device_at(at: &Path) -> Option<String> {
     find(&std::fs::read_to_string("/proc/self/mountinfo").ok()?, at)
 }
 
-fn find(mounts: &str, at: &Path) -> Option<Listed> {
+fn find(mounts: &str, at: &Path) -> Option<String> {
     // The last one is on top.
     let line = mounts
         .lines()
@@ -33,7 +26,7 @@ fn find(mounts: &str, at: &Path) -> Option<Listed> {
     let (kind, rest) = rest.split_once(' ')?;
     let is_ours = (kind == "fuse" || kind.starts_with("fuse.")) && rest.starts_with(PREFIX);
     let device = fields.split(' ').nth(2)?.to_owned();
-    is_ours.then_some(Listed { device })
+    is_ours.then_some(device)
 }
 
 /// Decodes the octal escapes of blanks and the like in the list.
@@ -50,7 +43,7 @@ pub fn prepare(at: &Path) -> io::Result<PathBuf> {
     // The last component may lead into a dead mount, in which nothing can be looked up.
     let at = absolute.file_name().map_or(parent.clone(), |name| parent.join(name));
     let at = std::fs::read_link(&at).map_or(Ok(at), |to| parent.join(to).canonicalize())?;
-    while listed(&at).is_some() {
+    while device_at(&at).is_some() {
         if !is_dead(&at) {
             return Err(io::Error::other("a cache is mounted there already"));
         }
@@ -85,7 +78,7 @@ mod tests {
 
     #[test]
     fn the_topmost_mount_at_a_path_is_found() {
-        let device = |at: &str| find(MOUNTS, Path::new(at)).map(|it| it.device);
+        let device = |at: &str| find(MOUNTS, Path::new(at));
         assert_eq!(device("/mnt/a b").as_deref(), Some("0:50"));
         assert_eq!(device("/mnt/other"), None, "of another kind");
         assert_eq!(device("/mnt/twice"), None, "another one lies over it");
