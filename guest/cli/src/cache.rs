@@ -17,7 +17,7 @@ pub fn run(args: &Cache) -> Result<(), Failure> {
         // The parent process may not read our output.
         let _ = std::io::stdout().flush();
     };
-    serve(&options(args), is_up).map_err(|failed| failed.to_string())
+    serve(&options(args), is_up)
 }
 
 fn options(args: &Cache) -> Options {

@@ -51,7 +51,7 @@ mod write_back;
 
 pub use counters::{Counter, Counters, Opens, Report};
 pub use options::{Options, Place, TroubleOptions, WriteBackOptions};
-pub use serve::{Failed, serve};
+pub use serve::serve;
 
 /// Converts errors of the standard library into those of system calls.
 fn errno(error: impl std::borrow::Borrow<std::io::Error>) -> rustix::io::Errno {

@@ -1,5 +1,6 @@
 //! The life of a mount.
 
+use std::fmt::Display;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -38,20 +39,9 @@ const SAVE_EVERY: Duration = Duration::from_secs(60);
 /// Time for the last requests to end after the unmount.
 const LAST_REQUESTS: Duration = Duration::from_millis(500);
 
-/// The failure to mount: the operation, its reason, and advice.
-#[derive(Debug)]
-pub struct Failed(String);
-
-impl Failed {
-    fn new(what: impl std::fmt::Display, why: impl std::fmt::Display, hint: &str) -> Self {
-        Self(format!("{what}: {why}; {hint}"))
-    }
-}
-
-impl std::fmt::Display for Failed {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
+/// Returns the text of a failure: the operation, its reason, and advice.
+fn failed(what: impl Display, why: impl Display, hint: &str) -> String {
+    format!("{what}: {why}; {hint}")
 }
 
 enum Event {
@@ -62,26 +52,26 @@ enum Event {
 }
 
 /// Serves the source at the mount point until a signal or an unmount. `is_up` is called when it is
-/// ready.
-pub fn serve(options: &Options, is_up: impl FnOnce(&Path)) -> Result<(), Failed> {
+/// ready. An error is one line: the operation, its reason, and advice.
+pub fn serve(options: &Options, is_up: impl FnOnce(&Path)) -> Result<(), String> {
     // Signals from here on are handled once the mount is up.
     let (events, ends) = channel();
     watch_signals(events.clone())
-        .map_err(|error| Failed::new("signals", error, "try again with fewer limits"))?;
+        .map_err(|error| failed("signals", error, "try again with fewer limits"))?;
     prepare_process();
     let files = Arc::new(open(options)?);
     let named = options.mount.display();
     let at = mount_point::prepare(&options.mount)
-        .map_err(|error| Failed::new(named, error, "give an empty folder that is not in use"))?;
+        .map_err(|error| failed(named, error, "give an empty folder that is not in use"))?;
     let requests = Requests::start(files.clone(), session::READERS, options.trouble)
-        .map_err(|error| Failed::new("threads", error, "allow this process more of them"))?;
+        .map_err(|error| failed("threads", error, "allow this process more of them"))?;
     let session = session::mount(&files, requests, options, &at).map_err(|error| {
         let hint = "mounting needs /dev/fuse and root, or fusermount3 and a folder of yours";
-        Failed::new(format!("mount {}", at.display()), error, hint)
+        failed(format!("mount {}", at.display()), error, hint)
     })?;
     let socket = start(&files, options, &at, session, events.clone()).map_err(|error| {
         let _ = mount_point::detach(&at);
-        Failed::new(at.display(), error, "try again with more memory or threads")
+        failed(at.display(), error, "try again with more memory or threads")
     })?;
     is_up(&at);
     let ended = ends.recv();
@@ -96,7 +86,7 @@ pub fn serve(options: &Options, is_up: impl FnOnce(&Path)) -> Result<(), Failed>
     let _ = socket.remove();
     match ended {
         Ok(Event::Ended(Err(error))) => {
-            Err(Failed::new(at.display(), error, "look at the kernel's log"))
+            Err(failed(at.display(), error, "look at the kernel's log"))
         }
         _ => Ok(()),
     }
@@ -104,10 +94,9 @@ pub fn serve(options: &Options, is_up: impl FnOnce(&Path)) -> Result<(), Failed>
 
 /// Unmounts even if it is in use. Requests in flight may end; those that wait for a source that
 /// does not answer are abandoned when the process ends.
-fn take_down(at: &Path, ends: &Receiver<Event>) -> Result<(), Failed> {
-    mount_point::detach(at).map_err(|error| {
-        Failed::new(format!("unmount {}", at.display()), error, "try umount -l")
-    })?;
+fn take_down(at: &Path, ends: &Receiver<Event>) -> Result<(), String> {
+    mount_point::detach(at)
+        .map_err(|error| failed(format!("unmount {}", at.display()), error, "try umount -l"))?;
     // Continues even if they do not end.
     let _ = ends.recv_timeout(LAST_REQUESTS);
     Ok(())
@@ -118,7 +107,7 @@ fn write_back_all(
     files: &Arc<Files>,
     events: Sender<Event>,
     ends: &Receiver<Event>,
-) -> Result<(), Failed> {
+) -> Result<(), String> {
     let (mut waits, mut is_refused) = (false, false);
     // On a thread of its own: the source may hang.
     let try_all = || {
@@ -128,7 +117,7 @@ fn write_back_all(
     };
     let hint = "they are lost; next time, wait until the source answers";
     loop {
-        try_all().map_err(|error| Failed::new("writing back", error, "allow it a thread"))?;
+        try_all().map_err(|error| failed("writing back", error, "allow it a thread"))?;
         loop {
             match ends.recv_timeout(WRITE_BACK_PATIENCE) {
                 Ok(Event::WrittenBack(refused)) => {
@@ -146,7 +135,7 @@ fn write_back_all(
                 Ok(Event::Signal) => {
                     let bytes = files.report().dirty_bytes;
                     let what = format!("{bytes} bytes not written to the source");
-                    return Err(Failed::new(what, "ended by a second signal", hint));
+                    return Err(failed(what, "ended by a second signal", hint));
                 }
                 Ok(Event::Ended(_)) => {}
                 Err(RecvTimeoutError::Timeout) => {
@@ -189,32 +178,33 @@ fn prepare_process() {
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
-fn open(options: &Options) -> Result<Files, Failed> {
-    let failed =
-        |error| Failed::new(options.source.display(), error, "give a folder that is there");
-    let source = Source::open(&options.source).map_err(failed)?;
+fn open(options: &Options) -> Result<Files, String> {
+    let unusable = |error| failed(options.source.display(), error, "give a folder that is there");
+    let source = Source::open(&options.source).map_err(unusable)?;
     let store = match &options.place {
         Place::Memory(_) => Store::memory(),
         Place::Folder(path, _) => {
             let name = source.lasting_name(&options.source);
             let shelf = Shelf::open(path, name, source.identity().device).map_err(|error| {
                 let hint = "give each cache a folder of its own, on a file system with O_TMPFILE";
-                Failed::new(path.display(), error, hint)
+                failed(path.display(), error, hint)
             })?;
             Store::Shelf(Arc::new(shelf))
         }
     };
     let history = match &options.state {
         None => None,
-        Some(path) => Some(HistoryFile::open(path, source.lasting_name(&options.source)).map_err(
-            |error| Failed::new(path.display(), error, "give a folder that can be written"),
-        )?),
+        Some(path) => {
+            Some(HistoryFile::open(path, source.lasting_name(&options.source)).map_err(
+                |error| failed(path.display(), error, "give a folder that can be written"),
+            )?)
+        }
     };
-    let files = Files::new(options, source, store, history).map_err(failed)?;
+    let files = Files::new(options, source, store, history).map_err(unusable)?;
     files.recall();
     let adopted = files.copies.adopt_all();
     if let (Place::Folder(path, _), Err(error)) = (&options.place, adopted) {
-        return Err(Failed::new(path.display(), error, "give another folder"));
+        return Err(failed(path.display(), error, "give another folder"));
     }
     Ok(files)
 }
