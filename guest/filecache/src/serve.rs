@@ -17,6 +17,7 @@ use crate::budget::Budgets;
 use crate::files::Files;
 use crate::files::ahead::Ahead;
 use crate::history_file::HistoryFile;
+use crate::kernel::Kernel;
 use crate::options::{Options, Place};
 use crate::requests::Requests;
 use crate::shelf::Shelf;
@@ -217,7 +218,7 @@ fn start(
     session: session::Session,
     events: Sender<Event>,
 ) -> io::Result<control::Socket> {
-    files.connect(session.kernel());
+    files.connect(Kernel(session.notifier()));
     Builder::new().name("session".into()).spawn(move || {
         // The receiver may be gone.
         let _ = events.send(Event::Ended(session.run()));

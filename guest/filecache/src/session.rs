@@ -7,7 +7,6 @@ use rustix::io::Errno;
 
 use crate::files::Files;
 use crate::fuse::Answers;
-use crate::kernel::Kernel;
 use crate::library::{self, Config, MountOption, SessionACL};
 use crate::mount_point::PREFIX;
 use crate::options::Options;
@@ -17,19 +16,7 @@ use crate::requests::Requests;
 pub const READERS: usize = 8;
 
 /// A mount whose requests are not served yet.
-pub struct Session(library::Session<Answers>);
-
-impl Session {
-    /// Returns the channel for notifications to the kernel.
-    pub fn kernel(&self) -> Kernel {
-        Kernel(self.0.notifier())
-    }
-
-    /// Serves requests until the mount is gone.
-    pub fn run(self) -> std::io::Result<()> {
-        self.0.run()
-    }
-}
+pub type Session = library::Session<Answers>;
 
 /// Mounts the file system.
 pub fn mount(
@@ -53,7 +40,7 @@ pub fn mount(
     config.n_threads = Some(READERS);
     config.clone_fd = true;
     let answers = Answers { files: files.clone(), requests, has_xattrs };
-    library::Session::new(answers, at, &config).map(Session)
+    Session::new(answers, at, &config)
 }
 
 /// Returns whether files there can have extended attributes.
