@@ -5,6 +5,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -120,13 +121,10 @@ impl Agent {
 
 /// The connection to the host.
 struct Talk {
-    to_host: ToHostEnd,
+    to_host: File,
+    /// It is a socket, and not a port.
+    is_socket: bool,
     lines: Lines,
-}
-
-enum ToHostEnd {
-    Port(File),
-    Socket(UnixStream),
 }
 
 impl Talk {
@@ -136,30 +134,26 @@ impl Talk {
             Some(path) => path.to_owned(),
             None => port_called(message::PORT, Path::new(PORTS))?,
         };
-        let to_host = match UnixStream::connect(&path) {
+        let (to_host, is_socket) = match UnixStream::connect(&path) {
             Ok(stream) => {
                 stream.set_nonblocking(true).ok()?;
-                ToHostEnd::Socket(stream)
+                (File::from(OwnedFd::from(stream)), true)
             }
             Err(_) => {
                 let mut options = OpenOptions::new();
                 let options = options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
-                ToHostEnd::Port(options.open(path).ok()?)
+                (options.open(path).ok()?, false)
             }
         };
-        Some(Self { to_host, lines: Lines::default() })
+        Some(Self { to_host, is_socket, lines: Lines::default() })
     }
 
     fn hear(&mut self, mut each: impl FnMut(&[u8])) -> io::Result<()> {
         let mut buffer = [0; LINE_BYTES_MAX];
         loop {
-            let read = match &mut self.to_host {
-                ToHostEnd::Port(port) => port.read(&mut buffer),
-                ToHostEnd::Socket(socket) => socket.read(&mut buffer),
-            };
-            let bytes = match read {
+            let bytes = match self.to_host.read(&mut buffer) {
                 // A port stays open when the host disconnects; a socket does not.
-                Ok(0) if matches!(self.to_host, ToHostEnd::Port(_)) => return Ok(()),
+                Ok(0) if !self.is_socket => return Ok(()),
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 read => read?,
@@ -171,11 +165,7 @@ impl Talk {
 
     /// Sends a line. One that does not fit is dropped; the next one is newer.
     fn say(&mut self, line: &[u8]) -> io::Result<()> {
-        let said = match &mut self.to_host {
-            ToHostEnd::Port(port) => port.write(line),
-            ToHostEnd::Socket(socket) => socket.write(line),
-        };
-        match said {
+        match self.to_host.write(line) {
             Ok(bytes) if bytes == line.len() => Ok(()),
             // A partial line would corrupt the next one.
             Ok(_) => Err(io::ErrorKind::WriteZero.into()),
