@@ -1,8 +1,7 @@
 //! Copies files that deserve it, in the background: two at a time, after they are closed, so that
 //! their bytes have already come from the server and are cached.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex};
@@ -39,7 +38,8 @@ pub struct Fills {
 
 #[derive(Default)]
 struct Queue {
-    waiting: BinaryHeap<Reverse<Task>>,
+    /// By the time before which none is due, and a number of its own.
+    waiting: BTreeMap<(Instant, u64), Task>,
     /// The queued files: each is queued once.
     files: HashSet<Identity>,
     next: u64,
@@ -47,31 +47,9 @@ struct Queue {
 
 /// A file that is to be copied.
 struct Task {
-    not_before: Instant,
-    number: u64,
     node: Arc<Node>,
     caller: Caller,
     looks: u32,
-}
-
-impl PartialEq for Task {
-    fn eq(&self, other: &Self) -> bool {
-        self.number == other.number
-    }
-}
-
-impl Eq for Task {}
-
-impl PartialOrd for Task {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Task {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.not_before, self.number).cmp(&(other.not_before, other.number))
-    }
 }
 
 impl Fills {
@@ -85,7 +63,7 @@ impl Fills {
         if queue.waiting.len() < QUEUE_MAX && queue.files.insert(node.identity) {
             let number = queue.next;
             queue.next += 1;
-            queue.waiting.push(Reverse(Task { not_before, number, node, caller, looks }));
+            queue.waiting.insert((not_before, number), Task { node, caller, looks });
             self.bell.notify_one();
         }
     }
@@ -100,16 +78,14 @@ impl Fills {
         let mut queue = lock(&self.queue);
         loop {
             let now = Instant::now();
-            let wait = match queue.waiting.peek() {
+            let wait = match queue.waiting.first_entry() {
                 None => None,
-                Some(Reverse(first)) if first.not_before > now => Some(first.not_before - now),
-                Some(_) => match queue.waiting.pop() {
-                    Some(Reverse(task)) => {
-                        queue.files.remove(&task.node.identity);
-                        return task;
-                    }
-                    None => None,
-                },
+                Some(first) if first.key().0 > now => Some(first.key().0 - now),
+                Some(first) => {
+                    let task = first.remove();
+                    queue.files.remove(&task.node.identity);
+                    return task;
+                }
             };
             queue = match wait {
                 None => self.bell.wait(queue).unwrap_or_else(std::sync::PoisonError::into_inner),
