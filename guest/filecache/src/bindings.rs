@@ -15,7 +15,7 @@ use crate::handles::Handle;
 use crate::kernel::Backing;
 use crate::lock::lock;
 use crate::nodes::Node;
-use crate::open_mode::{Answer, Ask, Mode, Modes, NodeState, answer};
+use crate::open_mode::{Answer, Ask, Mode, Modes, answer};
 use crate::stamp::Identity;
 
 /// All open files.
@@ -217,7 +217,7 @@ impl OpenFile {
                 && bound_copy.is_none_or(|bound| Arc::ptr_eq(bound, copy))
         });
         let ask = Ask {
-            node: main.map_or(NodeState::Closed, |it| NodeState::Open(it.mode)),
+            bound: main.map(|it| it.mode),
             is_split: opening.is_split,
             other_is_open: self.split_opens > 0,
             writes: opening.writes,

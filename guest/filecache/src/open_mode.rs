@@ -50,20 +50,11 @@ pub enum Answer {
     Elsewhere,
 }
 
-/// The state of a node at an open.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NodeState {
-    /// Not open.
-    Closed,
-    /// Open in this mode.
-    Open(Mode),
-}
-
 /// The inputs of the answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask {
-    /// The state of the node that the kernel has sent.
-    pub node: NodeState,
+    /// The mode in which the node that the kernel has sent is open, if it is.
+    pub bound: Option<Mode>,
     /// It is the split node of its file.
     pub is_split: bool,
     /// The file's other node is open.
@@ -115,13 +106,13 @@ pub fn answer(ask: &Ask) -> Answer {
     if ask.is_split {
         return As(Mode::Direct);
     }
-    match ask.node {
-        NodeState::Closed if ask.other_is_open => Elsewhere,
-        NodeState::Closed => As(first_mode(ask)),
-        NodeState::Open(Mode::Copy) if !ask.writes && ask.has_fresh_copy => As(Mode::Copy),
-        NodeState::Open(Mode::Source) if ask.suits_source() => As(Mode::Source),
-        NodeState::Open(Mode::Copy | Mode::Source) => Elsewhere,
-        NodeState::Open(mode @ (Mode::Plain | Mode::Direct)) => As(mode),
+    match ask.bound {
+        None if ask.other_is_open => Elsewhere,
+        None => As(first_mode(ask)),
+        Some(Mode::Copy) if !ask.writes && ask.has_fresh_copy => As(Mode::Copy),
+        Some(Mode::Source) if ask.suits_source() => As(Mode::Source),
+        Some(Mode::Copy | Mode::Source) => Elsewhere,
+        Some(mode @ (Mode::Plain | Mode::Direct)) => As(mode),
     }
 }
 

@@ -5,7 +5,7 @@ use super::*;
 
 /// A closed node of a file that has no copy, opened for reading.
 const CLOSED: Ask = Ask {
-    node: NodeState::Closed,
+    bound: None,
     is_split: false,
     other_is_open: false,
     writes: false,
@@ -18,7 +18,7 @@ const CLOSED: Ask = Ask {
 };
 
 fn open(mode: Mode) -> Ask {
-    Ask { node: NodeState::Open(mode), ..CLOSED }
+    Ask { bound: Some(mode), ..CLOSED }
 }
 
 fn writing(ask: Ask) -> Ask {
@@ -53,10 +53,7 @@ fn a_file_that_is_made_at_a_server_is_not_opened_there_once_more() {
     let ask = Ask { is_new: true, ..CLOSED };
     assert_eq!(answer(&ask), As(Mode::Plain));
     assert_eq!(answer(&writing(ask)), As(Mode::Plain));
-    assert_eq!(
-        answer(&Ask { node: NodeState::Open(Mode::Source), ..writing(ask) }),
-        As(Mode::Source)
-    );
+    assert_eq!(answer(&Ask { bound: Some(Mode::Source), ..writing(ask) }), As(Mode::Source));
 }
 
 #[test]
@@ -95,9 +92,9 @@ fn a_plain_node_stays_plain_until_its_last_close() {
 
 #[test]
 fn a_split_node_keeps_no_pages() {
-    for node in [NodeState::Closed, NodeState::Open(Mode::Direct)] {
+    for bound in [None, Some(Mode::Direct)] {
         for other_is_open in [false, true] {
-            let ask = Ask { node, is_split: true, other_is_open, ..with_copy(CLOSED) };
+            let ask = Ask { bound, is_split: true, other_is_open, ..with_copy(CLOSED) };
             assert_eq!(answer(&ask), As(Mode::Direct));
             assert_eq!(answer(&writing(ask)), As(Mode::Direct));
         }
