@@ -1,15 +1,14 @@
 //! Attributes: read from the source, and changed there on behalf of the caller.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use rustix::fs::{
     AtFlags, CWD, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags, chmodat, chownat,
     ftruncate, utimensat,
 };
-use rustix::io::{Errno, Result};
+use rustix::io::Result;
 
 use crate::callers::Caller;
 use crate::files::Files;
@@ -58,6 +57,14 @@ impl Files {
         handle.and_then(|it| it.anchor(&self.nodes).ok()).or_else(|| self.bindings.anchor(node))
     }
 
+    /// Returns what holds the file, or else holds it.
+    fn hold(&self, node: &Node, handle: Option<u64>) -> Result<Arc<OwnedFd>> {
+        match self.held(node, handle) {
+            Some(held) => Ok(held),
+            None => self.nodes.anchor(node).map(Arc::new),
+        }
+    }
+
     /// Changes attributes.
     pub fn change(
         &self,
@@ -68,10 +75,7 @@ impl Files {
     ) -> Result<Attributes> {
         let node = self.nodes.get(id)?;
         let acting = by.act();
-        let held = match self.held(&node, handle) {
-            Some(held) => held,
-            None => Arc::new(self.nodes.anchor(&node)?),
-        };
+        let held = self.hold(&node, handle)?;
         drop(acting);
         let change = || self.change_held(&node, &held, handle, what, by);
         self.change_at_source(node.identity, what.size, change)?;
@@ -171,15 +175,11 @@ impl Files {
         &self,
         id: u64,
         by: &Caller,
-        work: impl FnOnce(&CString) -> Result<T>,
+        work: impl FnOnce(&str) -> Result<T>,
     ) -> Result<T> {
         let node = self.nodes.get(id)?;
         let _acting = by.act();
-        let held = match self.held(&node, None) {
-            Some(held) => held,
-            None => Arc::new(self.nodes.anchor(&node)?),
-        };
-        let path = CString::new(OsStr::new(&source::path_of(&held)).as_bytes());
-        work(&path.map_err(|_| Errno::INVAL)?)
+        let held = self.hold(&node, None)?;
+        work(&source::path_of(&held))
     }
 }
