@@ -77,7 +77,7 @@ impl Client {
         if !status.is_success() {
             let refused: serde_json::Result<Body> = serde_json::from_slice(&body);
             let unclear = |_| lost(io::Error::other(format!("the daemon answers {status}")));
-            return Err(refused.map_or_else(unclear, Body::into_error));
+            return Err(refused.map_or_else(unclear, |it: Body| it.error.into_error()));
         }
         serde_json::from_slice(&body).map_err(|error| lost(error.into()))
     }
@@ -117,7 +117,7 @@ impl Client {
             text.extend_from_slice(&part);
         }
         let refused: serde_json::Result<Body> = serde_json::from_slice(&text);
-        Err(refused.map_or_else(|error| lost(error.into()), Body::into_error))
+        Err(refused.map_or_else(|error| lost(error.into()), |it: Body| it.error.into_error()))
     }
 }
 

@@ -47,35 +47,33 @@ fn status_of(kind: ErrorKind) -> StatusCode {
 /// The body of an error answer.
 #[derive(Deserialize, Serialize)]
 pub struct Body {
-    error: Failure,
+    /// The error.
+    pub error: Failure,
 }
 
-/// The parts of an [`Error`], so that the client can print the same line.
-#[derive(Deserialize, Serialize)]
-struct Failure {
+/// The parts of an [`Error`], which can be sent and copied: another can print the same line.
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
+pub struct Failure {
     kind: String,
     what: String,
     why: String,
     advice: String,
 }
 
-impl From<&Error> for Body {
-    fn from(error: &Error) -> Self {
+impl Failure {
+    /// Takes an error apart.
+    pub fn of(error: &Error) -> Self {
         Self {
-            error: Failure {
-                kind: error.kind().name().into(),
-                what: error.what().into(),
-                why: error.source().map(ToString::to_string).unwrap_or_default(),
-                advice: error.advice().to_owned(),
-            },
+            kind: error.kind().name().into(),
+            what: error.what().into(),
+            why: error.source().map(ToString::to_string).unwrap_or_default(),
+            advice: error.advice().to_owned(),
         }
     }
-}
 
-impl Body {
-    /// Rebuilds the daemon's error.
+    /// Makes the error again.
     pub fn into_error(self) -> Error {
-        let Failure { kind, what, why, advice } = self.error;
+        let Self { kind, what, why, advice } = self;
         let kind = ErrorKind::from_name(&kind).unwrap_or(ErrorKind::Host);
         Error::new(kind, what, why, advice)
     }

@@ -26,7 +26,7 @@ use flowstone_block::SizeChange;
 pub use answer::{Answer, Handler};
 pub use client::{Client, Received};
 pub use events::{Event, Events};
-pub use failure::Refused;
+pub use failure::{Failure, Refused};
 pub use listener::Address;
 pub use origin::Origin;
 pub use server::ControlServer;

@@ -24,7 +24,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use super::failure::Body;
+use super::failure::{Body, Failure};
 use super::listener::{Address, Connection, Listener};
 use super::patient::Patient;
 use super::stream::{self, Stream};
@@ -137,7 +137,7 @@ async fn accept(listener: Listener, handler: Arc<Handler>, patience: Duration) {
 async fn send_away(mut stream: Box<dyn Connection>, leaving: Arc<Semaphore>, patience: Duration) {
     let why = format!("{CLIENTS_MAX} clients are being served");
     let refusal = Error::busy("control socket", why, "try again later");
-    let body = json(&Body::from(&refusal));
+    let body = json(&Body { error: Failure::of(&refusal) });
     let head = format!(
         "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n\
          content-type: application/json\r\ncontent-length: {}\r\n\r\n",
@@ -275,7 +275,7 @@ fn died() -> Error {
 async fn whole(body: Incoming, patience: Duration) -> std::result::Result<Bytes, Sent> {
     let refuse = |status, why: &str, advice: &'static str| {
         let error = Error::invalid("request", why.to_owned(), advice);
-        sent(status, JSON, json(&Body::from(&error)))
+        sent(status, JSON, json(&Body { error: Failure::of(&error) }))
     };
     match timeout(patience, Limited::new(body, REQUEST_BYTES_MAX).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
@@ -297,7 +297,7 @@ fn streamed(kind: HeaderValue, stream: Stream) -> Sent {
 }
 
 fn refusal(refused: &Refused) -> Sent {
-    sent(refused.status(), JSON, json(&Body::from(&refused.error)))
+    sent(refused.status(), JSON, json(&Body { error: Failure::of(&refused.error) }))
 }
 
 fn sent(status: StatusCode, kind: HeaderValue, body: Vec<u8>) -> Sent {

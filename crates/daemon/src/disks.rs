@@ -8,13 +8,12 @@ mod refusal;
 mod removal;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::error::Error as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use flowstone_block::{Error, Result, lock, mutant};
-use flowstone_control::{Event, Events, Origin};
+use flowstone_control::{Event, Events, Failure, Origin};
 use flowstone_image::Progress;
 use serde::Serialize;
 use serde_json::json;
@@ -50,9 +49,9 @@ struct Table {
     count: u64,
     end: Option<End>,
     /// Disks that could not be closed in order, by their serial numbers.
-    failed_ends: VecDeque<(u64, Error)>,
+    failed_ends: VecDeque<(u64, Failure)>,
     /// The first of them since the daemon was told to stop.
-    late_failure: Option<Error>,
+    late_failure: Option<Failure>,
 }
 
 /// A disk that is not served, with the reason.
@@ -60,18 +59,13 @@ struct Table {
 pub struct Failed {
     /// The configured name; `None` if the name is what is wrong.
     pub name: Option<String>,
-    pub kind: &'static str,
-    /// The operation that failed.
-    pub what: String,
-    pub why: String,
-    pub advice: String,
+    #[serde(flatten)]
+    failure: Failure,
 }
 
 impl Failed {
     fn of(name: Option<String>, error: &Error) -> Self {
-        let why = error.source().map_or_else(String::new, ToString::to_string);
-        let (what, advice) = (error.what().to_owned(), error.advice().to_owned());
-        Self { name, kind: error.kind().name(), what, why, advice }
+        Self { name, failure: Failure::of(error) }
     }
 }
 
@@ -328,7 +322,7 @@ impl Disks {
         let are_there = |table: &mut Table| !table.known.is_empty();
         let waited = self.settled.wait_while(lock(&self.table), are_there);
         let failure = waited.unwrap_or_else(PoisonError::into_inner).late_failure.take();
-        failure.map_or(Ok(()), Err)
+        failure.map_or(Ok(()), |it| Err(it.into_error()))
     }
 }
 

@@ -1,14 +1,13 @@
 //! Removal of a disk with everything that belongs to it.
 
 use std::collections::BTreeSet;
-use std::error::Error as _;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use flowstone_block::{Error, lock, mutant};
-use flowstone_control::{Event, Refused};
+use flowstone_control::{Event, Failure, Refused};
 
 use super::{Disks, Entry, State, Table};
 use crate::config::DiskConfig;
@@ -105,7 +104,7 @@ impl Disks {
         let waited = self.settled.wait_timeout_while(table, left, |table| table.has(leaving));
         let (table, waited) = waited.unwrap_or_else(PoisonError::into_inner);
         let failed = table.failed_ends.iter().find(|(count, _)| *count == leaving.count);
-        (!waited.timed_out()).then(|| failed.map_or(Ok(()), |(_, error)| Err(again(error))))
+        (!waited.timed_out()).then(|| failed.map_or(Ok(()), |(_, it)| Err(it.clone().into_error())))
     }
 
     /// Returns whether a disk that is being stopped has the name, socket or image of a new one.
@@ -149,12 +148,6 @@ pub fn last_of<D>(mut disk: Arc<D>) -> D {
     }
 }
 
-/// Makes the same error for another who waits.
-fn again(error: &Error) -> Error {
-    let why = error.source().map_or_else(String::new, ToString::to_string);
-    Error::new(error.kind(), error.what(), why, error.advice().to_owned())
-}
-
 impl Table {
     /// Notes how the end of a disk went, for those who wait for it: a removal, and the end of the
     /// daemon, if that waits.
@@ -162,12 +155,12 @@ impl Table {
         let (Err(error), Some(entry)) = (ended, self.known.get(&number)) else { return };
         let count = entry.count;
         if self.end.is_some() && !mutant("daemon.stop.forgets-late-failures") {
-            self.late_failure.get_or_insert_with(|| again(error));
+            self.late_failure.get_or_insert_with(|| Failure::of(error));
         }
         if self.failed_ends.len() == FAILED_ENDS_MAX {
             self.failed_ends.pop_front();
         }
-        self.failed_ends.push_back((count, again(error)));
+        self.failed_ends.push_back((count, Failure::of(error)));
     }
 
     fn stopping(&self) -> impl Iterator<Item = &Entry> {

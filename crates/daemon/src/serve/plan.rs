@@ -1,7 +1,7 @@
 //! The disks that a daemon starts with: those of its configuration, and those added earlier.
 
 use flowstone_block::Error;
-use flowstone_control::Origin;
+use flowstone_control::{Failure, Origin};
 use tracing::warn;
 
 use crate::config::{Config, DiskConfig};
@@ -23,7 +23,7 @@ impl Plan {
         let of_file = config.disks.iter().map(|disk| (disk.clone(), Origin::File));
         let disks = of_file.collect();
         let mut plan = Self { disks, refused: Vec::new(), disputed: Vec::new() };
-        let copy = |origin| move |error| (copy_of(error), origin);
+        let copy = |origin| move |error| (Failure::of(error).into_error(), origin);
         plan.refused.extend(config.refused.iter().map(copy(Origin::File)));
         let Some(state) = state else { return plan };
         plan.refused.extend(state.unreadable().iter().map(copy(Origin::Api)));
@@ -57,12 +57,6 @@ impl Plan {
             Err(error) => self.refused.push((error, Origin::Api)),
         }
     }
-}
-
-fn copy_of(error: &Error) -> Error {
-    use std::error::Error as _;
-    let why = error.source().map(ToString::to_string).unwrap_or_default();
-    Error::new(error.kind(), error.what().to_owned(), why, error.advice().to_owned())
 }
 
 /// Applies the settings made for a disk as if they were configured.
