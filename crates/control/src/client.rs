@@ -57,67 +57,60 @@ impl Client {
 
     /// Sends a command and waits for its answer; an error may be the daemon's own.
     pub fn run(&mut self, command: &Command) -> Result<Value> {
-        let Asked { method, target, body } = command.request();
-        let body = body.map(|body| body.to_string()).unwrap_or_default();
-        let request = Request::builder().method(method).uri(target).header(HOST, "flowstone");
-        let request = request.body(Either::Left(Full::new(body.into()))).map_err(io::Error::other);
+        let body = command.request().body.map(|body| body.to_string()).unwrap_or_default();
         // A disk that is removed is flushed first.
         let is_long = matches!(command, Command::Remove { .. } | Command::Reload);
         let patience = if is_long { PATIENCE_OF_A_REMOVAL } else { PATIENCE };
-        let answer = request.and_then(|request| {
-            let requests = &mut self.requests;
-            self.runtime.block_on(async {
-                let response = in_time(patience, requests.send_request(request)).await?;
-                let status = response.status();
-                Ok((status, in_time(patience, response.into_body().collect()).await?.to_bytes()))
-            })
-        });
-        let lost = |error| Error::host(self.name.clone(), error, "check that the daemon runs");
-        let (status, body) = answer.map_err(lost)?;
-        if !status.is_success() {
-            let refused: serde_json::Result<Body> = serde_json::from_slice(&body);
-            let unclear = |_| lost(io::Error::other(format!("the daemon answers {status}")));
-            return Err(refused.map_or_else(unclear, |it: Body| it.error.into_error()));
-        }
-        serde_json::from_slice(&body).map_err(|error| lost(error.into()))
+        let response = self.ask(command, Either::Left(Full::new(body.into())), patience)?;
+        let body = self.whole(response, patience)?;
+        serde_json::from_slice(&body).map_err(|error| self.lost(error.into()))
     }
 
     /// Begins to record a disk.
-    pub fn record(self, command: &Command) -> Result<Received> {
+    pub fn record(mut self, command: &Command) -> Result<Received> {
         let (until, body) = Stream::silent();
-        self.receive(command, Either::Right(body), Some(until))
+        let response = self.ask(command, Either::Right(body), PATIENCE)?;
+        let (runtime, body) = (self.runtime, response.into_body());
+        Ok(Received { runtime, body, until: Some(until) })
     }
 
     /// Starts to stream events of disks.
-    pub fn events(self) -> Result<Received> {
-        self.receive(&Command::Events, Either::Left(Full::default()), None)
+    pub fn events(mut self) -> Result<Received> {
+        let response = self.ask(&Command::Events, Either::Left(Full::default()), PATIENCE)?;
+        Ok(Received { runtime: self.runtime, body: response.into_body(), until: None })
     }
 
-    fn receive(
-        mut self,
+    /// Sends a command and waits for the beginning of its answer.
+    fn ask(
+        &mut self,
         command: &Command,
         body: Either<Full<Bytes>, Stream>,
-        until: Option<Sender<Bytes>>,
-    ) -> Result<Received> {
+        patience: Duration,
+    ) -> Result<Response<Incoming>> {
         let Asked { method, target, .. } = command.request();
         let request = Request::builder().method(method).uri(target).header(HOST, "flowstone");
-        let request = request.body(body).map_err(io::Error::other);
-        let response = request.and_then(|request| {
-            self.runtime.block_on(in_time(PATIENCE, self.requests.send_request(request)))
+        let response = request.body(body).map_err(io::Error::other).and_then(|request| {
+            self.runtime.block_on(in_time(patience, self.requests.send_request(request)))
         });
-        let lost = |error| Error::host(self.name.clone(), error, "check that the daemon runs");
-        let response: Response<Incoming> = response.map_err(lost)?;
-        let is_begun = response.status().is_success();
-        let mut received = Received { runtime: self.runtime, body: response.into_body(), until };
-        if is_begun {
-            return Ok(received);
+        let response = response.map_err(|error| self.lost(error))?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
         }
-        let mut text = Vec::new();
-        while let Some(part) = received.next(PATIENCE).map_err(lost)? {
-            text.extend_from_slice(&part);
-        }
+        let text = self.whole(response, patience)?;
         let refused: serde_json::Result<Body> = serde_json::from_slice(&text);
-        Err(refused.map_or_else(|error| lost(error.into()), |it: Body| it.error.into_error()))
+        let unclear = |_| self.lost(io::Error::other(format!("the daemon answers {status}")));
+        Err(refused.map_or_else(unclear, |it| it.error.into_error()))
+    }
+
+    /// Waits for the rest of an answer.
+    fn whole(&self, response: Response<Incoming>, patience: Duration) -> Result<Bytes> {
+        let body = self.runtime.block_on(in_time(patience, response.into_body().collect()));
+        Ok(body.map_err(|error| self.lost(error))?.to_bytes())
+    }
+
+    fn lost(&self, error: io::Error) -> Error {
+        Error::host(self.name.clone(), error, "check that the daemon runs")
     }
 }
 
