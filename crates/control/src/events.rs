@@ -13,6 +13,7 @@ use flowstone_block::lock;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::json_line;
 use crate::origin::Origin;
 
 /// Lines queued for a listener. Adding a disk makes three.
@@ -126,7 +127,7 @@ impl Events {
             return;
         }
         // Under the lock: all listeners receive events in the same order.
-        let line = line(&Line { time_s: now(), disk, event });
+        let line = json_line(&Line { time_s: now(), disk, event });
         let wakers: Vec<Waker> = all.iter().filter_map(|queue| queue.push(&line)).collect();
         drop(queues);
         wakers.into_iter().for_each(Waker::wake);
@@ -155,7 +156,7 @@ impl Listener {
         waiting.lines.drain(..).for_each(|line| text.extend(line));
         let count = std::mem::take(&mut waiting.lost);
         if count > 0 {
-            text.extend(line(&Lost { time_s: now(), event: "lost", count }));
+            text.extend(json_line(&Lost { time_s: now(), event: "lost", count }));
         }
         if text.is_empty() {
             waiting.waker = Some(context.waker().clone());
@@ -163,12 +164,6 @@ impl Listener {
         }
         Poll::Ready(text)
     }
-}
-
-fn line(value: &impl Serialize) -> Vec<u8> {
-    let mut text = serde_json::to_vec(value).expect("a line is plain values");
-    text.push(b'\n');
-    text
 }
 
 /// Seconds since 1970.

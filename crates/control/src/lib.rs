@@ -22,6 +22,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use flowstone_block::SizeChange;
+use serde::Serialize;
 
 pub use answer::{Answer, Handler};
 pub use client::{Client, Received};
@@ -119,4 +120,11 @@ pub struct DiskChange {
     pub limit: Option<String>,
     /// Weight relative to other disks.
     pub weight: Option<u32>,
+}
+
+/// Returns a value as a line of JSON.
+fn json_line(value: &impl Serialize) -> Vec<u8> {
+    let mut text = serde_json::to_vec(value).expect("it is plain values");
+    text.push(b'\n');
+    text
 }

@@ -17,7 +17,6 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioTimer;
-use serde::Serialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Builder;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -28,7 +27,9 @@ use super::failure::{Body, Failure};
 use super::listener::{Address, Connection, Listener};
 use super::patient::Patient;
 use super::stream::{self, Stream};
-use super::{Answer, CLIENTS_MAX, Command, Handler, PATIENCE, REQUEST_BYTES_MAX, Refused};
+use super::{
+    Answer, CLIENTS_MAX, Command, Handler, PATIENCE, REQUEST_BYTES_MAX, Refused, json_line,
+};
 
 /// Time limit for sending a refusal: a new connection has room for it at once.
 const REFUSAL_TIME: Duration = Duration::from_millis(10);
@@ -137,7 +138,7 @@ async fn accept(listener: Listener, handler: Arc<Handler>, patience: Duration) {
 async fn send_away(mut stream: Box<dyn Connection>, leaving: Arc<Semaphore>, patience: Duration) {
     let why = format!("{CLIENTS_MAX} clients are being served");
     let refusal = Error::busy("control socket", why, "try again later");
-    let body = json(&Body { error: Failure::of(&refusal) });
+    let body = json_line(&Body { error: Failure::of(&refusal) });
     let head = format!(
         "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n\
          content-type: application/json\r\ncontent-length: {}\r\n\r\n",
@@ -158,12 +159,6 @@ async fn send_away(mut stream: Box<dyn Connection>, leaving: Arc<Semaphore>, pat
         let _ = timeout(patience, leave).await;
         drop(room);
     });
-}
-
-fn json(value: &impl Serialize) -> Vec<u8> {
-    let mut text = serde_json::to_vec(value).expect("an answer is plain values");
-    text.push(b'\n');
-    text
 }
 
 /// A client's connection.
@@ -221,8 +216,8 @@ impl Client {
             Err(error) => return refusal(&error.into()),
         };
         match outcome {
-            Ok(Ok(Answer::Document(value))) => sent(StatusCode::OK, JSON, json(&value)),
-            Ok(Ok(Answer::Begun(value))) => sent(StatusCode::ACCEPTED, JSON, json(&value)),
+            Ok(Ok(Answer::Document(value))) => sent(StatusCode::OK, JSON, json_line(&value)),
+            Ok(Ok(Answer::Begun(value))) => sent(StatusCode::ACCEPTED, JSON, json_line(&value)),
             Ok(Ok(Answer::Text(kind, text))) => {
                 sent(StatusCode::OK, HeaderValue::from_static(kind), text.into_bytes())
             }
@@ -275,7 +270,7 @@ fn died() -> Error {
 async fn whole(body: Incoming, patience: Duration) -> std::result::Result<Bytes, Sent> {
     let refuse = |status, why: &str, advice: &'static str| {
         let error = Error::invalid("request", why.to_owned(), advice);
-        sent(status, JSON, json(&Body { error: Failure::of(&error) }))
+        sent(status, JSON, json_line(&Body { error: Failure::of(&error) }))
     };
     match timeout(patience, Limited::new(body, REQUEST_BYTES_MAX).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
@@ -297,7 +292,7 @@ fn streamed(kind: HeaderValue, stream: Stream) -> Sent {
 }
 
 fn refusal(refused: &Refused) -> Sent {
-    sent(refused.status(), JSON, json(&Body { error: Failure::of(&refused.error) }))
+    sent(refused.status(), JSON, json_line(&Body { error: Failure::of(&refused.error) }))
 }
 
 fn sent(status: StatusCode, kind: HeaderValue, body: Vec<u8>) -> Sent {
