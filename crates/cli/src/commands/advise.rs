@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use flowstone_advise::{Advice, AdviseOptions, Alternative, Wear, advise};
 use flowstone_block::{Error, Result, format_size};
 
+use super::print_report;
 use super::replay::{ratio, trace_at};
-use super::{only_print_from_now_on, print_json};
 use crate::args::Advise;
 use crate::output::out;
 use crate::progress::bar;
@@ -24,12 +24,7 @@ pub fn run(args: &Advise) -> Result<ExitCode> {
     let advice = advice.map_err(|error| {
         Error::invalid("advise", format!("{error:#}"), "see flowstone advise --help")
     })?;
-    only_print_from_now_on();
-    if args.json {
-        print_json(&advice);
-    } else {
-        print(&advice);
-    }
+    print_report(&advice, args.json, print);
     Ok(ExitCode::SUCCESS)
 }
 

@@ -8,7 +8,7 @@ use flowstone_block::{Error, ErrorKind, Printable, Result, format_size};
 use flowstone_control::{Client, Command, DiskChange};
 use serde_json::Value;
 
-use super::{disk_meant_by, limit_text, only_print_from_now_on, print_json};
+use super::{disk_meant_by, limit_text, only_print_from_now_on, print_answer};
 use crate::args::{AddDisk, DiskCommand, Query, RemoveDisk, SetDisk, ShowDisk};
 use crate::output::{out, tell};
 
@@ -73,14 +73,9 @@ fn error_of(error: &Value) -> Error {
 }
 
 fn list(args: &Query) -> Result<()> {
-    let disks = Client::connect(&args.daemon.control)?.run(&Command::Disks)?;
-    only_print_from_now_on();
-    if args.json {
-        print_json(&disks);
-    } else {
+    print_answer(args, &Command::Disks, |disks| {
         disks.as_array().into_iter().flatten().for_each(print_line);
-    }
-    Ok(())
+    })
 }
 
 fn print_line(disk: &Value) {
@@ -102,18 +97,13 @@ fn print_line(disk: &Value) {
 
 fn show(args: &ShowDisk) -> Result<()> {
     let command = Command::Show(args.name.clone());
-    let disk = Client::connect(&args.query.daemon.control)?.run(&command)?;
-    only_print_from_now_on();
-    if args.query.json {
-        print_json(&disk);
-        return Ok(());
-    }
-    print_line(&disk);
-    for (key, value) in disk["keys"].as_object().into_iter().flatten() {
-        let text = |part: &str| Printable(value[part].as_str().unwrap_or("-").to_owned());
-        out!("  {key} = {} ({})", text("value"), text("origin"));
-    }
-    Ok(())
+    print_answer(&args.query, &command, |disk| {
+        print_line(disk);
+        for (key, value) in disk["keys"].as_object().into_iter().flatten() {
+            let text = |part: &str| Printable(value[part].as_str().unwrap_or("-").to_owned());
+            out!("  {key} = {} ({})", text("value"), text("origin"));
+        }
+    })
 }
 
 fn remove(args: RemoveDisk) -> Result<()> {

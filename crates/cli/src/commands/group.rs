@@ -7,7 +7,7 @@ use flowstone_control::{Client, Command};
 use serde_json::Value;
 use toml::Table;
 
-use super::{limit_text, only_print_from_now_on, print_json};
+use super::{limit_text, only_print_from_now_on, print_answer};
 use crate::args::{AddGroup, GroupCommand, Query, RemoveGroup, SetGroup};
 use crate::output::out;
 
@@ -51,19 +51,16 @@ fn remove(args: &RemoveGroup) -> Result<()> {
 }
 
 fn list(args: &Query) -> Result<()> {
-    let groups = Client::connect(&args.daemon.control)?.run(&Command::Groups)?;
-    only_print_from_now_on();
-    if args.json {
-        print_json(&groups);
-        return Ok(());
-    }
-    for group in groups.as_array().into_iter().flatten() {
-        let text = |key: &str| Printable(group[key].as_str().unwrap_or("-").to_owned());
-        let disks = group["disks"].as_array().into_iter().flatten().filter_map(Value::as_str);
-        let disks: Vec<&str> = disks.collect();
-        let disks = if disks.is_empty() { "none".into() } else { disks.join(", ") };
-        let limit = limit_text(&group["limit"]);
-        out!("{} ({}): limit {limit}, disks {}", text("name"), text("origin"), Printable(disks));
-    }
-    Ok(())
+    print_answer(args, &Command::Groups, |groups| {
+        groups.as_array().into_iter().flatten().for_each(print_group);
+    })
+}
+
+fn print_group(group: &Value) {
+    let text = |key: &str| Printable(group[key].as_str().unwrap_or("-").to_owned());
+    let disks = group["disks"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let disks: Vec<&str> = disks.collect();
+    let disks = if disks.is_empty() { "none".into() } else { disks.join(", ") };
+    let limit = limit_text(&group["limit"]);
+    out!("{} ({}): limit {limit}, disks {}", text("name"), text("origin"), Printable(disks));
 }

@@ -9,7 +9,7 @@ use flowstone_log::LogInfo;
 use flowstone_qcow2::Qcow2Info;
 use serde::Serialize;
 
-use super::{only_print_from_now_on, print_json};
+use super::print_report;
 use crate::args::ReportArgs;
 use crate::output::out;
 
@@ -43,11 +43,11 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode> {
         log: found.log,
         qcow2: found.qcow2,
     };
-    only_print_from_now_on();
-    if args.json {
-        print_json(&report);
-        return Ok(ExitCode::SUCCESS);
-    }
+    print_report(&report, args.json, print);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(report: &Report) {
     out!("image       {}", report.image);
     out!("format      {}", report.format);
     out!("size        {}", with_bytes(report.virtual_bytes));
@@ -60,7 +60,6 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode> {
     }
     report.log.iter().for_each(print_log);
     report.qcow2.iter().for_each(print_qcow2);
-    Ok(ExitCode::SUCCESS)
 }
 
 /// Describes the erase unit, its source, and whether segments are small for it.

@@ -21,13 +21,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use flowstone_block::{Error, Result, SECTOR_BYTES, SectorCount};
-use flowstone_control::DiskWord;
+use flowstone_control::{self as control, Client, DiskWord};
 use flowstone_fileio::{Access, FileOpener, LockPatience, OpenOptions};
 use flowstone_formats::ImageOptions;
 use flowstone_image::{Format, Image};
 use flowstone_qos::Limit;
+use serde::Serialize;
+use serde_json::Value;
 
-use crate::args::Command;
+use crate::args::{Command, Query};
 use crate::output::{out, tell};
 
 /// A tool that runs right after the kill of a daemon waits for the lock as the next daemon would.
@@ -109,14 +111,31 @@ fn sector_count(what: &str, bytes: u64) -> Result<SectorCount> {
 }
 
 /// Returns a limit of a daemon's answer in the syntax of the command line.
-fn limit_text(limit: &serde_json::Value) -> String {
+fn limit_text(limit: &Value) -> String {
     let rate = |key: &str| limit[key].as_u64();
     let burst = Duration::from_secs_f64(limit["burst_s"].as_f64().unwrap_or(0.0));
     Limit { iops: rate("iops"), bytes_per_s: rate("bytes_per_s"), burst }.to_string()
 }
 
+/// Asks a daemon, and prints its answer.
+fn print_answer(
+    query: &Query,
+    command: &control::Command,
+    print: impl FnOnce(&Value),
+) -> Result<()> {
+    let answer = Client::connect(&query.daemon.control)?.run(command)?;
+    print_report(&answer, query.json, print);
+    Ok(())
+}
+
+/// Prints what a tool has found out, as JSON or with `print`; it has nothing else to do.
+fn print_report<T: Serialize>(report: &T, json: bool, print: impl FnOnce(&T)) {
+    only_print_from_now_on();
+    if json { print_json(report) } else { print(report) }
+}
+
 /// Prints a value as JSON.
-fn print_json(value: &impl serde::Serialize) {
+fn print_json(value: &impl Serialize) {
     let text = serde_json::to_string_pretty(value).expect("plain values are valid JSON");
     out!("{text}");
 }

@@ -15,7 +15,7 @@ use flowstone_trace::Totals;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use super::{disk_meant_by, only_print_from_now_on, print_json};
+use super::{disk_meant_by, print_report};
 use crate::args::Record;
 use crate::output::out;
 
@@ -44,12 +44,10 @@ pub fn run(args: &Record) -> Result<ExitCode> {
     let Some(Totals { requests, lost }) = totals else {
         return Err(host(io::Error::new(ErrorKind::UnexpectedEof, "the daemon hung up")));
     };
-    only_print_from_now_on();
-    if args.query.json {
-        print_json(&json!({ "requests": requests, "lost": lost }));
-    } else {
+    let report = json!({ "requests": requests, "lost": lost });
+    print_report(&report, args.query.json, |_| {
         out!("{:<16} {requests}\n{:<16} {lost}", "requests", "lost");
-    }
+    });
     Ok(ExitCode::SUCCESS)
 }
 

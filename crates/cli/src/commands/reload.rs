@@ -3,23 +3,22 @@
 use std::process::ExitCode;
 
 use flowstone_block::{Printable, Result};
-use flowstone_control::{Client, Command};
+use flowstone_control::Command;
+use serde_json::Value;
 
-use super::{only_print_from_now_on, print_json};
+use super::print_answer;
 use crate::args::Query;
 use crate::output::out;
 
 pub fn run(args: &Query) -> Result<ExitCode> {
-    let done = Client::connect(&args.daemon.control)?.run(&Command::Reload)?;
-    only_print_from_now_on();
-    if args.json {
-        print_json(&done);
-        return Ok(ExitCode::SUCCESS);
-    }
+    print_answer(args, &Command::Reload, print)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(done: &Value) {
     for (what, lines) in done.as_object().into_iter().flatten() {
         for line in lines.as_array().into_iter().flatten() {
             out!("{}: {}", what.replace('_', " "), Printable(line.as_str().unwrap_or("-")));
         }
     }
-    Ok(ExitCode::SUCCESS)
 }

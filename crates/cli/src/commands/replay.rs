@@ -13,7 +13,7 @@ use flowstone_replay::{
     Timing, Trace, read_trace, replay,
 };
 
-use super::{only_print_from_now_on, print_json};
+use super::print_report;
 use crate::args::{Replay, StorageArgs, WhenMade};
 use crate::output::{out, tell};
 use crate::progress::bar;
@@ -27,12 +27,7 @@ pub fn run(args: &Replay, opener: FileOpener) -> Result<ExitCode> {
     });
     bar.finish_and_clear();
     let report = report.map_err(|error| refused(format!("{error:#}")))?;
-    only_print_from_now_on();
-    if args.json {
-        print_json(&report);
-    } else {
-        print(&report, args.images);
-    }
+    print_report(&report, args.json, |report| print(report, args.images));
     Ok(ExitCode::SUCCESS)
 }
 

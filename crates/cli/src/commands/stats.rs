@@ -4,10 +4,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use flowstone_block::{Printable, Result, format_size};
-use flowstone_control::{Client, Command};
+use flowstone_control::Command;
 use serde_json::Value;
 
-use super::{disk_meant_by, limit_text, only_print_from_now_on, print_json};
+use super::{disk_meant_by, limit_text, print_answer};
 use crate::args::Stats;
 use crate::output::out;
 
@@ -16,19 +16,12 @@ const TOLD: [&str; 2] = ["limit", "total"];
 const KINDS: [&str; 5] = ["read", "write", "flush", "discard", "write_zeroes"];
 
 pub fn run(args: &Stats) -> Result<ExitCode> {
-    let mut daemon = Client::connect(&args.query.daemon.control)?;
     let (command, print): (_, fn(&Value)) = match &args.layout {
         Some(disk) => (layout_of(disk), print_layout),
         None if args.numa => (Command::Numa, print_numa),
         None => (Command::Stats { buckets: args.buckets }, print_disks),
     };
-    let report = daemon.run(&command)?;
-    only_print_from_now_on();
-    if args.query.json {
-        print_json(&report);
-    } else {
-        print(&report);
-    }
+    print_answer(&args.query, &command, print)?;
     Ok(ExitCode::SUCCESS)
 }
 
