@@ -2,6 +2,16 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+/// Does `work`, which moves the bar.
+pub fn under<T>(bar: ProgressBar, work: impl FnOnce(&mut dyn FnMut(u64, u64)) -> T) -> T {
+    let done = work(&mut |done, all| {
+        bar.set_length(all);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    done
+}
+
 /// Makes a bar that counts the bytes of a disk.
 pub fn bytes_bar(what: &'static str, total_bytes: u64) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {eta}")

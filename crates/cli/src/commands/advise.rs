@@ -9,18 +9,13 @@ use super::print_report;
 use super::replay::{ratio, trace_at};
 use crate::args::Advise;
 use crate::output::out;
-use crate::progress::bar;
+use crate::progress::{bar, under};
 
 pub fn run(args: &Advise) -> Result<ExitCode> {
     let trace = trace_at(&args.trace)?;
     let Advise { ssd, fill, endurance, price, .. } = *args;
     let options = AdviseOptions { ssd, fill, endurance, price };
-    let bar = bar("replaying");
-    let advice = advise(&trace, &options, &mut |done, all| {
-        bar.set_length(all);
-        bar.set_position(done);
-    });
-    bar.finish_and_clear();
+    let advice = under(bar("replaying"), |progress| advise(&trace, &options, progress));
     let advice = advice.map_err(|error| {
         Error::invalid("advise", format!("{error:#}"), "see flowstone advise --help")
     })?;

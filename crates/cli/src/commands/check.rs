@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::{LOCK_PATIENCE, print_json};
 use crate::args::{Check, ReportArgs};
 use crate::output::out;
-use crate::progress::bytes_bar;
+use crate::progress::{bytes_bar, under};
 
 const ERRORS_FOUND: u8 = 2;
 const ONLY_LEAKS: u8 = 3;
@@ -26,14 +26,10 @@ struct Report<'a> {
 pub fn run(args: &Check) -> Result<ExitCode> {
     let ReportArgs { json, format, image } = &args.report;
     let format = Format::choose(*format, image)?;
-    let bar = bytes_bar("checking", 0);
     let options = CheckOptions { data: args.data, repair: args.repair };
-    let found = check(image, format, options, LOCK_PATIENCE, &mut |done, total| {
-        bar.set_length(total);
-        bar.set_position(done);
-    });
-    bar.finish_and_clear();
-    let found = found?;
+    let found = under(bytes_bar("checking", 0), |progress| {
+        check(image, format, options, LOCK_PATIENCE, progress)
+    })?;
     if *json {
         print_json(&Report { image: image.display().to_string(), found: &found });
     } else {

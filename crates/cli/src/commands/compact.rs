@@ -9,18 +9,13 @@ use flowstone_image::{Layout, sample_reads};
 use super::open_image;
 use crate::args::Compact;
 use crate::output::out;
-use crate::progress::bar;
+use crate::progress::{bar, under};
 
 pub fn run(args: &Compact) -> Result<ExitCode> {
     let before = Sight::of(args)?;
     {
         let image = open_image(&args.image, args.format, Access::Write, &args.backing_dirs)?;
-        let bar = bar("compacting");
-        let compacted = image.compact(&mut |done, all| {
-            bar.set_length(all);
-            bar.set_position(done);
-        });
-        bar.finish_and_clear();
+        let compacted = under(bar("compacting"), |progress| image.compact(progress));
         compacted.and_then(|()| image.close())?;
     }
     // Only now: an image releases its reserve when it is closed.

@@ -16,16 +16,11 @@ use flowstone_replay::{
 use super::print_report;
 use crate::args::{Replay, StorageArgs, WhenMade};
 use crate::output::{out, tell};
-use crate::progress::bar;
+use crate::progress::{bar, under};
 
 pub fn run(args: &Replay, opener: FileOpener) -> Result<ExitCode> {
     let options = options(args, opener)?;
-    let bar = bar("replaying");
-    let report = replay(&options, &mut |done, all| {
-        bar.set_length(all);
-        bar.set_position(done);
-    });
-    bar.finish_and_clear();
+    let report = under(bar("replaying"), |progress| replay(&options, progress));
     let report = report.map_err(|error| refused(format!("{error:#}")))?;
     print_report(&report, args.json, |report| print(report, args.images));
     Ok(ExitCode::SUCCESS)
