@@ -38,9 +38,10 @@ fn resize_image(args: &Resize) -> Result<()> {
 }
 
 fn grow_live(args: &Resize, control: &Path) -> Result<()> {
-    let disk = args.image.display().to_string();
     if let SizeChange::Shrink(_) = args.size {
-        return Err(no_live_shrink(&disk));
+        let what = format!("resize {}", args.image.display());
+        let why = "a guest would lose the end of a disk it is using";
+        return Err(Error::invalid(what, why, "stop the daemon to shrink an image"));
     }
     let change = DiskChange { size: Some(args.size), ..DiskChange::default() };
     let command = Command::Change(disk_meant_by(&args.image), change);
@@ -52,11 +53,6 @@ fn grow_live(args: &Resize, control: &Path) -> Result<()> {
     let size = answer["capacity_bytes"].as_u64().map_or_else(|| "larger".into(), format_size);
     out!("{} is {size} now; {seen}", args.image.display());
     Ok(())
-}
-
-fn no_live_shrink(disk: &str) -> Error {
-    let why = "a guest would lose the end of a disk it is using";
-    Error::invalid(format!("resize {disk}"), why, "stop the daemon to shrink an image")
 }
 
 fn in_use(error: Error) -> Error {
