@@ -1,11 +1,13 @@
 //! The configured VM of a disk.
 
+use std::num::NonZeroU32;
 use std::str::FromStr;
 
 use flowstone_block::parse_size;
 
-/// The same as for a disk.
-const NAME_BYTES_MAX: usize = 128;
+use super::NAME_BYTES_MAX;
+use super::label::check_label;
+
 const USE: &str = "name=NAME,cpus=N,memory=SIZE,weight=N";
 
 /// The VM of a disk and its resources, where they are not to be detected.
@@ -30,29 +32,24 @@ impl FromStr for VmSpec {
             let (key, value) = part.split_once('=').unwrap_or((part, ""));
             let wrong = || format!("`{part}` says nothing of a VM; use {USE}");
             match key {
-                "name"
-                    if (1..=NAME_BYTES_MAX).contains(&value.len())
-                        && !value.contains(char::is_control) =>
-                {
+                "name" if check_label("name", "VM", value, NAME_BYTES_MAX).is_ok() => {
                     spec.name = Some(value.to_owned());
                 }
-                "cpus" => {
-                    let cpus = value.parse().ok().filter(|cpus| *cpus > 0);
-                    spec.cpus = Some(cpus.ok_or_else(wrong)?);
-                }
+                "cpus" => spec.cpus = Some(positive(value).ok_or_else(wrong)?),
                 "memory" => {
                     let bytes = parse_size(value).ok().filter(|bytes| *bytes > 0);
                     spec.memory_bytes = Some(bytes.ok_or_else(wrong)?);
                 }
-                "weight" => {
-                    let weight = value.parse().ok().filter(|weight| *weight > 0);
-                    spec.weight = Some(weight.ok_or_else(wrong)?);
-                }
+                "weight" => spec.weight = Some(positive(value).ok_or_else(wrong)?),
                 _ => return Err(wrong()),
             }
         }
         Ok(spec)
     }
+}
+
+fn positive(text: &str) -> Option<u32> {
+    text.parse().ok().map(NonZeroU32::get)
 }
 
 #[cfg(test)]
