@@ -23,15 +23,10 @@ struct Known {
 #[derive(Serialize)]
 pub struct ListedGroup {
     #[serde(flatten)]
-    group: GroupReport,
+    pub group: GroupReport,
     origin: Origin,
-}
-
-impl ListedGroup {
-    /// Returns the name.
-    pub fn name(&self) -> &str {
-        self.group.name()
-    }
+    /// Its disks, which this table does not know.
+    pub disks: Vec<String>,
 }
 
 impl GroupTable {
@@ -88,11 +83,12 @@ impl GroupTable {
         }
     }
 
-    /// Returns the rows of `group list`.
+    /// Returns the rows of `group list`, without the disks.
     pub fn list(&self) -> Vec<ListedGroup> {
         let listed = |(name, known): (&String, &Known)| ListedGroup {
             group: GroupReport::of(name, &known.group),
             origin: known.origin,
+            disks: Vec::new(),
         };
         lock(&self.0).iter().map(listed).collect()
     }

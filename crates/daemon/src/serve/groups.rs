@@ -3,7 +3,6 @@
 use flowstone_block::Error;
 use flowstone_control::{Answer, Origin, Refused};
 use flowstone_qos::{Group, Limit};
-use serde::Serialize;
 use serde_json::{Value, json};
 use toml::Table;
 use tracing::{info, warn};
@@ -13,25 +12,15 @@ use super::changes::InOrder;
 use super::plan::Plan;
 use super::reload::{ADDED, Reloaded};
 use crate::config::{Config, limit_of_group};
-use crate::groups::ListedGroup;
 use crate::stack::Shared;
 use crate::state::{Record, State, Subject};
 
-/// One row of `group list`.
-#[derive(Serialize)]
-struct Listed {
-    #[serde(flatten)]
-    group: ListedGroup,
-    disks: Vec<String>,
-}
-
 impl Daemon {
     pub(super) fn list_groups(&self) -> Value {
-        let listed = |group: ListedGroup| {
-            let disks = self.disks.of_group(group.name());
-            Listed { group, disks }
-        };
-        let all: Vec<Listed> = self.shared.groups.list().into_iter().map(listed).collect();
+        let mut all = self.shared.groups.list();
+        for listed in &mut all {
+            listed.disks = self.disks.of_group(listed.group.name());
+        }
         json!(all)
     }
 
