@@ -117,11 +117,7 @@ impl Daemon {
         match self.disks.begin(&config, Origin::Api)? {
             Begun::IsThere => Ok(self.show(name)?.into()),
             Begun::Opens(number) => {
-                let keep = |record: &mut Record| {
-                    record.added = Some(added);
-                    record.set.clear();
-                    record.was.clear();
-                };
+                let keep = |record: &mut Record| record.begin(Some(added));
                 if let Err(error) = self.keep(&in_order, Subject::Disk(name.to_owned()), keep) {
                     self.disks.give_up(number);
                     return Err(error.into());
@@ -208,7 +204,7 @@ impl Daemon {
         self.disks.check_removal(name, force)?;
         // First: a record that cannot be removed would bring the disk back after a restart.
         let before = self.state.as_ref().and_then(|state| state.get(&subject));
-        self.keep(&in_order, subject.clone(), |record| *record = Record::of(&record.subject()))?;
+        self.keep(&in_order, subject.clone(), |record| record.begin(None))?;
         self.disks.begin_removal(name, force).inspect_err(|_| {
             // A guest has connected meanwhile.
             let Some(before) = before else { return };

@@ -38,10 +38,7 @@ impl Daemon {
         if self.shared.groups.add(name, limit, Origin::Api)? {
             let added: Table =
                 [("limit".to_owned(), limit.to_string().into())].into_iter().collect();
-            let keep = |record: &mut Record| {
-                *record = Record::of(&record.subject());
-                record.added = Some(added);
-            };
+            let keep = |record: &mut Record| record.begin(Some(added));
             if let Err(error) = self.keep(&in_order, Subject::Group(name.to_owned()), keep) {
                 self.shared.groups.remove(name);
                 return Err(error.into());
@@ -72,8 +69,7 @@ impl Daemon {
             };
             return Err(Error::busy(what(), why, "remove its disks first").into());
         }
-        let forget = |record: &mut Record| *record = Record::of(&record.subject());
-        self.keep(&in_order, Subject::Group(name.to_owned()), forget)?;
+        self.keep(&in_order, Subject::Group(name.to_owned()), |record| record.begin(None))?;
         self.shared.groups.remove(name);
         info!(group = name, "removed");
         Ok(json!({ "name": name, "removed": true }).into())

@@ -79,6 +79,11 @@ impl Record {
         self.added.is_none() && self.set.is_empty()
     }
 
+    /// Begins anew, with the keys of what has been added, if it has.
+    pub fn begin(&mut self, added: Option<Table>) {
+        *self = Self { added, ..Self::of(&self.subject()) };
+    }
+
     /// Sets a key whose value in the configuration is `was`.
     pub fn set(&mut self, key: &str, value: String, was: Option<String>) {
         self.forget(key);
