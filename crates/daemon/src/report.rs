@@ -139,15 +139,6 @@ struct Latency {
     buckets: Option<Vec<(f64, u64)>>,
 }
 
-/// Detail of durations in a report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Durations {
-    /// Percentiles only.
-    Short,
-    /// Percentiles and buckets.
-    Buckets,
-}
-
 fn by_kind<T>(mut value: impl FnMut(OpKind) -> T) -> ByKind<T> {
     OpKind::ALL.map(|kind| (kind.name(), value(kind))).into()
 }
@@ -160,7 +151,7 @@ impl Report {
         heard: &[Heard],
         pollers: Vec<PollerReport>,
         groups: Value,
-        (uptime, durations): (Duration, Durations),
+        (uptime, buckets): (Duration, bool),
     ) -> Self {
         let serving = disks.serving();
         let attached = vms::attached(&serving);
@@ -177,20 +168,20 @@ impl Report {
             version: env!("CARGO_PKG_VERSION"),
             pid: std::process::id(),
             uptime_s: uptime.as_secs_f64(),
-            disks: serving.iter().map(|disk| DiskReport::of(disk, deadline, durations)).collect(),
+            disks: serving.iter().map(|disk| DiskReport::of(disk, deadline, buckets)).collect(),
         }
     }
 }
 
 impl DiskReport {
-    fn of(disk: &Disk, deadline: Instant, durations: Durations) -> Self {
+    fn of(disk: &Disk, deadline: Instant, buckets: bool) -> Self {
         let queues = disk.queues.all();
         let all: Vec<&QueueCounters> = queues.iter().map(|(_, counters)| &**counters).collect();
         let image = disk.stack.image.as_deref();
         let known = disk.probe.as_ref().map(|probe| probe.known(deadline));
         let told = known.and_then(|known| known.told).unwrap_or_default();
         let space = told.space.zip(image).map(|(space, image)| SpaceReport::of(space, image));
-        let total = QueueReport::of(None, &all, durations);
+        let total = QueueReport::of(None, &all, buckets);
         Self {
             name: disk.name.clone(),
             serial: disk.serial.clone(),
@@ -220,14 +211,14 @@ impl DiskReport {
             total,
             queues: queues
                 .iter()
-                .map(|(index, counters)| QueueReport::of(Some(*index), &[counters], durations))
+                .map(|(index, counters)| QueueReport::of(Some(*index), &[counters], buckets))
                 .collect(),
         }
     }
 }
 
 impl QueueReport {
-    fn of(index: Option<usize>, queues: &[&QueueCounters], durations: Durations) -> Self {
+    fn of(index: Option<usize>, queues: &[&QueueCounters], buckets: bool) -> Self {
         let sum = |counter: &dyn Fn(&QueueCounters) -> &AtomicU64| -> u64 {
             queues.iter().map(|queue| counter(queue).load(Ordering::Relaxed)).sum()
         };
@@ -237,7 +228,7 @@ impl QueueReport {
         let per_request = |count: u64| count as f64 / total.max(1) as f64;
         let seconds = |nanos: u64| nanos as f64 / 1e9;
         let times = |histogram: &dyn Fn(&QueueCounters) -> &Histogram| {
-            Latency::of(queues.iter().map(|queue| histogram(queue).snapshot()), durations)
+            Latency::of(queues.iter().map(|queue| histogram(queue).snapshot()), buckets)
         };
         let is_split = queues.iter().any(|queue| queue.is_split.load(Ordering::Relaxed));
         Self {
@@ -266,7 +257,7 @@ impl QueueReport {
 }
 
 impl Latency {
-    fn of(parts: impl Iterator<Item = Snapshot>, durations: Durations) -> Self {
+    fn of(parts: impl Iterator<Item = Snapshot>, buckets: bool) -> Self {
         let mut all = Snapshot::default();
         parts.for_each(|part| all.merge(&part));
         Self {
@@ -277,7 +268,7 @@ impl Latency {
             p99: all.percentile_us(0.99),
             p999: all.percentile_us(0.999),
             max: all.percentile_us(1.0),
-            buckets: (durations == Durations::Buckets).then(|| all.buckets_us()),
+            buckets: buckets.then(|| all.buckets_us()),
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::disk::Disk;
 use crate::disks::{Begun, Removal};
 use crate::numa_report::NumaReport;
 use crate::qos_control::NewShare;
-use crate::report::{Durations, Report};
+use crate::report::Report;
 use crate::state::{Record, Subject};
 use crate::{metrics, recording};
 
@@ -57,8 +57,7 @@ impl Daemon {
         let cache = cache.map(|cache| CacheReport::of(cache, &self.resource_monitor));
         let (pollers, groups) = (self.pollers.report(), json!(self.shared.groups.report()));
         let heard = self.guests.as_ref().map(|guests| guests.heard()).unwrap_or_default();
-        let durations = if buckets { Durations::Buckets } else { Durations::Short };
-        let how = (self.start.elapsed(), durations);
+        let how = (self.start.elapsed(), buckets);
         Report::of(&self.disks, cache, &heard, pollers, groups, how)
     }
 
