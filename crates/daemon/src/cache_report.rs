@@ -5,8 +5,7 @@ use flowstone_cache::{Cache, CacheCount, CachedDisk};
 use serde::Serialize;
 
 use crate::resource_monitor::{Decision, ResourceMonitor};
-use flowstone_memory::sizer::{Change, Limits};
-use flowstone_resources::in_words;
+use flowstone_memory::sizer::Limits;
 
 /// Points of the miss-ratio curve up to the largest size.
 const CURVE_POINTS: u64 = 8;
@@ -41,22 +40,13 @@ pub struct CacheReport {
     /// sampled.
     curve: Vec<CurvePoint>,
     /// The resource monitor's latest decisions, oldest first.
-    decisions: Vec<DecisionReport>,
+    decisions: Vec<Decision>,
 }
 
 #[derive(Serialize)]
 struct CurvePoint {
     bytes: u64,
     hit_ratio: f64,
-}
-
-#[derive(Serialize)]
-struct DecisionReport {
-    /// Time since the daemon started.
-    at_s: f64,
-    from_bytes: u64,
-    to_bytes: u64,
-    reason: String,
 }
 
 impl CacheReport {
@@ -73,7 +63,7 @@ impl CacheReport {
             ghosts: cache.ghosts(),
             vms: cache.vms(),
             curve: curve(cache, max),
-            decisions: monitor.decisions().into_iter().map(DecisionReport::from).collect(),
+            decisions: monitor.decisions(),
         }
     }
 }
@@ -83,12 +73,4 @@ fn curve(cache: &Cache, max: u64) -> Vec<CurvePoint> {
     let sizes = (1..=2 * CURVE_POINTS).map(|eighths| max * eighths / CURVE_POINTS);
     let point = |bytes| Some(CurvePoint { bytes, hit_ratio: cache.hit_ratio_of(bytes)? });
     sizes.filter_map(point).collect()
-}
-
-impl From<Decision> for DecisionReport {
-    fn from(Decision { at, change }: Decision) -> Self {
-        let reason = in_words(&change);
-        let Change { from, to, .. } = change;
-        Self { at_s: at.as_secs_f64(), from_bytes: from, to_bytes: to, reason }
-    }
 }

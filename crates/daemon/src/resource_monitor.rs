@@ -19,7 +19,8 @@ use flowstone_block::{format_size, lock, mutant};
 use flowstone_cache::Cache;
 use flowstone_memory::reading::Reader;
 use flowstone_memory::sizer::{Change, Limits};
-use flowstone_resources::{GuestAgents, PERIOD, Pool};
+use flowstone_resources::{GuestAgents, PERIOD, Pool, in_words};
+use serde::Serialize;
 use tracing::info;
 
 use self::sharing::Sharing;
@@ -29,12 +30,20 @@ use crate::disks::Disks;
 const DECISIONS_MAX: usize = 16;
 
 /// A decision, as shown by `stats`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Serialize)]
 pub struct Decision {
     /// Time since the daemon started.
-    pub at: Duration,
-    /// The decision.
-    pub change: Change,
+    at_s: f64,
+    from_bytes: u64,
+    to_bytes: u64,
+    reason: String,
+}
+
+impl Decision {
+    fn of(at: Duration, change: &Change) -> Self {
+        let (from_bytes, to_bytes) = (change.from, change.to);
+        Self { at_s: at.as_secs_f64(), from_bytes, to_bytes, reason: in_words(change) }
+    }
 }
 
 /// The caches that a monitor sizes.
@@ -75,7 +84,7 @@ impl ResourceMonitor {
                 if decisions.len() == DECISIONS_MAX {
                     decisions.pop_front();
                 }
-                decisions.push_back(Decision { at, change });
+                decisions.push_back(Decision::of(at, &change));
             }
         };
         let thread = Builder::new().name("memory".into()).stack_size(128 << 10).spawn(watch)?;
