@@ -41,13 +41,6 @@ struct PagesReport {
     pages: u32,
 }
 
-/// A VM to give advice on.
-struct Guest<'a> {
-    name: &'a str,
-    pid: Option<u32>,
-    home: Option<u32>,
-}
-
 impl NumaReport {
     /// Samples the memory of all guests.
     pub fn of(disks: &[Arc<Disk>], pollers: &Pollers) -> Self {
@@ -58,7 +51,7 @@ impl NumaReport {
         let advice = guests.iter().map(|vm| {
             let its = homes.iter().filter(|(number, _)| vm.disks.contains(number));
             let home = its.filter_map(|(_, disk)| disk.home).next();
-            advise(&Guest { name: &vm.name, pid: vm.peer.map(|it| it.pid), home }, topology)
+            advise(&vm.name, vm.peer.map(|it| it.pid), home, topology)
         });
         let advice = advice.collect();
         let node = |it: &Node| NodeReport { node: it.number, cpus: it.cpus.to_string() };
@@ -80,8 +73,8 @@ impl HomeReport {
     }
 }
 
-fn advise(guest: &Guest<'_>, topology: &Topology) -> String {
-    let Guest { name, pid, home } = guest;
+/// Returns advice for the VM `name`, with its process and the node of its memory.
+fn advise(name: &str, pid: Option<u32>, home: Option<u32>, topology: &Topology) -> String {
     if !topology.matters() {
         return format!(
             "{name}: the host has one node; keep its vCPUs off the CPUs of pinned pollers"
@@ -93,7 +86,7 @@ fn advise(guest: &Guest<'_>, topology: &Topology) -> String {
              -object memory-backend-memfd,host-nodes=N,policy=bind)"
         );
     };
-    let cpus = topology.cpus_near(*home);
+    let cpus = topology.cpus_near(home);
     let command = pid.map_or_else(String::new, |pid| format!("taskset -apc {cpus} {pid}, or "));
     format!(
         "{name}: its memory is on node {home}; pin its vCPUs there ({command}libvirt: <vcpupin cpuset='{cpus}'/>)"
@@ -114,13 +107,13 @@ mod tests {
             Topology::of(nodes.iter().map(node).collect())
         };
         let two = host(&[(0, "0-3"), (1, "4-7,12")]);
-        let vm = |pid, home| Guest { name: "vm", pid, home };
-        let far = advise(&vm(Some(77), Some(1)), &two);
+        let advise = |pid, home, host| advise("vm", pid, home, host);
+        let far = advise(Some(77), Some(1), &two);
         assert!(far.contains("on node 1") && far.contains("taskset -apc 4-7,12 77, or"), "{far}");
-        let hidden = advise(&vm(None, Some(0)), &two);
+        let hidden = advise(None, Some(0), &two);
         assert!(!hidden.contains("taskset") && hidden.contains("cpuset='0-3'"), "{hidden}");
-        assert!(advise(&vm(None, None), &two).contains("bind it to one"));
+        assert!(advise(None, None, &two).contains("bind it to one"));
         let one = host(&[(0, "0-3")]);
-        assert!(advise(&vm(Some(1), Some(0)), &one).contains("one node"));
+        assert!(advise(Some(1), Some(0), &one).contains("one node"));
     }
 }
