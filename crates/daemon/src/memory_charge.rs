@@ -50,16 +50,10 @@ impl MemoryReport {
 pub fn prepare(disks: &[DiskConfig]) {
     expect_disks(disks.len(), host_memory().unwrap_or(0));
     let vms = disks.iter().filter_map(|disk| disk.vm.as_ref());
-    if let Some(line) = complaint_of_configured(vms, memory_limit()) {
+    let whose = "the guests of this configuration";
+    if let Some(line) = complaint(configured_bytes(vms), memory_limit(), whose) {
         warn!("{line}");
     }
-}
-
-fn complaint_of_configured<'vm>(
-    vms: impl Iterator<Item = &'vm VmSpec>,
-    limit: Option<u64>,
-) -> Option<String> {
-    complaint(configured_bytes(vms), limit, "the guests of this configuration")
 }
 
 /// Returns the configured memory of all VMs, from those of each disk. Disks of one name belong to
@@ -180,10 +174,10 @@ mod tests {
         let most = vm("", Some(u64::MAX >> 30));
         assert_eq!(gib(&[most.clone(), most]), u64::MAX >> 30);
         let vms = [vm("a", Some(3)), vm("b", Some(2))];
-        let complaint = |limit: u64| complaint_of_configured(vms.iter(), Some(limit << 30));
-        let line = complaint(4).unwrap();
-        assert!(line.contains("5 GiB") && line.contains("guests of this configuration"), "{line}");
-        assert_eq!(complaint(5), None);
+        let bytes = configured_bytes(vms.iter());
+        let line = complaint(bytes, Some(4 << 30), "its guests").unwrap();
+        assert!(line.contains("5 GiB") && line.contains("its guests"), "{line}");
+        assert_eq!(complaint(bytes, Some(5 << 30), "its guests"), None);
     }
 
     #[test]
