@@ -83,13 +83,9 @@ fn run(config: Config, shared: Shared) -> Result<()> {
     let (pollers, disks) = (Arc::new(pollers), Arc::<Disks>::default());
     let state = config.daemon.state_dir.as_deref().map(State::open).transpose()?;
     let plan = Plan::of(&config, state.as_ref(), &shared);
-    for (error, origin) in &plan.refused {
+    for (name, error, origin) in plan.refused {
         error!("{error}");
-        disks.refuse(error, *origin);
-    }
-    for (subject, error) in &plan.disputed {
-        error!("{error}");
-        disks.dispute(subject, error);
+        disks.refuse(name, &error, origin);
     }
     let listen = |path: &PathBuf| GuestAgents::start(path, config.daemon.access);
     let guests = config.daemon.guest_agent.as_ref().map(listen).transpose()?.map(Arc::new);
@@ -236,7 +232,7 @@ impl Daemon {
             Ok(Begun::IsThere) => None,
             Err(error) => {
                 error!("{error}");
-                self.disks.refuse(&error, origin);
+                self.disks.refuse(None, &error, origin);
                 None
             }
         };

@@ -4,7 +4,6 @@ use flowstone_block::{Error, lock};
 use flowstone_control::Origin;
 
 use super::{Disks, Failed, Table};
-use crate::state::Subject;
 
 /// A requested disk that cannot exist.
 pub struct Refusal {
@@ -14,19 +13,10 @@ pub struct Refusal {
 }
 
 impl Disks {
-    /// Records a requested disk that cannot exist.
-    pub fn refuse(&self, error: &Error, origin: Origin) {
-        lock(&self.table).refused.push(Refusal { failed: Failed::of(None, error), origin });
-    }
-
-    /// Records a disk or group that was added but whose settings cannot be read.
-    pub fn dispute(&self, subject: &Subject, error: &Error) {
-        let name = match subject {
-            Subject::Disk(name) => Some(name.clone()),
-            Subject::Group(_) => None,
-        };
-        let failed = Failed::of(name, error);
-        lock(&self.table).refused.push(Refusal { failed, origin: Origin::Api });
+    /// Records a requested disk that cannot exist, with its `name` if only its settings are not
+    /// known.
+    pub fn refuse(&self, name: Option<String>, error: &Error, origin: Origin) {
+        lock(&self.table).refused.push(Refusal { failed: Failed::of(name, error), origin });
     }
 }
 

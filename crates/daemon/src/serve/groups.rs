@@ -169,7 +169,7 @@ impl Plan {
                 let limit = limit_of_group(name, keys);
                 let added = limit.and_then(|limit| shared.groups.add(name, limit, Origin::Api));
                 if let Err(error) = added {
-                    self.refused.push((error, Origin::Api));
+                    self.refused.push((None, error, Origin::Api));
                 }
             }
             None => {}

@@ -11,10 +11,9 @@ use crate::state::{State, Subject};
 /// The disks to start with.
 pub struct Plan {
     pub disks: Vec<(DiskConfig, Origin)>,
-    /// Errors of the disks left out, with their origin.
-    pub refused: Vec<(Error, Origin)>,
-    /// Added disks and groups whose records conflict.
-    pub disputed: Vec<(Subject, Error)>,
+    /// Errors of the disks left out, with their origin; and of added disks, with their names, and
+    /// groups whose records conflict.
+    pub refused: Vec<(Option<String>, Error, Origin)>,
 }
 
 impl Plan {
@@ -22,13 +21,18 @@ impl Plan {
     pub fn of(config: &Config, state: Option<&State>, shared: &Shared) -> Self {
         let of_file = config.disks.iter().map(|disk| (disk.clone(), Origin::File));
         let disks = of_file.collect();
-        let mut plan = Self { disks, refused: Vec::new(), disputed: Vec::new() };
-        let copy = |origin| move |error| (Failure::of(error).into_error(), origin);
+        let mut plan = Self { disks, refused: Vec::new() };
+        let copy = |origin| move |error| (None, Failure::of(error).into_error(), origin);
         plan.refused.extend(config.refused.iter().map(copy(Origin::File)));
         let Some(state) = state else { return plan };
         plan.refused.extend(state.unreadable().iter().map(copy(Origin::Api)));
         for subject in state.disputed() {
-            plan.disputed.extend(state.check(subject).err().map(|error| (subject.clone(), error)));
+            let name = match subject {
+                Subject::Disk(name) => Some(name.clone()),
+                Subject::Group(_) => None,
+            };
+            let error = state.check(subject).err();
+            plan.refused.extend(error.map(|error| (name, error, Origin::Api)));
         }
         for record in state.all() {
             match (record.subject(), record.added) {
@@ -54,7 +58,7 @@ impl Plan {
         }
         match config.daemon.disk(name, keys) {
             Ok(disk) => self.disks.push((disk, Origin::Api)),
-            Err(error) => self.refused.push((error, Origin::Api)),
+            Err(error) => self.refused.push((None, error, Origin::Api)),
         }
     }
 }
