@@ -297,8 +297,8 @@ impl DaemonConfig {
 impl DiskConfig {
     /// Reads a `[[disk]]`.
     fn read(table: &Table) -> std::result::Result<Self, Refusal> {
-        let DiskTable { disk, beside } = table::read(table, &[])?;
-        Ok(Self { beside, keys: table::keys::<DiskTable>(table)?, ..disk })
+        let (DiskTable { disk, beside }, keys) = table::read(table, &[])?;
+        Ok(Self { beside, keys, ..disk })
     }
 
     /// Returns the name for messages and statistics; by default the image's file name, cut to the

@@ -45,7 +45,7 @@ impl Config {
             merge(&mut defaults, file.defaults.as_ref().unwrap_or(&Table::new()))
                 .map_err(|it| it.of(name))?;
         }
-        let read = table::read(&daemon, typed).and_then(Self::without_disks);
+        let read = table::read(&daemon, typed).and_then(|(daemon, _)| Self::without_disks(daemon));
         let mut config = read.map_err(|it| it.of(&name))?;
         config.source = Some((path.to_owned(), typed.to_vec()));
         for read in &files {

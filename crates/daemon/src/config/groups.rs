@@ -37,7 +37,7 @@ impl Groups {
 const ADVICE: &str = "correct the [[group]]";
 
 fn read(table: &Table) -> std::result::Result<(GroupArgs, Limit), Refusal> {
-    let group: GroupArgs = table::read(table, &[])?;
+    let (group, _): (GroupArgs, _) = table::read(table, &[])?;
     let correct = |why| Refusal::new(why, ADVICE);
     let limit = group.together.limit().map_err(correct)?;
     check_label("name", "group", &group.name, NAME_BYTES_MAX).map_err(correct)?;

@@ -37,26 +37,6 @@ pub fn key_of(option: &Arg) -> String {
 /// are equal, however they are written.
 pub type Keys = BTreeMap<String, Vec<String>>;
 
-/// Returns the known keys of a table.
-pub fn keys<T: Args>(table: &Table) -> Result<Keys, Refusal> {
-    let command = keys_of::<T>();
-    let mut keys = Keys::new();
-    for (spelt, value) in table {
-        let key = spelt.replace('_', "-");
-        if let Some(option) = command.get_arguments().find(|option| key_of(option) == key) {
-            let values = values(&key, option, value)?;
-            let values =
-                values.into_iter().map(|it| if is_flag(option) { "true".into() } else { it });
-            let values: Vec<String> = values.collect();
-            // A flag that is false equals an absent one.
-            if !(values.is_empty() && is_flag(option)) {
-                keys.insert(key, values);
-            }
-        }
-    }
-    Ok(keys)
-}
-
 /// Returns the table of a `[[disk]]` whose keys were typed as options, as in [`DiskTable`]. Paths
 /// become absolute: the reader may have another working directory.
 pub fn typed_disk(matches: &ArgMatches) -> Table {
@@ -125,27 +105,31 @@ pub fn is_path(option: &Arg) -> bool {
     option.get_value_parser().type_id() == TypeId::of::<PathBuf>()
 }
 
-/// Parses a table; `typed` are arguments that follow its own and override them.
-pub fn read<T: Args>(table: &Table, typed: &[OsString]) -> Result<T, Refusal> {
+/// Parses a table, and returns its keys, too; `typed` are arguments that follow its own and
+/// override them.
+pub fn read<T: Args>(table: &Table, typed: &[OsString]) -> Result<(T, Keys), Refusal> {
     let mut command = keys_of::<T>();
     let (mut words, mut positional) = (Vec::new(), Vec::new());
-    let mut seen = BTreeSet::new();
+    let (mut seen, mut keys) = (BTreeSet::new(), Keys::new());
     for (spelt, value) in table {
         let key = spelt.replace('_', "-");
         let Some(option) = command.get_arguments().find(|option| key_of(option) == key) else {
             return Err(unknown(&mut command, spelt, &key));
         };
-        for value in values(&key, option, value)? {
+        let values = values(&key, option, value)?;
+        for value in &values {
             match option.get_long() {
-                Some(name) if value.is_empty() && is_flag(option) => {
-                    words.push(format!("--{name}"));
-                }
+                Some(name) if is_flag(option) => words.push(format!("--{name}")),
                 Some(name) => words.push(format!("--{name}={value}")),
-                None => positional.push(value),
+                None => positional.push(value.clone()),
             }
         }
-        if !seen.insert(key) {
+        if !seen.insert(key.clone()) {
             return Err(Refusal::new(format!("`{spelt}` is there in two spellings"), "remove one"));
+        }
+        // A flag that is false equals an absent one.
+        if !(values.is_empty() && is_flag(option)) {
+            keys.insert(key, values);
         }
     }
     let words = words.into_iter().map(OsString::from).chain(typed.iter().cloned());
@@ -153,10 +137,10 @@ pub fn read<T: Args>(table: &Table, typed: &[OsString]) -> Result<T, Refusal> {
     let words: Vec<_> = words.chain(rest.map(OsString::from)).collect();
     let matches = command.try_get_matches_from_mut(words);
     let read = matches.and_then(|matches| T::from_arg_matches(&matches));
-    read.map_err(|error| explain(&command, &error))
+    read.map(|read| (read, keys)).map_err(|error| explain(&command, &error))
 }
 
-/// Returns the arguments of `value` as texts; for a flag, an empty one if it is set.
+/// Returns the arguments of `value` as texts; for a flag, `true` if it is set.
 fn values(key: &str, option: &Arg, value: &Value) -> Result<Vec<String>, Refusal> {
     let mut shown = value.to_string();
     shown.truncate(shown.floor_char_boundary(SHOWN));
@@ -164,7 +148,7 @@ fn values(key: &str, option: &Arg, value: &Value) -> Result<Vec<String>, Refusal
         |what: &str| Refusal::new(format!("`{key}` is {shown}"), format!("write {what}"));
     match (option.get_action(), value) {
         (ArgAction::SetTrue, Value::Boolean(set)) => {
-            Ok(set.then(String::new).into_iter().collect())
+            Ok(set.then(|| "true".into()).into_iter().collect())
         }
         (ArgAction::SetTrue, _) => Err(expected("true or false")),
         (ArgAction::Append, Value::Array(list)) => {
