@@ -15,7 +15,7 @@ use crate::handles::Handle;
 use crate::kernel::Backing;
 use crate::lock::lock;
 use crate::nodes::Node;
-use crate::open_mode::{Answer, Ask, Mode, Modes, answer};
+use crate::open_mode::{Answer, Ask, Mode, answer};
 use crate::stamp::Identity;
 
 /// All open files.
@@ -45,27 +45,6 @@ struct Binding {
     backing: Option<Arc<Backing>>,
     /// The source's file of an open in mode Copy, to compare the copy with.
     checked_by: Option<Arc<File>>,
-}
-
-/// The parameters of an open.
-#[derive(Clone, Copy)]
-pub struct Opening<'a> {
-    /// The node.
-    pub node: &'a Arc<Node>,
-    /// It is the split node of its file.
-    pub is_split: bool,
-    /// It is opened for writing.
-    pub writes: bool,
-    /// The file has the set-user-id or set-group-id bit.
-    pub is_set_id: bool,
-    /// Its writes are kept back (write-back).
-    pub is_kept_back: bool,
-    /// The file has just been created, at a server.
-    pub is_new: bool,
-    /// The caller.
-    pub caller: &'a Caller,
-    /// The allowed modes.
-    pub allowed: Modes,
 }
 
 /// The objects that an open has prepared for its binding.
@@ -111,12 +90,13 @@ pub struct OpenCopy {
 }
 
 impl Bindings {
-    /// Binds a node for an open, or returns what is missing.
-    pub fn bind(&self, opening: &Opening<'_>, has: &mut Prepared) -> Bound {
+    /// Binds a node for an open of `caller`, or returns what is missing. `ask` has what is not
+    /// known here; the rest is filled in.
+    pub fn bind(&self, node: &Arc<Node>, caller: &Caller, ask: &Ask, has: &mut Prepared) -> Bound {
         let mut files = lock(&self.files);
-        let identity = opening.node.identity;
+        let identity = node.identity;
         let file = files.entry(identity).or_default();
-        let bound = file.bind(opening, has);
+        let bound = file.bind(node, caller, ask, has);
         if file.is_closed() {
             files.remove(&identity);
         } else if file.anchor.is_none() {
@@ -206,8 +186,7 @@ impl OpenFile {
         self.main.is_none() && self.split_opens == 0
     }
 
-    fn bind(&mut self, opening: &Opening<'_>, has: &mut Prepared) -> Bound {
-        let Opening { node, caller, .. } = *opening;
+    fn bind(&mut self, node: &Arc<Node>, caller: &Caller, ask: &Ask, has: &mut Prepared) -> Bound {
         let main = self.main.as_ref();
         // A writer may have opened the file since the copy was checked, and the node may be bound
         // to an older copy.
@@ -218,15 +197,10 @@ impl OpenFile {
         });
         let ask = Ask {
             bound: main.map(|it| it.mode),
-            is_split: opening.is_split,
             other_is_open: self.split_opens > 0,
-            writes: opening.writes,
             has_fresh_copy: has.copy.is_some(),
-            is_kept_back: opening.is_kept_back,
-            is_new: opening.is_new,
             ids_fit: caller.groups.is_some() && main.is_none_or(|it| it.caller == *caller),
-            is_set_id: opening.is_set_id,
-            allowed: opening.allowed,
+            ..*ask
         };
         let Answer::As(mode) = answer(&ask) else { return Bound::Elsewhere };
         if mode == Mode::Direct {

@@ -8,6 +8,7 @@ use super::*;
 use crate::budget::Budget;
 use crate::copies::Copies;
 use crate::nodes::{Nodes, ROOT};
+use crate::open_mode::Modes;
 use crate::source::{self, Source};
 use crate::store::Store;
 
@@ -30,13 +31,10 @@ fn a_copy_that_a_writer_has_spoilt_since_it_was_looked_at_is_not_bound() {
     assert!(copies.end_fill(&fill, Some((copies.new_file().unwrap(), seen))));
 
     let caller = &Caller { uid: 0, gid: 0, groups: Some(Box::default()) };
-    let (is_split, writes, is_set_id) = (false, false, false);
-    let (is_kept_back, is_new, allowed) = (false, false, Modes::ALL);
-    let opening =
-        Opening { node, is_split, writes, is_set_id, is_kept_back, is_new, caller, allowed };
+    let ask = &Ask { allowed: Modes::ALL, ..Ask::default() };
     let mut has = Prepared { copy: copies.get(node.identity), ..Prepared::default() };
     let bindings = Bindings::default();
-    assert!(matches!(bindings.bind(&opening, &mut has), Bound::Needs(Mode::Copy)));
+    assert!(matches!(bindings.bind(node, caller, ask, &mut has), Bound::Needs(Mode::Copy)));
     copies.writer_opens(node.identity);
-    assert!(matches!(bindings.bind(&opening, &mut has), Bound::Needs(Mode::Source)));
+    assert!(matches!(bindings.bind(node, caller, ask, &mut has), Bound::Needs(Mode::Source)));
 }

@@ -51,7 +51,7 @@ pub enum Answer {
 }
 
 /// The inputs of the answer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Ask {
     /// The mode in which the node that the kernel has sent is open, if it is.
     pub bound: Option<Mode>,
@@ -85,7 +85,7 @@ impl Ask {
 }
 
 /// The allowed modes. Plain always is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Modes {
     /// Files may be opened in mode Copy.
     pub copy: bool,

@@ -15,7 +15,7 @@ use flowstone_policy::Use;
 use rustix::fs::{Access, AtFlags, CWD, Mode as Permissions, OFlags, accessat, openat};
 use rustix::io::{Errno, Result};
 
-use crate::bindings::{Bound, Opening, Prepared};
+use crate::bindings::{Bound, Prepared};
 use crate::callers::Caller;
 use crate::copy::Copy;
 use crate::files::Files;
@@ -23,7 +23,7 @@ use crate::handles::Handle;
 use crate::kernel::Backing;
 use crate::lock::lock;
 use crate::nodes::{News, Node};
-use crate::open_mode::Mode;
+use crate::open_mode::{Ask, Mode};
 use crate::source;
 use crate::stamp::{Attributes, Stamp};
 
@@ -283,21 +283,16 @@ impl Files {
             anchor: look.anchor.clone(),
         };
         loop {
-            let is_split = self.nodes.is_split(node);
-            let (is_set_id, allowed) = (look.is_set_id, self.modes());
-            let is_kept_back = self.write_back.of(node.identity).is_some();
-            let is_new = look.is_new;
-            let opening = Opening {
-                node,
-                is_split,
+            let ask = Ask {
+                is_split: self.nodes.is_split(node),
                 writes,
-                is_set_id,
-                is_kept_back,
-                is_new,
-                caller,
-                allowed,
+                is_kept_back: self.write_back.of(node.identity).is_some(),
+                is_new: look.is_new,
+                is_set_id: look.is_set_id,
+                allowed: self.modes(),
+                ..Ask::default()
             };
-            match self.bindings.bind(&opening, &mut has) {
+            match self.bindings.bind(node, caller, &ask, &mut has) {
                 Bound::As(mode, backing) => {
                     if mode == Mode::Direct {
                         self.nodes.arrived(node.identity);
