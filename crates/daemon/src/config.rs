@@ -204,17 +204,14 @@ impl Refusal {
 }
 
 impl Config {
-    /// Makes a configuration of one disk.
-    pub fn single(daemon: DaemonConfig, disk: DiskConfig) -> Result<Self> {
-        let config = Self::without_disks(daemon);
-        let config = config.and_then(|mut config| config.add(disk).map(|()| config));
+    /// Makes a configuration of one disk, or of none but those added to the daemon before.
+    pub fn typed(daemon: DaemonConfig, disk: Option<DiskConfig>) -> Result<Self> {
+        let config = Self::without_disks(daemon).and_then(|mut config| {
+            disk.map_or(Ok(()), |disk| config.add(disk))?;
+            Ok(config)
+        });
         // The name itself may be what is refused.
         config.map_err(|refusal| refusal.of("serve"))
-    }
-
-    /// Makes a configuration without disks, for a daemon whose disks were added before.
-    pub fn empty(daemon: DaemonConfig) -> Result<Self> {
-        Self::without_disks(daemon).map_err(|refusal| refusal.of("serve"))
     }
 
     fn without_disks(daemon: DaemonConfig) -> std::result::Result<Self, Refusal> {

@@ -15,10 +15,8 @@ use flowstone_daemon::{DaemonConfig, DiskConfig, keys_of};
 /// The configuration to serve.
 #[derive(Debug)]
 pub enum Serve {
-    /// One disk.
-    Disk(DaemonConfig, Box<DiskConfig>),
-    /// No disk but those added to the daemon before.
-    Empty(DaemonConfig),
+    /// One disk, or none but those added to the daemon before.
+    Typed(Box<DaemonConfig>, Option<Box<DiskConfig>>),
     /// The disks of a file, and options that override its keys.
     File(PathBuf, Vec<OsString>),
     /// Check a file without serving it.
@@ -70,11 +68,9 @@ impl FromArgMatches for Serve {
             let kind = ErrorKind::MissingRequiredArgument;
             let check = daemon.check();
             check.map_err(|(why, advice)| refuse(kind, format!("{why}; {advice}")))?;
-            if !matches.contains_id("what") {
-                return Ok(Self::Empty(daemon));
-            }
-            let disk = DiskConfig::from_arg_matches(matches)?;
-            return Ok(Self::Disk(daemon, Box::new(disk)));
+            let has_disk = matches.contains_id("what");
+            let disk = has_disk.then(|| DiskConfig::from_arg_matches(matches)).transpose()?;
+            return Ok(Self::Typed(Box::new(daemon), disk.map(Box::new)));
         };
         let of_disk = keys_of::<DiskConfig>();
         let typed_of_disk = of_disk.get_arguments().filter(|option| is_typed(matches, option));
@@ -95,12 +91,8 @@ impl FromArgMatches for Serve {
     }
 }
 
-fn is_given(matches: &ArgMatches, id: &str) -> bool {
-    matches.value_source(id) == Some(ValueSource::CommandLine)
-}
-
 fn is_typed(matches: &ArgMatches, option: &Arg) -> bool {
-    is_given(matches, option.get_id().as_str())
+    matches.value_source(option.get_id().as_str()) == Some(ValueSource::CommandLine)
 }
 
 /// The options of `T` that were typed, as they were.

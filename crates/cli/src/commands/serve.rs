@@ -22,8 +22,7 @@ pub fn run(args: Serve, opener: FileOpener) -> Result<ExitCode> {
     start_log();
     give_memory_back();
     let config = match args {
-        Serve::Disk(daemon, disk) => Config::single(daemon, *disk)?,
-        Serve::Empty(daemon) => Config::empty(daemon)?,
+        Serve::Typed(daemon, disk) => Config::typed(*daemon, disk.map(|disk| *disk))?,
         Serve::File(file, typed) => Config::read(&file, &typed)?,
         Serve::Check(file, typed) => return check(Config::read(&file, &typed)?),
     };

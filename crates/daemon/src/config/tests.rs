@@ -264,8 +264,9 @@ fn names_that_a_guest_or_a_thread_cannot_have_are_refused() {
         let message = refusal(&disk);
         assert!(message.contains(expected) && !message.contains('\n'), "{message}");
     }
-    let single =
-        |name: &str| Config::single(DaemonConfig::default(), DiskConfig::new(name, Path::new("s")));
+    let single = |name: &str| {
+        Config::typed(DaemonConfig::default(), Some(DiskConfig::new(name, Path::new("s"))))
+    };
     assert!(single("a\0").is_err());
     assert!(single(&longest).is_ok());
 }
