@@ -31,10 +31,7 @@ impl Daemon {
             Command::Events => Ok(Answer::Events(self.disks.events.listen())),
             Command::Reload => Ok(self.reload()?.into()),
             Command::Metrics => Ok(self.metrics()),
-            Command::Numa => {
-                let report = NumaReport::of(&self.disks.serving(), &self.pollers);
-                Ok(answer(report))
-            }
+            Command::Numa => Ok(answer(NumaReport::of(&self.disks.serving(), &self.pollers))),
             Command::Layout(disk) => Ok(self.disks.find("layout of", &disk)?.stack.layout().into()),
             Command::Disks => Ok(answer(self.disks.list())),
             Command::Show(name) => Ok(self.show(&name)?.into()),
@@ -104,7 +101,7 @@ impl Daemon {
     fn add(self: &Arc<Self>, name: &str, table: Table) -> Result<Answer, Refused> {
         let config = self.config.disk(name, table)?;
         let added = table_of::<DiskTable>(&config.keys);
-        let in_order = self.begin_change()?;
+        let in_order = self.changes.begin()?;
         self.check_kept(&Subject::Disk(name.to_owned()))?;
         if let Some(group) = &config.beside.group
             && self.shared.groups.get(group).is_none()
@@ -142,10 +139,6 @@ impl Daemon {
         self.disks.open(number, name, || Err(error))
     }
 
-    pub(super) fn begin_change(&self) -> flowstone_block::Result<InOrder<'_>> {
-        self.changes.begin()
-    }
-
     /// Refuses a subject with several files in the state directory.
     pub(super) fn check_kept(&self, subject: &Subject) -> flowstone_block::Result<()> {
         self.state.as_ref().map_or(Ok(()), |state| state.check(subject))
@@ -168,7 +161,7 @@ impl Daemon {
         disk: &Arc<Disk>,
         share: NewShare,
     ) -> flowstone_block::Result<InOrder<'_>> {
-        let in_order = self.begin_change()?;
+        let in_order = self.changes.begin()?;
         if !self.disks.serving().iter().any(|it| Arc::ptr_eq(it, disk)) {
             let what = format!("disk set {}", disk.name);
             return Err(Error::busy(what, "it is being removed", "see `flowstone disk list`"));
@@ -197,7 +190,7 @@ impl Daemon {
 
     /// Begins the removal of a disk; waits for no disk.
     pub(super) fn begin_removal(&self, name: &str, force: bool) -> Result<Removal, Refused> {
-        let in_order = self.begin_change()?;
+        let in_order = self.changes.begin()?;
         let subject = Subject::Disk(name.to_owned());
         self.check_kept(&subject)?;
         self.disks.check_removal(name, force)?;

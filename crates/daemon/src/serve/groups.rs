@@ -33,7 +33,7 @@ impl Daemon {
     /// Adds a group with the keys of a `[[group]]`.
     pub(super) fn add_group(&self, name: &str, table: Table) -> Result<Answer, Refused> {
         let limit = limit_of_group(name, table)?;
-        let in_order = self.begin_change()?;
+        let in_order = self.changes.begin()?;
         self.check_kept(&Subject::Group(name.to_owned()))?;
         if self.shared.groups.add(name, limit, Origin::Api)? {
             let added: Table =
@@ -56,7 +56,7 @@ impl Daemon {
     /// Removes a group that has no disks.
     pub(super) fn remove_group(&self, name: &str) -> Result<Answer, Refused> {
         let what = || format!("group remove {name}");
-        let in_order = self.begin_change()?;
+        let in_order = self.changes.begin()?;
         self.check_kept(&Subject::Group(name.to_owned()))?;
         if self.shared.groups.get(name).is_none() {
             return Err(unknown(what()));
@@ -80,7 +80,7 @@ impl Daemon {
         let what = || format!("group set {name}");
         let refuse = |why: String| Error::invalid(what(), why, "see `flowstone help group set`");
         let limit: Limit = limit.parse().map_err(refuse)?;
-        let in_order = self.begin_change()?;
+        let in_order = self.changes.begin()?;
         self.check_kept(&Subject::Group(name.to_owned()))?;
         let group = self.shared.groups.get(name).ok_or_else(|| unknown(what()))?;
         self.set_limit(&in_order, name, &group, limit)?;
@@ -111,7 +111,7 @@ impl Daemon {
         config: &Config,
         done: &mut Reloaded,
     ) -> flowstone_block::Result<()> {
-        let in_order = self.begin_change()?;
+        let in_order = self.changes.begin()?;
         let before = self.shared.groups.written();
         for group in config.groups.all() {
             let (name, title) = (&group.name, format!("group {}", group.name));

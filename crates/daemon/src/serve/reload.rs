@@ -233,7 +233,7 @@ impl Daemon {
             }
             // Until what was set by hand is forgotten: else the change of a client could come in
             // between, be answered, and be forgotten.
-            let in_order = self.begin_change()?;
+            let in_order = self.changes.begin()?;
             found.change(&change, |_| Ok(()))?;
             Ok(in_order)
         });
