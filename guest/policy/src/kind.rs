@@ -1,6 +1,5 @@
 //! The policies by their names.
 
-use std::fmt;
 use std::str::FromStr;
 
 use crate::{Adaptive, Gdsf, Link, Multicache, Policy, S3Fifo};
@@ -45,12 +44,6 @@ impl PolicyKind {
             Self::S3Fifo => Box::new(S3Fifo::new(bytes)),
             Self::Gdsf => Box::new(Gdsf::new(bytes, link)),
         }
-    }
-}
-
-impl fmt::Display for PolicyKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

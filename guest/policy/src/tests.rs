@@ -61,7 +61,7 @@ proptest! {
                         if keep {
                             held.insert(FileId(file), bytes);
                         } else {
-                            prop_assert!(!held.contains_key(&FileId(file)), "{kind}: passed and held");
+                            prop_assert!(!held.contains_key(&FileId(file)), "{kind:?}: passed and held");
                         }
                     }
                     Step::Forget(file) => {
@@ -75,10 +75,10 @@ proptest! {
                     Step::Epoch => policy.epoch(&mut drops),
                 }
                 carry_out(&mut drops, &mut held)?;
-                prop_assert_eq!(policy.held_bytes(), held.values().sum::<u64>(), "{}", kind);
-                prop_assert!(policy.held_bytes() <= budget, "{}", kind);
+                prop_assert_eq!(policy.held_bytes(), held.values().sum::<u64>(), "{:?}", kind);
+                prop_assert!(policy.held_bytes() <= budget, "{:?}", kind);
                 for file in (0..30).map(FileId) {
-                    prop_assert_eq!(policy.holds(file), held.contains_key(&file), "{} {:?}", kind, file);
+                    prop_assert_eq!(policy.holds(file), held.contains_key(&file), "{:?} {:?}", kind, file);
                 }
             }
         }
