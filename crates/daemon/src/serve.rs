@@ -329,10 +329,10 @@ impl Daemon {
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
         disks.iter().for_each(|disk| disk.begin_stop());
         let deadline = Instant::now() + STOP_PATIENCE;
-        let stops: Vec<Stop> = disks.into_iter().map(|disk| Stop::begin(disk, deadline)).collect();
+        let ends: Vec<_> = disks.into_iter().map(|disk| begin_to_end(disk, deadline)).collect();
         let mut outcome = Ok(());
-        for stop in stops {
-            if let Err(error) = stop.end(deadline) {
+        for end in ends {
+            if let Err(error) = end() {
                 error!("{error}");
                 outcome = outcome.and(Err(error));
             }
@@ -341,29 +341,16 @@ impl Daemon {
     }
 }
 
-/// A disk being stopped.
-enum Stop {
-    /// On a separate thread.
-    Beside(JoinHandle<Result<()>>),
-    /// No thread could be started: after the others.
-    Later(Arc<Disk>),
-}
-
-impl Stop {
-    fn begin(disk: Arc<Disk>, deadline: Instant) -> Self {
-        let theirs = Arc::clone(&disk);
-        let stop = move || end(theirs, deadline);
-        match Builder::new().name(format!("{}/stop", disk.name)).spawn(stop) {
-            Ok(thread) => Self::Beside(thread),
-            Err(_) => Self::Later(disk),
+/// Begins to stop a disk on a separate thread. Returns what waits for its end, or stops the disk if
+/// no thread could be started: after the others.
+fn begin_to_end(disk: Arc<Disk>, deadline: Instant) -> Box<dyn FnOnce() -> Result<()>> {
+    let theirs = Arc::clone(&disk);
+    let stop = move || end(theirs, deadline);
+    match Builder::new().name(format!("{}/stop", disk.name)).spawn(stop) {
+        Ok(thread) => {
+            Box::new(move || thread.join().unwrap_or_else(|_| Err(died("stopping a disk"))))
         }
-    }
-
-    fn end(self, deadline: Instant) -> Result<()> {
-        match self {
-            Self::Beside(thread) => thread.join().unwrap_or_else(|_| Err(died("stopping a disk"))),
-            Self::Later(disk) => end(disk, deadline),
-        }
+        Err(_) => Box::new(move || end(disk, deadline)),
     }
 }
 
