@@ -8,7 +8,7 @@ use flowstone_block::{Error, ErrorKind, Printable, Result, format_size};
 use flowstone_control::{Client, Command, DiskChange};
 use serde_json::Value;
 
-use super::{disk_meant_by, limit_text, only_print_from_now_on, print_answer};
+use super::{disk_meant_by, limit_text, only_print_from_now_on, print_answer, text};
 use crate::args::{AddDisk, DiskCommand, Query, RemoveDisk, SetDisk, ShowDisk};
 use crate::output::{out, tell};
 
@@ -52,9 +52,7 @@ fn add(args: AddDisk) -> Result<()> {
     if disk["state"] == "failed" {
         return Err(error_of(&disk["error"]));
     }
-    let socket = Printable(disk["socket"].as_str().unwrap_or("-"));
-    let state = disk["state"].as_str().unwrap_or("-");
-    out!("{}: {state}, {socket}", Printable(&name));
+    out!("{}: {}, {}", Printable(&name), text(&disk, "state"), text(&disk, "socket"));
     Ok(())
 }
 
@@ -66,10 +64,10 @@ fn progress_of(disk: &Value) -> Option<String> {
 }
 
 /// Returns the error for which a disk is not served.
-fn error_of(error: &Value) -> Error {
-    let text = |key: &str| error[key].as_str().unwrap_or("-").to_owned();
-    let kind = ErrorKind::from_name(&text("kind")).unwrap_or(ErrorKind::Host);
-    Error::new(kind, text("what"), text("why"), text("advice"))
+pub fn error_of(error: &Value) -> Error {
+    let part = |key: &str| error[key].as_str().unwrap_or("-").to_owned();
+    let kind = ErrorKind::from_name(&part("kind")).unwrap_or(ErrorKind::Host);
+    Error::new(kind, part("what"), part("why"), part("advice"))
 }
 
 fn list(args: &Query) -> Result<()> {
@@ -79,16 +77,15 @@ fn list(args: &Query) -> Result<()> {
 }
 
 fn print_line(disk: &Value) {
-    let text = |key: &str| Printable(disk[key].as_str().unwrap_or("-").to_owned());
     let guest = if disk["connected"] == true { "a guest is attached" } else { "no guest" };
     let progress = progress_of(disk).map_or_else(String::new, |it| format!(": {it}"));
     out!(
         "{}  {}{progress} ({}), {guest}, socket {}, image {}",
-        text("name"),
-        text("state"),
-        text("origin"),
-        text("socket"),
-        text("image")
+        text(disk, "name"),
+        text(disk, "state"),
+        text(disk, "origin"),
+        text(disk, "socket"),
+        text(disk, "image")
     );
     if disk["error"].is_object() {
         out!("  {}", error_of(&disk["error"]));
@@ -100,8 +97,7 @@ fn show(args: &ShowDisk) -> Result<()> {
     print_answer(&args.query, &command, |disk| {
         print_line(disk);
         for (key, value) in disk["keys"].as_object().into_iter().flatten() {
-            let text = |part: &str| Printable(value[part].as_str().unwrap_or("-").to_owned());
-            out!("  {key} = {} ({})", text("value"), text("origin"));
+            out!("  {key} = {} ({})", text(value, "value"), text(value, "origin"));
         }
     })
 }

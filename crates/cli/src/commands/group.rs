@@ -7,7 +7,7 @@ use flowstone_control::{Client, Command};
 use serde_json::Value;
 use toml::Table;
 
-use super::{limit_text, only_print_from_now_on, print_answer};
+use super::{limit_text, only_print_from_now_on, print_answer, text};
 use crate::args::{AddGroup, GroupCommand, Query, RemoveGroup, SetGroup};
 use crate::output::out;
 
@@ -57,10 +57,10 @@ fn list(args: &Query) -> Result<()> {
 }
 
 fn print_group(group: &Value) {
-    let text = |key: &str| Printable(group[key].as_str().unwrap_or("-").to_owned());
     let disks = group["disks"].as_array().into_iter().flatten().filter_map(Value::as_str);
     let disks: Vec<&str> = disks.collect();
     let disks = if disks.is_empty() { "none".into() } else { disks.join(", ") };
+    let (name, origin) = (text(group, "name"), text(group, "origin"));
     let limit = limit_text(&group["limit"]);
-    out!("{} ({}): limit {limit}, disks {}", text("name"), text("origin"), Printable(disks));
+    out!("{name} ({origin}): limit {limit}, disks {}", Printable(disks));
 }

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use flowstone_block::{Error, Result, SECTOR_BYTES, SectorCount};
+use flowstone_block::{Error, Printable, Result, SECTOR_BYTES, SectorCount};
 use flowstone_control::{self as control, Client, DiskWord};
 use flowstone_fileio::{Access, FileOpener, LockPatience, OpenOptions};
 use flowstone_formats::ImageOptions;
@@ -108,6 +108,11 @@ fn sector_count(what: &str, bytes: u64) -> Result<SectorCount> {
         let why = format!("{bytes} is not a multiple of {SECTOR_BYTES} bytes");
         Error::invalid(what, why, "round it, e.g. to a whole number of M")
     })
+}
+
+/// Returns a text of a daemon's answer.
+fn text(of: &Value, key: &str) -> Printable<String> {
+    Printable(of[key].as_str().unwrap_or("-").to_owned())
 }
 
 /// Returns a limit of a daemon's answer in the syntax of the command line.

@@ -7,7 +7,8 @@ use flowstone_block::{Printable, Result, format_size};
 use flowstone_control::Command;
 use serde_json::Value;
 
-use super::{disk_meant_by, limit_text, print_answer};
+use super::disk::error_of;
+use super::{disk_meant_by, limit_text, print_answer, text};
 use crate::args::Stats;
 use crate::output::out;
 
@@ -63,24 +64,24 @@ fn print_layout(report: &Value) {
 /// Prints the nodes, what is on them, and advice.
 fn print_numa(report: &Value) {
     let list = |key: &str| report[key].as_array().cloned().unwrap_or_default();
-    let text =
+    let shown =
         |value: &Value| Printable(value.as_str().map_or_else(|| value.to_string(), str::to_owned));
     for node in list("nodes") {
-        out!("node {}  CPUs {}", text(&node["node"]), text(&node["cpus"]));
+        out!("node {}  CPUs {}", shown(&node["node"]), shown(&node["cpus"]));
     }
     for disk in list("disks") {
-        let part = |it: &Value| format!("{} on node {}", text(&it["pages"]), text(&it["node"]));
+        let part = |it: &Value| format!("{} on node {}", shown(&it["pages"]), shown(&it["node"]));
         let pages: Vec<String> = disk["pages"].as_array().into_iter().flatten().map(part).collect();
         let pages = if pages.is_empty() { "no pages found".into() } else { pages.join(", ") };
-        out!("disk {}  its guest's memory, of a sample: {pages}", text(&disk["name"]));
+        out!("disk {}  its guest's memory, of a sample: {pages}", shown(&disk["name"]));
     }
     for (number, poller) in list("pollers").iter().enumerate() {
         let place =
             |key: &str| poller[key].as_u64().map_or_else(|| "any".into(), |it| it.to_string());
-        let queues = text(&poller["queues"]);
+        let queues = shown(&poller["queues"]);
         out!("poller {number}  CPU {}, node {}, {queues} queues", place("cpu"), place("node"));
     }
-    list("advice").iter().for_each(|line| out!("{}", text(line)));
+    list("advice").iter().for_each(|line| out!("{}", shown(line)));
 }
 
 fn print_disks(report: &Value) {
@@ -94,20 +95,12 @@ fn print_disks(report: &Value) {
         vms.iter().for_each(|vm| out!("{}", line_of_vm(vm)));
     }
     for group in report["groups"].as_array().into_iter().flatten() {
-        out!(
-            "group  {}: {}",
-            Printable(group["name"].as_str().unwrap_or("-")),
-            limit_text(&group["limit"])
-        );
+        out!("group  {}: {}", text(group, "name"), limit_text(&group["limit"]));
     }
-    report["failed"].as_array().into_iter().flatten().for_each(print_failed);
+    for failed in report["failed"].as_array().into_iter().flatten() {
+        out!("{}  not served: {}", text(failed, "name"), error_of(failed));
+    }
     report["disks"].as_array().into_iter().flatten().for_each(print_disk);
-}
-
-/// Prints a disk that could not be opened.
-fn print_failed(failed: &Value) {
-    let text = |key: &str| Printable(failed[key].as_str().unwrap_or("-").to_owned());
-    out!("{}  not served: {}: {}; {}", text("name"), text("what"), text("why"), text("advice"));
 }
 
 /// Returns the line of one of several VMs.
@@ -115,7 +108,7 @@ fn line_of_vm(vm: &Value) -> String {
     let disks = vm["disks"].as_array().into_iter().flatten().filter_map(Value::as_str);
     format!(
         "vm     {}: {} vCPUs, {}, a weight of {:.0} %; {}",
-        Printable(vm["name"].as_str().unwrap_or("-")),
+        text(vm, "name"),
         vm["cpus"].as_u64().unwrap_or(0),
         format_size(vm["memory_bytes"].as_u64().unwrap_or(0)),
         100.0 * vm["weight"].as_f64().unwrap_or(0.0),
@@ -180,9 +173,8 @@ fn print_limit(disk: &Value) {
 }
 
 fn print_disk(disk: &Value) {
-    let text = |key: &str| Printable(disk[key].as_str().unwrap_or("-").to_owned());
     let bytes = |key: &str| disk[key].as_u64().map_or_else(|| "-".into(), format_size);
-    out!("{}  {}", text("name"), text("serving"));
+    out!("{}  {}", text(disk, "name"), text(disk, "serving"));
     if disk.get("space").is_none() {
         out!("  size {}", bytes("capacity_bytes"));
     }
@@ -193,8 +185,7 @@ fn print_disk(disk: &Value) {
         |(name, part): &(&String, &Value)| part.is_object() && !TOLD.contains(&name.as_str());
     parts.filter(plain).for_each(|(name, part)| print_part(name, part));
     for reason in disk["errors_by_errno"].as_array().into_iter().flatten() {
-        let why = Printable(reason["text"].as_str().unwrap_or("-"));
-        out!("  failed: {} requests, {why}", reason["count"]);
+        out!("  failed: {} requests, {}", reason["count"], text(reason, "text"));
     }
     let total = &disk["total"];
     let number = |key: &str| total[key].as_f64().unwrap_or(0.0);
