@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use flowstone_block::{BlockingDisk, Geometry, Layer, Op, QueueRunner, mutant};
+use flowstone_block::{BlockingDisk, Layer, Op, QueueRunner, mutant};
 use tracing::warn;
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
@@ -105,12 +105,8 @@ impl Device {
         self.capacity_is_news = true;
     }
 
-    fn geometry(&self) -> Geometry {
-        self.layer.geometry()
-    }
-
     fn offered_features(&self) -> u64 {
-        let geometry = self.geometry();
+        let geometry = self.layer.geometry();
         let mut features = feature::VERSION_1
             | feature::EVENT_IDX
             | feature::INDIRECT_DESC
@@ -166,7 +162,7 @@ impl Device {
             error: vring.error.clone(),
             broken: Arc::clone(&vring.fault),
             shared: Arc::clone(&self.shared),
-            geometry: self.geometry(),
+            geometry: self.layer.geometry(),
             id: self.id,
         };
         Ok(VirtQueue::new(parts, Arc::clone(&vring.call), inflight))
@@ -439,7 +435,7 @@ impl VhostUserBackendReqHandlerMut for Device {
         _flags: VhostUserConfigFlags,
     ) -> Result<Vec<u8>> {
         let space = config_space::encode(
-            &self.geometry(),
+            &self.layer.geometry(),
             self.shared.capacity(),
             self.vrings.len() as u16,
             self.write_through_chosen,
