@@ -354,11 +354,6 @@ impl Dirty {
         AtomicU64::new(lock(&self.state).refused.0)
     }
 
-    /// Returns whether there was a refusal since a writer was told last.
-    pub fn has_failed(&self, told: &AtomicU64) -> bool {
-        self.error(told).is_err()
-    }
-
     /// Returns the error of the source since a writer was told last.
     pub fn error(&self, told: &AtomicU64) -> Result<()> {
         let (refusals, error) = lock(&self.state).refused;

@@ -106,7 +106,7 @@ impl Files {
     /// Writes into the copy of a dirty file; `None` if that is not possible without the source.
     pub fn write_here(&self, number: u64, offset: u64, from: &[u8]) -> Option<usize> {
         let handle = self.handles.get(number).ok()?;
-        let dirty = handle.dirty.as_ref().filter(|dirty| !dirty.has_failed(&handle.told))?;
+        let dirty = handle.dirty.as_ref().filter(|_| handle.error().is_ok())?;
         self.write_to_copy(dirty, offset, from)
     }
 

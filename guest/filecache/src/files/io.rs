@@ -95,8 +95,8 @@ impl Files {
     /// Returns whether closing a descriptor needs no call to the source.
     pub fn flushes_nothing(&self, number: u64, owner: u64) -> bool {
         let Ok(handle) = self.handles.get(number) else { return false };
-        let stays_here = self.write_back.closes_lazily()
-            && handle.dirty.as_ref().is_some_and(|dirty| !dirty.has_failed(&handle.told));
+        let stays_here =
+            self.write_back.closes_lazily() && handle.dirty.is_some() && handle.error().is_ok();
         let is_unlocked = self.locks.of(handle.node.identity, owner).is_none();
         (!handle.writes() || stays_here) && is_unlocked
     }
