@@ -92,7 +92,8 @@ fn cache_options(storage: &StorageArgs) -> Result<Option<CacheOptions>> {
 }
 
 fn print(report: &Report, images: usize) {
-    let number = |number: Option<f64>| number.map_or_else(|| "?".into(), |it| format!("{it:.0}"));
+    let it = &report.figures;
+    let number = |number: Option<f64>| number.map_or_else(|| "?".into(), |sum| format!("{sum:.0}"));
     let (size, format) = (format_size(report.disk_bytes), &report.format);
     let disk = match images {
         1 => format!("{size}, {format} image"),
@@ -100,38 +101,25 @@ fn print(report: &Report, images: usize) {
     };
     let mut rows = vec![
         ("disk", disk),
-        ("requests", report.figures.requests.to_string()),
+        ("requests", it.requests.to_string()),
         (
             "",
             format!(
                 "{} reads, {} writes ({:.0} % sequential), {} flushes, {} discards",
-                report.figures.reads,
-                report.figures.writes,
-                report.figures.sequential_percent,
-                report.figures.flushes,
-                report.figures.discards
+                it.reads, it.writes, it.sequential_percent, it.flushes, it.discards
             ),
         ),
-        ("written, 4 KiB", format!("{:.0} by the guest", report.figures.guest_blocks)),
-        (
-            "",
-            format!(
-                "{} to the file, {} host WAF",
-                number(report.figures.host_blocks),
-                ratio(report.figures.host_waf)
-            ),
-        ),
+        ("written, 4 KiB", format!("{:.0} by the guest", it.guest_blocks)),
+        ("", format!("{} to the file, {} host WAF", number(it.host_blocks), ratio(it.host_waf))),
     ];
     rows.extend(of_drive(report));
-    rows.push(("punches", report.figures.punches.to_string()));
+    rows.push(("punches", it.punches.to_string()));
     rows.extend(report.hits.iter().flat_map(of_cache));
-    rows.push(match report.figures.device_seconds {
-        Some(busy) => {
-            ("time", format!("{busy:.1} s of the drive's work in {:.1} s", report.figures.seconds))
-        }
+    rows.push(match it.device_seconds {
+        Some(busy) => ("time", format!("{busy:.1} s of the drive's work in {:.1} s", it.seconds)),
         None => {
-            let rate = report.figures.requests as f64 / report.figures.seconds;
-            ("time", format!("{:.1} s, {rate:.0} requests a second", report.figures.seconds))
+            let rate = it.requests as f64 / it.seconds;
+            ("time", format!("{:.1} s, {rate:.0} requests a second", it.seconds))
         }
     });
     for (name, value) in rows {
