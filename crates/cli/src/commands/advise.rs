@@ -1,7 +1,5 @@
 //! `flowstone advise`
 
-use std::process::ExitCode;
-
 use flowstone_advise::{Advice, AdviseOptions, Alternative, Wear, advise};
 use flowstone_block::{Error, Result, format_size};
 
@@ -11,7 +9,7 @@ use crate::args::Advise;
 use crate::output::out;
 use crate::progress::{bar, under};
 
-pub fn run(args: &Advise) -> Result<ExitCode> {
+pub fn run(args: &Advise) -> Result<()> {
     let trace = trace_at(&args.trace)?;
     let Advise { ssd, fill, endurance, price, .. } = *args;
     let options = AdviseOptions { ssd, fill, endurance, price };
@@ -20,7 +18,7 @@ pub fn run(args: &Advise) -> Result<ExitCode> {
         Error::invalid("advise", format!("{error:#}"), "see flowstone advise --help")
     })?;
     print_report(&advice, args.json, print);
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 fn print(advice: &Advice) {

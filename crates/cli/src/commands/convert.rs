@@ -1,7 +1,6 @@
 //! `flowstone convert`
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use flowstone_block::Result;
 use flowstone_fileio::{Access, PartFile};
@@ -12,7 +11,7 @@ use super::{LOCK_PATIENCE, image_options, open_image, print_notice};
 use crate::args::Convert;
 use crate::progress::bytes_bar;
 
-pub fn run(args: &Convert) -> Result<ExitCode> {
+pub fn run(args: &Convert) -> Result<()> {
     let source = open_image(&args.source, args.source_format, Access::Read, &args.backing_dirs)?;
     let capacity_bytes = source.geometry().capacity.bytes();
     let format = Format::choose(args.format, &args.target)?;
@@ -26,8 +25,7 @@ pub fn run(args: &Convert) -> Result<ExitCode> {
         let _ = blank_device(part.path());
         return Err(error);
     }
-    part.finish()?;
-    Ok(ExitCode::SUCCESS)
+    part.finish()
 }
 
 fn fill(target: &Path, format: Format, source: &dyn Image) -> Result<()> {

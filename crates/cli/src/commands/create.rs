@@ -1,7 +1,5 @@
 //! `flowstone create`
 
-use std::process::ExitCode;
-
 use flowstone_block::Result;
 use flowstone_formats::create;
 use flowstone_image::Format;
@@ -9,10 +7,10 @@ use flowstone_image::Format;
 use super::{LOCK_PATIENCE, print_notice};
 use crate::args::Create;
 
-pub fn run(args: &Create) -> Result<ExitCode> {
+pub fn run(args: &Create) -> Result<()> {
     let format = Format::choose(args.format, &args.image)?;
     let options = args.options()?;
     let notice = create(&args.image, format, args.size, &options, LOCK_PATIENCE)?;
     print_notice(&args.image, notice);
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }

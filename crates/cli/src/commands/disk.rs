@@ -1,6 +1,5 @@
 //! `flowstone disk`
 
-use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -19,15 +18,14 @@ const LOOK_AGAIN_MAX: Duration = Duration::from_millis(200);
 const QUIET: Duration = Duration::from_secs(1);
 const TELL_AGAIN: Duration = Duration::from_secs(10);
 
-pub fn run(command: DiskCommand) -> Result<ExitCode> {
+pub fn run(command: DiskCommand) -> Result<()> {
     match command {
-        DiskCommand::Add(args) => add(args)?,
-        DiskCommand::List(args) => list(&args)?,
-        DiskCommand::Show(args) => show(&args)?,
-        DiskCommand::Remove(args) => remove(args)?,
-        DiskCommand::Set(args) => set(&args)?,
+        DiskCommand::Add(args) => add(args),
+        DiskCommand::List(args) => list(&args),
+        DiskCommand::Show(args) => show(&args),
+        DiskCommand::Remove(args) => remove(args),
+        DiskCommand::Set(args) => set(&args),
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 fn add(args: AddDisk) -> Result<()> {

@@ -1,7 +1,6 @@
 //! `flowstone events`
 
 use std::io::{self, ErrorKind, Write};
-use std::process::ExitCode;
 
 use flowstone_block::{Error, Result};
 use flowstone_control::{Client, Received};
@@ -9,7 +8,7 @@ use flowstone_control::{Client, Received};
 use super::only_print_from_now_on;
 use crate::args::Daemon;
 
-pub fn run(daemon: &Daemon) -> Result<ExitCode> {
+pub fn run(daemon: &Daemon) -> Result<()> {
     let received = Client::connect(&daemon.control)?.events()?;
     only_print_from_now_on();
     let name = format!("control socket {}", daemon.control.display());

@@ -1,7 +1,5 @@
 //! `flowstone group`
 
-use std::process::ExitCode;
-
 use flowstone_block::{Error, Printable, Result};
 use flowstone_control::{Client, Command};
 use serde_json::Value;
@@ -11,14 +9,13 @@ use super::{limit_text, only_print_from_now_on, print_answer, text};
 use crate::args::{AddGroup, GroupCommand, Query, RemoveGroup, SetGroup};
 use crate::output::out;
 
-pub fn run(command: GroupCommand) -> Result<ExitCode> {
+pub fn run(command: GroupCommand) -> Result<()> {
     match command {
-        GroupCommand::Add(args) => add(&args)?,
-        GroupCommand::List(args) => list(&args)?,
-        GroupCommand::Remove(args) => remove(&args)?,
-        GroupCommand::Set(args) => set(&args)?,
+        GroupCommand::Add(args) => add(&args),
+        GroupCommand::List(args) => list(&args),
+        GroupCommand::Remove(args) => remove(&args),
+        GroupCommand::Set(args) => set(&args),
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 fn add(args: &AddGroup) -> Result<()> {

@@ -1,7 +1,5 @@
 //! `flowstone info`
 
-use std::process::ExitCode;
-
 use flowstone_block::{Result, format_size};
 use flowstone_formats::inspect;
 use flowstone_image::Format;
@@ -30,7 +28,7 @@ struct Report {
     qcow2: Option<Qcow2Info>,
 }
 
-pub fn run(args: &ReportArgs) -> Result<ExitCode> {
+pub fn run(args: &ReportArgs) -> Result<()> {
     let format = Format::choose(args.format, &args.image)?;
     let found = inspect(&args.image, format)?;
     let report = Report {
@@ -44,7 +42,7 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode> {
         qcow2: found.qcow2,
     };
     print_report(&report, args.json, print);
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 fn print(report: &Report) {

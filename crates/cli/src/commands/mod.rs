@@ -35,26 +35,28 @@ use crate::output::{out, tell};
 /// A tool that runs right after the kill of a daemon waits for the lock as the next daemon would.
 const LOCK_PATIENCE: LockPatience = LockPatience::telling(|what| tell!("{what}"));
 
-/// Runs a command. `opener` opens the files of served images.
+/// Runs a command. `opener` opens the files of served images. Only the status of `check` says what
+/// it has found.
 pub fn run(command: Command, opener: FileOpener) -> Result<ExitCode> {
     outlive_size_limits();
     match command {
-        Command::Create(args) => create::run(&args),
-        Command::Info(args) => info::run(&args),
-        Command::Check(args) => check::run(&args),
-        Command::Compact(args) => compact::run(&args),
-        Command::Convert(args) => convert::run(&args),
-        Command::Resize(args) => resize::run(&args),
-        Command::Record(args) => record::run(&args),
-        Command::Replay(args) => replay::run(&args, opener),
-        Command::Advise(args) => advise::run(&args),
-        Command::Serve(args) => serve::run(*args, opener),
-        Command::Stats(args) => stats::run(&args),
-        Command::Events(args) => events::run(&args),
-        Command::Reload(args) => reload::run(&args),
-        Command::Disk(args) => disk::run(args.command),
-        Command::Group(args) => group::run(args.command),
+        Command::Create(args) => create::run(&args)?,
+        Command::Info(args) => info::run(&args)?,
+        Command::Check(args) => return check::run(&args),
+        Command::Compact(args) => compact::run(&args)?,
+        Command::Convert(args) => convert::run(&args)?,
+        Command::Resize(args) => resize::run(&args)?,
+        Command::Record(args) => record::run(&args)?,
+        Command::Replay(args) => replay::run(&args, opener)?,
+        Command::Advise(args) => advise::run(&args)?,
+        Command::Serve(args) => serve::run(*args, opener)?,
+        Command::Stats(args) => stats::run(&args)?,
+        Command::Events(args) => events::run(&args)?,
+        Command::Reload(args) => reload::run(&args)?,
+        Command::Disk(args) => disk::run(args.command)?,
+        Command::Group(args) => group::run(args.command)?,
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Makes exceeding the file size limit (`RLIMIT_FSIZE`) an error like a full host, instead of a

@@ -4,7 +4,6 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -26,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Longer than the frame of the last line.
 const TAIL_BYTES: usize = 256;
 
-pub fn run(args: &Record) -> Result<ExitCode> {
+pub fn run(args: &Record) -> Result<()> {
     let what = || format!("record {}", args.disk.display());
     let host = |error| Error::host(what(), error, "the file has what came before");
     let is_signalled =
@@ -48,7 +47,7 @@ pub fn run(args: &Record) -> Result<ExitCode> {
     print_report(&report, args.query.json, |_| {
         out!("{:<16} {requests}\n{:<16} {lost}", "requests", "lost");
     });
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// Returns a flag that SIGINT and SIGTERM set.

@@ -1,7 +1,5 @@
 //! `flowstone reload`
 
-use std::process::ExitCode;
-
 use flowstone_block::{Printable, Result};
 use flowstone_control::Command;
 use serde_json::Value;
@@ -10,9 +8,8 @@ use super::print_answer;
 use crate::args::Query;
 use crate::output::out;
 
-pub fn run(args: &Query) -> Result<ExitCode> {
-    print_answer(args, &Command::Reload, print)?;
-    Ok(ExitCode::SUCCESS)
+pub fn run(args: &Query) -> Result<()> {
+    print_answer(args, &Command::Reload, print)
 }
 
 fn print(done: &Value) {

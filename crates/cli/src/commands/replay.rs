@@ -1,7 +1,6 @@
 //! `flowstone replay`
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use flowstone_block::{Error, Result, format_size};
 use flowstone_cache::CacheConfig;
@@ -18,12 +17,12 @@ use crate::args::{Replay, StorageArgs, WhenMade};
 use crate::output::{out, tell};
 use crate::progress::{bar, under};
 
-pub fn run(args: &Replay, opener: FileOpener) -> Result<ExitCode> {
+pub fn run(args: &Replay, opener: FileOpener) -> Result<()> {
     let options = options(args, opener)?;
     let report = under(bar("replaying"), |progress| replay(&options, progress));
     let report = report.map_err(|error| refused(format!("{error:#}")))?;
     print_report(&report, args.json, |report| print(report, args.images));
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// Reads a trace and prints warnings about missing information.

@@ -1,7 +1,6 @@
 //! `flowstone resize`
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use flowstone_block::{Error, ErrorKind, Result, SizeChange, format_size};
 use flowstone_control::{Client, Command, DiskChange};
@@ -11,12 +10,11 @@ use super::{disk_meant_by, open_image, sector_count};
 use crate::args::Resize;
 use crate::output::out;
 
-pub fn run(args: &Resize) -> Result<ExitCode> {
+pub fn run(args: &Resize) -> Result<()> {
     match &args.control {
-        Some(control) => grow_live(args, control)?,
-        None => resize_image(args)?,
+        Some(control) => grow_live(args, control),
+        None => resize_image(args),
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 /// Resizes an image. The size is relative to that of the open image: it is locked, so nothing else

@@ -1,7 +1,6 @@
 //! `flowstone serve`: from the command line to a configuration.
 
 use std::io::IsTerminal;
-use std::process::ExitCode;
 
 use flowstone_block::Result;
 use flowstone_daemon::Config;
@@ -18,7 +17,7 @@ use crate::output::{out, tell};
 const LOG_VARIABLE: &str = "FLOWSTONE_LOG";
 const LOG_DEFAULT: &str = "info";
 
-pub fn run(args: Serve, opener: FileOpener) -> Result<ExitCode> {
+pub fn run(args: Serve, opener: FileOpener) -> Result<()> {
     start_log();
     give_memory_back();
     let config = match args {
@@ -26,17 +25,16 @@ pub fn run(args: Serve, opener: FileOpener) -> Result<ExitCode> {
         Serve::File(file, typed) => Config::read(&file, &typed)?,
         Serve::Check(file, typed) => return check(Config::read(&file, &typed)?),
     };
-    flowstone_daemon::serve(config, opener)?;
-    Ok(ExitCode::SUCCESS)
+    flowstone_daemon::serve(config, opener)
 }
 
 /// Checks a configuration and prints all errors, so that one run suffices.
-fn check(config: Config) -> Result<ExitCode> {
+fn check(config: Config) -> Result<()> {
     out!("{} disks can be, {} cannot", config.disks.len(), config.refused.len());
     let mut refused = config.refused.into_iter();
     let last = refused.next_back();
     refused.for_each(|error| tell!("{error}"));
-    last.map_or(Ok(ExitCode::SUCCESS), Err)
+    last.map_or(Ok(()), Err)
 }
 
 /// Makes large allocations return to the host when freed. Otherwise the C library would adapt to

@@ -1,7 +1,6 @@
 //! `flowstone stats`
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use flowstone_block::{Printable, Result, format_size};
 use flowstone_control::Command;
@@ -16,14 +15,13 @@ use crate::output::out;
 const TOLD: [&str; 2] = ["limit", "total"];
 const KINDS: [&str; 5] = ["read", "write", "flush", "discard", "write_zeroes"];
 
-pub fn run(args: &Stats) -> Result<ExitCode> {
+pub fn run(args: &Stats) -> Result<()> {
     let (command, print): (_, fn(&Value)) = match &args.layout {
         Some(disk) => (layout_of(disk), print_layout),
         None if args.numa => (Command::Numa, print_numa),
         None => (Command::Stats { buckets: args.buckets }, print_disks),
     };
-    print_answer(&args.query, &command, print)?;
-    Ok(ExitCode::SUCCESS)
+    print_answer(&args.query, &command, print)
 }
 
 fn layout_of(disk: &str) -> Command {
