@@ -18,6 +18,8 @@ use rustix::fs::{FlockOperation, flock};
 
 use flowstone_memory::mutant;
 
+use crate::to_disk;
+
 const MAGIC: &[u8; 8] = b"FLOWHIS1";
 /// Size limit: the least used files are dropped.
 const BYTES_MAX: usize = 16 << 20;
@@ -152,13 +154,8 @@ impl HistoryFile {
         file.write_all(&encode(&self.source, files))?;
         to_disk(&file)?;
         fs::rename(&new, self.path("history"))?;
-        to_disk(&folder)
+        Ok(to_disk(&folder)?)
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "no image of a disk is a guest's history")]
-fn to_disk(file: &File) -> io::Result<()> {
-    file.sync_all()
 }
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {

@@ -58,3 +58,9 @@ fn errno(error: impl std::borrow::Borrow<std::io::Error>) -> rustix::io::Errno {
     let code = error.borrow().raw_os_error();
     code.map_or(rustix::io::Errno::IO, rustix::io::Errno::from_raw_os_error)
 }
+
+/// Syncs a file or a folder.
+#[expect(clippy::disallowed_methods, reason = "no image of a disk is a file of a guest's cache")]
+fn to_disk(file: impl std::os::fd::AsFd) -> rustix::io::Result<()> {
+    rustix::fs::fsync(file)
+}

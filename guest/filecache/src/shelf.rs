@@ -7,19 +7,20 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use flowstone_memory::mutant;
 use rustix::fs::{
-    AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, flock, fsync, linkat, mkdirat, open, openat,
+    AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, flock, linkat, mkdirat, open, openat,
     unlinkat,
 };
 use rustix::io::Errno;
 
 use crate::lock::lock;
 use crate::stamp::{Identity, Stamp, Time};
+use crate::to_disk;
 
 /// The folder of copies, inside the user's folder.
 const FOLDER: &str = "flowstone-copies";
@@ -116,11 +117,6 @@ impl Shelf {
     fn remove(&self, name: &str) {
         let _ = unlinkat(&self.folder, name, AtFlags::empty());
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "no image of a disk is a copy of a guest's file")]
-fn to_disk(file: impl AsFd) -> rustix::io::Result<()> {
-    fsync(file)
 }
 
 fn after_sync<E>(

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{FileType, OFlags, RawDir, SeekFrom, fsync, seek};
+use rustix::fs::{FileType, OFlags, RawDir, SeekFrom, seek};
 use rustix::io::Result;
 
 use crate::callers::Caller;
@@ -18,6 +18,7 @@ use crate::files::names::Found;
 use crate::lock::lock;
 use crate::nodes::Node;
 use crate::source;
+use crate::to_disk;
 
 /// Buffer size for reading a folder.
 const LIST_BYTES: usize = 32 << 10;
@@ -147,12 +148,8 @@ impl Files {
     }
 
     /// Makes the entries of an open folder durable.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "no image of a disk is a file of a guest's mount"
-    )]
     pub fn sync_folder(&self, number: u64) -> Result<()> {
-        fsync(&self.folders.get(number)?.held)
+        to_disk(&self.folders.get(number)?.held)
     }
 
     /// Closes an open folder.
