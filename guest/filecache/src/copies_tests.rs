@@ -6,14 +6,14 @@ use std::time::Duration;
 use flowstone_policy::{Link, PolicyKind};
 
 use super::*;
-use crate::stamp::{Stamp, Time};
+use crate::stamp::Stamp;
 
 fn file(inode: u64) -> Identity {
     Identity { device: 1, inode, birth: 0 }
 }
 
 fn stamp(size: u64) -> Stamp {
-    Stamp { size, modified: Time::default(), changed: Time::default() }
+    Stamp { size, ..Stamp::default() }
 }
 
 fn copies(bytes: u64) -> Copies {

@@ -7,7 +7,7 @@ use rustix::fs::{OFlags, Timespec, UTIME_NOW, UTIME_OMIT};
 use crate::files::open::Opened;
 use crate::library::{FileAttr, FileType, FopenFlags, INodeNo, TimeOrNow};
 use crate::open_mode::Mode;
-use crate::stamp::{Attributes, Time};
+use crate::stamp::Attributes;
 
 /// Converts the flags of an open.
 pub fn open_flags(flags: i32) -> OFlags {
@@ -84,10 +84,10 @@ pub fn nothing(id: u64) -> FileAttr {
     }
 }
 
-fn system_time(it: Time) -> SystemTime {
-    let seconds = Duration::from_secs(it.seconds.unsigned_abs());
-    let whole = if it.seconds < 0 { UNIX_EPOCH - seconds } else { UNIX_EPOCH + seconds };
-    whole + Duration::from_nanos(it.nanoseconds.into())
+fn system_time(it: Timespec) -> SystemTime {
+    let seconds = Duration::from_secs(it.tv_sec.unsigned_abs());
+    let whole = if it.tv_sec < 0 { UNIX_EPOCH - seconds } else { UNIX_EPOCH + seconds };
+    whole + Duration::from_nanos(it.tv_nsec.unsigned_abs())
 }
 
 /// Converts a time to be set.
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn times_before_1970_keep_their_fraction() {
-        let time = Time { seconds: -2, nanoseconds: 800_000_000 };
+        let time = Timespec { tv_sec: -2, tv_nsec: 800_000_000 };
         let there = system_time(time);
         assert_eq!(UNIX_EPOCH.duration_since(there).unwrap(), Duration::from_millis(1200));
         let back = to_source(Some(TimeOrNow::SpecificTime(there)));

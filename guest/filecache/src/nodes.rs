@@ -111,7 +111,7 @@ impl Node {
 pub fn is_old(stamp: Stamp) -> bool {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let limit = now.saturating_sub(CLOCKS_DIFFER).as_secs();
-    u64::try_from(stamp.changed.seconds).is_ok_and(|changed| changed < limit)
+    u64::try_from(stamp.changed.tv_sec).is_ok_and(|changed| changed < limit)
 }
 
 /// All nodes of a mount.

@@ -145,8 +145,8 @@ fn a_change_is_news_once_and_its_pages_are_not_good() {
 fn a_stamp_of_long_ago_is_settled() {
     let shared = Shared::new(&["a"]);
     let node = shared.look_up("a");
-    let changed = crate::stamp::Time { seconds: 1_000_000_000, nanoseconds: 0 };
+    let changed = rustix::fs::Timespec { tv_sec: 1_000_000_000, tv_nsec: 0 };
     assert!(node.told(Stamp { changed, ..Stamp::default() }).is_settled);
-    let changed = crate::stamp::Time { seconds: i64::MAX, nanoseconds: 0 };
+    let changed = rustix::fs::Timespec { tv_sec: i64::MAX, tv_nsec: 0 };
     assert!(!node.told(Stamp { changed, ..Stamp::default() }).is_settled, "of the future");
 }

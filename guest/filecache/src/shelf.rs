@@ -13,13 +13,13 @@ use std::sync::{Arc, Mutex};
 
 use flowstone_memory::mutant;
 use rustix::fs::{
-    AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, flock, linkat, mkdirat, open, openat,
-    unlinkat,
+    AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, Timespec, flock, linkat, mkdirat, open,
+    openat, unlinkat,
 };
 use rustix::io::Errno;
 
 use crate::lock::lock;
-use crate::stamp::{Identity, Stamp, Time};
+use crate::stamp::{Identity, Stamp};
 use crate::to_disk;
 
 /// The folder of copies, inside the user's folder.
@@ -208,7 +208,7 @@ impl Name {
 
 /// Returns the name of a copy: hexadecimal numbers, and a checksum over them and the source.
 fn name(source: &str, identity: Identity, stamp: Stamp) -> String {
-    let time = |it: Time| format!("{:x}-{:x}", it.seconds, it.nanoseconds);
+    let time = |it: Timespec| format!("{:x}-{:x}", it.tv_sec, it.tv_nsec);
     let (inode, birth, size) = (identity.inode, identity.birth, stamp.size);
     let (modified, changed) = (time(stamp.modified), time(stamp.changed));
     let body = format!("{inode:x}-{birth:x}-{size:x}-{modified}-{changed}");
@@ -231,8 +231,8 @@ fn parse(source: &str, home: u64, name: &str) -> Option<(Identity, Stamp)> {
         return None;
     };
     let time = |seconds: u64, nanoseconds: u64| {
-        let nanoseconds = u32::try_from(nanoseconds).ok()?;
-        Some(Time { seconds: seconds.cast_signed(), nanoseconds })
+        let tv_nsec = u32::try_from(nanoseconds).ok()?.into();
+        Some(Timespec { tv_sec: seconds.cast_signed(), tv_nsec })
     };
     let identity = Identity { device: home, inode, birth: birth.cast_signed() };
     let (modified, changed) = (time(modified, modified_ns)?, time(changed, changed_ns)?);

@@ -8,8 +8,8 @@ use super::*;
 const SOURCE: &str = "/srv/shared\n2\n0";
 
 fn some_file() -> (Identity, Stamp) {
-    let modified = Time { seconds: -3, nanoseconds: 999_999_999 };
-    let changed = Time { seconds: 1_700_000_000, nanoseconds: 1 };
+    let modified = Timespec { tv_sec: -3, tv_nsec: 999_999_999 };
+    let changed = Timespec { tv_sec: 1_700_000_000, tv_nsec: 1 };
     (Identity { device: 7, inode: u64::MAX, birth: -1 }, Stamp { size: 4, modified, changed })
 }
 

@@ -1,7 +1,7 @@
 //! The source's answers about a file: its identity, its attributes, and the stamp by which changes
 //! are detected.
 
-use rustix::fs::{FileType, Statx, StatxTimestamp};
+use rustix::fs::{FileType, Statx, StatxTimestamp, Timespec};
 
 /// The identity of a file, independent of its name. A file with a reused inode number has another
 /// time of birth.
@@ -15,21 +15,6 @@ pub struct Identity {
     pub birth: i64,
 }
 
-/// A time of a file: seconds and nanoseconds since 1970.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Time {
-    /// Seconds.
-    pub seconds: i64,
-    /// Nanoseconds beyond them.
-    pub nanoseconds: u32,
-}
-
-impl From<StatxTimestamp> for Time {
-    fn from(time: StatxTimestamp) -> Self {
-        Self { seconds: time.tv_sec, nanoseconds: time.tv_nsec }
-    }
-}
-
 /// Differs whenever the file has changed, except for two changes within a tick of the server's
 /// clock. Includes the change time, since the modification time can be set back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,9 +22,9 @@ pub struct Stamp {
     /// Size in bytes.
     pub size: u64,
     /// Time of modification.
-    pub modified: Time,
+    pub modified: Timespec,
     /// Time of the last change.
-    pub changed: Time,
+    pub changed: Timespec,
 }
 
 /// The attributes of a file.
@@ -52,7 +37,7 @@ pub struct Attributes {
     /// Size and times.
     pub stamp: Stamp,
     /// Time of the last access.
-    pub accessed: Time,
+    pub accessed: Timespec,
     /// Permissions.
     pub mode: u16,
     /// Number of hard links.
@@ -81,10 +66,10 @@ impl From<Statx> for Attributes {
             kind: FileType::from_raw_mode(it.stx_mode.into()),
             stamp: Stamp {
                 size: it.stx_size,
-                modified: it.stx_mtime.into(),
-                changed: it.stx_ctime.into(),
+                modified: time(it.stx_mtime),
+                changed: time(it.stx_ctime),
             },
-            accessed: it.stx_atime.into(),
+            accessed: time(it.stx_atime),
             mode: it.stx_mode & 0o7777,
             links: it.stx_nlink,
             uid: it.stx_uid,
@@ -94,6 +79,10 @@ impl From<Statx> for Attributes {
             block_size: it.stx_blksize,
         }
     }
+}
+
+fn time(it: StatxTimestamp) -> Timespec {
+    Timespec { tv_sec: it.tv_sec, tv_nsec: it.tv_nsec.into() }
 }
 
 impl Attributes {

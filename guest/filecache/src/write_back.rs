@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use flowstone_memory::mutant;
+use rustix::fs::Timespec;
 use rustix::io::{Errno, Result};
 
 use self::at_source::AtSource;
@@ -31,7 +32,7 @@ use crate::lock::lock;
 use crate::nodes::Node;
 use crate::options::WriteBackOptions;
 use crate::ranges::Ranges;
-use crate::stamp::{Attributes, Identity, Stamp, Time};
+use crate::stamp::{Attributes, Identity, Stamp};
 
 /// The files of a mount that are open for kept-back writes, or dirty.
 #[derive(Default)]
@@ -372,10 +373,7 @@ impl Dirty {
         let Some(here) = self.copy.file.metadata().ok().filter(|_| self.is_dirty()) else {
             return seen;
         };
-        let time = |seconds, nanoseconds: i64| Time {
-            seconds,
-            nanoseconds: u32::try_from(nanoseconds).unwrap_or_default(),
-        };
+        let time = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
         let stamp = Stamp {
             size: here.len(),
             modified: time(here.mtime(), here.mtime_nsec()),

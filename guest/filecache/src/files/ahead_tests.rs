@@ -121,6 +121,6 @@ fn a_file_that_changes_while_it_is_fetched_is_not_kept() {
     let seen = source::stat(&file).unwrap();
     assert!(it.files.copy_ahead(&file, &seen).unwrap().is_some());
     let mut before = seen;
-    before.stamp.changed.seconds -= 1;
+    before.stamp.changed.tv_sec -= 1;
     assert!(it.files.copy_ahead(&file, &before).unwrap().is_none());
 }
