@@ -8,7 +8,7 @@ use flowstone_block::{
     Channel, Damage, Errno, Error, Extent, Geometry, Layer, Outcome, QueueContext, Result,
     SECTOR_BYTES, Sector, SectorCount,
 };
-use flowstone_fileio::FileIo;
+use flowstone_fileio::{BlockingFile, FileIo};
 use flowstone_image::runtime::trims::Trims;
 use flowstone_image::runtime::worker::Worker;
 use flowstone_image::{
@@ -22,7 +22,7 @@ use super::check::check_beside;
 use super::commits::Command;
 use super::core::Core;
 use super::meta::Source;
-use super::slow_path::{SlowPath, SlowPathWorker};
+use super::slow_path::{SlowPath, load, look};
 
 /// An open qcow2 image.
 pub struct Qcow2Image {
@@ -91,15 +91,18 @@ impl Image for Qcow2Image {
     fn next_data(&self, from: Sector) -> io::Result<Option<Extent>> {
         let end = self.core.capacity().bytes();
         let mut position = from.get() * SECTOR_BYTES;
-        let mut worker = None;
+        let mut file = None;
         while position < end {
             let found = self.core.meta().find(position, end - position);
-            let Ok(part) = found else {
-                if worker.is_none() {
-                    worker = Some(SlowPathWorker::new(Arc::clone(&self.core))?);
+            let part = match found {
+                Ok(part) => part,
+                Err(missing) => {
+                    if file.is_none() {
+                        file = Some(BlockingFile::new(&*self.core.file)?);
+                    }
+                    load(&self.core, file.as_mut().expect("made above"), missing)?;
+                    continue;
                 }
-                worker.as_mut().expect("made above").load_at(position)?;
-                continue;
             };
             let part_end = position + part.bytes;
             let data = match part.source {
@@ -168,14 +171,15 @@ impl Image for Qcow2Image {
 
     fn layout(&self) -> io::Result<Layout> {
         let mut layout = Layout::of(&*self.core.file)?;
-        let mut worker = SlowPathWorker::new(Arc::clone(&self.core))?;
+        let mut file = BlockingFile::new(&*self.core.file)?;
         let end = self.core.capacity().bytes();
         let mut position = 0;
         // Offset at which the next part must begin to be contiguous.
         let mut next = 0;
         while position < end {
-            let (part, epoch) = worker.find(position, end - position)?;
-            worker.unpin(epoch);
+            let most = end - position;
+            let (meta, part) = look(&self.core, &mut file, |meta| meta.find(position, most))?;
+            drop(meta);
             position += part.bytes;
             let place = match part.source {
                 Source::File { offset, .. } => offset..offset + part.bytes,
@@ -249,14 +253,5 @@ impl Qcow2Image {
             let data = extent.start_bytes().max(start)..data_end.min(end);
             (!data.is_empty()).then_some(data)
         }))
-    }
-}
-
-impl SlowPathWorker {
-    /// Loads the table that maps a byte of the disk.
-    fn load_at(&mut self, position: u64) -> io::Result<()> {
-        let (_, epoch) = self.find(position, 1).map_err(|errno: Errno| io::Error::from(errno))?;
-        self.unpin(epoch);
-        Ok(())
     }
 }

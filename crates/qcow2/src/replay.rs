@@ -1,9 +1,9 @@
 //! Replays changes of the map that a killed daemon had not written yet.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
 
 use flowstone_block::{Errno, SECTOR_BYTES, Sector};
+use flowstone_fileio::BlockingFile;
 use flowstone_image::Flaw;
 use tracing::info;
 
@@ -11,7 +11,7 @@ use super::core::Core;
 use super::entry::{self, Mapping};
 use super::redo::RedoRecord;
 use super::shape::{GuestCluster, HostCluster, Shape};
-use super::slow_path::SlowPathWorker;
+use super::slow_path::look;
 use super::survey::SurveyError;
 
 /// Returns the last change of each guest cluster.
@@ -33,13 +33,13 @@ fn host_of(shape: Shape, raw: u64) -> Option<HostCluster> {
 
 /// Applies the changes of the killed daemon to the map. Changes that have reached the medium
 /// already make no difference.
-pub fn replay(core: &Arc<Core>, records: &[RedoRecord]) -> Result<(), SurveyError> {
+pub fn replay(core: &Core, records: &[RedoRecord]) -> Result<(), SurveyError> {
     if records.is_empty() {
         return Ok(());
     }
     let last = last(records);
     let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
-    let mut worker = SlowPathWorker::new(Arc::clone(core)).map_err(failed)?;
+    let mut file = BlockingFile::new(&*core.file).map_err(failed)?;
     let shape = core.shape;
     let disk_clusters = shape.l2_entries() * core.meta().map.l1().len() as u64;
     for (guest, raw) in &last {
@@ -48,10 +48,8 @@ pub fn replay(core: &Arc<Core>, records: &[RedoRecord]) -> Result<(), SurveyErro
             let lba = Sector::new(shape.position(*guest) / SECTOR_BYTES);
             return Err(SurveyError::Damaged(Flaw::new(why).of(lba)));
         }
-        let (_, epoch) = worker.find(shape.position(*guest), 1)?;
-        worker.unpin(epoch);
-        let mut meta = core.meta();
-        if meta.map.get(*guest) != Ok(*raw) {
+        let (mut meta, before) = look(core, &mut file, |meta| meta.map.get(*guest))?;
+        if before != *raw {
             meta.taken.extend(host_of(shape, *raw));
             meta.change(*guest, *raw);
         }

@@ -6,7 +6,6 @@
 //! except for those that are no target, beyond a few for clusters in the way.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_fileio::{FileIo, FileOffset, FileOp};
@@ -16,7 +15,7 @@ use tracing::warn;
 use super::super::entry::{self, Mapping, ZERO};
 use super::super::relocation_plan::{Move, RelocationPlan};
 use super::super::shape::{GuestCluster, HostCluster, Shape};
-use super::super::slow_path::load;
+use super::super::slow_path::look;
 use super::super::space::merged;
 use super::Maintenance;
 use super::commit::ROOM_FOR_BLOCKS;
@@ -119,24 +118,14 @@ impl Maintenance {
 
     /// Returns the host cluster of this guest cluster, if it has no other user.
     fn own_cluster(&mut self, guest: GuestCluster) -> Result<Option<HostCluster>, Errno> {
-        let raw = self.entry(guest)?;
+        let (meta, raw) = look(&self.core, &mut self.file, |meta| meta.map.get(guest))?;
+        drop(meta);
         let host = match entry::decode(self.core.shape, raw) {
             Ok(Mapping::Data { host, ours: true }) => host,
             Ok(Mapping::Zero { reserved: Some(host) }) if raw & entry::COPIED != 0 => host,
             _ => return Ok(None),
         };
         Ok((self.refcounts.get(&mut self.file, host)? == 1).then_some(host))
-    }
-
-    /// Returns an entry of the map; loads its table if necessary.
-    fn entry(&mut self, guest: GuestCluster) -> Result<u64, Errno> {
-        loop {
-            let missing = match self.core.meta().map.get(guest) {
-                Ok(raw) => return Ok(raw),
-                Err(missing) => missing,
-            };
-            load(&self.core, &mut self.file, missing)?;
-        }
     }
 
     /// Returns whether a cluster follows another in the file, with nothing but tables between.
@@ -155,26 +144,15 @@ impl Maintenance {
 
     /// Points the map to the copy of a cluster.
     fn rename(&mut self, step: &Step) -> Outcome {
-        let core = Arc::clone(&self.core);
-        let shape = core.shape;
-        loop {
-            let mut meta = core.meta();
-            let raw = match meta.map.get(step.cluster.guest) {
-                Ok(raw) => raw,
-                Err(missing) => {
-                    drop(meta);
-                    load(&core, &mut self.file, missing)?;
-                    continue;
-                }
-            };
-            let flags = match entry::decode(shape, raw) {
-                Ok(Mapping::Zero { .. }) => ZERO,
-                _ => 0,
-            };
-            meta.taken.push(step.to);
-            meta.change(step.cluster.guest, entry::ours(shape, step.to) | flags);
-            return Ok(());
-        }
+        let (shape, guest) = (self.core.shape, step.cluster.guest);
+        let (mut meta, raw) = look(&self.core, &mut self.file, |meta| meta.map.get(guest))?;
+        let flags = match entry::decode(shape, raw) {
+            Ok(Mapping::Zero { .. }) => ZERO,
+            _ => 0,
+        };
+        meta.taken.push(step.to);
+        meta.change(guest, entry::ours(shape, step.to) | flags);
+        Ok(())
     }
 }
 

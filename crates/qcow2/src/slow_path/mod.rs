@@ -21,7 +21,7 @@ use tracing::error;
 pub use self::by_hand::SlowPathByHand;
 #[cfg(test)]
 pub use self::tables::TableRead;
-pub use self::tables::load;
+pub use self::tables::{load, look};
 pub use self::worker::SlowPathWorker;
 use super::core::Core;
 

@@ -1,11 +1,32 @@
 //! Reads L2 tables.
 
+use std::sync::MutexGuard;
+
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_fileio::{BlockingFile, FileOffset};
 use flowstone_image::Flaw;
 
 use super::super::core::Core;
 use super::super::map::{Missing, from_bytes};
+use super::super::meta::Meta;
+
+/// Looks something up in the map with `find`, and reads the tables that it misses. Returns the
+/// map's lock, under which the answer holds.
+pub fn look<'core, T>(
+    core: &'core Core,
+    file: &mut BlockingFile,
+    find: impl Fn(&mut Meta) -> Result<T, Missing>,
+) -> Result<(MutexGuard<'core, Meta>, T), Errno> {
+    loop {
+        let mut meta = core.meta();
+        let missing = match find(&mut meta) {
+            Ok(found) => return Ok((meta, found)),
+            Err(missing) => missing,
+        };
+        drop(meta);
+        load(core, file, missing)?;
+    }
+}
 
 /// Loads a table into the map. Its entries may still be missing afterwards, if others have used the
 /// memory meanwhile.

@@ -16,7 +16,7 @@ use super::super::entry::{Compressed, Mapping};
 use super::super::epochs::EpochPins;
 use super::super::meta::{MappedPart, Source};
 use super::super::shape::{GuestCluster, HostCluster, sector_bytes};
-use super::tables::load;
+use super::tables::look;
 
 /// State of one thread.
 pub struct SlowPathWorker {
@@ -151,22 +151,9 @@ impl SlowPathWorker {
     }
 
     /// Returns the location of a position; valid until the returned epoch is unpinned.
-    pub fn find(&mut self, position: u64, most: u64) -> Result<(MappedPart, u64), Errno> {
-        loop {
-            let missing = {
-                let mut meta = self.core.meta();
-                match meta.find(position, most) {
-                    Ok(part) => return Ok((part, self.pins.hold(meta))),
-                    Err(missing) => missing,
-                }
-            };
-            load(&self.core, &mut self.file, missing)?;
-        }
-    }
-
-    /// Unpins the epoch of a [`find`](Self::find).
-    pub fn unpin(&mut self, epoch: u64) {
-        self.pins.unpin(epoch);
+    fn find(&mut self, position: u64, most: u64) -> Result<(MappedPart, u64), Errno> {
+        let (meta, part) = look(&self.core, &mut self.file, |meta| meta.find(position, most))?;
+        Ok((part, self.pins.hold(meta)))
     }
 
     fn serve_write(&mut self, request: &mut Request, extent: Extent) -> Outcome {
@@ -244,28 +231,19 @@ impl SlowPathWorker {
     fn prepare(&mut self, guest: GuestCluster) -> Result<Prepared, Errno> {
         let mut asked = 0;
         let core = Arc::clone(&self.core);
-        let mut meta = core.meta();
         loop {
+            let (mut meta, mapping) = look(&core, &mut self.file, |meta| meta.mapping(guest))?;
             if meta.is_full(1) {
                 drop(meta);
                 self.wait_while_full()?;
-                meta = core.meta();
                 continue;
             }
-            let mapping = match meta.mapping(guest) {
-                Ok(mapping) => mapping.ok_or(Errno::IO)?,
-                Err(missing) => {
-                    drop(meta);
-                    load(&core, &mut self.file, missing)?;
-                    meta = core.meta();
-                    continue;
-                }
-            };
+            let mapping = mapping.ok_or(Errno::IO)?;
             if let Mapping::Data { host, ours: true } = mapping {
                 return Ok(Prepared::InPlace { host, epoch: self.pins.hold(meta) });
             }
             if meta.is_locked(guest) {
-                meta = core.wait_for_change(meta);
+                drop(core.wait_for_change(meta));
                 continue;
             }
             let taken = if meta.has_room(1) { meta.space.take(1) } else { None };
@@ -284,7 +262,6 @@ impl SlowPathWorker {
             }
             asked += 1;
             core.ask_for_room()?;
-            meta = core.meta();
         }
     }
 }

@@ -10,7 +10,7 @@ use super::super::core::Core;
 use super::super::entry::{Mapping, ZERO};
 use super::super::meta::Meta;
 use super::super::shape::GuestCluster;
-use super::tables::load;
+use super::tables::{load, look};
 use super::worker::{ASKS_MAX, SlowPathWorker};
 
 /// Maximum number of clusters changed under one hold of the map's lock.
@@ -141,30 +141,20 @@ impl SlowPathWorker {
         let shape = self.core.shape;
         let core = Arc::clone(&self.core);
         let guest = shape.guest_at(position);
-        loop {
-            let mut meta = core.meta();
-            let mapping = match meta.mapping(guest) {
-                Ok(mapping) => mapping.ok_or(Errno::IO)?,
-                Err(missing) => {
-                    drop(meta);
-                    load(&core, &mut self.file, missing)?;
-                    continue;
-                }
-            };
-            match mapping {
-                Mapping::Zero { .. } => return Ok(()),
-                Mapping::Unallocated if meta.is_zero_below(guest) => return Ok(()),
-                Mapping::Data { host, ours: true } => {
-                    let start = shape.offset(host) + position - shape.position(guest);
-                    let epoch = self.pins.hold(meta);
-                    let outcome = self.zero_in_place(start..start + bytes, unmap);
-                    self.pins.unpin(epoch);
-                    return outcome;
-                }
-                Mapping::Unallocated | Mapping::Data { .. } | Mapping::Compressed(_) => {
-                    drop(meta);
-                    return self.write(position, &mut AlignedBuf::zeroed(bytes as usize));
-                }
+        let (meta, mapping) = look(&core, &mut self.file, |meta| meta.mapping(guest))?;
+        match mapping.ok_or(Errno::IO)? {
+            Mapping::Zero { .. } => Ok(()),
+            Mapping::Unallocated if meta.is_zero_below(guest) => Ok(()),
+            Mapping::Data { host, ours: true } => {
+                let start = shape.offset(host) + position - shape.position(guest);
+                let epoch = self.pins.hold(meta);
+                let outcome = self.zero_in_place(start..start + bytes, unmap);
+                self.pins.unpin(epoch);
+                outcome
+            }
+            Mapping::Unallocated | Mapping::Data { .. } | Mapping::Compressed(_) => {
+                drop(meta);
+                self.write(position, &mut AlignedBuf::zeroed(bytes as usize))
             }
         }
     }

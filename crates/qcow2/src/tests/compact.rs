@@ -2,11 +2,12 @@
 
 use fastrand::Rng;
 use flowstone_block::{Errno, Layer, Op};
-use flowstone_fileio::FileIo;
+use flowstone_fileio::{BlockingFile, FileIo};
 use flowstone_image::Image;
 use flowstone_sim::{Call, Fate, Fault, Landed, Schedule, SimDisk};
 
 use super::super::Qcow2Image;
+use super::super::slow_path::look;
 use super::fixture::{
     Guest, assert_clean, checked, contents, extent, new_disk, new_overlay, open, open_on,
     open_read_only, raw,
@@ -59,12 +60,13 @@ fn runs(disk: &SimDisk) -> u64 {
 fn places(disk: &SimDisk) -> Vec<u64> {
     let image = open_read_only(disk).unwrap();
     let shape = image.core.shape;
-    let mut worker = super::super::slow_path::SlowPathWorker::new(image.core.clone()).unwrap();
+    let mut file = BlockingFile::new(disk).unwrap();
     let clusters = shape.clusters(image.core.capacity().bytes());
     (0..clusters)
         .filter_map(|cluster| {
-            let (part, epoch) = worker.find(cluster * shape.cluster_bytes(), 1).unwrap();
-            worker.unpin(epoch);
+            let position = cluster * shape.cluster_bytes();
+            let (meta, part) = look(&image.core, &mut file, |meta| meta.find(position, 1)).unwrap();
+            drop(meta);
             match part.source {
                 super::super::meta::Source::File { offset, .. } => Some(offset),
                 _ => None,
