@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use flowstone_block::{Damage, Errno, Error, Result};
+use flowstone_block::{Damage, Error, Result};
 use flowstone_fileio::{Access, FileIo};
 
 use super::by_hand::ByHand;
@@ -14,10 +14,10 @@ use super::header::Header;
 use super::header_io::{clear_mark, read_header};
 use super::looks::{Length, Looked, look_through};
 use super::maintenance::{Knowledge, Maintenance};
-use super::redo::{Left, Lost, Memory, Place, Redo, recall};
+use super::redo::{Left, Memory, Place, Redo, recall};
 use super::replay;
 use super::slow_path::{SlowPath, SlowPathWorker};
-use super::survey::{Survey, SurveyError};
+use super::survey::Survey;
 use flowstone_image::runtime::trims::Trims;
 use flowstone_image::runtime::worker::{self, End, Worker};
 use flowstone_image::{DiscardMode, Image, Progress, valid_capacity};
@@ -85,12 +85,12 @@ impl Qcow2Image {
         })?;
         check_usable(&name, &header, &*file, readonly)?;
         let left = recall(memory, header.autoclear).map_err(|lost| lost.explain(&name))?;
-        let length = Length::make_whole(&*file, &header, readonly)
-            .map_err(|error| Refusal::Host(error).explain(&name))?;
+        let length =
+            Length::make_whole(&*file, &header, readonly).map_err(|error| failed(&name, error))?;
         let looked = look_through(&*file, &header, length.whole, left.changes(), readonly);
         let mut looked = looked.map_err(|refusal| {
             length.restore(&*file);
-            Refusal::Survey(refusal).explain(&name)
+            refusal.explain(&name, REPAIR_ADVICE)
         })?;
         let backing_bytes = backing.as_ref().map_or(0, |image| image.geometry().capacity.bytes());
         let meta = looked.meta(header.shape, &*file, length.whole, backing_bytes);
@@ -100,8 +100,7 @@ impl Qcow2Image {
             if !readonly {
                 progress.begin_writing(&image.core.name)?;
             }
-            let known = image.replay(header, memory, left, looked);
-            let known = known.map_err(|refusal| refusal.explain(&image.core.name))?;
+            let known = image.replay(header, memory, left, looked)?;
             known.map(|known| maintain(Arc::clone(&image.core), known)).transpose()
         };
         let maintained = maintain().inspect_err(|_| length.restore(&*image.core.file))?;
@@ -123,53 +122,19 @@ impl Qcow2Image {
         memory: Memory<'_>,
         left: Left,
         looked: Looked,
-    ) -> std::result::Result<Option<Knowledge>, Refusal> {
-        replay::replay(&self.core, left.changes())?;
+    ) -> Result<Option<Knowledge>> {
+        replay::replay(&self.core, left.changes())
+            .map_err(|refusal| refusal.explain(&self.core.name, REPAIR_ADVICE))?;
         let Some(refcounts) = looked.refcounts else { return Ok(None) };
-        let redo = remember(&*self.core.file, &mut header, memory, left)?;
+        let redo = remember(&self.core, &mut header, memory, left)?;
         let Survey { holes, leaks, live, .. } = looked.survey;
         let surveyed = live.is_some();
         Ok(Some(Knowledge { header, redo, refcounts, holes, leaks, surveyed }))
     }
 }
 
-/// Why an image with a valid header is not opened.
-enum Refusal {
-    Survey(SurveyError),
-    Host(io::Error),
-    Lost(Lost),
-}
-
-impl Refusal {
-    fn explain(self, name: &str) -> Error {
-        let host = |error| Error::host(name, error, "check the host's file system");
-        match self {
-            Self::Survey(SurveyError::Damaged(flaw)) => {
-                Error::damaged(flaw.in_image(name), REPAIR_ADVICE)
-            }
-            Self::Survey(SurveyError::Host(errno)) => host(errno.into()),
-            Self::Host(error) => host(error),
-            Self::Lost(lost) => lost.explain(name),
-        }
-    }
-}
-
-impl From<SurveyError> for Refusal {
-    fn from(refusal: SurveyError) -> Self {
-        Self::Survey(refusal)
-    }
-}
-
-impl From<io::Error> for Refusal {
-    fn from(error: io::Error) -> Self {
-        Self::Host(error)
-    }
-}
-
-impl From<Errno> for Refusal {
-    fn from(errno: Errno) -> Self {
-        Self::Host(errno.into())
-    }
+fn failed(name: &str, error: io::Error) -> Error {
+    Error::host(name, error, "check the host's file system")
 }
 
 fn start_trims(core: &Arc<Core>) -> Trims {
@@ -184,19 +149,20 @@ fn start_trims(core: &Arc<Core>) -> Trims {
 /// Prepares the redo file for changes of the map; sets the mark in the header, which the
 /// maintenance worker writes.
 fn remember(
-    file: &dyn FileIo,
+    core: &Core,
     header: &mut Header,
     memory: Memory<'_>,
     left: Left,
-) -> std::result::Result<Option<Redo>, Refusal> {
+) -> Result<Option<Redo>> {
     let redo = match (memory, left) {
         (Memory::None, _) => None,
         (Memory::Beside(place), Left::Changes(found, _)) => {
-            Some(Redo::resume(place, found).map_err(Refusal::Lost)?)
+            Some(Redo::resume(place, found).map_err(|lost| lost.explain(&core.name))?)
         }
         (Memory::Beside(place), left) => {
             // The old mark is cleared before a redo file exists that it does not belong to.
-            clear_mark(file, header)?;
+            let cleared = clear_mark(&*core.file, header);
+            cleared.map_err(|errno| failed(&core.name, errno.into()))?;
             left.remove();
             begin(place, header.shape.version)
         }
@@ -249,7 +215,7 @@ fn check_writable(name: &str, header: &Header) -> Result<()> {
 
 fn begin_maintenance(core: Arc<Core>, knowledge: Knowledge) -> Result<Maintenance> {
     let name = core.name.clone();
-    Maintenance::new(core, knowledge).map_err(|error| Refusal::Host(error).explain(&name))
+    Maintenance::new(core, knowledge).map_err(|error| failed(&name, error))
 }
 
 fn start_maintenance(core: Arc<Core>, knowledge: Knowledge) -> Result<Worker> {

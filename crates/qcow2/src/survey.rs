@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use flowstone_block::{AlignedBuf, Errno, mutant};
+use flowstone_block::{AlignedBuf, Errno, Error, mutant};
 use flowstone_fileio::{BlockingFile, FileOffset};
 use flowstone_image::Flaw;
 
@@ -35,6 +35,16 @@ pub struct Survey {
 pub enum SurveyError {
     Damaged(Flaw),
     Host(Errno),
+}
+
+impl SurveyError {
+    /// Converts it to an error about the image `name`.
+    pub fn explain(self, name: &str, advice: &'static str) -> Error {
+        match self {
+            Self::Damaged(flaw) => Error::damaged(flaw.in_image(name), advice),
+            Self::Host(errno) => Error::host(name, errno, "check the host's file system"),
+        }
+    }
 }
 
 impl From<Errno> for SurveyError {

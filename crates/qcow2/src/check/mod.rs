@@ -22,7 +22,6 @@ use super::refcounts::Refcounts;
 use super::replay;
 use super::shape::{HostCluster, Shape, sector_bytes};
 use super::space::merged;
-use super::survey::SurveyError;
 
 /// Host clusters counted in one pass: a byte of memory each.
 const WINDOW_CLUSTERS: u64 = 64 << 20;
@@ -108,11 +107,8 @@ pub fn check_beside(
     let file_bytes = file.size().map_err(host)?;
     let mut reader = BlockingFile::new(file).map_err(host)?;
     let sector = sector_bytes(file);
-    let l1 =
-        read_l1(&mut reader, &header, sector, file_bytes).map_err(|refusal| match refusal {
-            SurveyError::Host(errno) => host(errno.into()),
-            SurveyError::Damaged(flaw) => Error::damaged(flaw.in_image(name), ADVICE),
-        })?;
+    let l1 = read_l1(&mut reader, &header, sector, file_bytes)
+        .map_err(|refusal| refusal.explain(name, ADVICE))?;
     let (table, clusters) = (header.refcount_table_offset, header.refcount_table_clusters);
     let refcounts = Refcounts::load(&mut reader, header.shape, table, clusters)
         .map_err(|errno| Error::host(name, errno, "check the host's file system"))?
