@@ -5,7 +5,6 @@
 //! that the map dropped in some epoch may be reused when that epoch and all before it have no pins.
 
 use std::collections::VecDeque;
-use std::ops::Deref;
 use std::sync::{Arc, PoisonError};
 
 use flowstone_block::mutant;
@@ -37,12 +36,6 @@ pub struct EpochPins {
 
 const NONE: u64 = u64::MAX;
 
-/// State under the map's lock.
-pub trait HasEpoch {
-    /// Returns the present epoch.
-    fn epoch(&self) -> u64;
-}
-
 impl Epochs {
     /// Registers another queue or thread.
     pub fn register(&self) -> EpochPins {
@@ -60,10 +53,9 @@ impl Epochs {
 }
 
 impl EpochPins {
-    /// Releases the map's lock with the present epoch pinned for a request: a cluster seen under
-    /// this lock is not reused before [`unpin`](Self::unpin). Returns the epoch.
-    pub fn hold<M: HasEpoch>(&mut self, map: impl Deref<Target = M>) -> u64 {
-        let epoch = map.epoch();
+    /// Releases the map's lock, with the present epoch, read under it, pinned for a request: a
+    /// cluster seen under this lock is not reused before [`unpin`](Self::unpin). Returns the epoch.
+    pub fn hold(&mut self, epoch: u64, map: impl Sized) -> u64 {
         if mutant("qcow2.epochs.pins-after-the-look") {
             drop(map);
             self.pin(epoch);

@@ -6,7 +6,6 @@ use std::collections::{HashMap, HashSet};
 use flowstone_block::mutant;
 
 use super::entry::{self, Compressed, Mapping};
-use super::epochs::HasEpoch;
 use super::map::{Map, Missing};
 use super::redo::{Redo, RedoRecord};
 use super::shape::{GuestCluster, HostCluster, Shape};
@@ -86,12 +85,6 @@ pub enum Filling {
     Busy,
     /// There is no free cluster.
     NoRoom,
-}
-
-impl HasEpoch for Meta {
-    fn epoch(&self) -> u64 {
-        self.epoch
-    }
 }
 
 impl Meta {

@@ -140,7 +140,7 @@ impl Qcow2Channel {
                 drop(meta);
                 0
             }
-            _ => self.pins.hold(meta),
+            _ => self.pins.hold(meta.epoch, meta),
         };
         for zero in self.plan.zeroes.drain(..) {
             request.fill_zero(zero);
@@ -160,7 +160,7 @@ impl Qcow2Channel {
             return self.hand_over(request);
         }
         let low = meta.space.unused_end() < self.core.room_low();
-        let epoch = self.pins.hold(meta);
+        let epoch = self.pins.hold(meta.epoch, meta);
         if low && !self.plan.fills.is_empty() {
             self.core.commits.hint_room();
         }

@@ -11,12 +11,6 @@ struct Meta {
     named: bool,
 }
 
-impl HasEpoch for Meta {
-    fn epoch(&self) -> u64 {
-        self.epoch
-    }
-}
-
 /// The cluster's data.
 struct Cluster(UnsafeCell<u64>);
 
@@ -36,7 +30,7 @@ fn reads(count: u64, preemptions: usize) {
                 if !meta.named {
                     return;
                 }
-                let epoch = pins.hold(meta);
+                let epoch = pins.hold(meta.epoch, meta);
                 // SAFETY: as above.
                 assert_eq!(cluster.0.with(|data| unsafe { *data }), 7);
                 pins.unpin(epoch);

@@ -153,7 +153,7 @@ impl SlowPathWorker {
     /// Returns the location of a position; valid until the returned epoch is unpinned.
     fn find(&mut self, position: u64, most: u64) -> Result<(MappedPart, u64), Errno> {
         let (meta, part) = look(&self.core, &mut self.file, |meta| meta.find(position, most))?;
-        Ok((part, self.pins.hold(meta)))
+        Ok((part, self.pins.hold(meta.epoch, meta)))
     }
 
     fn serve_write(&mut self, request: &mut Request, extent: Extent) -> Outcome {
@@ -240,7 +240,7 @@ impl SlowPathWorker {
             }
             let mapping = mapping.ok_or(Errno::IO)?;
             if let Mapping::Data { host, ours: true } = mapping {
-                return Ok(Prepared::InPlace { host, epoch: self.pins.hold(meta) });
+                return Ok(Prepared::InPlace { host, epoch: self.pins.hold(meta.epoch, meta) });
             }
             if meta.is_locked(guest) {
                 drop(core.wait_for_change(meta));

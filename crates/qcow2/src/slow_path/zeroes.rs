@@ -130,7 +130,7 @@ impl SlowPathWorker {
         if in_place.is_empty() {
             return Ok(done);
         }
-        let epoch = self.pins.hold(meta);
+        let epoch = self.pins.hold(meta.epoch, meta);
         let zeroed = in_place.into_iter().try_for_each(|range| self.zero_in_place(range, unmap));
         self.pins.unpin(epoch);
         zeroed.map(|()| done)
@@ -147,7 +147,7 @@ impl SlowPathWorker {
             Mapping::Unallocated if meta.is_zero_below(guest) => Ok(()),
             Mapping::Data { host, ours: true } => {
                 let start = shape.offset(host) + position - shape.position(guest);
-                let epoch = self.pins.hold(meta);
+                let epoch = self.pins.hold(meta.epoch, meta);
                 let outcome = self.zero_in_place(start..start + bytes, unmap);
                 self.pins.unpin(epoch);
                 outcome
