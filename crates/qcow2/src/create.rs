@@ -33,15 +33,21 @@ pub struct Backing {
     pub format: Format,
 }
 
-/// Positions of the parts of a new image, in clusters.
+/// Position of the refcount table of a new image, in clusters: behind the header.
+const TABLE: u64 = 1;
+
+/// Positions of the other parts of a new image, in clusters, in their order; each ends where the
+/// next one begins.
 struct Layout {
     shape: Shape,
+    /// Clusters that the refcount table takes.
     table_clusters: u64,
-    blocks: u64,
-    l1_clusters: u64,
+    first_block: u64,
+    l1: u64,
     l1_entries: u64,
-    l2_tables: u64,
-    data: u64,
+    first_l2: u64,
+    first_data: u64,
+    end: u64,
 }
 
 impl Layout {
@@ -62,31 +68,12 @@ impl Layout {
             }
             (blocks, table_clusters) = (needed.max(blocks), table_needed.max(table_clusters));
         }
-        Self { shape, table_clusters, blocks, l1_clusters, l1_entries, l2_tables, data }
-    }
-
-    fn table(&self) -> u64 {
-        1
-    }
-
-    fn first_block(&self) -> u64 {
-        self.table() + self.table_clusters
-    }
-
-    fn l1(&self) -> u64 {
-        self.first_block() + self.blocks
-    }
-
-    fn first_l2(&self) -> u64 {
-        self.l1() + self.l1_clusters
-    }
-
-    fn first_data(&self) -> u64 {
-        self.first_l2() + self.l2_tables
-    }
-
-    fn end(&self) -> u64 {
-        self.first_data() + self.data
+        let first_block = TABLE + table_clusters;
+        let l1 = first_block + blocks;
+        let first_l2 = l1 + l1_clusters;
+        let first_data = first_l2 + l2_tables;
+        let end = first_data + data;
+        Self { shape, table_clusters, first_block, l1, l1_entries, first_l2, first_data, end }
     }
 
     fn offset(&self, cluster: u64) -> u64 {
@@ -125,9 +112,9 @@ pub fn create(
     let header = Header {
         shape,
         disk_bytes: capacity.bytes(),
-        l1_offset: layout.offset(layout.l1()),
+        l1_offset: layout.offset(layout.l1),
         l1_entries: layout.l1_entries,
-        refcount_table_offset: layout.offset(layout.table()),
+        refcount_table_offset: layout.offset(TABLE),
         refcount_table_clusters: layout.table_clusters,
         snapshots: 0,
         backing,
@@ -144,7 +131,7 @@ pub fn create(
         Error::invalid(name, why, "choose a smaller --size or a larger --cluster-size")
     })?;
     let host = |error: std::io::Error| Error::host(name, error, "check the host's file system");
-    file.set_size(layout.offset(layout.end())).map_err(host)?;
+    file.set_size(layout.offset(layout.end)).map_err(host)?;
     let mut writer = BlockingFile::new(file).map_err(host)?;
     let written = write_tables(&mut writer, &layout)
         .and_then(|()| writer.sync())
@@ -168,26 +155,27 @@ fn write_tables(writer: &mut BlockingFile, layout: &Layout) -> Outcome {
         bytes.resize(bytes.len().next_multiple_of(cluster_bytes), 0);
         writer.write(FileOffset::new(layout.offset(cluster)), &mut bytes)
     };
-    let blocks = layout.first_block()..layout.first_block() + layout.blocks;
+    let blocks = layout.first_block..layout.l1;
     let entries: Vec<u64> = blocks.clone().map(|cluster| layout.offset(cluster)).collect();
-    put(layout.table(), to_bytes(&entries))?;
+    put(TABLE, to_bytes(&entries))?;
     for (index, block) in blocks.enumerate() {
         let first = index as u64 * shape.block_refcounts();
-        let used = layout.end().saturating_sub(first).min(shape.block_refcounts());
+        let used = layout.end.saturating_sub(first).min(shape.block_refcounts());
         let mut bytes = vec![0; cluster_bytes];
         (0..used as usize).for_each(|slot| put_refcount(&mut bytes, shape.refcount_order, slot, 1));
         put(block, bytes)?;
     }
     let mut l1 = vec![0; layout.l1_entries as usize];
-    for index in 0..layout.l2_tables {
-        let home = layout.first_l2() + index;
+    let data = layout.end - layout.first_data;
+    for index in 0..layout.first_data - layout.first_l2 {
+        let home = layout.first_l2 + index;
         l1[index as usize] = entry::ours(shape, HostCluster(home));
         let first = index * shape.l2_entries();
-        let clusters = first..layout.data.min(first + shape.l2_entries());
+        let clusters = first..data.min(first + shape.l2_entries());
         let entries: Vec<u64> = clusters
-            .map(|cluster| entry::ours(shape, HostCluster(layout.first_data() + cluster)))
+            .map(|cluster| entry::ours(shape, HostCluster(layout.first_data + cluster)))
             .collect();
         put(home, to_bytes(&entries))?;
     }
-    put(layout.l1(), to_bytes(&l1))
+    put(layout.l1, to_bytes(&l1))
 }
