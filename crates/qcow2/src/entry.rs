@@ -27,6 +27,18 @@ impl Mapping {
     pub const fn holds_data(&self) -> bool {
         matches!(self, Self::Data { .. } | Self::Compressed(_))
     }
+
+    /// Returns the host clusters that it names; each has a reference for it.
+    pub fn hosts(self, shape: Shape) -> impl Iterator<Item = HostCluster> {
+        let clusters = match self {
+            Self::Data { host, .. } | Self::Zero { reserved: Some(host) } => host.0..host.0 + 1,
+            Self::Compressed(Compressed { offset, bytes }) => {
+                shape.host_at(offset).0..shape.host_at(offset + bytes - 1).0 + 1
+            }
+            Self::Unallocated | Self::Zero { reserved: None } => 0..0,
+        };
+        clusters.map(HostCluster)
+    }
 }
 
 /// Position of deflated data.
@@ -36,15 +48,6 @@ pub struct Compressed {
     pub offset: u64,
     /// Bytes to read; the deflated data may end earlier.
     pub bytes: u64,
-}
-
-impl Compressed {
-    /// Returns the host clusters it lies in; each has a reference for it.
-    pub fn clusters(self, shape: Shape) -> impl Iterator<Item = HostCluster> {
-        let first = shape.host_at(self.offset).0;
-        let last = shape.host_at(self.offset + self.bytes - 1).0;
-        (first..=last).map(HostCluster)
-    }
 }
 
 /// An entry that no software writes.
@@ -115,7 +118,8 @@ mod tests {
         let entry = COMPRESSED | 3 << 54 | 0x1_fe10;
         let Ok(Mapping::Compressed(found)) = decode(SHAPE, entry) else { panic!() };
         assert_eq!(found, Compressed { offset: 0x1_fe10, bytes: 4 * 512 - 0x10 });
-        assert_eq!(found.clusters(SHAPE).collect::<Vec<_>>(), [HostCluster(1), HostCluster(2)]);
+        let hosts: Vec<_> = Mapping::Compressed(found).hosts(SHAPE).collect();
+        assert_eq!(hosts, [HostCluster(1), HostCluster(2)]);
         assert!(decode(SHAPE, COMPRESSED).is_err());
     }
 }

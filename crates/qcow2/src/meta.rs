@@ -283,12 +283,8 @@ impl Meta {
             *live += u64::from(holds_data(&after));
             *live -= u64::from(holds_data(&before));
         }
-        match before {
-            Ok(Mapping::Data { host, .. } | Mapping::Zero { reserved: Some(host) }) => {
-                self.dropped.push(host);
-            }
-            Ok(Mapping::Compressed(found)) => self.dropped.extend(found.clusters(shape)),
-            Ok(Mapping::Unallocated | Mapping::Zero { reserved: None }) | Err(_) => {}
+        if let Ok(before) = before {
+            self.dropped.extend(before.hosts(shape));
         }
     }
 
@@ -325,11 +321,7 @@ impl Meta {
         let sound = |host: HostCluster| {
             shape.offset(host) < self.file_bytes && !self.tables.contains(&host) && host.0 != 0
         };
-        entries.iter().all(|raw| match entry::decode(shape, *raw) {
-            Ok(Mapping::Data { host, .. } | Mapping::Zero { reserved: Some(host) }) => sound(host),
-            Ok(Mapping::Compressed(found)) => found.clusters(shape).all(sound),
-            Ok(Mapping::Unallocated | Mapping::Zero { reserved: None }) => true,
-            Err(_) => false,
-        })
+        let mut mappings = entries.iter().map(|raw| entry::decode(shape, *raw));
+        mappings.all(|mapping| mapping.is_ok_and(|it| it.hosts(shape).all(sound)))
     }
 }

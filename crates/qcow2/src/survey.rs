@@ -10,7 +10,7 @@ use flowstone_block::{AlignedBuf, Errno, Error, mutant};
 use flowstone_fileio::{BlockingFile, FileOffset};
 use flowstone_image::Flaw;
 
-use super::entry::{self, Mapping};
+use super::entry;
 use super::map::from_bytes;
 use super::refcounts::{Refcounts, refcount};
 use super::shape::{HostCluster, Shape};
@@ -196,16 +196,11 @@ impl Surveyor<'_> {
             self.file.read(FileOffset::new(shape.offset(home)), &mut bytes)?;
             for raw in from_bytes(&bytes) {
                 let found = used.len();
-                let mapping = entry::decode(shape, raw);
-                live += u64::from(mapping.as_ref().is_ok_and(Mapping::holds_data));
-                match mapping {
-                    Ok(Mapping::Data { host, .. } | Mapping::Zero { reserved: Some(host) }) => {
-                        used.push(host);
-                    }
-                    Ok(Mapping::Compressed(place)) => used.extend(place.clusters(shape)),
-                    Ok(Mapping::Unallocated | Mapping::Zero { reserved: None }) => {}
-                    Err(_) => return Err(damaged(format!("L2 table {index} has a bad entry"))),
-                }
+                let Ok(mapping) = entry::decode(shape, raw) else {
+                    return Err(damaged(format!("L2 table {index} has a bad entry")));
+                };
+                live += u64::from(mapping.holds_data());
+                used.extend(mapping.hosts(shape));
                 let sound = |host: &HostCluster| host.0 < file_clusters && !tables.contains(host);
                 if !used[found..].iter().all(sound) {
                     let why = format!("L2 table {index} names what cannot be data");

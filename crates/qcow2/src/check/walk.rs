@@ -63,7 +63,8 @@ impl Walk<'_, '_> {
             };
             for (slot, raw) in entries.iter().enumerate() {
                 let name = || format!("entry {slot} of L2 table {index}");
-                for cluster in named(shape, *raw) {
+                let mapping = entry::decode(shape, *raw);
+                for cluster in mapping.into_iter().flat_map(|it| it.hosts(shape)) {
                     if checker.has(cluster) {
                         count(cluster);
                     } else if first_pass {
@@ -78,15 +79,6 @@ impl Walk<'_, '_> {
             (checker.progress)(index as u64, tables);
         }
         Ok(counts)
-    }
-}
-
-/// Returns the clusters that an entry of an L2 table names.
-fn named(shape: super::Shape, raw: u64) -> Vec<HostCluster> {
-    match entry::decode(shape, raw) {
-        Ok(Mapping::Data { host, .. } | Mapping::Zero { reserved: Some(host) }) => vec![host],
-        Ok(Mapping::Compressed(place)) => place.clusters(shape).collect(),
-        Ok(Mapping::Unallocated | Mapping::Zero { reserved: None }) | Err(_) => Vec::new(),
     }
 }
 
