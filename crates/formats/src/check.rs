@@ -22,10 +22,8 @@ pub fn check(
     match format {
         Format::Raw => raw::check(path, file, access, progress),
         Format::Qcow2 => {
-            let memory = match crate::create::is_block_device(path) {
-                true => qcow2::Memory::None,
-                false => qcow2::Memory::Beside(qcow2::Place::of(path)),
-            };
+            let is_device = crate::create::is_block_device(path);
+            let memory = (!is_device).then(|| qcow2::Place::of(path));
             qcow2::check(&path.display().to_string(), &*file, memory, options, progress)
         }
         Format::Log => {

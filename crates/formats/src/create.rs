@@ -15,7 +15,9 @@ use tracing::warn;
 use flowstone_image::{DiscardMode, Format, Image, Space, Upkeep, valid_capacity};
 use flowstone_log::{self as log, LogImage, LogInfo, LogOptions};
 use flowstone_log_format::SUPERBLOCK_AREA_BYTES;
-use flowstone_qcow2::{self as qcow2, Backing, Opening, Qcow2Image, Qcow2Info, Qcow2Options};
+use flowstone_qcow2::{
+    self as qcow2, Backing, Opening, Place, Qcow2Image, Qcow2Info, Qcow2Options,
+};
 use flowstone_raw::RawImage;
 
 use crate::backing::locate;
@@ -224,10 +226,7 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
             });
             let backing = backing.transpose()?;
             let (access, discard) = (options.file.access, options.args.discard);
-            let memory = match options.has_redo {
-                true => remember(path, &*file, access),
-                false => qcow2::Memory::None,
-            };
+            let memory = options.has_redo.then(|| remember(path, &*file, access)).flatten();
             let progress = options.progress;
             let opening = Opening { backing, discard, access, memory, progress };
             Ok(Box::new(Qcow2Image::open(path, file, opening)?))
@@ -304,13 +303,13 @@ fn check_keeps(path: &Path, file: &dyn FileIo) -> Result<()> {
 
 /// Returns where changes of the map are kept so that they survive the daemon; an image can be
 /// served without.
-fn remember<'a>(path: &'a Path, file: &dyn FileIo, access: Access) -> qcow2::Memory<'a> {
+fn remember<'a>(path: &'a Path, file: &dyn FileIo, access: Access) -> Option<Place<'a>> {
     // Redo records would name data that was lost with the process.
     if !file.survives_a_kill() {
-        return qcow2::Memory::None;
+        return None;
     }
     if !is_block_device(path) {
-        return qcow2::Memory::Beside(qcow2::Place::of(path));
+        return Some(Place::of(path));
     }
     if access == Access::Write {
         warn!(
@@ -318,7 +317,7 @@ fn remember<'a>(path: &'a Path, file: &dyn FileIo, access: Access) -> qcow2::Mem
             path.display()
         );
     }
-    qcow2::Memory::None
+    None
 }
 
 /// The last sector of a qcow2 file that another program has written may be partial, and direct I/O

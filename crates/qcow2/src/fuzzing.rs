@@ -8,7 +8,7 @@ use flowstone_fileio::Access;
 use flowstone_image::{CheckOptions, use_it};
 use flowstone_sim::SimDisk;
 
-use super::{Memory, Opening, Qcow2Image, Qcow2Options, check, create};
+use super::{Opening, Qcow2Image, Qcow2Options, check, create};
 
 /// Clusters of the small disks.
 const CLUSTERS: u64 = 150;
@@ -73,7 +73,7 @@ pub fn survive(cluster_bits: u32, patches: &[Patch], length: Option<usize>) {
     }
     let checked = |disk: &SimDisk, repair| {
         let options = CheckOptions { data: false, repair };
-        check("small", disk, Memory::None, options, &mut |_, _| {})
+        check("small", disk, None, options, &mut |_, _| {})
     };
     let disk = SimDisk::from_bytes(&bytes);
     let found = checked(&disk, false);

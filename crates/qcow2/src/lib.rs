@@ -51,4 +51,4 @@ pub use header_io::read_header;
 pub use inspect::Qcow2Info;
 pub use inspect::inspect;
 pub use open::Opening;
-pub use redo::{Memory, Place};
+pub use redo::Place;

@@ -14,7 +14,7 @@ use super::header::Header;
 use super::header_io::{clear_mark, read_header};
 use super::looks::{Length, Looked, look_through};
 use super::maintenance::{Knowledge, Maintenance};
-use super::redo::{Left, Memory, Place, Redo, recall};
+use super::redo::{Left, Place, Redo, recall};
 use super::replay;
 use super::slow_path::{SlowPath, SlowPathWorker};
 use super::survey::Survey;
@@ -33,8 +33,9 @@ pub struct Opening<'a> {
     pub discard: DiscardMode,
     /// For writing, or for reading only.
     pub access: Access,
-    /// Where changes of the map are kept for the daemon that follows a killed one.
-    pub memory: Memory<'a>,
+    /// Where changes of the map are kept for the daemon that follows a killed one: in a redo file
+    /// beside the image. If nowhere, writes that are not flushed do not survive a killed daemon.
+    pub memory: Option<Place<'a>>,
     /// Told before the first write.
     pub progress: Progress,
 }
@@ -42,7 +43,7 @@ pub struct Opening<'a> {
 impl Opening<'_> {
     /// An image without a backing file, which forgets with the process what is not flushed.
     pub fn to(access: Access) -> Self {
-        let (discard, memory) = (DiscardMode::default(), Memory::None);
+        let (discard, memory) = (DiscardMode::default(), None);
         Self { backing: None, discard, access, memory, progress: Progress::default() }
     }
 }
@@ -119,7 +120,7 @@ impl Qcow2Image {
     fn replay(
         &self,
         mut header: Header,
-        memory: Memory<'_>,
+        memory: Option<Place<'_>>,
         left: Left,
         looked: Looked,
     ) -> Result<Option<Knowledge>> {
@@ -151,15 +152,15 @@ fn start_trims(core: &Arc<Core>) -> Trims {
 fn remember(
     core: &Core,
     header: &mut Header,
-    memory: Memory<'_>,
+    memory: Option<Place<'_>>,
     left: Left,
 ) -> Result<Option<Redo>> {
     let redo = match (memory, left) {
-        (Memory::None, _) => None,
-        (Memory::Beside(place), Left::Changes(found, _)) => {
+        (None, _) => None,
+        (Some(place), Left::Changes(found, _)) => {
             Some(Redo::resume(place, found).map_err(|lost| lost.explain(&core.name))?)
         }
-        (Memory::Beside(place), left) => {
+        (Some(place), left) => {
             // The old mark is cleared before a redo file exists that it does not belong to.
             let cleared = clear_mark(&*core.file, header);
             cleared.map_err(|errno| failed(&core.name, errno.into()))?;

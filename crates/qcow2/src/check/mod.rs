@@ -17,7 +17,7 @@ use flowstone_image::{CheckOptions, CheckProgress, CheckReport};
 use self::walk::Walk;
 use super::header::Header;
 use super::header_io::{clear_mark, read_header, read_l1};
-use super::redo::{Left, Memory, recall};
+use super::redo::{Left, Place, recall};
 use super::refcounts::Refcounts;
 use super::replay;
 use super::shape::{HostCluster, Shape, sector_bytes};
@@ -46,7 +46,7 @@ struct Checker<'a> {
 pub fn check(
     name: &str,
     file: &dyn FileIo,
-    memory: Memory<'_>,
+    memory: Option<Place<'_>>,
     options: CheckOptions,
     progress: CheckProgress<'_>,
 ) -> Result<CheckReport> {

@@ -13,7 +13,7 @@ fn a_redo_file_that_is_too_long_or_names_too_many_records_is_damaged() {
     // A page, and two words for each record.
     let given = std::fs::metadata(redo.beside.path()).unwrap();
     assert_eq!(given.len(), 4096 + 16 * (1 << 18));
-    let left = || recall(Memory::Beside(beside(&image)), mark.bits()).map_err(|lost| lost.why);
+    let left = || recall(Some(beside(&image)), mark.bits()).map_err(|lost| lost.why);
     for (start, end, is_sound) in
         [(0, RECORDS, true), (7, 7 + RECORDS, true), (7, 8 + RECORDS, false), (8, 7, false)]
     {

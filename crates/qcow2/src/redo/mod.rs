@@ -41,16 +41,6 @@ use super::boot::{Boot, Clocks, random_number};
 use super::mark::Mark;
 use super::shape::GuestCluster;
 
-/// Storage for changes of the map, besides the image.
-#[derive(Clone, Copy, Debug, Default)]
-pub enum Memory<'a> {
-    /// Nowhere: writes that are not flushed do not survive a killed daemon.
-    #[default]
-    None,
-    /// In a redo file beside the image.
-    Beside(Place<'a>),
-}
-
 /// An image, and the places where its session keeps data for the next one.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {

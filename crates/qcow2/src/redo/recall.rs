@@ -20,7 +20,7 @@ use super::folder::{Folder, Named, flaw_of, is_free, name_of, old_name_of, read_
 use super::layout::*;
 use super::live::Live;
 use super::lost::{Lost, Why};
-use super::{Memory, RedoRecord};
+use super::{Place, RedoRecord};
 
 /// State that a killed daemon has left.
 #[derive(Debug)]
@@ -50,9 +50,9 @@ impl Left {
 }
 
 /// Finds what a killed daemon has left for an image with these autoclear features.
-pub fn recall(memory: Memory<'_>, autoclear: u64) -> Result<Left, Lost> {
+pub fn recall(memory: Option<Place<'_>>, autoclear: u64) -> Result<Left, Lost> {
     let Some(mark) = Mark::of(autoclear) else { return Ok(Left::Nothing) };
-    let Memory::Beside(place) = memory else {
+    let Some(place) = memory else {
         return Err(Lost { redo: name_of(mark).into(), why: Why::Missing });
     };
     let image = place.image;

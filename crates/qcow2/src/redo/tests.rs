@@ -31,7 +31,7 @@ pub fn begin(image: &Path) -> Redo {
 
 /// Returns the changes that are left; none if there is nothing, or only a void file.
 fn left(image: &Path, mark: Mark) -> Result<Vec<RedoRecord>, Why> {
-    let left = recall(Memory::Beside(beside(image)), mark.bits());
+    let left = recall(Some(beside(image)), mark.bits());
     left.map(|left| left.changes().to_vec()).map_err(|lost| lost.why)
 }
 
@@ -40,7 +40,7 @@ fn path_of(redo: &Redo) -> PathBuf {
 }
 
 fn resume(image: &Path, mark: Mark) -> Result<Redo, Lost> {
-    match recall(Memory::Beside(beside(image)), mark.bits()).unwrap() {
+    match recall(Some(beside(image)), mark.bits()).unwrap() {
         Left::Changes(found, _) => Redo::resume(beside(image), found),
         other => panic!("{other:?}"),
     }
@@ -110,8 +110,8 @@ fn what_is_not_of_the_last_session_is_not_believed() {
     redo.store(MARK_WORD, mark.bits() ^ 1 << 24);
     assert!(matches!(left(&image, mark), Err(Why::Other)), "another session");
     redo.store(MARK_WORD, mark.bits());
-    assert!(matches!(recall(Memory::Beside(beside(&image)), 0), Ok(Left::Nothing)), "not marked");
-    let without = recall(Memory::None, mark.bits()).unwrap_err();
+    assert!(matches!(recall(Some(beside(&image)), 0), Ok(Left::Nothing)), "not marked");
+    let without = recall(None, mark.bits()).unwrap_err();
     assert!(matches!(without.why, Why::Missing));
     std::fs::copy(&image, place.path().join("b")).unwrap();
     std::fs::rename(place.path().join("b"), &image).unwrap();
@@ -162,14 +162,14 @@ fn a_file_in_use_is_locked_and_is_not_removed_as_void() {
     let file = File::open(&path).unwrap();
     let is_locked = || flock(&file, FlockOperation::NonBlockingLockExclusive).is_err();
     assert!(is_locked());
-    let void = recall(Memory::Beside(beside(&image)), mark.bits()).unwrap();
+    let void = recall(Some(beside(&image)), mark.bits()).unwrap();
     assert!(matches!(void, Left::Void(_)));
     void.remove();
     assert!(path.exists());
     drop(redo);
     assert!(!is_locked());
     drop(file);
-    recall(Memory::Beside(beside(&image)), mark.bits()).unwrap().remove();
+    recall(Some(beside(&image)), mark.bits()).unwrap().remove();
     assert!(!path.exists());
 }
 

@@ -10,7 +10,7 @@ use flowstone_fileio::Access;
 use flowstone_image::{CheckOptions, CheckReport, DiscardMode, Format, Image};
 use flowstone_sim::SimDisk;
 
-use super::super::{Backing, Memory, Opening, Qcow2Image, Qcow2Options, check, create};
+use super::super::{Backing, Opening, Place, Qcow2Image, Qcow2Options, check, create};
 use flowstone_raw::RawImage;
 
 /// A new image on a new disk.
@@ -78,19 +78,19 @@ pub fn open_read_only_on(
 }
 
 pub fn checked(disk: &SimDisk, repair: bool) -> CheckReport {
-    checked_beside(disk, Memory::None, repair).unwrap()
+    checked_beside(disk, None, repair).unwrap()
 }
 
 /// Checks an image that may have files of a killed daemon beside it.
 pub fn checked_beside(
     disk: &SimDisk,
-    memory: Memory<'_>,
+    memory: Option<Place<'_>>,
     repair: bool,
 ) -> flowstone_block::Result<CheckReport> {
     let options = CheckOptions { data: false, repair };
     let name = match memory {
-        Memory::None => "image".into(),
-        Memory::Beside(place) => place.image.display().to_string(),
+        None => "image".into(),
+        Some(place) => place.image.display().to_string(),
     };
     check(&name, disk, memory, options, &mut |_, _| {})
 }

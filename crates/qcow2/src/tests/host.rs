@@ -11,7 +11,7 @@ use flowstone_fileio::{Access, FileIo};
 use flowstone_image::{CheckReport, Image};
 use flowstone_sim::{Fate, SimDisk};
 
-use super::super::{Memory, Opening, Place, Qcow2Image};
+use super::super::{Opening, Place, Qcow2Image};
 use super::fixture::{Guest, checked_beside, contents, extent, new_disk, number};
 
 /// Sectors of the disk of the tests.
@@ -64,9 +64,9 @@ impl Host {
         Self { folders: folders.to_vec(), ..self }
     }
 
-    fn beside<'a>(&'a self, image: &'a Path) -> Memory<'a> {
+    fn beside<'a>(&'a self, image: &'a Path) -> Option<Place<'a>> {
         let Self { folders, asks_server, .. } = self;
-        Memory::Beside(Place { image, folders, asks_server: *asks_server })
+        Some(Place { image, folders, asks_server: *asks_server })
     }
 
     /// Returns the files that sessions have left in its memory.

@@ -9,7 +9,7 @@ use flowstone_image::{CheckOptions, Image};
 use flowstone_sim::{SimDisk, Wrapped};
 
 use super::super::check;
-use super::super::{Memory, Opening, Qcow2Image};
+use super::super::{Opening, Qcow2Image};
 use super::basic::any_change;
 use super::fixture::{Guest, assert_clean, contents, extent, new_disk, number};
 
@@ -120,7 +120,7 @@ fn an_image_on_sectors_of_4_kib_is_resized_put_in_order_and_repaired() {
     disk.write_at(l1, &(entry & !(1 << 63)).to_be_bytes());
     let options = CheckOptions { data: false, repair: true };
     let file = large_sectors(&disk);
-    let report = check("image", &file, Memory::None, options, &mut |_, _| {}).unwrap();
+    let report = check("image", &file, None, options, &mut |_, _| {}).unwrap();
     assert_eq!((report.errors, report.repairs.len()), (vec![], 1));
     let image = open(&disk, Access::Read).unwrap();
     let mut guest = Guest::new(&image);
