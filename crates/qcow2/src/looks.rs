@@ -62,7 +62,7 @@ impl Looked {
         bytes: u64,
         backing_bytes: u64,
     ) -> Meta {
-        let map = Map::new(shape, std::mem::take(&mut self.l1)).in_sectors_of(sector_bytes(file));
+        let map = Map::new(shape, std::mem::take(&mut self.l1), sector_bytes(file));
         let mut meta = Meta::new(map, Space::new(self.survey.next), bytes, backing_bytes);
         meta.tables = std::mem::take(&mut self.survey.tables);
         meta.live = self.survey.live;
@@ -85,8 +85,7 @@ pub fn look_through(
         return Ok(Looked { l1, survey: Survey::default(), refcounts: None });
     }
     let (offset, clusters) = (header.refcount_table_offset, header.refcount_table_clusters);
-    let refcounts = Refcounts::load(&mut reader, header.shape, offset, clusters)?;
-    let mut refcounts = refcounts.in_sectors_of(sector);
+    let mut refcounts = Refcounts::load(&mut reader, header.shape, offset, clusters, sector)?;
     let surveyor = Surveyor {
         file: &mut reader,
         shape: header.shape,

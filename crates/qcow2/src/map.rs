@@ -5,7 +5,7 @@
 //! read again. Only changed sectors are written.
 
 use super::entry;
-use super::shape::{GuestCluster, HostCluster, SECTOR_BYTES, Shape};
+use super::shape::{GuestCluster, HostCluster, Shape};
 
 /// Memory for L2 tables that could be read again, in bytes: with clusters of 64 KiB enough for 512
 /// GiB of disk.
@@ -54,12 +54,13 @@ pub struct Missing {
 }
 
 impl Map {
-    /// The map with this L1 table, whose entries are as on the medium.
-    pub fn new(shape: Shape, l1: Vec<u64>) -> Self {
+    /// The map with this L1 table, whose entries are as on the medium, in a file whose sectors have
+    /// this size.
+    pub fn new(shape: Shape, l1: Vec<u64>, sector_bytes: usize) -> Self {
         let tables = l1.iter().map(|_| None).collect();
         Self {
             shape,
-            sector_bits: (SECTOR_BYTES / 8).ilog2(),
+            sector_bits: (sector_bytes / 8).ilog2(),
             l1,
             tables,
             loaded: 0,
@@ -69,11 +70,6 @@ impl Map {
             hand: 0,
             evictions: 0,
         }
-    }
-
-    /// Sets the size of a sector of the file in bytes.
-    pub fn in_sectors_of(self, bytes: usize) -> Self {
-        Self { sector_bits: (bytes / 8).ilog2(), ..self }
     }
 
     /// Returns the number of entries in a sector.
@@ -328,7 +324,7 @@ mod tests {
 
     #[test]
     fn a_disk_without_tables_is_empty_and_gets_them_when_written() {
-        let mut map = Map::new(SHAPE, vec![0; 4]);
+        let mut map = Map::new(SHAPE, vec![0; 4], 512);
         assert_eq!(map.get(GuestCluster(70)), Ok(0));
         map.set(GuestCluster(70), 0x8000_0000_0000_0a00);
         assert_eq!(map.get(GuestCluster(70)), Ok(0x8000_0000_0000_0a00));
@@ -344,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_table_that_others_share_moves_when_it_changes() {
-        let mut map = Map::new(SHAPE, vec![0x600, entry::COPIED | 0x800]);
+        let mut map = Map::new(SHAPE, vec![0x600, entry::COPIED | 0x800], 512);
         let missing = map.get(GuestCluster(0)).unwrap_err();
         assert_eq!(missing, Missing { index: 0, home: HostCluster(3) });
         map.insert(missing, vec![0; 64].into());

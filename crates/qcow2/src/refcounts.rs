@@ -9,7 +9,7 @@ use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_fileio::{BlockingFile, FileOffset};
 
 use super::map::{from_bytes, to_bytes};
-use super::shape::{HostCluster, SECTOR_BYTES, Shape};
+use super::shape::{HostCluster, Shape};
 
 /// Memory for blocks that could be read again, in bytes.
 const BLOCKS_BYTES_MAX: u64 = 16 << 20;
@@ -42,12 +42,13 @@ struct Block {
 pub type TakeRun<'a> = &'a mut dyn FnMut(u64) -> Option<Range<u64>>;
 
 impl Refcounts {
-    /// Reads the table.
+    /// Reads the table from a file whose sectors have this size.
     pub fn load(
         file: &mut BlockingFile,
         shape: Shape,
         offset: u64,
         clusters: u64,
+        sector_bytes: usize,
     ) -> Result<Self, Errno> {
         let mut bytes = AlignedBuf::zeroed((clusters * shape.cluster_bytes()) as usize);
         file.read(FileOffset::new(offset), &mut bytes)?;
@@ -55,18 +56,13 @@ impl Refcounts {
             shape,
             table: from_bytes(&bytes).into(),
             table_offset: offset,
-            sector_bytes: SECTOR_BYTES,
+            sector_bytes,
             blocks: BTreeMap::new(),
             changed_entries: BTreeSet::new(),
             moved: false,
             owed: Vec::new(),
             left: Vec::new(),
         })
-    }
-
-    /// Sets the size of a sector of the file in bytes.
-    pub fn in_sectors_of(self, sector_bytes: usize) -> Self {
-        Self { sector_bytes, ..self }
     }
 
     /// Returns the number of refcount blocks that the table has room for.
@@ -396,7 +392,7 @@ mod tests {
         let disk = SimDisk::new(1 << 20);
         disk.write_at(512, &1024u64.to_be_bytes());
         let mut file = BlockingFile::new(&disk).unwrap();
-        let refcounts = Refcounts::load(&mut file, SHAPE, 512, 1).unwrap();
+        let refcounts = Refcounts::load(&mut file, SHAPE, 512, 1, 512).unwrap();
         (disk, file, refcounts)
     }
 

@@ -110,9 +110,8 @@ pub fn check_beside(
     let l1 = read_l1(&mut reader, &header, sector, file_bytes)
         .map_err(|refusal| refusal.explain(name, ADVICE))?;
     let (table, clusters) = (header.refcount_table_offset, header.refcount_table_clusters);
-    let refcounts = Refcounts::load(&mut reader, header.shape, table, clusters)
-        .map_err(|errno| Error::host(name, errno, "check the host's file system"))?
-        .in_sectors_of(sector);
+    let refcounts = Refcounts::load(&mut reader, header.shape, table, clusters, sector)
+        .map_err(|errno| host(errno.into()))?;
     let mut checker = Checker {
         file: reader,
         shape: header.shape,

@@ -32,7 +32,7 @@ impl Model {
         disk.write_at(TABLE * cluster, &[0; 2 * 512]);
         disk.write_at(TABLE * cluster, &(BLOCK * cluster).to_be_bytes());
         let mut file = BlockingFile::new(&disk).unwrap();
-        let refcounts = Refcounts::load(&mut file, shape, TABLE * cluster, 1).unwrap();
+        let refcounts = Refcounts::load(&mut file, shape, TABLE * cluster, 1, 512).unwrap();
         let mut model = Self { shape, disk, file, refcounts, users: BTreeMap::new(), end: 3 };
         model.refcounts.owe([0, TABLE, BLOCK].map(HostCluster));
         model.users.extend([0, TABLE, BLOCK].map(|cluster| (cluster, 1)));
@@ -96,7 +96,7 @@ impl Model {
         let clusters = clusters.end - clusters.start;
         let offset = self.refcounts.table_offset;
         let mut file = BlockingFile::new(&self.disk).unwrap();
-        let mut stored = Refcounts::load(&mut file, self.shape, offset, clusters).unwrap();
+        let mut stored = Refcounts::load(&mut file, self.shape, offset, clusters, 512).unwrap();
         assert!(!stored.is_changed());
         for cluster in 0..self.end + 100 {
             let users = self.users.get(&cluster).copied().unwrap_or(0);
@@ -255,7 +255,7 @@ fn blocks_in_memory_are_bounded_and_changes_are_kept() {
     disk.write_at(512, &to_bytes(&table));
     disk.write_at(home(blocks), &[0]);
     let mut file = BlockingFile::new(&disk).unwrap();
-    let mut refcounts = Refcounts::load(&mut file, shape, 512, table_clusters).unwrap();
+    let mut refcounts = Refcounts::load(&mut file, shape, 512, table_clusters, 512).unwrap();
     let changed = HostCluster(3 * shape.block_refcounts() + 7);
     refcounts.set(&mut file, changed, 1).unwrap();
     for index in 0..blocks as u64 {
@@ -266,7 +266,7 @@ fn blocks_in_memory_are_bounded_and_changes_are_kept() {
         assert!(index >= most as u64 || refcounts.blocks.len() as u64 > index);
     }
     refcounts.write_blocks(&mut file).unwrap();
-    let mut stored = Refcounts::load(&mut file, shape, 512, table_clusters).unwrap();
+    let mut stored = Refcounts::load(&mut file, shape, 512, table_clusters, 512).unwrap();
     assert_eq!(stored.get(&mut file, changed), Ok(1));
 }
 
@@ -277,7 +277,7 @@ fn a_table_that_names_no_cluster_is_an_error() {
         let disk = SimDisk::new(1 << 20);
         disk.write_at(512, &u64::to_be_bytes(entry));
         let mut file = BlockingFile::new(&disk).unwrap();
-        let mut refcounts = Refcounts::load(&mut file, shape, 512, 1).unwrap();
+        let mut refcounts = Refcounts::load(&mut file, shape, 512, 1, 512).unwrap();
         assert_eq!(refcounts.get(&mut file, HostCluster(3)), Err(Errno::IO), "{entry:#x}");
         assert!(refcounts.blocks().all(|(_, home)| home == Err(Errno::IO)));
         assert_eq!(refcounts.table_entries(), 64);

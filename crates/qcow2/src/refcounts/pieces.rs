@@ -16,7 +16,7 @@ fn with_one_block() -> (SimDisk, BlockingFile, Refcounts) {
     disk.write_at(CLUSTER, &[0; 2 * CLUSTER as usize]);
     disk.write_at(CLUSTER, &(2 * CLUSTER).to_be_bytes());
     let mut file = BlockingFile::new(&disk).unwrap();
-    let refcounts = Refcounts::load(&mut file, SHAPE, CLUSTER, 1).unwrap();
+    let refcounts = Refcounts::load(&mut file, SHAPE, CLUSTER, 1, 512).unwrap();
     (disk, file, refcounts)
 }
 
@@ -25,7 +25,7 @@ fn stored(disk: &SimDisk, refcounts: &Refcounts) -> Vec<(u64, u64)> {
     let mut file = BlockingFile::new(disk).unwrap();
     let clusters = refcounts.table_clusters();
     let (offset, count) = (refcounts.table_offset, clusters.end - clusters.start);
-    let mut stored = Refcounts::load(&mut file, SHAPE, offset, count).unwrap();
+    let mut stored = Refcounts::load(&mut file, SHAPE, offset, count, 512).unwrap();
     let counted = (0..2 * COUNTS).map(|it| (it, stored.get(&mut file, HostCluster(it)).unwrap()));
     counted.filter(|(_, count)| *count != 0).collect()
 }
