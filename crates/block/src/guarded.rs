@@ -13,9 +13,9 @@
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Mutex, Once};
 
-use crate::{IoVec, mutant};
+use crate::{IoVec, lock, mutant};
 
 /// A registered range of memory. Must be dropped before the memory is unmapped.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl Guarded {
     pub unsafe fn new(start: *mut u8, bytes: usize, page_bytes: usize) -> Self {
         static HANDLER: Once = Once::new();
         HANDLER.call_once(install_handler);
-        let mut idle = idle();
+        let mut idle = lock(&IDLE);
         let entry = idle.pop().unwrap_or_else(Entry::make);
         let start = start as usize;
         entry.change(start..start + bytes, page_bytes.next_power_of_two());
@@ -67,7 +67,7 @@ impl Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        let mut idle = idle();
+        let mut idle = lock(&IDLE);
         self.0.change(0..0, 1);
         if self.0.broken.swap(false, Ordering::AcqRel) {
             BROKEN.fetch_sub(1, Ordering::AcqRel);
@@ -110,10 +110,6 @@ fn lies_in_broken<'list>(pieces: impl IntoIterator<Item = &'list IoVec> + Clone)
                 touches((first, last)) && pieces.clone().into_iter().map(bounds).any(touches)
             })
     })
-}
-
-fn idle() -> MutexGuard<'static, Vec<&'static Entry>> {
-    IDLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn entries() -> impl Iterator<Item = &'static Entry> {

@@ -5,9 +5,9 @@
 //! not small and the host has some, so a range that is read ahead is few pieces, for the price of a
 //! copy.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
-use flowstone_block::{AlignedBuf, Slab};
+use flowstone_block::{AlignedBuf, Slab, lock};
 
 use crate::BLOCK_BYTES;
 use crate::readahead::WINDOW_MAX;
@@ -50,7 +50,7 @@ impl Staging {
     pub fn resize(&self, frames: usize) {
         let most = frames * BLOCK_BYTES / PART_OF / self.buffer_bytes;
         let most = most.clamp(1, BUFFERS_MAX);
-        let mut buffers = self.buffers();
+        let mut buffers = lock(&self.buffers);
         let before = std::mem::replace(&mut buffers.most, most);
         let spare = if most < before { std::mem::take(&mut buffers.spare) } else { Vec::new() };
         buffers.made -= spare.len();
@@ -59,13 +59,9 @@ impl Staging {
         drop(spare);
     }
 
-    fn buffers(&self) -> MutexGuard<'_, Buffers> {
-        self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes a buffer; `None` if all are in use, or the host has no memory.
     pub fn take(&self) -> Option<AlignedBuf> {
-        let mut buffers = self.buffers();
+        let mut buffers = lock(&self.buffers);
         if buffers.spare.is_empty() && buffers.made < buffers.most {
             let made = self.make(buffers.most - buffers.made);
             buffers.made += made.len();
@@ -87,7 +83,7 @@ impl Staging {
 
     /// Takes a buffer back.
     pub fn give_back(&self, buffer: AlignedBuf) {
-        let mut buffers = self.buffers();
+        let mut buffers = lock(&self.buffers);
         if buffers.made <= buffers.most {
             return buffers.spare.push(buffer);
         }
@@ -112,7 +108,7 @@ mod tests {
             assert!(most * window <= (frames / PART_OF).max(window));
             let used = spare.split_off(most / 2);
             let left = |staging: &Staging| {
-                let buffers = staging.buffers();
+                let buffers = lock(&staging.buffers);
                 (buffers.made, buffers.spare.len())
             };
             let in_use = used.len();

@@ -13,9 +13,9 @@ mod records;
 mod told;
 mod xfs;
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
-use flowstone_block::{Extent, Request, SECTOR_BYTES};
+use flowstone_block::{Extent, Request, SECTOR_BYTES, lock};
 
 use self::blocks::{Block, Blocks};
 use self::journal::{Journal, Kind};
@@ -62,14 +62,14 @@ impl List {
 
     /// Returns whether the guest has written the format of this journal.
     pub fn knows_format_of(&self, number: u16) -> bool {
-        let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        let reader = lock(&self.reader);
         reader.states.iter().any(|(it, state)| *it == number && state.written.is_some())
     }
 
     /// Reads a guest's write to the journal of this number.
     pub fn journal_is_written(&self, journal: (u16, &Journal), request: &Request) {
         let Some(extent) = request.op.extent() else { return };
-        let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reader = lock(&self.reader);
         let is_small = extent.bytes() <= WRITE_BYTES_MAX;
         if is_small && let Ok(bytes) = usize::try_from(extent.bytes()) {
             reader.write.resize(bytes, 0);
@@ -87,7 +87,7 @@ impl List {
 
     /// Clears the list after an unreadable write to a journal.
     pub fn journal_is_unreadable(&self) {
-        self.forget(&mut self.reader.lock().unwrap_or_else(PoisonError::into_inner));
+        self.forget(&mut lock(&self.reader));
     }
 
     fn forget(&self, reader: &mut Reader) {

@@ -2,12 +2,12 @@
 //! definer has completed. No request waits for it, and without such a write there is no thread.
 
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use flowstone_block::{
-    BlockingDisk, Geometry, Layer, LogBudget, Published, SECTOR_BYTES, Sector, mutant,
+    BlockingDisk, Geometry, Layer, LogBudget, Published, SECTOR_BYTES, Sector, lock, mutant,
 };
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tracing::{debug, warn};
@@ -97,7 +97,7 @@ impl Watcher {
 
     /// Requests a reading, since a definer has changed.
     pub fn read_again(&self) {
-        let mut state = self.shared.state();
+        let mut state = lock(&self.shared.state);
         state.wanted = true;
         if state.is_running || state.stopped {
             return;
@@ -120,13 +120,13 @@ impl Watcher {
 
     /// Returns the number of readings.
     pub fn readings(&self) -> u64 {
-        self.shared.state().readings
+        lock(&self.shared.state).readings
     }
 }
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        let mut state = self.shared.state();
+        let mut state = lock(&self.shared.state);
         state.stopped = true;
         self.shared.changed.notify_all();
         while state.threads > 0 {
@@ -140,16 +140,12 @@ struct EndsThread(Arc<Shared>);
 
 impl Drop for EndsThread {
     fn drop(&mut self) {
-        self.0.state().threads -= 1;
+        lock(&self.0.state).threads -= 1;
         self.0.changed.notify_all();
     }
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn run(&self, disk: &dyn Layer) {
         if let Some(cpus) = &self.cpus {
             // If that is refused, it shares a queue's CPU.
@@ -161,7 +157,7 @@ impl Shared {
             match BlockingDisk::new(disk) {
                 Ok(disk) => {
                     let begin = Instant::now();
-                    let (shared, piece, is_wanted) = (self, None, self.state().readings > 0);
+                    let (shared, piece, is_wanted) = (self, None, lock(&self.state).readings > 0);
                     let mut disk =
                         DiskBytes { disk, geometry, shared, piece, is_wanted, has_failed: false };
                     let layout = recognise(&mut disk, bytes);
@@ -170,19 +166,19 @@ impl Shared {
                     self.publish(layout, disk.has_failed);
                 }
                 Err(error) => {
-                    let mut state = self.state();
+                    let mut state = lock(&self.state);
                     state.say(&error);
                     (state.failures, state.wanted) = (state.failures + 1, true);
                 }
             }
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             state.ended = Some(Instant::now());
             state.readings += 1;
         }
     }
 
     fn publish(&self, mut layout: Layout, has_failed: bool) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         // A stopped reading is incomplete.
         if state.stopped {
             return;
@@ -205,21 +201,21 @@ impl Shared {
     }
 
     fn is_stopped(&self) -> bool {
-        self.state().stopped
+        lock(&self.state).stopped
     }
 
     /// Rests for `time`, unless it is stopped.
     fn rest(&self, time: Duration) {
         if !time.is_zero() {
             let rests = |state: &mut State| !state.stopped;
-            drop(self.changed.wait_timeout_while(self.state(), time, rests));
+            drop(self.changed.wait_timeout_while(lock(&self.state), time, rests));
         }
     }
 
     /// Waits until the next reading is due. Returns `false` if none is wanted, and the thread is to
     /// end.
     fn is_due(&self) -> bool {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         while state.wanted && !state.stopped {
             let rest = state.rest();
             let since = state.ended.map_or(rest, |ended| ended.elapsed());

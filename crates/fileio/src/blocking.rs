@@ -3,9 +3,9 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
-use flowstone_block::{Errno, IoVec, Outcome, mutant};
+use flowstone_block::{Errno, IoVec, Outcome, lock, mutant};
 use libc::{c_int, iovec, off_t};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fdatasync, ftruncate, seek};
 use rustix::io::retry_on_intr;
@@ -156,7 +156,7 @@ fn allocate_fallback(files: &Descriptors, end: FileOffset) -> Outcome {
     // Size check and extension must be atomic: an extension based on an old size would truncate
     // what another thread has appended. Writes do not append where space is allocated first.
     static GROWTH: Mutex<()> = Mutex::new(());
-    let _alone = GROWTH.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = lock(&GROWTH);
     let held = seek(&files.file, SeekFrom::End(0))?;
     match files.kind {
         _ if end.get() <= held => Ok(()),

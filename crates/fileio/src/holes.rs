@@ -11,10 +11,9 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use flowstone_block::{Errno, Outcome};
+use flowstone_block::{Errno, Outcome, lock};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
 use crate::FileOffset;
@@ -66,7 +65,7 @@ pub fn discard(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
 /// block. The kernel punches one range of a file at a time; the lock here tells what each call
 /// freed.
 fn punch_and_weigh(files: &Descriptors, at: u64, end: u64) -> Outcome {
-    let _alone = files.punching.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = lock(&files.punching);
     let before = files.allocated_bytes();
     let outcome = punch_at(files, at, end);
     if let (Ok(before), Ok(after)) = (before, files.allocated_bytes()) {

@@ -12,9 +12,9 @@
 use std::fs::File;
 use std::num::NonZeroU64;
 use std::os::fd::AsRawFd;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
-use flowstone_block::Outcome;
+use flowstone_block::{Outcome, lock};
 use rustix::fs::{Advice, fadvise, fstatfs};
 
 use crate::{FileOffset, FileOp, FileRequest};
@@ -84,7 +84,7 @@ impl PageCache {
     }
 
     fn remember(&self, offset: FileOffset, bytes: u64) {
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = lock(&self.written);
         let has_room = written.fresh.len() < RANGES_MAX;
         // Journals are written sequentially, and so are the copies of a log image beside them.
         let mut ranges = written.fresh.iter_mut();
@@ -96,7 +96,7 @@ impl PageCache {
     }
 
     fn drop_old(&self, file: &File) {
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = lock(&self.written);
         let fresh = std::mem::take(&mut written.fresh);
         let old = std::mem::replace(&mut written.old, fresh);
         drop(written);

@@ -8,11 +8,11 @@ use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, NextLook, Reactor, Waker, mutant};
+use flowstone_block::{Errno, NextLook, Reactor, Waker, lock, mutant};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tracing::error;
 
@@ -94,13 +94,8 @@ fn failed_by_panic(request: &FileRequest) -> FileCompletion {
 }
 
 impl Pool {
-    fn state(&self) -> MutexGuard<'_, State> {
-        // A panic elsewhere does not leave the queue inconsistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn enqueue(self: &Arc<Self>, jobs: impl Iterator<Item = Job>) -> io::Result<()> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         state.jobs.extend(jobs);
         let wanted = state.jobs.len().saturating_sub(state.idle);
         let any_number = mutant("fileio.pool.has-any-number-of-threads");
@@ -122,7 +117,7 @@ impl Pool {
     /// Takes a waiting job. The lock is released before this returns, so that running the job does
     /// not keep other queues from adding theirs.
     fn take_job(&self) -> Option<Job> {
-        self.state().jobs.pop_front()
+        lock(&self.state).jobs.pop_front()
     }
 
     fn serve(&self) {
@@ -141,7 +136,7 @@ impl Pool {
 
     /// Returns the next job, or `None` when this thread has been idle for long enough to end.
     fn next_job(&self) -> Option<Job> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         loop {
             if let Some(job) = state.jobs.pop_front() {
                 return Some(job);
@@ -161,7 +156,7 @@ impl Pool {
 
 impl CompletionQueue {
     fn deliver(&self, completion: FileCompletion) {
-        self.done.lock().unwrap_or_else(PoisonError::into_inner).push(completion);
+        lock(&self.done).push(completion);
         self.full.store(true, Ordering::Release);
         self.waker.wake();
     }
@@ -173,7 +168,7 @@ impl CompletionQueue {
     fn take(&self, done: &mut Vec<FileCompletion>) -> usize {
         // Cleared before the list is taken: later completions set it again.
         self.full.store(false, Ordering::Release);
-        let mut mine = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mine = lock(&self.done);
         let count = mine.len();
         done.append(&mut mine);
         count

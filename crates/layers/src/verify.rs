@@ -5,12 +5,12 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crc32c::crc32c;
 use flowstone_block::{
     Channel, Completion, Errno, Extent, Layer, Op, QueueContext, Request, SECTOR_BYTES, Token,
-    TokenSource,
+    TokenSource, lock,
 };
 use slab::Slab;
 use tracing::error;
@@ -80,12 +80,8 @@ fn numbers(extent: Extent) -> std::ops::Range<u64> {
 }
 
 impl VerifyChannel {
-    fn knowledge(&self) -> MutexGuard<'_, Knowledge> {
-        self.knowledge.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn begin_read(&self, extent: Extent) -> Vec<Known> {
-        let sectors = &self.knowledge().sectors;
+        let sectors = &lock(&self.knowledge).sectors;
         numbers(extent).map(|number| sectors.get(&number).copied().unwrap_or_default()).collect()
     }
 
@@ -94,7 +90,7 @@ impl VerifyChannel {
     fn begin_write(&self, extent: Extent, request: &Request) -> Vec<Known> {
         let mut checksums = Vec::new();
         request.for_each_sector(|sector| checksums.push(crc32c(sector)));
-        let Knowledge { sectors, zeroing } = &mut *self.knowledge();
+        let Knowledge { sectors, zeroing } = &mut *lock(&self.knowledge);
         let zeroed = |number| zeroing.iter().any(|extent| numbers(*extent).contains(&number));
         numbers(extent)
             .zip(checksums)
@@ -111,7 +107,7 @@ impl VerifyChannel {
 
     /// Forgets the sectors instead of listing them as zero, since there may be many.
     fn begin_zero(&self, extent: Extent) {
-        let Knowledge { sectors, zeroing } = &mut *self.knowledge();
+        let Knowledge { sectors, zeroing } = &mut *lock(&self.knowledge);
         zeroing.push(extent);
         let forget = |known: &mut Known| {
             known.version = known.version.wrapping_add(1);
@@ -126,14 +122,14 @@ impl VerifyChannel {
     }
 
     fn end_zero(&self, extent: Extent) {
-        let zeroing = &mut self.knowledge().zeroing;
+        let zeroing = &mut lock(&self.knowledge).zeroing;
         if let Some(at) = zeroing.iter().position(|other| *other == extent) {
             zeroing.swap_remove(at);
         }
     }
 
     fn end_write(&self, extent: Extent, mine: &[Known], succeeded: bool) {
-        let sectors = &mut self.knowledge().sectors;
+        let sectors = &mut lock(&self.knowledge).sectors;
         for (number, mine) in numbers(extent).zip(mine) {
             let Some(known) = sectors.get_mut(&number) else {
                 continue;
@@ -149,7 +145,7 @@ impl VerifyChannel {
     fn find_wrong(&self, extent: Extent, before: &[Known], request: &Request) -> Option<u64> {
         let mut checksums = Vec::with_capacity(before.len());
         request.for_each_sector(|sector| checksums.push(crc32c(sector)));
-        let sectors = &self.knowledge().sectors;
+        let sectors = &lock(&self.knowledge).sectors;
         numbers(extent).zip(before).zip(checksums).find_map(|((number, before), checksum)| {
             let expected = before.checksum?;
             let now = sectors.get(&number)?;

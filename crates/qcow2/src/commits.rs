@@ -1,9 +1,9 @@
 //! Commits: one serves all flushes that wait when it begins.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
-use flowstone_block::{Clock, Errno, Outcome, SectorCount, mutant};
+use flowstone_block::{Clock, Errno, Outcome, SectorCount, lock, mutant};
 use flowstone_image::runtime::inbox::Inbox;
 
 /// Commands of the maintenance worker, which have a reply.
@@ -54,13 +54,9 @@ impl Commits {
         Self { inbox: Inbox::new(clock), ..Self::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Requests a commit that begins from now on.
     pub fn ask(&self) -> Ticket {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let calls = !std::mem::replace(&mut state.wanted, true);
         let ticket = state.next.clone();
         drop(state);
@@ -84,7 +80,7 @@ impl Commits {
     /// Requests a commit that begins from now on, and waits for it.
     pub fn run(&self) -> Outcome {
         let ticket = self.ask();
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         loop {
             if let Some(outcome) = self.outcome(&ticket) {
                 return outcome;
@@ -109,7 +105,7 @@ impl Commits {
 
     /// For the maintenance worker: returns whether a flush waits for a commit.
     pub fn is_wanted(&self) -> bool {
-        self.state().wanted
+        lock(&self.state).wanted
     }
 
     /// For the maintenance worker: returns whether something has changed since the last commit
@@ -127,7 +123,7 @@ impl Commits {
     /// For the maintenance worker: begins a commit. Tickets issued from now on are for the next
     /// one.
     pub fn begin(&self) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         state.current = std::mem::take(&mut state.next);
         state.wanted = false;
         // Before the map is read, so that no change is missed.
@@ -136,7 +132,7 @@ impl Commits {
 
     /// For the maintenance worker: ends the commit.
     pub fn end(&self, outcome: Outcome) {
-        let ended = self.state().current.0.set(outcome);
+        let ended = lock(&self.state).current.0.set(outcome);
         ended.expect("a commit ends once");
         self.ended.notify_all();
     }
@@ -144,7 +140,7 @@ impl Commits {
     /// Marks the maintenance worker as ended; all waiting requests fail with EIO.
     pub fn abandon(&self) {
         self.inbox.close();
-        let _state = self.state();
+        let _state = lock(&self.state);
         self.abandoned.store(true, Ordering::Release);
         self.ended.notify_all();
     }

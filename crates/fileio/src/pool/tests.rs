@@ -1,4 +1,5 @@
 use std::fs::File;
+use std::sync::MutexGuard;
 
 use flowstone_block::{AlignedBuf, IoVec};
 
@@ -135,7 +136,7 @@ fn a_server_is_asked_by_no_queues_thread_although_there_is_no_other() {
         reactor.sleep(|| channel.next_look());
         channel.reap(&mut done);
     }
-    assert_eq!((pool.state().jobs.len(), done.len()), (1, 0));
+    assert_eq!((lock(&pool.state).jobs.len(), done.len()), (1, 0));
     HAS_THREADS.store(true, Ordering::Relaxed);
     while done.is_empty() {
         reactor.sleep(|| channel.next_look());

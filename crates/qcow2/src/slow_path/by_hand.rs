@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use flowstone_block::Errno;
+use flowstone_block::{Errno, lock};
 use flowstone_image::Upkeep;
 
 use super::worker::ASKS_MAX;
@@ -27,7 +27,7 @@ impl SlowPath {
 
 impl Upkeep for SlowPathByHand {
     fn is_due(&self) -> bool {
-        !self.slow_path.core.asks_by_hand() && !self.slow_path.state().jobs.is_empty()
+        !self.slow_path.core.asks_by_hand() && !lock(&self.slow_path.state).jobs.is_empty()
     }
 
     fn next(&self) -> Option<Instant> {
@@ -37,11 +37,11 @@ impl Upkeep for SlowPathByHand {
     /// A request that lacks room is retried when the maintenance worker has answered: all its steps
     /// are repeated.
     fn turn(&mut self) {
-        let Some(mut job) = self.slow_path.state().jobs.pop_front() else { return };
+        let Some(mut job) = lock(&self.slow_path.state).jobs.pop_front() else { return };
         let outcome = self.slow_path.carry_out(job.request(), &mut self.worker);
         if outcome == Err(Errno::AGAIN) && self.asks < ASKS_MAX {
             self.asks += 1;
-            self.slow_path.state().jobs.push_front(job);
+            lock(&self.slow_path.state).jobs.push_front(job);
             return;
         }
         self.asks = 0;

@@ -11,10 +11,10 @@ mod zeroes;
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
-use flowstone_block::{Errno, Outcome, Request};
+use flowstone_block::{Errno, Outcome, Request, lock};
 use flowstone_image::runtime::completion_queue::{CompletionQueue, HandedOver};
 use tracing::error;
 
@@ -48,13 +48,9 @@ impl SlowPath {
         Arc::new(Self { core, state: Mutex::default(), wakeup: Condvar::new() })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes over a request; it completes in the completion queue.
     pub fn submit(self: &Arc<Self>, request: Box<Request>, reply_to: &Arc<CompletionQueue>) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         state.jobs.push_back(HandedOver::new(request, reply_to));
         if self.core.is_by_hand() {
             return;
@@ -82,7 +78,7 @@ impl SlowPath {
     /// Returns the number of threads.
     #[cfg(test)]
     pub fn threads(&self) -> usize {
-        self.state().threads.len()
+        lock(&self.state).threads.len()
     }
 
     fn run(&self) {
@@ -110,7 +106,7 @@ impl SlowPath {
     }
 
     fn next(&self) -> Option<HandedOver> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         loop {
             if let Some(job) = state.jobs.pop_front() {
                 return Some(job);
@@ -127,7 +123,7 @@ impl SlowPath {
     /// Ends the threads. Nothing may be submitted afterwards.
     pub fn stop(&self) {
         let threads = {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             state.stopping = true;
             std::mem::take(&mut state.threads)
         };

@@ -1,9 +1,10 @@
 //! A disk's share of the devices that hold its files.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use flowstone_block::lock;
 use flowstone_fileio::FileIo;
 
 use super::file::SharedFile;
@@ -27,7 +28,7 @@ impl Devices {
     }
 
     fn get(&self, number: u64) -> Arc<Device> {
-        let mut devices = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = lock(&self.known);
         devices.retain(|_, device| device.strong_count() > 0);
         let known = devices.get(&number).and_then(Weak::upgrade);
         known.unwrap_or_else(|| {
@@ -60,15 +61,11 @@ impl DiskShare {
         Arc::new(Self { devices, state, held_back: Arc::default() })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Charges a file's requests to this disk. A file in memory is on no device, and is returned as
     /// it is.
     pub fn charge(&self, file: Box<dyn FileIo>) -> Box<dyn FileIo> {
         let Some(number) = file.device() else { return file };
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let (vm, weight) = (state.vm, state.weight);
         let known = state.members.get(&number).and_then(Weak::upgrade);
         let member = known.unwrap_or_else(|| {
@@ -84,7 +81,7 @@ impl DiskShare {
 
     /// Sets the VM of the disk, and the VM's weight on a contended device.
     pub fn set_vm(&self, vm: DeviceVm) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.vm == vm {
             return;
         }
@@ -96,17 +93,17 @@ impl DiskShare {
 
     /// Returns the VM of the disk, as set last.
     pub fn vm(&self) -> DeviceVm {
-        self.lock().vm
+        lock(&self.state).vm
     }
 
     /// Returns the disk's weight among those of its VM.
     pub fn weight(&self) -> Weight {
-        self.lock().weight
+        lock(&self.state).weight
     }
 
     /// Sets the disk's weight among those of its VM.
     pub fn set_weight(&self, weight: Weight) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.weight = weight;
         for member in state.members.values().filter_map(Weak::upgrade) {
             member.device.set_weight(member.key, weight);
