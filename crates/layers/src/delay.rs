@@ -1,7 +1,6 @@
 //! Delays completions: by a fixed time, or by a random one, so that they are reordered.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::io;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -47,14 +46,10 @@ struct DelayChannel {
     base: Box<dyn Channel>,
     range: DelayRange,
     random: fastrand::Rng,
-    held: BinaryHeap<Reverse<Held>>,
+    /// Delayed completions, by the time of their release and a number of their own.
+    held: BTreeMap<(Instant, u64), Completion>,
+    numbered: u64,
     arrived: Vec<Completion>,
-}
-
-/// A delayed completion and the time of its release.
-struct Held {
-    due: Instant,
-    completion: Completion,
 }
 
 impl Delay {
@@ -72,7 +67,8 @@ impl Layer for Delay {
             base: self.base.channel(context)?,
             range: self.range,
             random: fastrand::Rng::new(),
-            held: BinaryHeap::new(),
+            held: BTreeMap::new(),
+            numbered: 0,
             arrived: Vec::new(),
         }))
     }
@@ -90,7 +86,8 @@ impl DelayChannel {
         self.base.reap(&mut arrived);
         for completion in arrived.drain(..) {
             let due = self.due();
-            self.held.push(Reverse(Held { due, completion }));
+            self.numbered += 1;
+            self.held.insert((due, self.numbered), completion);
         }
         self.arrived = arrived;
     }
@@ -106,36 +103,17 @@ impl Channel for DelayChannel {
     fn reap(&mut self, done: &mut Vec<Completion>) {
         self.hold_arrivals();
         let now = Instant::now();
-        while self.held.peek().is_some_and(|held| held.0.due <= now) {
-            if let Some(Reverse(held)) = self.held.pop() {
-                done.push(held.completion);
-            }
+        while let Some(first) = self.held.first_entry()
+            && first.key().0 <= now
+        {
+            done.push(first.remove());
         }
     }
 
     fn next_look(&mut self) -> NextLook {
-        let due = self.held.peek().map_or(NextLook::OnWake, |held| NextLook::At(held.0.due));
+        let first = self.held.first_key_value();
+        let due = first.map_or(NextLook::OnWake, |((due, _), _)| NextLook::At(*due));
         due.min(self.base.next_look())
-    }
-}
-
-impl PartialEq for Held {
-    fn eq(&self, other: &Self) -> bool {
-        self.due == other.due
-    }
-}
-
-impl Eq for Held {}
-
-impl PartialOrd for Held {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Held {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.due.cmp(&other.due)
     }
 }
 
