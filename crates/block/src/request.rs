@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::ptr;
 
-use crate::{Class, Errno, Extent, IoPriority, IoVec, Origin, SECTOR_BYTES, Token};
+use crate::{Class, Errno, Extent, IoPriority, IoVec, Origin, Token};
 
 /// Chunk of the test for zeroes: a few vector instructions.
 const ZERO_TEST_BYTES: usize = 256;
@@ -216,28 +216,6 @@ impl Request {
             filled += piece.bytes();
         });
     }
-
-    /// Calls `visit` with the bytes of each sector in order, copied out of the request first so
-    /// that the guest cannot change them meanwhile.
-    pub fn for_each_sector(&self, mut visit: impl FnMut(&[u8])) {
-        let mut sector = [0; SECTOR_BYTES as usize];
-        let mut filled = 0;
-        for piece in &self.memory {
-            let mut rest = *piece;
-            while rest.bytes() > 0 {
-                let part = rest.truncate(sector.len() - filled);
-                let to = &mut sector[filled..filled + part.bytes()];
-                // SAFETY: `to` has the part's length, and our memory is never guest memory.
-                unsafe { ptr::copy_nonoverlapping(part.address(), to.as_mut_ptr(), to.len()) };
-                filled += part.bytes();
-                rest = rest.skip(part.bytes());
-                if filled == sector.len() {
-                    visit(&sector);
-                    filled = 0;
-                }
-            }
-        }
-    }
 }
 
 /// The outcome of a request: success, or the host's error number.
@@ -290,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn sectors_are_whole_even_when_memory_is_cut_at_odd_places() {
+    fn memory_that_is_cut_at_odd_places_is_copied_in_order() {
         let mut bytes: Vec<u8> = (0..1024u32).map(|i| (i % 251) as u8).collect();
         let original = bytes.clone();
         let extent = Extent::new(Sector::new(0), SectorCount::new(2)).unwrap();
@@ -299,11 +277,8 @@ mod tests {
             // SAFETY: `bytes` outlives the request.
             request.memory.push(unsafe { IoVec::of(&mut bytes[range]) });
         }
-        let mut seen = Vec::new();
-        request.for_each_sector(|sector| {
-            assert_eq!(sector.len(), 512);
-            seen.extend_from_slice(sector);
-        });
+        let mut seen = vec![0; 1024];
+        request.copy_out(0, &mut seen);
         assert_eq!(seen, original);
     }
 }

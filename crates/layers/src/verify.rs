@@ -79,6 +79,13 @@ fn numbers(extent: Extent) -> std::ops::Range<u64> {
     extent.start().get()..extent.end().get()
 }
 
+/// Returns the checksum of each sector of a read or write, of a copy that the guest cannot change.
+fn checksums(request: &Request, extent: Extent) -> Vec<u32> {
+    let mut copy = vec![0; extent.bytes() as usize];
+    request.copy_out(0, &mut copy);
+    copy.chunks_exact(SECTOR_BYTES as usize).map(crc32c).collect()
+}
+
 impl VerifyChannel {
     fn begin_read(&self, extent: Extent) -> Vec<Known> {
         let sectors = &lock(&self.knowledge).sectors;
@@ -88,8 +95,7 @@ impl VerifyChannel {
     /// Forgets the old content. The new content will be known only if no other change is in flight
     /// now: two concurrent changes may reach the disk in any order.
     fn begin_write(&self, extent: Extent, request: &Request) -> Vec<Known> {
-        let mut checksums = Vec::new();
-        request.for_each_sector(|sector| checksums.push(crc32c(sector)));
+        let checksums = checksums(request, extent);
         let Knowledge { sectors, zeroing } = &mut *lock(&self.knowledge);
         let zeroed = |number| zeroing.iter().any(|extent| numbers(*extent).contains(&number));
         numbers(extent)
@@ -143,8 +149,7 @@ impl VerifyChannel {
 
     /// Returns the first sector whose content differs from the known one.
     fn find_wrong(&self, extent: Extent, before: &[Known], request: &Request) -> Option<u64> {
-        let mut checksums = Vec::with_capacity(before.len());
-        request.for_each_sector(|sector| checksums.push(crc32c(sector)));
+        let checksums = checksums(request, extent);
         let sectors = &lock(&self.knowledge).sectors;
         numbers(extent).zip(before).zip(checksums).find_map(|((number, before), checksum)| {
             let expected = before.checksum?;
