@@ -2,7 +2,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::io;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -71,24 +71,47 @@ impl IoVec {
     }
 }
 
-/// Copies the memory of a write, piece by piece, to `target`, which must be of the same length.
-pub fn gather(pieces: &[IoVec], mut target: &mut [u8]) {
-    for piece in pieces {
-        let (part, rest) = target.split_at_mut(piece.bytes());
-        // SAFETY: the maker of the piece keeps it valid, and the target is memory of our own.
-        unsafe { ptr::copy_nonoverlapping(piece.address(), part.as_mut_ptr(), part.len()) };
-        target = rest;
+/// Calls `visit` with the pieces of `range`, a range of the bytes of a list of pieces, in order.
+///
+/// # Panics
+/// If the list is shorter than the range.
+pub fn for_each_piece(list: &[IoVec], range: Range<usize>, mut visit: impl FnMut(IoVec)) {
+    let (mut skip, mut left) = (range.start, range.len());
+    for piece in list {
+        if left == 0 {
+            return;
+        }
+        let skipped = skip.min(piece.bytes());
+        skip -= skipped;
+        let part = piece.skip(skipped).truncate(left);
+        if part.bytes() > 0 {
+            left -= part.bytes();
+            visit(part);
+        }
     }
+    assert!(left == 0, "a range within the request's memory");
 }
 
-/// Copies `source` to the memory of a read, which must be of the same length.
-pub fn scatter(mut source: &[u8], pieces: &[IoVec]) {
-    for piece in pieces {
-        let (part, rest) = source.split_at(piece.bytes());
+/// Fills `target` from the memory of a write, from its byte `at` on.
+pub fn gather(pieces: &[IoVec], at: usize, target: &mut [u8]) {
+    let mut filled = 0;
+    for_each_piece(pieces, at..at + target.len(), |piece| {
+        let to = &mut target[filled..filled + piece.bytes()];
+        // SAFETY: the maker of the piece keeps it valid; `to` has its length, and our memory is
+        // never guest memory.
+        unsafe { ptr::copy_nonoverlapping(piece.address(), to.as_mut_ptr(), to.len()) };
+        filled += piece.bytes();
+    });
+}
+
+/// Copies `source` to the memory of a read, from its byte `at` on.
+pub fn scatter(mut source: &[u8], pieces: &[IoVec], at: usize) {
+    for_each_piece(pieces, at..at + source.len(), |piece| {
+        let (from, rest) = source.split_at(piece.bytes());
         // SAFETY: as for gather, the other way round.
-        unsafe { ptr::copy_nonoverlapping(part.as_ptr(), piece.address(), part.len()) };
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), piece.address(), from.len()) };
         source = rest;
-    }
+    });
 }
 
 /// Owned, zeroed memory, aligned for direct I/O on any device.

@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::ptr;
 
-use crate::{Class, Errno, Extent, IoPriority, IoVec, Origin, Token};
+use crate::buffer::for_each_piece;
+use crate::{Class, Errno, Extent, IoPriority, IoVec, Origin, Token, gather, scatter};
 
 /// Chunk of the test for zeroes: a few vector instructions.
 const ZERO_TEST_BYTES: usize = 256;
@@ -148,21 +149,8 @@ impl Request {
     ///
     /// # Panics
     /// If the memory is shorter than the range.
-    pub fn for_each_piece(&self, range: Range<usize>, mut visit: impl FnMut(IoVec)) {
-        let (mut skip, mut left) = (range.start, range.len());
-        for piece in &self.memory {
-            if left == 0 {
-                return;
-            }
-            let skipped = skip.min(piece.bytes());
-            skip -= skipped;
-            let part = piece.skip(skipped).truncate(left);
-            if part.bytes() > 0 {
-                left -= part.bytes();
-                visit(part);
-            }
-        }
-        assert!(left == 0, "a range within the request's memory");
+    pub fn for_each_piece(&self, range: Range<usize>, visit: impl FnMut(IoVec)) {
+        for_each_piece(&self.memory, range, visit);
     }
 
     /// Fills a part of the request's memory with zeroes.
@@ -197,24 +185,13 @@ impl Request {
     }
 
     /// Copies `source` into the request's memory from the request's byte `at` on.
-    pub fn copy_in(&mut self, at: usize, mut source: &[u8]) {
-        self.for_each_piece(at..at + source.len(), |piece| {
-            let (from, rest) = source.split_at(piece.bytes());
-            // SAFETY: `from` has the piece's length, and our memory is never guest memory.
-            unsafe { ptr::copy_nonoverlapping(from.as_ptr(), piece.address(), from.len()) };
-            source = rest;
-        });
+    pub fn copy_in(&mut self, at: usize, source: &[u8]) {
+        scatter(source, &self.memory, at);
     }
 
     /// Fills `target` from the request's memory, from the request's byte `at` on.
     pub fn copy_out(&self, at: usize, target: &mut [u8]) {
-        let mut filled = 0;
-        self.for_each_piece(at..at + target.len(), |piece| {
-            let to = &mut target[filled..filled + piece.bytes()];
-            // SAFETY: `to` has the piece's length, and our memory is never guest memory.
-            unsafe { ptr::copy_nonoverlapping(piece.address(), to.as_mut_ptr(), to.len()) };
-            filled += piece.bytes();
-        });
+        gather(&self.memory, at, target);
     }
 }
 

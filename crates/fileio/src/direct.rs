@@ -134,12 +134,7 @@ impl Bounce {
     /// read, and prepares the next part. `FAULT` if the memory of its data is lost.
     pub fn advance(&mut self, request: &FileRequest, moved: usize) -> Result<(), Errno> {
         if matches!(request.op, FileOp::Read { .. }) {
-            let mut source = &self.buffer[..moved];
-            for_each_piece(request, self.done, moved, |piece| {
-                let (part, rest) = source.split_at(piece.bytes());
-                scatter(part, &[piece]);
-                source = rest;
-            });
+            scatter(&self.buffer[..moved], request.memory.pieces(), self.done);
         }
         self.done += moved;
         self.prepare(request)
@@ -148,12 +143,7 @@ impl Bounce {
     fn prepare(&mut self, request: &FileRequest) -> Result<(), Errno> {
         let bytes = (total_bytes(request) - self.done).min(self.buffer.len());
         if matches!(request.op, FileOp::Write { .. }) {
-            let mut target = &mut self.buffer[..bytes];
-            for_each_piece(request, self.done, bytes, |piece| {
-                let (part, rest) = std::mem::take(&mut target).split_at_mut(piece.bytes());
-                gather(&[piece], part);
-                target = rest;
-            });
+            gather(request.memory.pieces(), self.done, &mut self.buffer[..bytes]);
             if !is_whole(request.memory.pieces()) {
                 return Err(Errno::FAULT);
             }
@@ -166,21 +156,6 @@ impl Bounce {
 
 fn total_bytes(request: &FileRequest) -> usize {
     request.memory.pieces().iter().map(|piece| piece.bytes()).sum()
-}
-
-/// Calls `visit` with the pieces of `bytes` bytes of a request from its byte `at` on.
-fn for_each_piece(request: &FileRequest, at: usize, bytes: usize, mut visit: impl FnMut(IoVec)) {
-    let (mut skip, mut left) = (at, bytes);
-    for piece in request.memory.pieces() {
-        if left == 0 {
-            return;
-        }
-        let skipped = skip.min(piece.bytes());
-        skip -= skipped;
-        let part = piece.skip(skipped).truncate(left);
-        left -= part.bytes();
-        visit(part);
-    }
 }
 
 /// The requests of a queue that need a bounce buffer: at most [`BOUNCES_MAX`] have one at a time,
@@ -269,9 +244,9 @@ mod tests {
                 };
                 let place = &mut file[at..at + moved];
                 if write {
-                    gather(&[piece.truncate(moved)], place);
+                    gather(&[piece.truncate(moved)], 0, place);
                 } else {
-                    scatter(place, &[piece.truncate(moved)]);
+                    scatter(place, &[piece.truncate(moved)], 0);
                 }
                 bounce.advance(&request, moved).unwrap();
                 parts += 1;

@@ -39,7 +39,7 @@ impl SimChannel {
     fn complete(&mut self, in_flight: InFlight) {
         let InFlight { request, work } = in_flight;
         let outcome = self.state.lock().complete(work, |found| {
-            scatter(found, request.memory.pieces());
+            scatter(found, request.memory.pieces(), 0);
         });
         self.done.push(FileCompletion::new(request.tag, outcome));
     }
@@ -77,7 +77,7 @@ impl FileChannel for SimChannel {
             }
             op => self.state.lock().begin(op, || {
                 let mut data = vec![0; held];
-                gather(pieces, &mut data);
+                gather(pieces, 0, &mut data);
                 data.into()
             }),
         };

@@ -59,7 +59,7 @@ impl SsdChannel {
                 let (first, _) = range(offset, bytes)?;
                 self.memory.resize(held, 0);
                 let done = state.read(first, &mut self.memory);
-                scatter(&self.memory, pieces);
+                scatter(&self.memory, pieces, 0);
                 Ok(done)
             }
             FileOp::Write { .. } if request.write_stream > state.options.streams => {
@@ -68,7 +68,7 @@ impl SsdChannel {
             FileOp::Write { offset, bytes, .. } => {
                 let (first, _) = range(offset, bytes)?;
                 self.memory.resize(held, 0);
-                gather(pieces, &mut self.memory);
+                gather(pieces, 0, &mut self.memory);
                 place.grow(offset.get() + bytes);
                 Ok(state.write(first, &self.memory, request.write_stream))
             }

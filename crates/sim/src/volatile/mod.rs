@@ -151,7 +151,7 @@ impl Cache {
             file.transfer(op, &mut buffer[..from_file])?;
         }
         state.pieces.read(at, &mut buffer);
-        scatter(&buffer, memory);
+        scatter(&buffer[..(end - at) as usize], memory, 0);
         Ok(())
     }
 
@@ -163,12 +163,12 @@ impl Cache {
         durable: bool,
     ) -> Outcome {
         let memory = request.memory.pieces();
-        // A copy, so that a guest that changes its memory meanwhile is not seen twice.
-        let mut data = AlignedBuf::zeroed(memory.iter().map(|piece| piece.bytes()).sum());
-        gather(memory, &mut data);
-        if data.is_empty() || memory.is_empty() {
+        if memory.is_empty() {
             return Ok(());
         }
+        // A copy, so that a guest that changes its memory meanwhile is not seen twice.
+        let mut data = AlignedBuf::zeroed(memory.iter().map(|piece| piece.bytes()).sum());
+        gather(memory, 0, &mut data);
         let mut state = self.state();
         match state.fate() {
             fate if durable || fate == Fate::AtOnce => {
