@@ -90,7 +90,7 @@ impl Bounce {
     /// Makes the buffer for the first part of a request, filled with a write's data. `NOMEM` if the
     /// host is out of memory.
     pub fn new(request: &FileRequest) -> Result<Self, Errno> {
-        let bytes = total_bytes(request).min(BOUNCE_BYTES_MAX);
+        let bytes = (request.memory.bytes() as usize).min(BOUNCE_BYTES_MAX);
         #[cfg(test)]
         if HOST_IS_OUT_OF_MEMORY.get() {
             return Err(Errno::NOMEM);
@@ -111,21 +111,13 @@ impl Bounce {
     /// Returns the next transfer; `None` when all of `request` is done.
     pub fn next_part(&self, request: &FileRequest) -> Option<FileRequest> {
         let bytes = self.piece[0].bytes() as u64;
-        let done = self.done as u64;
-        let op = match request.op {
-            _ if bytes == 0 => return None,
-            FileOp::Read { offset, .. } => FileOp::Read { offset: offset.forward(done), bytes },
-            FileOp::Write { offset, durable, .. } => {
-                let durable = durable && (done == 0 || !mutant("fileio.bounce.part-not-durable"));
-                FileOp::Write { offset: offset.forward(done), bytes, durable }
-            }
-            FileOp::Datasync
-            | FileOp::Punch { .. }
-            | FileOp::Discard { .. }
-            | FileOp::Clear { .. }
-            | FileOp::Zero { .. }
-            | FileOp::Allocate { .. } => return None,
-        };
+        if bytes == 0 {
+            return None;
+        }
+        let mut op = request.op.part(self.done as u64, bytes);
+        if let FileOp::Write { durable, .. } = &mut op {
+            *durable &= self.done == 0 || !mutant("fileio.bounce.part-not-durable");
+        }
         // SAFETY: the list and its memory are ours, and are not touched before `advance`.
         Some(FileRequest { op, memory: unsafe { MemoryList::new(&self.piece) }, ..*request })
     }
@@ -141,7 +133,7 @@ impl Bounce {
     }
 
     fn prepare(&mut self, request: &FileRequest) -> Result<(), Errno> {
-        let bytes = (total_bytes(request) - self.done).min(self.buffer.len());
+        let bytes = (request.memory.bytes() as usize - self.done).min(self.buffer.len());
         if matches!(request.op, FileOp::Write { .. }) {
             gather(request.memory.pieces(), self.done, &mut self.buffer[..bytes]);
             if !is_whole(request.memory.pieces()) {
@@ -152,10 +144,6 @@ impl Bounce {
         self.piece = [unsafe { IoVec::of(&mut self.buffer[..bytes]) }];
         Ok(())
     }
-}
-
-fn total_bytes(request: &FileRequest) -> usize {
-    request.memory.pieces().iter().map(|piece| piece.bytes()).sum()
 }
 
 /// The requests of a queue that need a bounce buffer: at most [`BOUNCES_MAX`] have one at a time,

@@ -95,6 +95,28 @@ pub enum FileOp {
     },
 }
 
+impl FileOp {
+    /// Returns the bytes that a read or write moves. Changes of a file's map move none.
+    pub const fn moved_bytes(self) -> u64 {
+        match self {
+            Self::Read { bytes, .. } | Self::Write { bytes, .. } => bytes,
+            _ => 0,
+        }
+    }
+
+    /// Returns the part of a read or write that has `bytes` bytes from its byte `from` on; other
+    /// operations have no parts.
+    pub(crate) const fn part(self, from: u64, bytes: u64) -> Self {
+        match self {
+            Self::Read { offset, .. } => Self::Read { offset: offset.forward(from), bytes },
+            Self::Write { offset, durable, .. } => {
+                Self::Write { offset: offset.forward(from), bytes, durable }
+            }
+            _ => self,
+        }
+    }
+}
+
 /// The memory of a file request: the address of a list that belongs to the submitter.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryList {
@@ -160,10 +182,7 @@ impl FileRequest {
 
     /// Returns whether copying its data takes long enough to hold up other queues of its thread.
     pub(crate) const fn is_long_copy(&self) -> bool {
-        match self.op {
-            FileOp::Read { bytes, .. } | FileOp::Write { bytes, .. } => bytes > LONG_COPY_BYTES,
-            _ => false,
-        }
+        self.op.moved_bytes() > LONG_COPY_BYTES
     }
 
     /// Returns whether it is a write whose memory has been lost, so that it would write zeroes

@@ -360,24 +360,10 @@ fn entry_for(files: &Descriptors, in_flight: &InFlight) -> squeue::Entry {
 
 /// Returns the request without the part that short transfers have already moved.
 fn remaining(in_flight: &InFlight) -> FileRequest {
-    let mut request = in_flight.request;
-    let moved = in_flight.moved;
-    match &mut request.op {
-        FileOp::Read { offset, bytes } => {
-            *offset = offset.forward(moved);
-            *bytes -= moved;
-        }
-        FileOp::Write { offset, bytes, durable } => {
-            *offset = offset.forward(moved);
-            *bytes -= moved;
-            *durable &= moved == 0 || !mutant("fileio.uring.resumes-not-durable");
-        }
-        FileOp::Datasync
-        | FileOp::Punch { .. }
-        | FileOp::Discard { .. }
-        | FileOp::Clear { .. }
-        | FileOp::Zero { .. }
-        | FileOp::Allocate { .. } => {}
+    let (mut request, moved) = (in_flight.request, in_flight.moved);
+    request.op = request.op.part(moved, request.op.moved_bytes() - moved);
+    if let FileOp::Write { durable, .. } = &mut request.op {
+        *durable &= moved == 0 || !mutant("fileio.uring.resumes-not-durable");
     }
     // SAFETY: `rest` moves only when the next short transfer replaces it, and its heap memory
     // stays where it is while the slab entry itself moves.

@@ -76,7 +76,7 @@ impl Lane {
 const fn pending(op: FileOp) -> Pending {
     match op {
         FileOp::Datasync => Pending::SYNC,
-        op => Pending::of_bytes(bytes(op)),
+        op => Pending::of_bytes(op.moved_bytes()),
     }
 }
 
@@ -87,19 +87,6 @@ fn rank(request: &FileRequest) -> Rank {
         Rank::First
     } else {
         Rank::Usual
-    }
-}
-
-/// Returns the bytes that a request moves. Changes of a file's map move none.
-const fn bytes(op: FileOp) -> u64 {
-    match op {
-        FileOp::Read { bytes, .. } | FileOp::Write { bytes, .. } => bytes,
-        FileOp::Datasync
-        | FileOp::Punch { .. }
-        | FileOp::Discard { .. }
-        | FileOp::Clear { .. }
-        | FileOp::Zero { .. }
-        | FileOp::Allocate { .. } => 0,
     }
 }
 
