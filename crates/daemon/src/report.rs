@@ -55,7 +55,7 @@ struct DiskReport {
     direct: Option<bool>,
     /// I/O engine of the file; absent without an image.
     #[serde(skip_serializing_if = "Option::is_none")]
-    engine: Option<String>,
+    engine: Option<&'static str>,
     connected: bool,
     connections: u64,
     /// Features negotiated with the guest; empty without a guest.
@@ -190,7 +190,7 @@ impl DiskReport {
             serving: image.map_or_else(|| "no image".into(), |image| image.serving()),
             format: image.map(|image| image.format().to_string()),
             direct: image.map(|image| image.file().is_direct()),
-            engine: image.and_then(|image| image.file().engine()).map(|it| it.to_string()),
+            engine: image.and_then(|image| image.file().engine()).map(|it| it.name()),
             connected: disk.shared.is_connected(),
             connections: disk.shared.connections(),
             features: disk.shared.features(),

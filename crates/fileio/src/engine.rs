@@ -1,10 +1,9 @@
 //! The engine that serves a file, chosen once by probing the host.
 
-use std::fmt;
 use std::fs::File;
 
 use clap::ValueEnum;
-use flowstone_block::{Error, Result, mutant};
+use flowstone_block::{Error, Result, mutant, named};
 use flowstone_host::may_ask_a_server;
 use io_uring::{IoUring, Probe, opcode};
 use rustix::fs::fstatfs;
@@ -21,25 +20,17 @@ pub enum EngineChoice {
     Sync,
 }
 
-/// The way in which requests reach the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Engine {
-    /// The io_uring of the thread that runs the queue.
-    Uring,
-    /// A pool of threads that make blocking calls.
-    Sync,
-    /// Calls on the thread that runs the queue: the file is in memory, so a call never waits for a
-    /// device.
-    Inline,
-}
-
-impl fmt::Display for Engine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Uring => "uring",
-            Self::Sync => "sync",
-            Self::Inline => "inline",
-        })
+named! {
+    /// The way in which requests reach the file.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Engine {
+        /// The io_uring of the thread that runs the queue.
+        Uring = "uring",
+        /// A pool of threads that make blocking calls.
+        Sync = "sync",
+        /// Calls on the thread that runs the queue: the file is in memory, so a call never waits
+        /// for a device.
+        Inline = "inline",
     }
 }
 

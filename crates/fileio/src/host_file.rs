@@ -157,7 +157,7 @@ impl FileIo for HostFile {
             0 => String::new(),
             streams => format!(", {streams} write streams"),
         };
-        format!("{cache}, engine {}{streams}", self.engine)
+        format!("{cache}, engine {}{streams}", self.engine.name())
     }
 
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn FileChannel>> {

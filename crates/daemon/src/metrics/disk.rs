@@ -60,14 +60,14 @@ impl Figures<'_> {
         let format = disk.stack.image.as_ref().map(|image| image.format().to_string());
         let file = disk.stack.image.as_ref().map(|image| image.file());
         let direct = file.map(|file| file.is_direct().to_string());
-        let engine = file.and_then(|file| file.engine()).map(|engine| engine.to_string());
+        let engine = file.and_then(|file| file.engine()).map(|engine| engine.name());
         let serving = disk.stack.image.as_ref().map(|image| image.serving());
         let labels = [
             ("disk", self.name),
             ("image", image.as_deref().unwrap_or_default()),
             ("format", format.as_deref().unwrap_or_default()),
             ("direct", direct.as_deref().unwrap_or_default()),
-            ("engine", engine.as_deref().unwrap_or_default()),
+            ("engine", engine.unwrap_or_default()),
             ("serving", serving.as_deref().unwrap_or_default()),
             ("serial", &disk.serial),
             ("group", disk.stack.limits.group().unwrap_or_default()),
