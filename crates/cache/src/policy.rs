@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use flowstone_block::named;
 
 use self::adaptive::Adaptive;
 use self::floors::Floors;
@@ -95,29 +96,32 @@ pub trait Policy: Send {
     fn places(&self) -> usize;
 }
 
-/// The policies by name. Three exist for comparison only and have no use in a daemon.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum PolicyKind {
-    /// Learns which blocks are soon read again, and by which VM
-    #[default]
-    #[value(name = "default")]
-    Adaptive,
-    /// Keeps blocks whose accesses reach a threshold: the first rule of the MultiCache paper
-    #[value(name = "multicache-count")]
-    MultiCacheCount,
-    /// Keeps blocks whose accesses times the VM's weight reach a threshold: the second rule of the
-    /// paper; alias multicache
-    #[value(name = "multicache-weight", alias = "multicache")]
-    MultiCache,
-    /// The same with a threshold that does not shrink with the number of VMs.
-    #[value(skip)]
-    MultiCacheRelative,
-    /// Least recently used.
-    #[value(skip)]
-    Lru,
-    /// S3-FIFO.
-    #[value(skip)]
-    S3Fifo,
+named! {
+    /// The policies by name, in options and reports. Three exist for comparison only and have no
+    /// use in a daemon.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+    pub enum PolicyKind {
+        /// Learns which blocks are soon read again, and by which VM
+        #[default]
+        #[value(name = "default")]
+        Adaptive = "default",
+        /// Keeps blocks whose accesses reach a threshold: the first rule of the MultiCache paper
+        #[value(name = "multicache-count")]
+        MultiCacheCount = "multicache-count",
+        /// Keeps blocks whose accesses times the VM's weight reach a threshold: the second rule of
+        /// the paper; alias multicache
+        #[value(name = "multicache-weight", alias = "multicache")]
+        MultiCache = "multicache-weight",
+        /// The same with a threshold that does not shrink with the number of VMs.
+        #[value(skip)]
+        MultiCacheRelative = "multicache-relative",
+        /// Least recently used.
+        #[value(skip)]
+        Lru = "lru",
+        /// S3-FIFO.
+        #[value(skip)]
+        S3Fifo = "s3fifo",
+    }
 }
 
 /// Most blocks evicted by one access: all other queues wait meanwhile.
@@ -127,28 +131,6 @@ const EVICTIONS_MAX: usize = 4;
 pub const FREQ_THRESHOLD: f64 = 2.0;
 
 impl PolicyKind {
-    /// All policies.
-    pub const ALL: [Self; 6] = [
-        Self::MultiCacheCount,
-        Self::MultiCache,
-        Self::MultiCacheRelative,
-        Self::Lru,
-        Self::S3Fifo,
-        Self::Adaptive,
-    ];
-
-    /// Returns its name in options and reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::MultiCacheCount => "multicache-count",
-            Self::MultiCache => "multicache-weight",
-            Self::MultiCacheRelative => "multicache-relative",
-            Self::Lru => "lru",
-            Self::S3Fifo => "s3fifo",
-            Self::Adaptive => "default",
-        }
-    }
-
     /// Returns whether it is a rule of MultiCache, which has a threshold.
     pub const fn has_threshold(self) -> bool {
         matches!(self, Self::MultiCacheCount | Self::MultiCache | Self::MultiCacheRelative)

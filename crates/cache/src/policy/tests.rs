@@ -121,7 +121,7 @@ fn every_policy_has_a_name() {
         assert_eq!(kind.name().parse(), Ok(kind));
     }
     assert_eq!("multicache".parse(), Ok(PolicyKind::MultiCache));
-    assert!("arc".parse::<PolicyKind>().unwrap_err().contains("s3fifo, default"));
+    assert!("arc".parse::<PolicyKind>().unwrap_err().contains("lru, s3fifo"));
 }
 
 #[test]
