@@ -1,4 +1,4 @@
-//! Least recently used: the reference for comparisons.
+//! Least recently used: the reference for comparisons, and the order of eviction of MultiCache.
 
 use super::{EVICTIONS_MAX, Kept, Outcome, Policy};
 use crate::entries::Entries;
@@ -19,6 +19,23 @@ impl Lru {
         Self { capacity, places: capacity, entries: Entries::with_capacity(capacity, 1) }
     }
 
+    /// Returns the place of a block that is kept, and counts a use of it.
+    pub fn touch(&mut self, block: BlockId) -> Option<Place> {
+        let (place, _) = self.entries.find(block)?;
+        self.entries.move_to_front(place, 0);
+        Some(place)
+    }
+
+    /// Takes in a block that is not kept.
+    pub fn take_in(&mut self, block: BlockId, evicted: &mut Vec<Kept>) -> Place {
+        for _ in 0..EVICTIONS_MAX {
+            if self.len() >= self.capacity {
+                self.evict(evicted);
+            }
+        }
+        self.entries.insert(block, 0)
+    }
+
     fn evict(&mut self, evicted: &mut Vec<Kept>) {
         if let Some(place) = self.entries.back(0) {
             evicted.push(Kept { block: self.entries.block(place), place });
@@ -29,16 +46,10 @@ impl Lru {
 
 impl Policy for Lru {
     fn access(&mut self, block: BlockId, evicted: &mut Vec<Kept>) -> Outcome {
-        if let Some((place, _)) = self.entries.find(block) {
-            self.entries.move_to_front(place, 0);
-            return Outcome::Hit(place);
+        match self.touch(block) {
+            Some(place) => Outcome::Hit(place),
+            None => Outcome::Inserted(self.take_in(block, evicted)),
         }
-        for _ in 0..EVICTIONS_MAX {
-            if self.entries.len(0) >= self.capacity {
-                self.evict(evicted);
-            }
-        }
-        Outcome::Inserted(self.entries.insert(block, 0))
     }
 
     fn find(&self, block: BlockId) -> Option<Place> {

@@ -9,8 +9,8 @@ mod repository;
 use std::sync::Arc;
 
 use self::repository::Repository;
-use super::{EVICTIONS_MAX, Kept, Outcome, Policy};
-use crate::entries::Entries;
+use super::lru::Lru;
+use super::{Kept, Outcome, Policy};
 use crate::names::{BlockId, Place};
 use crate::vms::{VmShare, Vms};
 
@@ -34,30 +34,20 @@ pub enum Rule {
 /// Keeps blocks whose value reaches the threshold.
 #[derive(Debug)]
 pub struct MultiCache {
-    capacity: usize,
-    capacity_max: usize,
     threshold: f64,
     rule: Rule,
     vms: Arc<Vms>,
     repository: Repository,
     /// The kept blocks.
-    entries: Entries,
+    kept: Lru,
 }
 
 impl MultiCache {
     /// Makes a policy that keeps up to `capacity` blocks, at least one, whose value reaches
     /// `threshold`.
     pub fn new(capacity: usize, threshold: f64, rule: Rule) -> Self {
-        let capacity = capacity.max(1);
-        Self {
-            capacity,
-            capacity_max: capacity,
-            threshold,
-            rule,
-            vms: Arc::default(),
-            repository: Repository::new(capacity.max(CHUNKS_MIN)),
-            entries: Entries::with_capacity(capacity + 1, 1),
-        }
+        let repository = Repository::new(capacity.max(CHUNKS_MIN));
+        Self { threshold, rule, vms: Arc::default(), repository, kept: Lru::new(capacity) }
     }
 
     fn value(&self, accesses: u32, share: VmShare) -> f64 {
@@ -70,28 +60,15 @@ impl MultiCache {
         }
     }
 
-    fn evict(&mut self, evicted: &mut Vec<Kept>) {
-        if let Some(place) = self.entries.back(0) {
-            evicted.push(Kept { block: self.entries.block(place), place });
-            self.entries.remove(place);
-        }
-    }
-
     /// Processes an access; `accesses` is the block's count with it.
     fn accessed(&mut self, block: BlockId, accesses: u32, evicted: &mut Vec<Kept>) -> Outcome {
-        if let Some((place, _)) = self.entries.find(block) {
-            self.entries.move_to_front(place, 0);
+        if let Some(place) = self.kept.touch(block) {
             return Outcome::Hit(place);
         }
         if self.value(accesses, self.vms.share_of(block)) < self.threshold {
             return Outcome::Refused;
         }
-        for _ in 0..EVICTIONS_MAX {
-            if self.entries.len(0) >= self.capacity {
-                self.evict(evicted);
-            }
-        }
-        Outcome::Inserted(self.entries.insert(block, 0))
+        Outcome::Inserted(self.kept.take_in(block, evicted))
     }
 }
 
@@ -107,28 +84,24 @@ impl Policy for MultiCache {
     }
 
     fn find(&self, block: BlockId) -> Option<Place> {
-        self.entries.find(block).map(|(place, _)| place)
+        self.kept.find(block)
     }
 
     fn prefetch(&self, block: BlockId) {
-        self.entries.prefetch(block);
+        self.kept.prefetch(block);
     }
 
     fn guess(&self, block: BlockId) -> Option<Place> {
-        self.entries.guess(block)
+        self.kept.guess(block)
     }
 
     fn forget(&mut self, block: BlockId) -> Option<Place> {
         self.repository.forget(block);
-        let (place, _) = self.entries.find(block)?;
-        self.entries.remove(place);
-        Some(place)
+        self.kept.forget(block)
     }
 
     fn resize(&mut self, capacity: usize, evictions_max: usize, evicted: &mut Vec<Kept>) {
-        self.capacity = capacity.clamp(1, self.capacity_max);
-        let over = self.len().saturating_sub(self.capacity);
-        (0..over.min(evictions_max)).for_each(|_| self.evict(evicted));
+        self.kept.resize(capacity, evictions_max, evicted);
     }
 
     fn set_vms(&mut self, vms: &Arc<Vms>) {
@@ -136,7 +109,7 @@ impl Policy for MultiCache {
     }
 
     fn len(&self) -> usize {
-        self.entries.len(0)
+        self.kept.len()
     }
 
     fn ghosts(&self) -> usize {
@@ -144,6 +117,6 @@ impl Policy for MultiCache {
     }
 
     fn places(&self) -> usize {
-        self.capacity_max
+        self.kept.places()
     }
 }
