@@ -149,7 +149,7 @@ impl Cache {
 
     /// Returns the number of ghosts: blocks that the policy remembers without their data.
     pub fn ghosts(&self) -> u64 {
-        self.table().ghosts()
+        self.table().policy.ghosts() as u64
     }
 
     /// Returns the estimated LRU hit ratio of a cache of `bytes` bytes, up to twice the largest
@@ -166,14 +166,14 @@ impl Cache {
     pub fn weighed_hit_ratio_of(&self, bytes: u64) -> Option<f64> {
         let frames = usize::try_from(bytes).unwrap_or(usize::MAX) / BLOCK_BYTES;
         let blocks = target_of(frames.min(self.frames_max)).blocks;
-        let weighed = self.table().weighed_hit_ratio(blocks);
+        let weighed = self.table().policy.floors().map(|floors| floors.hit_ratio(blocks));
         weighed.unwrap_or_else(|| self.hit_ratio_of(bytes))
     }
 
     /// Reports the time since the last call: recent accesses of VMs decay with it.
     pub fn pass(&self, time: Duration) {
         if !mutant("cache.pass.no-time-passes") {
-            self.table().pass(time);
+            self.table().policy.pass(time);
         }
     }
 
@@ -185,7 +185,7 @@ impl Cache {
     /// Sets the VMs.
     pub fn set_vms(&self, vms: Vms) {
         self.vms.store(vms.len(), Ordering::Relaxed);
-        self.table().set_vms(&Arc::new(vms));
+        self.table().policy.set_vms(&Arc::new(vms));
     }
 
     /// Drops all blocks of a disk, whose requests have all completed.

@@ -15,8 +15,6 @@ mod sizing;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
-use std::time::Duration;
 
 use flowstone_block::mutant;
 
@@ -29,7 +27,6 @@ use crate::frames::{Frame, FreeFrames, Memory};
 use crate::names::{BlockId, Place, random_key};
 use crate::policy::{Kept, Outcome, Policy};
 use crate::prefetch::prefetch;
-use crate::vms::Vms;
 
 /// Groups of a disk's blocks that share a version: no two blocks of a shorter request are in one.
 const GROUPS: u64 = 4096;
@@ -98,7 +95,8 @@ struct Disk {
 
 /// The map from blocks to frames.
 pub struct Table {
-    policy: Box<dyn Policy>,
+    /// Only the table accesses blocks, and changes its size.
+    pub policy: Box<dyn Policy>,
     /// Frame of each place of the policy.
     frames: Vec<Frame>,
     ahead: Ahead,
@@ -141,21 +139,6 @@ impl Table {
         &mut self.disk_of(disk).counted
     }
 
-    /// Sets the VMs.
-    pub fn set_vms(&mut self, vms: &Arc<Vms>) {
-        self.policy.set_vms(vms);
-    }
-
-    /// Reports the time since the last call.
-    pub fn pass(&mut self, time: Duration) {
-        self.policy.pass(time);
-    }
-
-    /// Returns the hit ratio of a cache of this size, if known, and if the policy weighs VMs.
-    pub fn weighed_hit_ratio(&self, blocks: usize) -> Option<Option<f64>> {
-        self.policy.floors().map(|floors| floors.hit_ratio(blocks))
-    }
-
     fn disk_of(&mut self, disk: u32) -> &mut Disk {
         let index = disk as usize;
         if index >= self.disks.len() {
@@ -167,11 +150,6 @@ impl Table {
     /// Returns the blocks held, of all disks.
     pub fn blocks(&self) -> u64 {
         self.disks.iter().map(|disk| disk.counted.blocks).sum()
-    }
-
-    /// Returns the number of the policy's ghosts.
-    pub fn ghosts(&self) -> u64 {
-        self.policy.ghosts() as u64
     }
 
     /// Returns the changes of each group of blocks of a disk.
@@ -228,13 +206,18 @@ impl Table {
         let Self { policy, evicted, .. } = self;
         let outcome =
             if is_write { policy.write(block, evicted) } else { policy.access(block, evicted) };
+        self.drop_evicted(memory);
+        outcome
+    }
+
+    /// Drops the data of the blocks that the policy has evicted.
+    fn drop_evicted(&mut self, memory: &Memory) {
         let mut evicted = std::mem::take(&mut self.evicted);
         for gone in evicted.drain(..) {
             self.disk(gone.block.disk()).evictions += 1;
             self.drop_data(memory, gone);
         }
         self.evicted = evicted;
-        outcome
     }
 
     /// Begins a fill of a block that the policy keeps, with the current version.

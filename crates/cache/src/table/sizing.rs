@@ -22,13 +22,8 @@ impl Table {
     /// be returned to the host, and whether there is more to do.
     pub fn shrink(&mut self, memory: &Memory, target: Target) -> (Vec<Frame>, bool) {
         self.set_target(target);
-        let mut evicted = std::mem::take(&mut self.evicted);
-        self.policy.resize(target.blocks, SHRINK_STEP, &mut evicted);
-        for gone in evicted.drain(..) {
-            self.disk(gone.block.disk()).evictions += 1;
-            self.drop_data(memory, gone);
-        }
-        self.evicted = evicted;
+        self.policy.resize(target.blocks, SHRINK_STEP, &mut self.evicted);
+        self.drop_evicted(memory);
         for _ in 0..SHRINK_STEP {
             if self.ahead.blocks.len(0) <= target.ahead {
                 break;
