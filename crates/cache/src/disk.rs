@@ -3,9 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use flowstone_block::{Class, Extent, Request, count};
+use flowstone_block::{Class, Extent, PerQueue, Request, count};
 
-use crate::counters::{Counters, QueueCounters};
+use crate::counters::{CacheCount, QueueCounters};
 use crate::names::{BlockId, numbers};
 use crate::shared::Cache;
 use crate::table::DiskUse;
@@ -16,7 +16,7 @@ pub struct CachedDisk {
     /// Unique among the disks of the cache while this one exists.
     pub(crate) number: u32,
     pub(crate) holds_journals: bool,
-    pub(crate) counters: Counters,
+    pub(crate) counters: PerQueue<QueueCounters>,
 }
 
 /// Largest request that is cached, in blocks: blocks of larger ones are rarely read again.
@@ -59,9 +59,17 @@ impl CachedDisk {
         may
     }
 
-    /// Returns its counters.
-    pub fn counters(&self) -> &Counters {
+    /// Returns the counters of its queues.
+    pub fn counters(&self) -> &PerQueue<QueueCounters> {
         &self.counters
+    }
+
+    /// Returns the blocks read of a class.
+    pub fn of_class(&self, class: Class) -> CacheCount {
+        CacheCount {
+            hits: self.counters.sum(|queue| &queue.hits[class as usize]),
+            misses: self.counters.sum(|queue| &queue.misses[class as usize]),
+        }
     }
 
     /// Returns its use of the cache.

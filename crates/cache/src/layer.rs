@@ -3,10 +3,9 @@
 use std::io;
 use std::sync::Arc;
 
-use flowstone_block::{Channel, Geometry, Layer, Origin, QueueContext};
+use flowstone_block::{Channel, Geometry, Layer, Origin, PerQueue, QueueContext};
 
 use crate::channel::CachedChannel;
-use crate::counters::Counters;
 use crate::disk::CachedDisk;
 use crate::names::BlockId;
 use crate::shared::Cache;
@@ -23,7 +22,7 @@ impl Cached {
     pub fn new(base: Arc<dyn Layer>, cache: Arc<Cache>, number: u32, holds_journals: bool) -> Self {
         // Panics on a number that does not fit before there is a disk to be dropped.
         let _ = BlockId::of_disk(number, 0);
-        let disk = CachedDisk { cache, number, holds_journals, counters: Counters::default() };
+        let disk = CachedDisk { cache, number, holds_journals, counters: PerQueue::default() };
         Self { base, disk: Arc::new(disk) }
     }
 

@@ -24,7 +24,7 @@ mod table;
 mod vms;
 
 pub use args::{CacheArgs, CacheConfig, CacheSize, FreqThreshold};
-pub use counters::{CacheCount, Counters};
+pub use counters::{CacheCount, QueueCounters};
 pub use disk::CachedDisk;
 pub use layer::Cached;
 pub use names::{BlockId, Place};

@@ -1,11 +1,13 @@
 //! Report of the cache's counters for one or several disks.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use flowstone_block::Class;
 use serde::Serialize;
 
-use crate::counters::{CacheCount, Counters};
+use crate::counters::{CacheCount, QueueCounters};
 use crate::{BLOCK_BYTES, CachedDisk, DiskUse};
 
 /// The cache's counters for disks, in blocks of 4 KiB unless named otherwise.
@@ -30,12 +32,12 @@ pub struct DiskCacheReport {
 impl DiskCacheReport {
     /// Reads the current counters of some disks, and adds them up.
     pub fn of(disks: &[&CachedDisk]) -> Self {
-        let sum = |figure: &dyn Fn(&Counters) -> u64| -> u64 {
-            disks.iter().map(|disk| figure(disk.counters())).sum()
+        let sum = |counter: fn(&QueueCounters) -> &AtomicU64| -> u64 {
+            disks.iter().map(|disk| disk.counters().sum(counter)).sum()
         };
         let classes = Class::ALL.map(|class| {
-            let hits = sum(&|disk| disk.of_class(class).hits);
-            let misses = sum(&|disk| disk.of_class(class).misses);
+            let hits = disks.iter().map(|disk| disk.of_class(class).hits).sum();
+            let misses = disks.iter().map(|disk| disk.of_class(class).misses).sum();
             (class.name(), CacheCount { hits, misses })
         });
         let uses: Vec<DiskUse> = disks.iter().map(|disk| disk.held()).collect();
@@ -45,11 +47,11 @@ impl DiskCacheReport {
         Self {
             hits: classes.iter().map(|(_, count)| count.hits).sum(),
             misses: classes.iter().map(|(_, count)| count.misses).sum(),
-            insertions: sum(&Counters::insertions),
-            refusals: sum(&Counters::refusals),
+            insertions: sum(|queue| &queue.insertions),
+            refusals: sum(|queue| &queue.refusals),
             evictions: uses.iter().map(|it| it.evictions).sum(),
-            bypassed: sum(&Counters::bypassed),
-            busy_s: disks.iter().map(|disk| disk.counters().busy().as_secs_f64()).sum(),
+            bypassed: sum(|queue| &queue.bypassed),
+            busy_s: Duration::from_nanos(sum(|queue| &queue.busy_ns)).as_secs_f64(),
             bytes: bytes(|it| it.blocks),
             prefetched_bytes: bytes(|it| it.prefetched),
             prefetch_used_bytes: bytes(|it| it.prefetch_used),

@@ -14,7 +14,7 @@ const CURVE_POINTS: u64 = 8;
 /// Takes no lock of the data path.
 pub fn blocks_read(disk: &CachedDisk) -> impl Iterator<Item = (&'static str, u64, u64)> {
     Class::ALL.into_iter().map(|class| {
-        let CacheCount { hits, misses } = disk.counters().of_class(class);
+        let CacheCount { hits, misses } = disk.of_class(class);
         (class.name(), hits, misses)
     })
 }

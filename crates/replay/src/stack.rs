@@ -73,6 +73,6 @@ impl Stack {
     /// Returns the blocks read from the cache and from below it, by class.
     pub fn hits(&self) -> Option<[CacheCount; Class::ALL.len()]> {
         let (_, disk, _) = self.cache.as_ref()?;
-        Some(Class::ALL.map(|class| disk.counters().of_class(class)))
+        Some(Class::ALL.map(|class| disk.of_class(class)))
     }
 }

@@ -152,7 +152,7 @@ fn race(kind: PolicyKind, seed: u64) {
     for (disk, cached) in &disks {
         let held = cached.disk().held();
         let counters = cached.disk();
-        let read = counters.counters().of_class(Class::Data);
+        let read = counters.of_class(Class::Data);
         println!("{kind:?}: {held:?}, {read:?}");
         assert!(held.evictions > 0 && read.hits > 0 && read.misses > 0);
         let mut guests = [Guest::new(&**cached), Guest::new(&**disk)];
