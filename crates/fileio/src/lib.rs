@@ -32,9 +32,10 @@ pub use blocking_file::BlockingFile;
 pub use engine::{Engine, EngineChoice};
 pub use flowstone_host::may_ask_a_server;
 pub use host_file::HostFile;
+pub use lock::Access;
 pub use open::{
-    Access, DirectChoice, FileArgs, FileOpener, FileWrapper, LockPatience, OpenOptions,
-    create_sparse, open_host_file,
+    DirectChoice, FileArgs, FileOpener, FileWrapper, LockPatience, OpenOptions, create_sparse,
+    open_host_file,
 };
 pub use part::PartFile;
 pub use request::{FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};

@@ -14,13 +14,15 @@ use flowstone_block::{Error, Result};
 /// Advice for an image that another process uses.
 pub const IN_USE: &str = "stop that process, or talk to it through its --control socket";
 
-/// Access that other processes may have meanwhile.
+/// The kind of access that a file is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sharing {
-    /// No other process may open it.
-    Exclusive,
-    /// Others may read it.
-    Readers,
+pub enum Access {
+    /// Read it, even while another process writes it. Takes no lock.
+    Inspect,
+    /// Read it; no other process may write it meanwhile.
+    Read,
+    /// Read and write it; no other process may use it meanwhile.
+    Write,
 }
 
 /// A range of bytes to lock; the file need not have them.
@@ -38,11 +40,13 @@ const QEMU_WRITES: Bytes = Bytes { start: 101, count: 1 };
 /// Locked by QEMU while it shares no write permission.
 const QEMU_NO_WRITERS: Bytes = Bytes { start: 201, count: 1 };
 
-/// Locks `file` for as long as its description is open; `name` is for the error message.
-pub fn lock(file: BorrowedFd<'_>, sharing: Sharing, name: &str) -> Result<()> {
-    let locked = match sharing {
-        Sharing::Exclusive => set(file, libc::F_WRLCK, ALL),
-        Sharing::Readers => set(file, libc::F_RDLCK, OURS)
+/// Locks `file` for as long as its description is open, as `access` to it needs; `name` is for the
+/// error message.
+pub fn lock(file: BorrowedFd<'_>, access: Access, name: &str) -> Result<()> {
+    let locked = match access {
+        Access::Inspect => Ok(()),
+        Access::Write => set(file, libc::F_WRLCK, ALL),
+        Access::Read => set(file, libc::F_RDLCK, OURS)
             .and_then(|()| set(file, libc::F_RDLCK, QEMU_NO_WRITERS))
             .and_then(|()| refuse_if_locked(file, QEMU_WRITES)),
     };

@@ -20,7 +20,7 @@ use crate::descriptor::{Descriptors, FileKind};
 use crate::direct::DirectLimits;
 use crate::holder::holder;
 use crate::host_file::HostFile;
-use crate::lock::{IN_USE, Sharing, lock};
+use crate::lock::{Access, IN_USE, lock};
 use crate::page_cache::PageCache;
 use crate::{Engine, EngineChoice, FileIo, block_device};
 
@@ -29,17 +29,6 @@ const LOCK_RETRY: Duration = Duration::from_millis(20);
 const LAST_REQUESTS: Duration = Duration::from_secs(60);
 /// Interval of checks whether they are done. Each also scans all processes.
 const LAST_REQUESTS_RETRY: Duration = Duration::from_millis(500);
-
-/// The kind of access that a file is opened for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Read it, even while another process writes it. Takes no lock.
-    Inspect,
-    /// Read it; no other process may write it meanwhile.
-    Read,
-    /// Read and write it; no other process may use it meanwhile.
-    Write,
-}
 
 /// The operator's choice between direct I/O and the host's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -94,8 +83,8 @@ impl LockPatience {
 
     /// Locks a file. If no process is seen that has it locked, it was locked by a killed one whose
     /// requests the kernel is still processing: that is waited for longer than a live user.
-    fn lock(self, file: &File, sharing: Sharing, name: &str, start: Instant) -> Result<()> {
-        let attempt = || lock(file.as_fd(), sharing, name);
+    fn lock(self, file: &File, access: Access, name: &str, start: Instant) -> Result<()> {
+        let attempt = || lock(file.as_fd(), access, name);
         let mut locked = self.wait(name, start, attempt);
         let mut told = false;
         while let Err(error) = &locked
@@ -181,11 +170,7 @@ impl OpenOptions {
         let file = patience.wait(&name, start, || self.open_file(path, &name))?;
         let metadata = file.metadata().map_err(|error| explain(&name, error))?;
         let kind = kind_of(&metadata, &name)?;
-        match self.access {
-            Access::Inspect => {}
-            Access::Read => patience.lock(&file, Sharing::Readers, &name, start)?,
-            Access::Write => patience.lock(&file, Sharing::Exclusive, &name, start)?,
-        }
+        patience.lock(&file, self.access, &name, start)?;
         let direct = self.go_direct(&file, &name)?;
         let engine = self.engine.resolve(&file)?;
         // Files in memory cannot be kept out of the page cache.
