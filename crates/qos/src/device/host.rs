@@ -8,7 +8,7 @@ use super::gate::DeviceGate;
 use super::scheduler::Scheduler;
 use crate::fair_queue::Rank;
 use crate::nanoseconds::Nanoseconds;
-use crate::{DeviceVm, DiskKey, QueueKey, Weight};
+use crate::{DiskKey, QueueKey};
 
 /// A host device.
 pub struct Device {
@@ -75,21 +75,5 @@ impl Device {
         if self.is_contended() != contended {
             self.contended.store(contended, Ordering::Relaxed);
         }
-    }
-
-    pub fn add_disk(&self, vm: DeviceVm, weight: Weight) -> DiskKey {
-        self.lock().scheduler.add_disk(vm, weight)
-    }
-
-    pub fn remove_disk(&self, disk: DiskKey) {
-        self.lock().scheduler.remove_disk(disk);
-    }
-
-    pub fn set_vm(&self, disk: DiskKey, vm: DeviceVm) {
-        self.lock().scheduler.set_vm(disk, vm);
-    }
-
-    pub fn set_weight(&self, disk: DiskKey, weight: Weight) {
-        self.lock().scheduler.set_weight(disk, weight);
     }
 }

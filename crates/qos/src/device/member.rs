@@ -16,7 +16,7 @@ pub struct Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.device.remove_disk(self.key);
+        self.device.lock().scheduler.remove_disk(self.key);
     }
 }
 

@@ -70,7 +70,7 @@ impl DiskShare {
         let known = state.members.get(&number).and_then(Weak::upgrade);
         let member = known.unwrap_or_else(|| {
             let device = self.devices.get(number);
-            let key = device.add_disk(vm, weight);
+            let key = device.lock().scheduler.add_disk(vm, weight);
             let held_back = Arc::clone(&self.held_back);
             let member = Arc::new(Member { device, key, held_back });
             state.members.insert(number, Arc::downgrade(&member));
@@ -87,7 +87,7 @@ impl DiskShare {
         }
         state.vm = vm;
         for member in state.members.values().filter_map(Weak::upgrade) {
-            member.device.set_vm(member.key, vm);
+            member.device.lock().scheduler.set_vm(member.key, vm);
         }
     }
 
@@ -106,7 +106,7 @@ impl DiskShare {
         let mut state = lock(&self.state);
         state.weight = weight;
         for member in state.members.values().filter_map(Weak::upgrade) {
-            member.device.set_weight(member.key, weight);
+            member.device.lock().scheduler.set_weight(member.key, weight);
         }
     }
 
