@@ -6,7 +6,7 @@
 
 use flowstone_block::Class;
 
-use crate::fields::{array, le32, le64};
+use crate::fields::{array, le32, le64, text};
 use crate::layout::{BTRFS_AT, Builder, Nodes};
 use crate::volume::{Scan, Volume};
 
@@ -60,8 +60,7 @@ impl Superblock {
             sector_bytes: le32(bytes, 144).into(),
             node_bytes: le32(bytes, 148).into(),
         };
-        let label = bytes[299..555].split(|byte| *byte == 0).next().unwrap_or_default();
-        let label = String::from_utf8_lossy(label).replace(char::is_control, "?");
+        let label = text(&bytes[299..555]);
         // The size of this device: the file system may have others.
         let superblock = Self { bytes: le64(bytes, 209), nodes, label };
         (superblock.bytes > 0 && nodes.are_plausible()).then_some(superblock)

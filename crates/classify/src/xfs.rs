@@ -6,7 +6,7 @@
 
 use flowstone_block::Class;
 
-use crate::fields::{array, be16, be32, be64};
+use crate::fields::{array, be16, be32, be64, is_power_within, text};
 use crate::layout::Builder;
 use crate::listed::journal::Kind;
 use crate::volume::{Scan, Volume};
@@ -72,7 +72,6 @@ impl Superblock {
         if &bytes[..4] != MAGIC {
             return None;
         }
-        let label = bytes[108..120].split(|byte| *byte == 0).next().unwrap_or_default();
         Some(Self {
             block_bytes: u64::from(be32(bytes, 4)),
             blocks: be64(bytes, 8),
@@ -83,16 +82,13 @@ impl Superblock {
             group_bits: u32::from(bytes[124]),
             sector_bytes: u64::from(be16(bytes, 102)),
             uuid: array(bytes, 32),
-            label: String::from_utf8_lossy(label).replace(char::is_control, "?"),
+            label: text(&bytes[108..120]),
         })
     }
 
     fn is_plausible(&self) -> bool {
-        let power = |value: u64, least: u64, most: u64| {
-            value.is_power_of_two() && (least..=most).contains(&value)
-        };
-        power(self.block_bytes, 512, 64 << 10)
-            && power(self.sector_bytes, 512, 32 << 10)
+        is_power_within(self.block_bytes, 512, 64 << 10)
+            && is_power_within(self.sector_bytes, 512, 32 << 10)
             && self.group_bits <= 32
             && self.blocks > 0
             && self.group_blocks > 0

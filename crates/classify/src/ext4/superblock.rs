@@ -2,7 +2,7 @@
 
 use flowstone_block::Class;
 
-use crate::fields::{array, le16, le32, le64};
+use crate::fields::{array, is_power_within, le16, le32, le64, text};
 use crate::volume::{Scan, Volume};
 
 /// Its byte offset, whatever the block size.
@@ -93,7 +93,7 @@ impl Superblock {
             first_meta_group: meta_groups.then(|| u64::from(le32(bytes, 0x104))),
             mmp_block: has_mmp.then(|| le64(bytes, 0x168)),
             uuid: array(bytes, 0x68),
-            label: label(&bytes[0x78..0x88]),
+            label: text(&bytes[0x78..0x88]),
             compat: feature(0x5C),
             incompat,
             ro_compat: feature(0x64),
@@ -110,17 +110,14 @@ impl Superblock {
         if self.is_journal_device() {
             return true;
         }
-        let power = |value: u64, least: u64, most: u64| {
-            value.is_power_of_two() && (least..=most).contains(&value)
-        };
         self.first_data_block <= 1
             && self.blocks > self.first_data_block
             && self.blocks_per_group >= BLOCKS_PER_GROUP_MIN
             && self.groups() <= GROUPS_MAX
             && self.inodes_per_group > 0
             && self.inodes_per_group <= 8 * self.block_bytes
-            && power(self.inode_bytes, 128, self.block_bytes)
-            && power(self.descriptor_bytes, 32, self.block_bytes)
+            && is_power_within(self.inode_bytes, 128, self.block_bytes)
+            && is_power_within(self.descriptor_bytes, 32, self.block_bytes)
     }
 
     /// Returns whether it is an external journal, without a file system.
@@ -185,12 +182,6 @@ fn is_power_of(mut value: u64, base: u64) -> bool {
     value == 1
 }
 
-/// Returns a volume name, which a guest chose, without control characters.
-fn label(bytes: &[u8]) -> String {
-    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
-    String::from_utf8_lossy(text).replace(char::is_control, "?")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -203,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_label_that_would_move_the_cursor_does_not() {
-        assert_eq!(label(b"root\0\0\0\0"), "root");
-        assert_eq!(label(b"\x1b[2J"), "?[2J");
+        assert_eq!(text(b"root\0\0\0\0"), "root");
+        assert_eq!(text(b"\x1b[2J"), "?[2J");
     }
 }

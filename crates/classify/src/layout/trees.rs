@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use flowstone_block::{Extent, Request};
 
-use crate::fields::{le32, le64};
+use crate::fields::{is_power_within, le32, le64};
 
 const NODE_BYTES_MAX: u64 = 64 << 10;
 /// The part of a node that is checked.
@@ -63,9 +63,8 @@ impl Trees {
 impl Nodes {
     /// Returns whether the sizes are valid.
     pub fn are_plausible(&self) -> bool {
-        let power =
-            |value: u64| value.is_power_of_two() && (4096..=NODE_BYTES_MAX).contains(&value);
-        power(self.sector_bytes) && power(self.node_bytes)
+        is_power_within(self.sector_bytes, 4096, NODE_BYTES_MAX)
+            && is_power_within(self.node_bytes, 4096, NODE_BYTES_MAX)
     }
 
     /// Returns the number of nodes in a write of `bytes` bytes; `None` if they are not whole nodes,
