@@ -1,9 +1,8 @@
 //! Counters of reads and writes by class, and of requests by the rule that decided.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use flowstone_block::{Class, PerQueue, count};
+use flowstone_block::{Class, count};
 use serde::Serialize;
 
 use crate::verdict::{Rule, Verdict};
@@ -25,9 +24,9 @@ pub struct ClassCount {
 #[derive(Debug, Default)]
 pub struct QueueCounters {
     /// Indexed by [`Class`], then as in [`ClassCount`].
-    classes: [[AtomicU64; 4]; Class::ALL.len()],
+    pub classes: [[AtomicU64; 4]; Class::ALL.len()],
     /// Indexed by [`Rule`].
-    rules: [AtomicU64; Rule::ALL.len()],
+    pub rules: [AtomicU64; Rule::ALL.len()],
 }
 
 impl QueueCounters {
@@ -38,27 +37,5 @@ impl QueueCounters {
         count(requests, 1);
         count(sum, bytes);
         count(&self.rules[verdict.rule as usize], 1);
-    }
-}
-
-/// Counters of all queues of a disk. They outlive the queues.
-#[derive(Debug, Default)]
-pub struct Counters(PerQueue<QueueCounters>);
-
-impl Counters {
-    /// Returns the counters of a queue.
-    pub fn of_queue(&self, queue: u16) -> Arc<QueueCounters> {
-        self.0.of_queue(queue)
-    }
-
-    /// Returns the counts of a class so far.
-    pub fn of_class(&self, class: Class) -> ClassCount {
-        let sum = |field: usize| self.0.sum(|queue| &queue.classes[class as usize][field]);
-        ClassCount { reads: sum(0), writes: sum(1), bytes_read: sum(2), bytes_written: sum(3) }
-    }
-
-    /// Returns the number of requests that a rule decided so far.
-    pub fn of_rule(&self, rule: Rule) -> u64 {
-        self.0.sum(|queue| &queue.rules[rule as usize])
     }
 }

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use clap::{Args, value_parser};
 use flowstone_block::{
-    Channel, Completion, Extent, Geometry, Layer, NextLook, Op, Origin, Published, QueueContext,
-    ReaderWaker, Request, Seen, mutant,
+    Channel, Class, Completion, Extent, Geometry, Layer, NextLook, Op, Origin, PerQueue, Published,
+    QueueContext, ReaderWaker, Request, Seen, mutant,
 };
 
-use crate::counters::{Counters, QueueCounters};
+use crate::counters::{ClassCount, QueueCounters};
 use crate::layout::Layout;
 use crate::pattern::queues::{QueueMemory, SharedDetector};
 use crate::verdict::{Asked, Rule, judge};
@@ -28,7 +28,7 @@ pub struct DiskClasses {
     layout: Arc<Published<Layout>>,
     watcher: Watcher,
     detector: Arc<SharedDetector>,
-    counters: Counters,
+    counters: PerQueue<QueueCounters>,
     journal_level: u8,
 }
 
@@ -70,7 +70,7 @@ impl Classify {
             watcher: Watcher::start(Arc::clone(&base), Arc::clone(&layout), pace),
             layout,
             detector: Arc::default(),
-            counters: Counters::default(),
+            counters: PerQueue::default(),
             journal_level,
         };
         Self { base, disk: Arc::new(disk) }
@@ -93,9 +93,15 @@ impl DiskClasses {
         self.watcher.readings()
     }
 
-    /// Returns the counters.
-    pub fn counters(&self) -> &Counters {
-        &self.counters
+    /// Returns the counts of a class so far.
+    pub fn of_class(&self, class: Class) -> ClassCount {
+        let sum = |field: usize| self.counters.sum(|queue| &queue.classes[class as usize][field]);
+        ClassCount { reads: sum(0), writes: sum(1), bytes_read: sum(2), bytes_written: sum(3) }
+    }
+
+    /// Returns the number of requests that a rule decided so far.
+    pub fn of_rule(&self, rule: Rule) -> u64 {
+        self.counters.sum(|queue| &queue.rules[rule as usize])
     }
 }
 

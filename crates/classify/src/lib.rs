@@ -23,7 +23,7 @@ mod volume;
 mod watcher;
 mod xfs;
 
-pub use counters::{ClassCount, Counters};
+pub use counters::ClassCount;
 pub use layer::{Classify, ClassifyArgs, DiskClasses};
 pub use layout::{Found, Layout, Place};
 pub use recognise::recognise;

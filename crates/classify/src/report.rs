@@ -21,10 +21,9 @@ pub struct ClassesReport {
 impl ClassesReport {
     /// Makes the report of the counts so far.
     pub fn of(disk: &DiskClasses) -> Self {
-        let counters = disk.counters();
         Self {
-            classes: Class::ALL.map(|it| (it.name(), counters.of_class(it))).into(),
-            rules: Rule::ALL.map(|it| (it.name(), counters.of_rule(it))).into(),
+            classes: Class::ALL.map(|it| (it.name(), disk.of_class(it))).into(),
+            rules: Rule::ALL.map(|it| (it.name(), disk.of_rule(it))).into(),
         }
     }
 }

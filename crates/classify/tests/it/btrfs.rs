@@ -50,11 +50,11 @@ impl Guest {
         let mut data = vec![0; bytes as usize];
         self.disk.read(Sector::new(start / 512), &mut data).unwrap();
         change(&mut data);
-        let before = self.classes.counters().of_rule(Rule::Header);
-        let written = self.classes.counters().of_class(Class::Metadata).writes;
+        let before = self.classes.of_rule(Rule::Header);
+        let written = self.classes.of_class(Class::Metadata).writes;
         self.disk.write(Sector::new(start / 512), &mut data).unwrap();
-        let is_known = self.classes.counters().of_rule(Rule::Header) > before;
-        assert_eq!(self.classes.counters().of_class(Class::Metadata).writes > written, is_known);
+        let is_known = self.classes.of_rule(Rule::Header) > before;
+        assert_eq!(self.classes.of_class(Class::Metadata).writes > written, is_known);
         is_known
     }
 }

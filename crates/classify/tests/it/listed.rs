@@ -50,7 +50,7 @@ impl Journaled {
 
     /// Returns whether a write to these blocks is classed as metadata listed by the journal.
     fn is_listed(&mut self, first: u64, count: u64) -> bool {
-        let listed = || self.classes.counters().of_rule(Rule::Journal);
+        let listed = || self.classes.of_rule(Rule::Journal);
         let before = listed();
         let mut data = vec![7; (count * self.block_bytes) as usize];
         self.guest.write(Sector::new(first * self.block_bytes / 512), &mut data).unwrap();

@@ -188,8 +188,7 @@ fn only_requests_of_guests_are_counted() {
     let (disk, _) = slow(&ext4_of_32_mib(""));
     let classify = Classify::new(disk, 3);
     let classes = classify.classes();
-    let written =
-        || Class::ALL.map(|it| classes.counters().of_class(it).writes).iter().sum::<u64>();
+    let written = || Class::ALL.map(|it| classes.of_class(it).writes).iter().sum::<u64>();
     let mut own = BlockingDisk::new(&classify).unwrap();
     own.write(Sector::new(4096), &mut [0; 4096]).unwrap();
     assert_eq!(written(), 0);
@@ -215,9 +214,9 @@ fn a_pattern_is_known_to_all_queues() {
             at += bytes as u64 / 512;
         }
     }
-    assert!(classes.counters().of_rule(Rule::Pattern) > 10);
+    assert!(classes.of_rule(Rule::Pattern) > 10);
     second.read(Sector::new(10_200), &mut [0; 4096]).unwrap();
-    assert_eq!(classes.counters().of_class(Class::Journal).reads, 1);
+    assert_eq!(classes.of_class(Class::Journal).reads, 1);
 }
 
 /// The ring or the thread of the first reading was refused, and nothing was known until the guest
