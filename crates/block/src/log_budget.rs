@@ -22,18 +22,13 @@ pub struct LogBudget {
 }
 
 impl Default for LogBudget {
+    /// Makes a full budget.
     fn default() -> Self {
-        Self::new()
+        Self::of(BURST)
     }
 }
 
 impl LogBudget {
-    /// Makes a full budget.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::of(BURST)
-    }
-
     /// Makes a budget for a line that is always the same: a burst of one.
     #[must_use]
     pub fn of_one() -> Self {
@@ -76,7 +71,7 @@ mod tests {
 
     #[test]
     fn a_flood_becomes_a_burst_and_then_a_line_now_and_then() {
-        let mut budget = LogBudget::new();
+        let mut budget = LogBudget::default();
         let start = budget.refilled;
         let lines = (0..1000).filter(|_| budget.spend_at(start).is_some()).count();
         assert_eq!(lines, BURST as usize);
@@ -86,7 +81,7 @@ mod tests {
         let later = start + REFILL * 1000;
         let lines = (0..1000).filter(|_| budget.spend_at(later).is_some()).count();
         assert_eq!(lines, BURST as usize, "a pause saves up no more than a burst");
-        assert_eq!(LogBudget::new().spend(), Some(None), "nothing was kept back");
+        assert_eq!(LogBudget::default().spend(), Some(None), "nothing was kept back");
         let mut budget = LogBudget::of_one();
         let start = budget.refilled;
         assert_eq!((0..9).filter(|_| budget.spend_at(start).is_some()).count(), 1);

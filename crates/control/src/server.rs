@@ -112,7 +112,7 @@ fn serve(
 async fn accept(listener: Listener, handler: Arc<Handler>, patience: Duration) {
     let places = Arc::new(Semaphore::new(CLIENTS_MAX));
     let leaving = Arc::new(Semaphore::new(CLIENTS_MAX));
-    let mut trouble = LogBudget::new();
+    let mut trouble = LogBudget::default();
     loop {
         match listener.accept().await {
             Ok(stream) => match Arc::clone(&places).try_acquire_owned() {

@@ -131,7 +131,7 @@ impl Maintenance {
             rests_until: None,
             leaks,
             surveyed,
-            log: LogBudget::new(),
+            log: LogBudget::default(),
         })
     }
 
