@@ -5,8 +5,8 @@ use std::io;
 use std::sync::Arc;
 
 use flowstone_block::{
-    Channel, Damage, Errno, Error, Extent, Geometry, Layer, Outcome, QueueContext, Result,
-    SECTOR_BYTES, Sector, SectorCount,
+    Channel, Damage, Errno, Error, Extent, Geometry, Layer, QueueContext, Result, SECTOR_BYTES,
+    Sector, SectorCount,
 };
 use flowstone_fileio::{BlockingFile, FileIo};
 use flowstone_image::runtime::trims::Trims;
@@ -206,7 +206,7 @@ impl Image for Qcow2Image {
         };
         // A cluster that is moved must have no unknown user. The check reads the file, so the map
         // must be committed, and no commit may be running.
-        self.commit().map_err(failed)?;
+        self.core.commits.run().map_err(failed)?;
         let options = CheckOptions::default();
         // All promised clusters are committed.
         let (file, promised) = (&*self.core.file, HashSet::new());
@@ -239,11 +239,6 @@ impl Image for Qcow2Image {
 }
 
 impl Qcow2Image {
-    /// Waits until the whole map is in the file.
-    fn commit(&self) -> Outcome {
-        self.core.commits.run()
-    }
-
     /// Returns the first part of a range for which the backing file may have data.
     fn data_below(&self, start: u64, end: u64) -> io::Result<Option<std::ops::Range<u64>>> {
         let Some(backing) = &self.core.backing else { return Ok(None) };
