@@ -14,8 +14,6 @@ use std::ops::Range;
 
 use flowstone_block::Class;
 
-use self::groups::Groups;
-use self::inode::BlockMap;
 use self::superblock::{SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
 use crate::layout::Builder;
 use crate::listed::jbd2;
@@ -42,22 +40,27 @@ pub fn read(volume: &Volume, scan: &mut Scan<'_>, depth: u8, layout: &mut Builde
     marks.layout.found(superblock.kind(), &volume, depth, &superblock.label);
     // The structures below may be half written, or wrong: the readable part is used. The journal
     // comes first, before the descriptors of a huge file system have used up the read limit.
-    let groups = Groups { superblock: &superblock, volume: &volume };
+    let file_system = FileSystem { superblock: &superblock, volume: &volume };
     for (inode, class) in superblock.files_that_never_move() {
-        if let Some(map) = groups.find_inode(scan, inode) {
-            let blocks = BlockMap { superblock: &superblock, volume: &volume };
-            let is_whole = blocks.mark(scan, &map, class, &mut marks).is_some();
+        if let Some(map) = file_system.find_inode(scan, inode) {
+            let is_whole = file_system.mark_file(scan, &map, class, &mut marks).is_some();
             if class == Class::Journal && !is_whole {
                 marks.journal.clear();
             }
         }
     }
     marks.follow_journal(scan, superblock.uuid);
-    groups.mark_static(scan, &mut marks);
+    file_system.mark_static(scan, &mut marks);
     if let Some(block) = superblock.mmp_block {
         marks.mark(block, 1, Class::Metadata);
     }
     Some(())
+}
+
+/// A file system, whose block groups and files are read.
+struct FileSystem<'a> {
+    superblock: &'a Superblock,
+    volume: &'a Volume,
 }
 
 /// Adds blocks of the file system to the layout as regions.

@@ -2,21 +2,14 @@
 
 use flowstone_block::Class;
 
-use super::Marks;
-use super::superblock::Superblock;
+use super::{FileSystem, Marks};
 use crate::fields::le32;
-use crate::volume::{Scan, Volume};
+use crate::volume::Scan;
 
 /// Largest read of descriptors.
 const READ_BYTES: u64 = 64 << 10;
 /// The part of an inode up to its block map.
 pub const INODE_HEAD_BYTES: usize = 128;
-
-/// The groups of a file system.
-pub struct Groups<'a> {
-    pub superblock: &'a Superblock,
-    pub volume: &'a Volume,
-}
 
 /// Fields of a group descriptor, in blocks.
 struct Descriptor {
@@ -25,7 +18,7 @@ struct Descriptor {
     inode_table: u64,
 }
 
-impl Groups<'_> {
+impl FileSystem<'_> {
     /// Marks superblocks, descriptors, bitmaps and inode tables.
     pub fn mark_static(&self, scan: &mut Scan<'_>, marks: &mut Marks<'_>) {
         self.mark_superblocks(marks);

@@ -2,11 +2,10 @@
 
 use flowstone_block::Class;
 
-use super::Marks;
 use super::groups::INODE_HEAD_BYTES;
-use super::superblock::Superblock;
+use super::{FileSystem, Marks};
 use crate::fields::{le16, le32};
-use crate::volume::{Scan, Volume};
+use crate::volume::Scan;
 
 const FLAGS_AT: usize = 0x20;
 const MAP_AT: usize = 0x28;
@@ -27,24 +26,18 @@ const DIRECT_BLOCKS: usize = 12;
 /// of 1 GiB with blocks of 1 KiB about 4,000.
 const NODES_MAX: u32 = 8192;
 
-/// Marks the blocks of files.
-pub struct BlockMap<'a> {
-    pub superblock: &'a Superblock,
-    pub volume: &'a Volume,
-}
-
 /// One walk over a file.
 struct Walk<'a, 'b> {
-    file_system: &'a BlockMap<'a>,
+    file_system: &'a FileSystem<'a>,
     marks: &'a mut Marks<'b>,
     class: Class,
     nodes_left: u32,
 }
 
-impl BlockMap<'_> {
+impl FileSystem<'_> {
     /// Marks all blocks of a file as `class`, and the blocks of its block map as metadata.
     /// Unreadable parts are left out.
-    pub fn mark(
+    pub fn mark_file(
         &self,
         scan: &mut Scan<'_>,
         inode: &[u8; INODE_HEAD_BYTES],
