@@ -7,32 +7,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use flowstone_block::{Channel, Completion, Layer, OpKind, QueueContext, Request};
 use serde::{Serialize, Serializer};
 
-/// Requests, bytes and errors by kind of operation, indexed by [`OpKind`].
+/// Counters of requests by kind of operation, indexed by [`OpKind`].
 #[derive(Debug, Default)]
-pub struct LayerCounters {
-    requests: [AtomicU64; OpKind::ALL.len()],
-    bytes: [AtomicU64; OpKind::ALL.len()],
-    errors: [AtomicU64; OpKind::ALL.len()],
-}
+pub struct LayerCounters([Passed; OpKind::ALL.len()]);
 
-/// Counts of requests of one kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// Counters of requests of one kind.
+#[derive(Debug, Default, Serialize)]
 pub struct Passed {
     /// Requests.
-    pub requests: u64,
+    pub requests: AtomicU64,
     /// Their bytes.
-    pub bytes: u64,
+    pub bytes: AtomicU64,
     /// Requests that failed.
-    pub errors: u64,
+    pub errors: AtomicU64,
 }
 
 impl LayerCounters {
-    /// Returns the counts of a kind so far.
-    pub fn of(&self, kind: OpKind) -> Passed {
-        let get = |counters: &[AtomicU64]| counters[kind as usize].load(Ordering::Relaxed);
-        let [requests, bytes, errors] =
-            [&self.requests, &self.bytes, &self.errors].map(|it| get(it));
-        Passed { requests, bytes, errors }
+    /// Returns the counters of a kind.
+    pub fn of(&self, kind: OpKind) -> &Passed {
+        &self.0[kind as usize]
     }
 }
 
@@ -78,9 +71,9 @@ impl Channel for StatsChannel {
     pass_to_base!(kick, next_look, retire);
 
     fn submit(&mut self, request: Box<Request>) {
-        let kind = request.op.kind() as usize;
-        self.counters.requests[kind].fetch_add(1, Ordering::Relaxed);
-        self.counters.bytes[kind].fetch_add(request.op.bytes(), Ordering::Relaxed);
+        let passed = self.counters.of(request.op.kind());
+        passed.requests.fetch_add(1, Ordering::Relaxed);
+        passed.bytes.fetch_add(request.op.bytes(), Ordering::Relaxed);
         self.base.submit(request);
     }
 
@@ -89,8 +82,8 @@ impl Channel for StatsChannel {
         self.base.reap(done);
         for completion in &done[before..] {
             if completion.outcome.is_err() {
-                let kind = completion.request.op.kind() as usize;
-                self.counters.errors[kind].fetch_add(1, Ordering::Relaxed);
+                let passed = self.counters.of(completion.request.op.kind());
+                passed.errors.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
