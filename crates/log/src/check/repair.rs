@@ -52,7 +52,7 @@ pub fn repair(
         }
         let log = write_anew(name, file, loaded)?;
         if tells_space {
-            give_back(name, &*log.file, log.shape, &log.append_state().segments())?;
+            give_back(name, &*log.file, log.shape, log.append_state().segments())?;
         }
         examine(&*log.file)?
     } else {
