@@ -89,6 +89,7 @@ impl Policy for MultiCache {
 
     fn prefetch(&self, block: BlockId) {
         self.kept.prefetch(block);
+        self.repository.prefetch(block);
     }
 
     fn guess(&self, block: BlockId) -> Option<Place> {

@@ -7,6 +7,7 @@
 //! chunk replaces the least recently used one.
 
 use crate::names::{BlockId, spread};
+use crate::prefetch::{LINE_BYTES, prefetch};
 
 /// λ: chunks with equal keys that are counted side by side.
 const LAMBDA: usize = 4;
@@ -26,11 +27,16 @@ struct Metadata {
 
 const UNUSED: Metadata = Metadata { chunk: NONE, used_at: 0, counts: [0; SEGMENTS as usize] };
 
+/// The entries that the λ tables have under one key, in two lines of the CPU's caches.
+#[derive(Clone, Debug)]
+#[repr(align(64))]
+struct SideBySide([Metadata; LAMBDA]);
+
 /// Counts of one kind of access.
 #[derive(Debug)]
 struct Counted {
-    /// By key, the entries of the λ tables side by side.
-    entries: Vec<[Metadata; LAMBDA]>,
+    /// By key.
+    entries: Vec<SideBySide>,
     /// Number of blocks with a count.
     blocks: usize,
 }
@@ -38,17 +44,24 @@ struct Counted {
 impl Counted {
     fn new(chunks: usize) -> Self {
         let keys = chunks.div_ceil(LAMBDA).next_power_of_two();
-        Self { entries: vec![[UNUSED; LAMBDA]; keys], blocks: 0 }
+        Self { entries: vec![SideBySide([UNUSED; LAMBDA]); keys], blocks: 0 }
     }
 
     fn key(&self, chunk: u64) -> usize {
         spread(BlockId(chunk), 0) as usize & (self.entries.len() - 1)
     }
 
+    fn prefetch(&self, block: BlockId) {
+        let start = (&raw const self.entries[self.key(address(block).0)]).cast::<u8>();
+        for offset in (0..size_of::<SideBySide>()).step_by(LINE_BYTES) {
+            prefetch(start.wrapping_add(offset));
+        }
+    }
+
     /// Returns the accesses to the block that are remembered.
     fn count(&self, block: BlockId) -> u32 {
         let (chunk, segment) = address(block);
-        let known = self.entries[self.key(chunk)].iter().find(|entry| entry.chunk == chunk);
+        let known = self.entries[self.key(chunk)].0.iter().find(|entry| entry.chunk == chunk);
         known.map_or(0, |entry| entry.counts[segment].into())
     }
 
@@ -56,7 +69,7 @@ impl Counted {
     fn add(&mut self, block: BlockId, now: u32) -> u32 {
         let (chunk, segment) = address(block);
         let key = self.key(chunk);
-        let entries = &mut self.entries[key];
+        let entries = &mut self.entries[key].0;
         let known = entries.iter().position(|entry| entry.chunk == chunk);
         let at = known.unwrap_or_else(|| {
             let age = |entry: &Metadata| match entry.chunk {
@@ -78,7 +91,7 @@ impl Counted {
     fn forget(&mut self, block: BlockId) {
         let (chunk, segment) = address(block);
         let key = self.key(chunk);
-        let known = self.entries[key].iter_mut().find(|entry| entry.chunk == chunk);
+        let known = self.entries[key].0.iter_mut().find(|entry| entry.chunk == chunk);
         if let Some(entry) = known {
             self.blocks -= usize::from(entry.counts[segment] > 0);
             entry.counts[segment] = 0;
@@ -103,6 +116,12 @@ impl Repository {
     /// Makes tables for reads and for writes of at least `chunks` chunks each.
     pub fn new(chunks: usize) -> Self {
         Self { reads: Counted::new(chunks), writes: Counted::new(chunks), now: 0 }
+    }
+
+    /// Prefetches the counts of a block: no cache of the CPU has them.
+    pub fn prefetch(&self, block: BlockId) {
+        self.reads.prefetch(block);
+        self.writes.prefetch(block);
     }
 
     /// Counts a read. Returns the block's count of all accesses.
