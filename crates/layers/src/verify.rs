@@ -15,6 +15,9 @@ use flowstone_block::{
 use slab::Slab;
 use tracing::error;
 
+/// Bytes of a request that are copied at a time.
+const COPY_BYTES: usize = 16 << 10;
+
 /// The state of a sector.
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
@@ -79,11 +82,18 @@ fn numbers(extent: Extent) -> std::ops::Range<u64> {
     extent.start().get()..extent.end().get()
 }
 
-/// Returns the checksum of each sector of a read or write, of a copy that the guest cannot change.
+/// Returns the checksum of each sector of a read or write, of copies that the guest cannot change.
 fn checksums(request: &Request, extent: Extent) -> Vec<u32> {
-    let mut copy = vec![0; extent.bytes() as usize];
-    request.copy_out(0, &mut copy);
-    copy.chunks_exact(SECTOR_BYTES as usize).map(crc32c).collect()
+    let bytes = extent.bytes() as usize;
+    let mut checksums = Vec::with_capacity(bytes / SECTOR_BYTES as usize);
+    // A guest chooses the size of a request, and not that of the copy.
+    let mut copy = [0; COPY_BYTES];
+    for at in (0..bytes).step_by(COPY_BYTES) {
+        let copy = &mut copy[..COPY_BYTES.min(bytes - at)];
+        request.copy_out(at, copy);
+        checksums.extend(copy.chunks_exact(SECTOR_BYTES as usize).map(crc32c));
+    }
+    checksums
 }
 
 impl VerifyChannel {

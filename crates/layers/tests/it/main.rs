@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod large_request;
 mod zeroes;
 
 use std::io;
@@ -13,7 +14,7 @@ use flowstone_block::{
     BlockingDisk, Channel, Completion, Errno, Extent, Geometry, IoVec, Layer, NextLook, Op, OpKind,
     Outcome, QueueContext, QueueDepth, Request, Sector, SectorCount,
 };
-use flowstone_layers::{Delay, Errors, Log, Mem, Passed, Stats, Verify};
+use flowstone_layers::{Delay, Errors, Log, Mem, Null, Passed, Stats, Verify};
 
 fn mem() -> Arc<Mem> {
     Arc::new(Mem::new(SectorCount::new(2048)).unwrap())
