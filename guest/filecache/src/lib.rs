@@ -59,8 +59,8 @@ fn errno(error: impl std::borrow::Borrow<std::io::Error>) -> rustix::io::Errno {
     code.map_or(rustix::io::Errno::IO, rustix::io::Errno::from_raw_os_error)
 }
 
-/// Syncs a file or a folder.
+/// Syncs a file or a folder, also where the file system's server lets a signal end the call.
 #[expect(clippy::disallowed_methods, reason = "no image of a disk is a file of a guest's cache")]
 fn to_disk(file: impl std::os::fd::AsFd) -> rustix::io::Result<()> {
-    rustix::fs::fsync(file)
+    rustix::io::retry_on_intr(|| rustix::fs::fsync(&file))
 }

@@ -95,6 +95,7 @@ fn show(args: &ShowDisk) -> Result<()> {
     print_answer(&args.query, &command, |disk| {
         print_line(disk);
         for (key, value) in disk["keys"].as_object().into_iter().flatten() {
+            let key = Printable(key);
             out!("  {key} = {} ({})", text(value, "value"), text(value, "origin"));
         }
     })

@@ -26,14 +26,6 @@ impl Plan {
         plan.refused.extend(config.refused.iter().map(copy(Origin::File)));
         let Some(state) = state else { return plan };
         plan.refused.extend(state.unreadable().iter().map(copy(Origin::Api)));
-        for subject in state.disputed() {
-            let name = match subject {
-                Subject::Disk(name) => Some(name.clone()),
-                Subject::Group(_) => None,
-            };
-            let error = state.check(subject).err();
-            plan.refused.extend(error.map(|error| (name, error, Origin::Api)));
-        }
         for record in state.all() {
             match (record.subject(), record.added) {
                 (Subject::Disk(name), Some(keys)) => plan.add(config, &name, keys),
@@ -42,6 +34,14 @@ impl Plan {
                     plan.take_group((config, state, shared), &name, keys);
                 }
             }
+        }
+        for subject in state.disputed() {
+            let name = match subject {
+                Subject::Disk(name) => Some(name.clone()),
+                Subject::Group(_) => None,
+            };
+            let error = state.check(subject).err();
+            plan.refused.extend(error.map(|error| (name, error, Origin::Api)));
         }
         for (disk, _) in &mut plan.disks {
             if let Err(error) = set_disk(state, disk) {
