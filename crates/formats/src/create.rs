@@ -56,8 +56,7 @@ impl CreateOptions {
     }
 }
 
-/// Creates a new, empty image of `bytes` bytes. Waits up to `lock_patience` for the lock of a
-/// device.
+/// Creates a new, empty image of `bytes` bytes. Waits up to `lock_patience` for its lock.
 pub fn create(
     path: &Path,
     format: Format,

@@ -98,7 +98,10 @@ impl RawChannel {
         let Self {
             in_flight, handed_over, flushes,
             // Handles to other parts, and finished requests.
-            parts: _, reactor: _, waker: _, completions: _, trims_queued: _, done: _, completed: _, durable_write: _,
+            parts: RawParts {
+                file: _, discards: _, discards_to_zeroes: _, syncs: _, trims: _, activity: _,
+            },
+            reactor: _, waker: _, completions: _, trims_queued: _, done: _, completed: _, durable_write: _,
         } = self;
         let states = [
             (Wait::Host, !in_flight.is_empty()),
