@@ -22,7 +22,10 @@ pub const BENCHES: [Bench; 13] = [
     of("S2.md", "pollers-equal", "pollers --rounds 15 --only equal", equal::render),
     of("S2.md", "pollers-busy", "pollers --rounds 9 --runtime 1 --only busy", busy::render),
     of("S2.md", "pollers-stages", "pollers --rounds 3 --runtime 10 --only stages", stages::render),
-    of("S2.md", "pollers-many", "pollers --rounds 5 --runtime 1 --only many", many::render),
+    Bench {
+        plot: Some(many::plot),
+        ..of("S2.md", "pollers-many", "pollers --rounds 5 --runtime 1 --only many", many::render)
+    },
     of("S2.md", "pollers-depth", "pollers --rounds 40 --only depth", depth::render),
     of("S4.md", "pdc", "pdc --rounds 3", pdc::render),
     of(
@@ -42,12 +45,12 @@ const fn of(
     command: &'static str,
     render: fn(&Experiment) -> String,
 ) -> Bench {
-    Bench { page, name, data: name, command, render }
+    Bench { page, name, data: name, command, render, plot: None }
 }
 
 const fn of_pollers(name: &'static str, render: fn(&Experiment) -> String) -> Bench {
     let command = "pollers --rounds 15 --only forms --only cost";
-    Bench { page: "S2.md", name, data: "pollers", command, render }
+    Bench { data: "pollers", ..of("S2.md", name, command, render) }
 }
 
 #[cfg(test)]
@@ -193,6 +196,18 @@ mod tests {
             // It may have no data yet.
             let text = bench.rendered(folder).unwrap().unwrap_or_default();
             assert!(page.contains(&text), "{name}: run `flowstone-bench evidence --render`");
+        }
+    }
+
+    #[test]
+    fn pictures_show_what_the_data_says() {
+        let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/evidence"));
+        let place = tempfile::tempdir().unwrap();
+        for bench in BENCHES.iter().filter(|bench| bench.plot.is_some()) {
+            bench.draw(folder, place.path()).unwrap();
+            let both = [place.path(), folder].map(|it| it.join(format!("{}.svg", bench.name)));
+            let [drawn, kept] = both.map(|it| std::fs::read(it).unwrap());
+            assert!(drawn == kept, "{}: run `flowstone-bench evidence --render`", bench.name);
         }
     }
 }

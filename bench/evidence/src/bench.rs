@@ -17,17 +17,30 @@ pub struct Bench {
     pub command: &'static str,
     /// Makes the table from its data.
     pub render: fn(&Experiment) -> String,
+    /// Draws a picture of its data, which has the table's name, into a file.
+    pub plot: Option<fn(&Path, &Experiment) -> Result<()>>,
 }
 
 impl Bench {
+    fn read(&self, folder: &Path) -> Result<Option<Experiment>> {
+        let path = folder.join("data").join(format!("{}.json", self.data));
+        path.exists().then(|| Experiment::read(&path)).transpose()
+    }
+
     /// Returns its text, if there is data.
     pub fn rendered(&self, folder: &Path) -> Result<Option<String>> {
-        let path = folder.join("data").join(format!("{}.json", self.data));
-        if !path.exists() {
-            return Ok(None);
+        let text = |it: Experiment| format!("{}\n{}", (self.render)(&it), it.origin());
+        Ok(self.read(folder)?.map(text))
+    }
+
+    /// Draws its picture into `to`, if it has one, from the data in `folder`.
+    pub fn draw(&self, folder: &Path, to: &Path) -> Result<()> {
+        match (self.plot, self.read(folder)?) {
+            (Some(plot), Some(experiment)) => {
+                plot(&to.join(format!("{}.svg", self.name)), &experiment)
+            }
+            _ => Ok(()),
         }
-        let experiment = Experiment::read(&path)?;
-        Ok(Some(format!("{}\n{}", (self.render)(&experiment), experiment.origin())))
     }
 }
 

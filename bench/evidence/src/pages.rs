@@ -15,6 +15,7 @@ pub fn update(folder: &Path, benches: &[Bench]) -> Result<()> {
     for (name, text) in rendered(folder, benches)? {
         document::update(&page_of(folder, name)?, name, &text)?;
     }
+    benches.iter().try_for_each(|bench| bench.draw(folder, folder))?;
     PICTURES.iter().try_for_each(|it| it.draw(folder, &folder.join(it.file())))
 }
 

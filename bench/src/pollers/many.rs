@@ -62,9 +62,6 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
         })?;
         stop(&mut daemon)?;
     }
-    if let Some(path) = &args.plot {
-        plot(path, experiment)?;
-    }
     Ok(format!(
         "Random reads of 4 KiB on tmpfs, {IN_FLIGHT} in flight over all busy disks or queues, or one \
          for each; server on CPU {}, one client thread on CPU {}, which polls. Memory is the \
@@ -89,7 +86,7 @@ fn with_memory(mut figures: Figures, pid: u32) -> Result<Figures> {
 
 /// Draws CPU time, memory, and the longest gap, which no hold of a lock exceeds: the server has one
 /// thread, and completes nothing while that waits.
-fn plot(path: &Path, experiment: &Experiment) -> Result<()> {
+pub fn plot(path: &Path, experiment: &Experiment) -> Result<()> {
     let panels = [
         (CPU_US, "us of CPU for each request"),
         (ANONYMOUS_MIB, "memory, MiB"),

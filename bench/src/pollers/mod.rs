@@ -39,7 +39,7 @@ pub struct PollersArgs {
     /// budget, busy, depth, many); may be given several times.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
-    /// Draw the rates of one to four disks (share), or the costs of many (many), into this file.
+    /// Draw the rates of one to four disks into this file.
     #[arg(long, value_name = "SVG")]
     plot: Option<PathBuf>,
     #[command(flatten)]
