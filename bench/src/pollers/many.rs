@@ -84,8 +84,8 @@ fn with_memory(mut figures: Figures, pid: u32) -> Result<Figures> {
     Ok(figures)
 }
 
-/// Draws CPU time, memory, and the longest gap, which no hold of a lock exceeds: the server has one
-/// thread, and completes nothing while that waits.
+/// Draws CPU time, memory, and the longest gap, of which no hold of a lock in the same round is
+/// longer: the server has one thread, and completes nothing while that waits.
 pub fn plot(path: &Path, experiment: &Experiment) -> Result<()> {
     let panels = [
         (CPU_US, "us of CPU for each request"),
