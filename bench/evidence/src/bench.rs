@@ -7,9 +7,7 @@ use flowstone_experiment::Experiment;
 
 /// See the module.
 pub struct Bench {
-    /// The page that shows it.
-    pub page: &'static str,
-    /// Name of its markers.
+    /// Name of the markers on its page.
     pub name: &'static str,
     /// Name of its data, which several tables may share.
     pub data: &'static str,
@@ -47,9 +45,9 @@ impl Bench {
 /// Prints the commands, each once.
 pub fn list(benches: &[Bench]) {
     let mut last = "";
-    for Bench { page, data, command, .. } in benches {
+    println!("of other commands; then --render:");
+    for Bench { data, command, .. } in benches {
         if *data != last {
-            println!("{page}, then --render:");
             println!("    flowstone-bench {command} --json docs/evidence/data/{data}.json");
         }
         last = data;
