@@ -2,7 +2,8 @@
 //!
 //! Each disk holds a real ext4, so that its journal is recognised. A commit is a write of 4 KiB and
 //! a sync: the same requests inside the journal and outside of it, from a disk that does nothing
-//! else, or from a second queue of a disk with bulk writes.
+//! else, or from a disk with bulk writes: from its only queue, as a guest with one vCPU sends them,
+//! or from a second one.
 
 use std::fs::File;
 use std::ops::Range;
@@ -34,19 +35,21 @@ const KINDS: [(&str, Kind); 2] = [("journal", |disk| &disk.journal), ("data", |d
 const VM: &str = "commits";
 const OTHER: &str = "bulk";
 /// Where the bulk writes are.
-const BULKS: [(&str, Bulk); 5] = [
-    ("nothing", Bulk { own: false, other: None }),
-    ("bulk writes of its VM", Bulk { own: false, other: Some(VM) }),
-    ("bulk writes of another VM", Bulk { own: false, other: Some(OTHER) }),
-    ("bulk writes of its disk", Bulk { own: true, other: None }),
-    ("bulk writes of its disk and of another VM", Bulk { own: true, other: Some(OTHER) }),
+const BULKS: [(&str, Bulk); 7] = [
+    ("nothing", Bulk { queues: 0, other: None }),
+    ("bulk writes of its VM", Bulk { queues: 0, other: Some(VM) }),
+    ("bulk writes of another VM", Bulk { queues: 0, other: Some(OTHER) }),
+    ("bulk writes of its disk", Bulk { queues: 2, other: None }),
+    ("bulk writes of its disk and of another VM", Bulk { queues: 2, other: Some(OTHER) }),
+    ("bulk writes of its queue", Bulk { queues: 1, other: None }),
+    ("bulk writes of its queue and of another VM", Bulk { queues: 1, other: Some(OTHER) }),
 ];
 const GREEDY: &str = "two VMs at QD128";
 
 /// The bulk writes beside commits.
 struct Bulk {
-    /// Whether a second queue of the commits' disk writes.
-    own: bool,
+    /// Queues of the commits' disk, if it writes, too.
+    queues: usize,
     /// The VM of a second disk that writes.
     other: Option<&'static str>,
 }
@@ -57,13 +60,14 @@ struct Load<'a> {
     vm: &'static str,
     range: Range<u64>,
     depth: u16,
-    /// Where a second queue commits.
+    queues: usize,
+    /// Where the last queue commits.
     commits: Option<Range<u64>>,
 }
 
 impl<'a> Load<'a> {
     fn bulk(disk: &'a Disk, vm: &'static str) -> Self {
-        Self { disk, vm, range: disk.data.clone(), depth: HOG_DEPTH, commits: None }
+        Self { disk, vm, range: disk.data.clone(), depth: HOG_DEPTH, queues: 1, commits: None }
     }
 }
 
@@ -90,19 +94,19 @@ impl Bench<'_> {
 
     fn commits(&self, [own, other]: &[Disk; 2], bulk: &Bulk, kind: Kind) -> Result<Figures> {
         let range = kind(own).clone();
-        let mut loads = vec![if bulk.own {
-            Load { commits: Some(range), ..Load::bulk(own, VM) }
+        let mut loads = vec![if bulk.queues > 0 {
+            Load { queues: bulk.queues, commits: Some(range), ..Load::bulk(own, VM) }
         } else {
             Load { range, depth: 1, ..Load::bulk(own, VM) }
         }];
         loads.extend(bulk.other.map(|vm| Load::bulk(other, vm)));
         let reports = self.write_at_once(&loads)?;
         let first = &reports[0];
-        let write = if bulk.own { first.commit } else { first.latency };
+        let write = if bulk.queues > 0 { first.commit } else { first.latency };
         let [write, sync] = [write, first.flush].map(|it| it.p99_us);
         let mut figures = vec![(P99_US, write), (SYNC_P99_US, sync), (COMMIT_P99_US, write + sync)];
         let own = (first.write.count - first.commit.count) as f64 / first.seconds;
-        let bulks = bulk.own.then_some(own).into_iter();
+        let bulks = (bulk.queues > 0).then_some(own).into_iter();
         let bulks: Vec<f64> = bulks.chain(reports.get(1).map(|other| other.iops)).collect();
         if !bulks.is_empty() {
             figures.push((BULK_IOPS, bulks.iter().sum()));
@@ -130,16 +134,13 @@ impl Bench<'_> {
         });
         let disks: Vec<_> = names.iter().zip(keys).collect();
         let served = self.serve(&self.program, tempdir_in(&self.args.base.run.dir)?, &disks)?;
-        let options = |(load, name): (&Load<'_>, &String)| {
-            let queues = 1 + usize::from(load.commits.is_some());
-            LoadOptions {
-                flush_every: u64::from(load.depth == 1),
-                limit: seconds(KNOWN_AFTER, self.args.base.runtime),
-                offset_bytes: load.range.start,
-                span_bytes: load.range.end - load.range.start,
-                aside: load.commits.clone().map(Aside::Commits),
-                ..self.load(&served.socket(name), "randwrite", load.depth, queues)
-            }
+        let options = |(load, name): (&Load<'_>, &String)| LoadOptions {
+            flush_every: u64::from(load.depth == 1),
+            limit: seconds(KNOWN_AFTER, self.args.base.runtime),
+            offset_bytes: load.range.start,
+            span_bytes: load.range.end - load.range.start,
+            aside: load.commits.clone().map(Aside::Commits),
+            ..self.load(&served.socket(name), "randwrite", load.depth, load.queues)
         };
         let options: Vec<_> = loads.iter().zip(&names).map(options).collect();
         let reports = together(&options);

@@ -7,10 +7,12 @@
 //! 0 header (16)   16 status (1)   32 range of a discard or write-zeroes (16)   64 next request
 //! ```
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use super::check::Checker;
 use super::map::{Content, VerifyMap};
+use super::options::{Mix, Order, Workload};
 use super::pace::Pace;
 use super::source::{Kind, Source};
 use super::stats::Stats;
@@ -26,14 +28,17 @@ use crate::virtio::{
 const CONTROL_BYTES: usize = 64;
 const STATUS_AT: usize = 16;
 const RANGE_AT: usize = 32;
+const COMMITS: Workload = Workload { order: Order::Random, mix: Mix::WRITE };
 /// Tries of a verifying lane to find a block that is not in flight before it waits.
 const CLAIM_TRIES: usize = 32;
 
 /// The options of a lane.
 #[derive(Clone, Debug)]
 pub(super) struct LaneOptions {
-    /// Requests in flight.
+    /// Requests in flight, without commits.
     pub(super) iodepth: u16,
+    /// Bytes of the disk in which one more request commits, see [`Aside`](super::Aside).
+    pub(super) commits: Option<Range<u64>>,
     /// Size of a request.
     pub(super) block_bytes: u64,
     /// Longest data descriptor.
@@ -49,16 +54,21 @@ pub(super) struct LaneOptions {
 }
 
 impl LaneOptions {
+    /// Returns the number of requests that are reused. The one that commits is the last.
+    fn slots(&self) -> u16 {
+        self.iodepth + u16::from(self.commits.is_some())
+    }
+
     /// Returns the guest memory of a lane, without its ring.
     pub(super) fn footprint(&self) -> usize {
-        let data = usize::from(self.iodepth) * self.block_bytes as usize;
-        usize::from(self.iodepth) * CONTROL_BYTES + data + 3 * 4096
+        let data = usize::from(self.slots()) * self.block_bytes as usize;
+        usize::from(self.slots()) * CONTROL_BYTES + data + 3 * 4096
     }
 
     /// Returns the ring descriptors of all chains of all requests.
     pub(super) fn descriptors(&self, indirect: bool) -> usize {
         let of = |&kind: &Kind| if indirect { 1 } else { self.chain_length(kind) };
-        usize::from(self.iodepth) * self.kinds.iter().map(of).sum::<usize>()
+        usize::from(self.slots()) * self.kinds.iter().map(of).sum::<usize>()
     }
 
     /// Returns the descriptors of one chain.
@@ -79,10 +89,10 @@ pub(super) struct Lane {
     pub(super) ring: Ring,
     /// The index of its disk in the run.
     pub(super) disk: usize,
-    /// Whether it sends the commits of [`Aside`](super::Aside).
-    pub(super) commits: bool,
     options: LaneOptions,
     source: Source,
+    /// The blocks of commits, and whether the last one is not synced.
+    commits: Option<(Source, bool)>,
     control: Slice,
     data: Slice,
     slots: Vec<Slot>,
@@ -117,16 +127,20 @@ impl Lane {
         checker: Option<Checker>,
         quota: u64,
     ) -> Result<Self> {
-        let depth = options.iodepth;
+        let depth = options.slots();
+        let commits = options.commits.as_ref().map(|bytes| {
+            let blocks = (bytes.end - bytes.start) / options.block_bytes;
+            (Source::new(COMMITS, bytes.start / options.block_bytes, blocks, blocks), false)
+        });
         let control = memory.alloc(usize::from(depth) * CONTROL_BYTES, 4096)?;
         let data = memory.alloc(usize::from(depth) * options.block_bytes as usize, 4096)?;
         let size = usize::from(ring.queue.options().size);
         let mut lane = Lane {
             ring,
             disk: 0,
-            commits: false,
             options,
             source,
+            commits,
             control,
             data,
             slots: Vec::with_capacity(usize::from(depth)),
@@ -147,10 +161,9 @@ impl Lane {
         Ok(lane)
     }
 
-    /// Returns the index of its statistics: those of commits are apart.
-    #[inline]
+    /// Returns the index of its statistics; those of commits are behind them.
     pub(super) fn account(&self) -> usize {
-        2 * self.disk + usize::from(self.commits)
+        2 * self.disk
     }
 
     /// Returns when the next request is to be sent; `None` if it does not wait for a time.
@@ -168,7 +181,9 @@ impl Lane {
     /// Sends as many requests as depth, pace, quota and free blocks allow, without publishing them.
     pub(super) fn refill(&mut self, now_ns: u64) {
         while let Some(&slot) = self.idle.last() {
-            let Some((kind, block)) = self.next_request(now_ns) else {
+            let next =
+                if self.is_commit(slot) { self.next_commit() } else { self.next_request(now_ns) };
+            let Some((kind, block)) = next else {
                 return;
             };
             self.idle.pop();
@@ -176,12 +191,12 @@ impl Lane {
         }
     }
 
-    /// Processes all used entries. Returns their number.
-    pub(super) fn reap(&mut self, now_ns: u64, stats: &mut Stats) -> Result<u64> {
+    /// Processes all used entries; `stats` are its accounts. Returns their number.
+    pub(super) fn reap(&mut self, now_ns: u64, stats: &mut [Stats]) -> Result<u64> {
         let mut answers = 0;
         while let Some(used) = self.ring.queue.pop()? {
             let slot = self.slot_of_head[usize::from(used.head.0)];
-            self.finish(slot, now_ns, stats)?;
+            self.finish(slot, now_ns, &mut stats[usize::from(self.is_commit(slot))])?;
             self.idle.push(slot);
             answers += 1;
         }
@@ -193,6 +208,7 @@ impl Lane {
         self.left = 0;
         self.writes_unflushed = 0;
         self.sweep = None;
+        self.commits.iter_mut().for_each(|(_, is_unsynced)| *is_unsynced = false);
     }
 
     /// Starts reading every block of known content, once.
@@ -209,6 +225,26 @@ impl Lane {
     /// Returns the map of the lane's blocks.
     pub(super) fn into_map(self) -> VerifyMap {
         self.checker.map(Checker::into_map).unwrap_or_default()
+    }
+
+    /// Returns whether one of its requests commits.
+    pub(super) fn has_commits(&self) -> bool {
+        self.commits.is_some()
+    }
+
+    fn is_commit(&self, slot: u16) -> bool {
+        self.has_commits() && slot == self.options.iodepth
+    }
+
+    /// Returns the write of a commit, or the sync of the last one.
+    fn next_commit(&mut self) -> Option<(Kind, u64)> {
+        let (source, is_unsynced) = self.commits.as_mut()?;
+        if std::mem::take(is_unsynced) {
+            return Some((Kind::Flush, 0));
+        }
+        self.left = self.left.checked_sub(1)?;
+        *is_unsynced = true;
+        Some((Kind::Write, source.block()))
     }
 
     fn next_request(&mut self, now_ns: u64) -> Option<(Kind, u64)> {
@@ -256,7 +292,8 @@ impl Lane {
 
     #[inline]
     fn send(&mut self, slot: u16, kind: Kind, block: u64, now_ns: u64) {
-        let offset = self.options.offset_bytes + block * self.options.block_bytes;
+        let first = if self.is_commit(slot) { 0 } else { self.options.offset_bytes };
+        let offset = first + block * self.options.block_bytes;
         self.write_control(slot, kind, offset / SECTOR_BYTES);
         let content = match &mut self.checker {
             None => Content::Unknown,

@@ -109,7 +109,8 @@ pub enum Aside {
     /// Random discards at this queue depth. It has the upper half of the span to itself.
     Discards(u16),
     /// Random writes of one block in these bytes of the disk, a sync after each, one after the
-    /// other: the commits of a file system. The report has their latency apart.
+    /// other: the commits of a file system. An only queue has them beside its other requests. They
+    /// have no rate, and the report has their latency apart.
     Commits(Range<u64>),
 }
 

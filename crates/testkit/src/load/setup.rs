@@ -24,7 +24,6 @@ use crate::{Error, Result};
 const QUEUE_SIZE_MAX: usize = 1024;
 /// The workloads of the last queue, if it does something else.
 const DISCARDS: Workload = Workload { order: Order::Random, mix: Mix::DISCARD };
-const COMMITS: Workload = Workload { order: Order::Random, mix: Mix::WRITE };
 
 /// The state that outlives a backend.
 #[derive(Debug)]
@@ -167,8 +166,13 @@ impl<'a> Plan<'a> {
         require(options.workload.mix.is_whole(), || "the mix is not 100 percent".into())?;
         let has_depth = options.iodepth > 0 && options.aside != Some(Aside::Discards(0));
         require(has_depth, || "iodepth is zero".into())?;
-        require(options.aside.is_none() || options.client.queues > 1 && !options.verify, || {
-            "what the last queue does aside needs a second queue, and is not verified".into()
+        let has_queue = match options.aside {
+            Some(Aside::Discards(_)) => options.client.queues > 1,
+            _ => true,
+        };
+        require(has_queue, || "discards aside need a second queue".into())?;
+        require(options.aside.is_none() || !options.verify, || {
+            "what the last queue does aside is not verified".into()
         })?;
         require(
             options.block_bytes > 0 && options.block_bytes.is_multiple_of(SECTOR_BYTES),
@@ -184,6 +188,7 @@ impl<'a> Plan<'a> {
         let blocks = blocks(options, config.capacity_bytes())?;
         let lane = LaneOptions {
             iodepth: options.iodepth,
+            commits: None,
             block_bytes: options.block_bytes,
             segment_bytes: segment_bytes(options, agreed, config),
             kinds: kinds(options),
@@ -191,21 +196,7 @@ impl<'a> Plan<'a> {
             flush_every: options.flush_every,
             zero_data: options.zero_data,
         };
-        let aside = options.aside.as_ref().map(|aside| match aside {
-            Aside::Discards(iodepth) => LaneOptions {
-                iodepth: *iodepth,
-                kinds: vec![Kind::Discard],
-                flush_every: 0,
-                ..lane.clone()
-            },
-            Aside::Commits(bytes) => LaneOptions {
-                iodepth: 1,
-                kinds: vec![Kind::Write, Kind::Flush],
-                flush_every: 1,
-                offset_bytes: bytes.start,
-                ..lane.clone()
-            },
-        });
+        let aside = options.aside.as_ref().map(|aside| aside_of(aside, &lane, options));
         let indirect = agreed.has(F_INDIRECT_DESC);
         let mut descriptors = 0;
         for lane in iter::once(&lane).chain(&aside) {
@@ -236,9 +227,8 @@ impl<'a> Plan<'a> {
                 let (first, blocks) = self.part(index, queues, aside);
                 let seed = self.options.seed.wrapping_mul(0x9e37_79b9).wrapping_add(index);
                 let workload = match aside {
-                    None => self.options.workload,
+                    None | Some(Aside::Commits(_)) => self.options.workload,
                     Some(Aside::Discards(_)) => DISCARDS,
-                    Some(Aside::Commits(_)) => COMMITS,
                 };
                 let source =
                     Source::new(workload, first, blocks, seed).with_zipf(self.options.zipf, seed);
@@ -246,11 +236,11 @@ impl<'a> Plan<'a> {
                 let checker = maps.next().map(|map| self.checker(map, first));
                 let quota = quota(self.options.limit, index, queues);
                 let mut lane = Lane::new(memory, ring, lane.clone(), source, checker, quota)?;
-                lane.commits = matches!(aside, Some(Aside::Commits(_)));
                 lane.disk = disk;
                 // Lanes of different disks are not synchronised.
                 let seed = seed ^ (disk as u64) << 32;
-                lane.pace = self.options.rate.map(|it| Pace::new(it, self.options.burst, seed));
+                let rate = self.options.rate.filter(|_| !lane.has_commits());
+                lane.pace = rate.map(|it| Pace::new(it, self.options.burst, seed));
                 Ok(lane)
             })
             .collect()
@@ -258,9 +248,7 @@ impl<'a> Plan<'a> {
 
     /// Returns the blocks of one queue: a part of its own, or all blocks if queues may overlap.
     fn part(&self, index: u64, queues: u64, aside: Option<&Aside>) -> (u64, u64) {
-        if let Some(Aside::Commits(bytes)) = aside {
-            (0, (bytes.end - bytes.start) / self.options.block_bytes)
-        } else if let Some(Aside::Discards(_)) = self.options.aside {
+        if let Some(Aside::Discards(_)) = self.options.aside {
             let half = self.blocks / 2;
             if aside.is_some() { (half, self.blocks - half) } else { (0, half) }
         } else if self.options.verify
@@ -306,6 +294,27 @@ fn blocks(options: &LoadOptions, capacity: u64) -> Result<u64> {
     let needed = options.client.queues as u64 * u64::from(options.iodepth);
     require(blocks >= needed, || format!("{blocks} blocks for {needed} requests in flight"))?;
     Ok(blocks)
+}
+
+/// Returns the options of the lane that does what `aside` says, otherwise like the others.
+fn aside_of(aside: &Aside, lane: &LaneOptions, options: &LoadOptions) -> LaneOptions {
+    let own = LaneOptions { flush_every: 0, ..lane.clone() };
+    match aside {
+        Aside::Discards(iodepth) => {
+            LaneOptions { iodepth: *iodepth, kinds: vec![Kind::Discard], ..own }
+        }
+        Aside::Commits(bytes) => {
+            let of_commits = [Kind::Write, Kind::Flush];
+            let is_used = |kind: &Kind| of_commits.contains(kind) || lane.kinds.contains(kind);
+            LaneOptions {
+                // Beside the others of the only queue, or in one of its own.
+                iodepth: if options.client.queues == 1 { options.iodepth } else { 0 },
+                commits: Some(bytes.clone()),
+                kinds: Kind::ALL.into_iter().filter(is_used).collect(),
+                ..own
+            }
+        }
+    }
 }
 
 /// Returns the kinds of requests of a workload.

@@ -145,6 +145,7 @@ fn cost_of_one_request() {
     let ring = Ring::new(&memory, queue).unwrap();
     let options = LaneOptions {
         iodepth: DEPTH,
+        commits: None,
         block_bytes: 4096,
         segment_bytes: usize::MAX,
         kinds: vec![Kind::Read],
@@ -154,7 +155,7 @@ fn cost_of_one_request() {
     };
     let source = Source::new("randread".parse().unwrap(), 0, 1 << 20, 1);
     let mut lane = Lane::new(&memory, ring, options, source, None, u64::MAX).unwrap();
-    let mut stats = Stats::new();
+    let mut stats = [Stats::new(), Stats::new()];
     let (avail, used) = (lane.ring.queue.avail.clone(), lane.ring.queue.used.clone());
     let relaxed = std::sync::atomic::Ordering::Relaxed;
     let clock = std::time::Instant::now();

@@ -206,15 +206,15 @@ impl Shift {
         // Requests completed after the end were not done in the measured time.
         let over = self.ended.is_some();
         let stats = if over { &mut self.late } else { &mut self.stats };
-        let stats = &mut stats[lane.account()];
+        let stats = &mut stats[lane.account()..][..2];
         let answers = lane.reap(now_ns, stats)?;
         if answers > 0 {
             self.answers += answers;
-            stats.longest_gap_ns = stats.longest_gap_ns.max(now_ns - self.answered_ns);
+            stats[0].longest_gap_ns = stats[0].longest_gap_ns.max(now_ns - self.answered_ns);
             self.answered_ns = now_ns;
         }
         lane.refill(now_ns);
-        stats.kicks += u64::from(lane.ring.notify()?);
+        stats[0].kicks += u64::from(lane.ring.notify()?);
         Ok(())
     }
 

@@ -72,6 +72,12 @@ fn a_queue_that_commits_is_counted_apart() {
     assert_eq!((report.errors, report.ops), (0, 2000), "{:?}", report.first_error);
     assert_eq!((report.commit.count, report.write.count), (1000, 2000));
     assert_eq!(report.flush.count, 1000);
+    options.client.queues = 1;
+    let report = run(&options).unwrap();
+    assert_eq!((report.errors, report.ops), (0, 2000), "{:?}", report.first_error);
+    let commits = report.commit.count;
+    assert!((1..2000).contains(&commits), "{commits} beside others in the only queue");
+    assert_eq!((report.flush.count, report.write.count), (commits, 2000));
     options.aside = Some(Aside::Commits(DISK..DISK + 4096));
     assert!(matches!(run(&options), Err(Error::Misuse(_))), "behind the end");
 }
