@@ -64,8 +64,9 @@ const TIMES: [(&str, &str); 3] = [
 pub fn measure(args: &GrowthArgs) -> Result<()> {
     let mut experiment = args.run.experiment("log growth")?;
     for size in &args.sizes {
-        let disk = Disk { args, image: args.run.dir.join("growth.flow"), size: *size };
-        disk.fill()?;
+        let image = args.run.dir.join("growth.flow");
+        let disk = Disk { place: &args.place, image, size: *size };
+        disk.fill(&[], *size)?;
         for _ in 0..args.run.rounds {
             experiment.add(&(size / BLOCK_BYTES).to_string(), IMAGE, &disk.round()?);
             args.run.save(&experiment)?;
@@ -113,18 +114,19 @@ fn lines(experiment: &Experiment) -> Lines {
     TIMES.into_iter().map(line).collect()
 }
 
-/// A full disk.
-struct Disk<'a> {
-    args: &'a GrowthArgs,
-    image: PathBuf,
-    size: u64,
+/// A disk.
+pub(super) struct Disk<'a> {
+    pub(super) place: &'a Place,
+    pub(super) image: PathBuf,
+    pub(super) size: u64,
 }
 
 impl Disk<'_> {
-    fn fill(&self) -> Result<()> {
-        self.args.place.create_log(&self.image, self.size, &[])?;
+    /// Makes it, and writes its first bytes in sequence.
+    pub(super) fn fill(&self, options: &[String], bytes: u64) -> Result<()> {
+        self.place.create_log(&self.image, self.size, options)?;
         let (mut daemon, _) = self.start()?;
-        self.load("write", FILL_BYTES, self.size)?;
+        self.load("write", FILL_BYTES, bytes, bytes)?;
         stop(&mut daemon)
     }
 
@@ -134,16 +136,16 @@ impl Disk<'_> {
         let interval_bytes = (20 * self.size / 512).clamp(256 << 20, 4 << 30);
         let written = interval_bytes * WRITTEN_PERCENT / 100;
         let (mut daemon, _) = self.start()?;
-        self.load("randwrite", BLOCK_BYTES, written)?;
+        self.load("randwrite", BLOCK_BYTES, written, self.size)?;
         let begin = Instant::now();
         stop(&mut daemon)?;
         let stop_s = begin.elapsed().as_secs_f64();
         let (mut daemon, open_s) = self.start()?;
         let map_bytes = self.count("map_memory_bytes")?;
         let anonymous_kib = figure_of(daemon.pid(), "status", "RssAnon:")?;
-        self.load("randwrite", BLOCK_BYTES, written)?;
+        self.load("randwrite", BLOCK_BYTES, written, self.size)?;
         let checkpoint = self.checkpoint_blocks()?;
-        self.load("randwrite", BLOCK_BYTES, written)?;
+        self.load("randwrite", BLOCK_BYTES, written, self.size)?;
         daemon.kill()?;
         let (mut daemon, replay_s) = self.start()?;
         stop(&mut daemon)?;
@@ -177,17 +179,24 @@ impl Disk<'_> {
     }
 
     /// Returns a daemon that is ready, and its start-up time in seconds.
-    fn start(&self) -> Result<(Daemon, f64)> {
+    pub(super) fn start(&self) -> Result<(Daemon, f64)> {
         let more = ["--control", &self.control().display().to_string()];
         let begin = Instant::now();
-        let daemon = self.args.place.serve(&self.image, &self.socket(), 1, &more)?;
+        let daemon = self.place.serve(&self.image, &self.socket(), 1, &more)?;
         Ok((daemon, begin.elapsed().as_secs_f64()))
     }
 
-    fn load(&self, rw: &str, block_bytes: u64, bytes: u64) -> Result<()> {
-        let load = self.args.place.load(&self.socket(), rw, 32);
+    /// Writes `bytes` into the first `span_bytes`.
+    pub(super) fn load(
+        &self,
+        rw: &str,
+        block_bytes: u64,
+        bytes: u64,
+        span_bytes: u64,
+    ) -> Result<()> {
+        let load = self.place.load(&self.socket(), rw, 32);
         drive(&LoadOptions {
-            span_bytes: self.size,
+            span_bytes,
             completion: Completion::Eventfd,
             zero_data: true,
             ..whole(load, block_bytes, bytes)
@@ -196,8 +205,8 @@ impl Disk<'_> {
     }
 
     /// Returns a count of `stats` about the image.
-    fn count(&self, key: &str) -> Result<f64> {
-        let stats = stats(&self.args.place.program()?, &self.control())?;
+    pub(super) fn count(&self, key: &str) -> Result<f64> {
+        let stats = stats(&self.place.program()?, &self.control())?;
         number(&stats["disks"][0]["log"], key)
     }
 }

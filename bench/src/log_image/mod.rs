@@ -2,9 +2,10 @@
 //!
 //! Without a subcommand it measures the points of `point`, round by round, contenders in turn, and
 //! reports for each whether its target is met. `steady` overwrites full disks for long and reports
-//! the cost of cleaning, `growth` measures what grows with the size of the disk, `map` measures the
-//! map alone.
+//! the cost of cleaning, `growth` measures what grows with the size of the disk, `cleaning` what
+//! segments in use add to the cost of cleaning, `map` measures the map alone.
 
+pub mod cleaning;
 mod compare;
 pub mod growth;
 mod map;
@@ -36,6 +37,9 @@ enum Other {
     /// Memory of the map, time until the disk is served after a stop and after a kill, and the
     /// largest checkpoint, over the size of the disk.
     Growth(growth::GrowthArgs),
+    /// Time of cleaning with 44,000 segments in use beside that with 1,000. Takes 320 GiB on a
+    /// medium that compresses zeroes.
+    Cleaning(cleaning::CleaningArgs),
     /// Lookup and insert of 10 million random blocks, beside a BTreeMap.
     Map,
 }
@@ -48,6 +52,7 @@ pub fn log(args: &LogArgs) -> Result<()> {
             Ok(())
         }
         Some(Other::Growth(args)) => growth::measure(args),
+        Some(Other::Cleaning(args)) => cleaning::measure(args),
         Some(Other::Steady(args)) => steady::measure(args),
         None => compare::compare(&args.compare),
     }
