@@ -57,6 +57,8 @@ struct DiskReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     engine: Option<&'static str>,
     connected: bool,
+    /// The VM that uses it, as named or as last seen; `null` if neither is known.
+    vm: Option<String>,
     connections: u64,
     /// Features negotiated with the guest; empty without a guest.
     features: Vec<&'static str>,
@@ -192,6 +194,7 @@ impl DiskReport {
             direct: image.map(|image| image.file().is_direct()),
             engine: image.and_then(|image| image.file().engine()).map(|it| it.name()),
             connected: disk.shared.is_connected(),
+            vm: Some(disk.vm_name()).filter(|name| !name.is_empty()),
             connections: disk.shared.connections(),
             features: disk.shared.features(),
             in_flight: all.iter().map(|queue| queue.in_flight.load(Ordering::Relaxed)).sum(),

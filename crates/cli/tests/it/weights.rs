@@ -137,6 +137,9 @@ fn devices_hear_of_the_vms_that_use_their_disks() {
         };
         weight("of-two") == Some(800.into()) && weight("said") == Some(250.into())
     });
+    for (disk, vm) in [("a", "of-two"), ("b", "said"), ("c", "of-two")] {
+        assert_eq!(place.disk_stats(disk)["vm"], vm);
+    }
     let share = place.disk_stats("a")["device_share"].clone();
     assert_eq!((&share["weight"], &share["held_back"]), (&300.into(), &0.into()));
     assert!(share["syncs"].as_u64().unwrap() > 0, "{share}");
