@@ -4,12 +4,14 @@ use std::collections::BTreeSet;
 
 use fastrand::Rng;
 use flowstone_block::Errno;
-use flowstone_log_format::{LEAF_ON_DISK_BLOCKS, LIFETIME_MAP, STREAMS_MAX};
+use flowstone_log_format::{
+    BLOCK_BYTES, LEAF_ON_DISK_BLOCKS, LIFETIME_MAP, STREAMS_MAX, SegmentId,
+};
 use flowstone_sim::{Call, Fault};
 
 use super::fixture::{Fixture, SEGMENT_BYTES, Setup};
 use crate::load::load;
-use crate::log::segments::State;
+use crate::log::segments::{LOOK_MOST, SegmentTable, State};
 use crate::maintenance::CheckpointKind;
 use crate::volume::map::LEAF_BLOCKS;
 
@@ -48,6 +50,26 @@ fn a_map_root_names_the_segment_that_it_is_in_wherever_that_ends() {
         segments.insert(segment);
     }
     assert!(segments.len() > 5, "{segments:?}");
+}
+
+/// They are noted a few per hold of the log's lock.
+#[test]
+fn a_map_root_names_all_segments_in_use() {
+    let segment_blocks = SEGMENT_BYTES / BLOCK_BYTES as u64;
+    let blocks = 3 * LOOK_MOST as u64 * segment_blocks;
+    let mut fixture = Setup { blocks, ..Setup::default() }.fixture(1);
+    for first in (0..blocks).step_by(16) {
+        fixture.write_blocks(first..first + 16).unwrap();
+    }
+    fixture.checkpoint().unwrap();
+    let in_use = |segments: &SegmentTable| -> Vec<(SegmentId, u32)> {
+        let used =
+            segments.iter().filter(|(_, it)| !matches!(it.state, State::Free | State::Ready));
+        used.map(|(number, it)| (number, it.live)).collect()
+    };
+    let wanted = in_use(fixture.log.append_state().segments());
+    assert!(wanted.len() > 2 * LOOK_MOST, "{}", wanted.len());
+    assert_eq!(in_use(&load(&fixture.disk, None).unwrap().segments), wanted);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Checkpoints. The order of steps, and why it loses nothing: docs/format.md section 7.
 
+use std::collections::BTreeSet;
+
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_log_format::{
     Address, BLOCK_BYTES, Entry, HEADS, HeadPlace, Kind, LEAF_ON_DISK_BLOCKS, LIFETIME_CLEANED,
@@ -13,6 +15,7 @@ use crate::log::append::Health;
 use crate::log::reserve::View;
 use crate::log::segments::{Segment, State};
 use crate::maintenance::Progress;
+use crate::maintenance::candidates::look_through;
 use crate::volume::map::LEAF_BLOCKS;
 
 /// The kind of a checkpoint.
@@ -156,11 +159,19 @@ impl Writer {
     /// Step 2, root.
     fn write_root(&mut self, dead: &[SegmentId]) -> Result<RootPlace, Errno> {
         let leaves: Vec<LeafPlace> = self.leaves.values().copied().collect();
-        // The root must name its own segment: make sure of its room first.
-        let most = self.log.append_state().segments().used() + 1;
-        let blocks_most = root_blocks(leaves.len() as u64, u64::from(most)) as u32;
-        self.reserve(LIFETIME_MAP, 1 + blocks_most)?;
-        let segments = self.segment_notes(dead);
+        let dead: BTreeSet<SegmentId> = dead.iter().copied().collect();
+        let mut most = self.log.append_state().segments().used() + 1;
+        // The root must name its own segment: make sure of its room first. Guests may have opened
+        // so many others by the time they are noted that it needs more.
+        let segments = loop {
+            let blocks_most = root_blocks(leaves.len() as u64, u64::from(most));
+            self.reserve(LIFETIME_MAP, 1 + blocks_most as u32)?;
+            let segments = self.segment_notes(&dead);
+            most = segments.len() as u32;
+            if root_blocks(leaves.len() as u64, u64::from(most)) <= blocks_most {
+                break segments;
+            }
+        };
         let bytes = Root { leaves, segments }.encode();
         let blocks = (bytes.len() / BLOCK_BYTES) as u32;
         let checksum = crc32c::crc32c(&bytes);
@@ -178,20 +189,23 @@ impl Writer {
         Ok(root)
     }
 
-    fn segment_notes(&self, dead: &[SegmentId]) -> Vec<SegmentNote> {
-        let state = self.log.append_state();
+    /// Notes the segments in use, a few per hold of the log's lock. What was in use when the
+    /// checkpoint began is so until this thread frees it; records in segments that guests open
+    /// meanwhile are replayed, whether these are noted or not.
+    fn segment_notes(&self, dead: &BTreeSet<SegmentId>) -> Vec<SegmentNote> {
         let in_use = |state| matches!(state, State::Open | State::Sealed | State::Dead);
-        state
-            .segments()
-            .iter()
-            .filter(|(number, segment)| in_use(segment.state) && !dead.contains(number))
-            .map(|(number, segment)| SegmentNote {
-                segment: number,
-                lifetime: u32::from(segment.lifetime),
-                incarnation: segment.incarnation,
-                birth: segment.birth,
-            })
-            .collect()
+        let mut notes = Vec::new();
+        look_through(&self.log, |number, segment| {
+            if in_use(segment.state) && !dead.contains(&number) {
+                notes.push(SegmentNote {
+                    segment: number,
+                    lifetime: u32::from(segment.lifetime),
+                    incarnation: segment.incarnation,
+                    birth: segment.birth,
+                });
+            }
+        });
+        notes
     }
 
     /// Steps 3 and 4: everything that the superblock names becomes durable before the superblock
