@@ -2,12 +2,14 @@
 //!
 //! Without a subcommand it measures the points of `point`, round by round, contenders in turn, and
 //! reports for each whether its target is met. `steady` overwrites full disks for long and reports
-//! the cost of cleaning, `growth` measures what grows with the size of the disk, `cleaning` what
-//! segments in use add to the cost of cleaning, `map` measures the map alone.
+//! the cost of cleaning, `live` the same beside a raw image, `growth` measures what grows with the
+//! size of the disk, `cleaning` what segments in use add to the cost of cleaning, `map` measures
+//! the map alone.
 
 pub mod cleaning;
 mod compare;
 pub mod growth;
+mod live;
 mod map;
 mod parts;
 mod point;
@@ -53,7 +55,10 @@ pub fn log(args: &LogArgs) -> Result<()> {
         }
         Some(Other::Growth(args)) => growth::measure(args),
         Some(Other::Cleaning(args)) => cleaning::measure(args),
-        Some(Other::Steady(args)) => steady::measure(args),
+        Some(Other::Steady(args)) => match args.live {
+            Some(share) => live::measure(args, share),
+            None => steady::measure(args),
+        },
         None => compare::compare(&args.compare),
     }
 }

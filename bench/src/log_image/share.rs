@@ -15,6 +15,13 @@ use crate::place::Place;
 /// Range of `create --reserve`, in percent.
 const RESERVES: std::ops::RangeInclusive<u32> = 3..=74;
 
+/// Parses a share of live blocks of `log steady --live`.
+pub fn parse(text: &str) -> Result<f64, String> {
+    let shares = [("0.7", 0.7), ("0.8", 0.8), ("0.9", 0.9)];
+    let found = shares.into_iter().find(|(name, _)| *name == text);
+    found.map(|(_, share)| share).ok_or_else(|| "it is 0.7, 0.8 or 0.9".to_owned())
+}
+
 /// Returns the live blocks of a full disk of `bytes` bytes as a share of its image, which must not
 /// be served.
 pub fn live_share(place: &Place, image: &Path, bytes: u64) -> Result<f64> {
@@ -58,6 +65,12 @@ pub fn greedy(share: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_shares_are_those_of_the_contract() {
+        assert_eq!(["0.7", "0.8", "0.9"].map(parse), [Ok(0.7), Ok(0.8), Ok(0.9)]);
+        assert!(parse("0.75").is_err());
+    }
 
     #[test]
     fn the_model_is_the_known_one() {

@@ -14,9 +14,10 @@ use flowstone_experiment::{Experiment, GAP_MS, IOPS, interval, table};
 use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, LoadOptions, LoadReport};
 use rustix::fs::statfs;
+use serde_json::Value;
 
 use super::parts::Parts;
-use super::share::{greedy, live_share, reserve_for};
+use super::share::{greedy, live_share, parse, reserve_for};
 use crate::place::{BLOCK_BYTES, Place, drive, pass, remove, stats, stop};
 use crate::run::{Run, choose};
 
@@ -26,26 +27,30 @@ use crate::run::{Run, choose};
 pub struct SteadyArgs {
     /// Size of the disks.
     #[arg(long, default_value = "1G", value_parser = parse_size)]
-    size: u64,
+    pub(super) size: u64,
     /// Number of overwrites of the disk before measuring.
     #[arg(long, default_value_t = 7)]
-    before: u64,
+    pub(super) before: u64,
     /// Number of overwrites of the disk while measuring.
     #[arg(long, default_value_t = 4)]
     measured: u64,
+    /// Measure uniform writes to an image with this share of live blocks, 0.7, 0.8 or 0.9, beside a
+    /// raw image. Images of small disks cannot be so full.
+    #[arg(long, value_name = "SHARE", value_parser = parse, conflicts_with = "only")]
+    pub(super) live: Option<f64>,
     /// Further arguments for `flowstone create`.
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
-    create_arg: Vec<String>,
+    pub(super) create_arg: Vec<String>,
     /// Further arguments for `flowstone serve`.
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
-    serve_arg: Vec<String>,
+    pub(super) serve_arg: Vec<String>,
     /// Only cases whose name contains this; may be given several times.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
     #[command(flatten)]
-    run: Run,
+    pub(super) run: Run,
     #[command(flatten)]
-    place: Place,
+    pub(super) place: Place,
 }
 
 /// One full disk.
@@ -103,7 +108,7 @@ const CASES: [Case; 6] = [
     zipf("zipf-80", 20, 1.94),
 ];
 
-const IMAGE: &str = "steady.flow";
+pub(super) const IMAGE: &str = "steady.flow";
 /// The full image, and the one with so much space that nothing is cleaned.
 const CLEANED: &str = "cleaned";
 const ROOM: &str = "room";
@@ -146,10 +151,10 @@ fn one_case(args: &SteadyArgs, case: &Case, experiment: &mut Experiment) -> Resu
     };
     let mut disk = Disk::make(args, args.size, &["--reserve".to_owned(), reserve.to_string()])?;
     let mut figures = vec![(LIVE_PERCENT, disk.live_share * 100.0)];
-    disk.fill()?;
-    disk.overwrite(case, blocks * args.before)?;
+    disk.fill(&disk.socket)?;
+    disk.overwrite(case.zipf(), blocks * args.before)?;
     let before = disk.parts()?;
-    let report = disk.overwrite(case, blocks * args.measured)?;
+    let report = disk.overwrite(case.zipf(), blocks * args.measured)?;
     figures.extend(disk.parts()?.figures_since(&before));
     disk.remove()?;
     figures.extend([
@@ -161,8 +166,8 @@ fn one_case(args: &SteadyArgs, case: &Case, experiment: &mut Experiment) -> Resu
     experiment.add(case.name, CLEANED, &figures);
     // Room for all writes: nothing is cleaned.
     let mut disk = Disk::make(args, args.size * (args.measured + 4), &[])?;
-    disk.fill()?;
-    let latency = disk.overwrite(case, blocks * args.measured)?.latency;
+    disk.fill(&disk.socket)?;
+    let latency = disk.overwrite(case.zipf(), blocks * args.measured)?.latency;
     disk.remove()?;
     let figures = [(P50_MS, latency.p50_us / 1000.0), (P99_MS, latency.p99_us / 1000.0)];
     experiment.add(case.name, ROOM, &figures);
@@ -170,17 +175,17 @@ fn one_case(args: &SteadyArgs, case: &Case, experiment: &mut Experiment) -> Resu
 }
 
 /// A served image.
-struct Disk<'a> {
+pub(super) struct Disk<'a> {
     args: &'a SteadyArgs,
     image: PathBuf,
-    socket: PathBuf,
+    pub(super) socket: PathBuf,
     control: PathBuf,
-    live_share: f64,
-    daemon: Daemon,
+    pub(super) live_share: f64,
+    pub(super) daemon: Daemon,
 }
 
 impl<'a> Disk<'a> {
-    fn make(args: &'a SteadyArgs, bytes: u64, more: &[String]) -> Result<Self> {
+    pub(super) fn make(args: &'a SteadyArgs, bytes: u64, more: &[String]) -> Result<Self> {
         let image = args.run.dir.join(IMAGE);
         let (socket, control) = (image.with_extension("sock"), image.with_extension("control"));
         args.place.create_log(&image, bytes, &[&args.create_arg, more].concat())?;
@@ -192,16 +197,17 @@ impl<'a> Disk<'a> {
         Ok(Self { args, image, socket, control, live_share, daemon })
     }
 
-    fn fill(&self) -> Result<LoadReport> {
-        self.load(pass(LoadOptions::new(&self.socket), "write", self.args.size))
+    /// Writes all of the disk with this socket, which is as large.
+    pub(super) fn fill(&self, socket: &Path) -> Result<LoadReport> {
+        self.load(pass(LoadOptions::new(socket), "write", self.args.size))
     }
 
-    fn overwrite(&self, case: &Case, blocks: u64) -> Result<LoadReport> {
+    pub(super) fn overwrite(&self, zipf: Option<f64>, blocks: u64) -> Result<LoadReport> {
         let load = LoadOptions::new(&self.socket).workload("randwrite").iodepth(IODEPTH);
-        self.load(LoadOptions { zipf: case.zipf(), seed: blocks, ..load.ops(blocks) })
+        self.load(LoadOptions { zipf, seed: blocks, ..load.ops(blocks) })
     }
 
-    fn load(&self, load: LoadOptions) -> Result<LoadReport> {
+    pub(super) fn load(&self, load: LoadOptions) -> Result<LoadReport> {
         drive(&LoadOptions {
             threads: 1,
             cpus: vec![self.args.place.client_cpu],
@@ -212,11 +218,16 @@ impl<'a> Disk<'a> {
         })
     }
 
-    fn parts(&self) -> Result<Parts> {
-        Parts::of(&stats(&self.args.place.program()?, &self.control)?["disks"][0]["log"])
+    pub(super) fn parts(&self) -> Result<Parts> {
+        Parts::of(&self.counts()?)
     }
 
-    fn remove(&mut self) -> Result<()> {
+    /// Returns what `stats` has about the image.
+    pub(super) fn counts(&self) -> Result<Value> {
+        Ok(stats(&self.args.place.program()?, &self.control)?["disks"][0]["log"].take())
+    }
+
+    pub(super) fn remove(&mut self) -> Result<()> {
         stop(&mut self.daemon)?;
         remove(&self.image)
     }

@@ -11,6 +11,10 @@ pub struct Latency {
     pub p50_us: f64,
     /// 99th percentile.
     pub p99_us: f64,
+    /// 99.99th percentile.
+    pub p9999_us: f64,
+    /// The longest.
+    pub longest_us: f64,
 }
 
 impl Latency {
@@ -19,7 +23,13 @@ impl Latency {
         if histogram.is_empty() {
             return Latency::default();
         }
-        Latency { count: histogram.len(), p50_us: at(0.5), p99_us: at(0.99) }
+        Latency {
+            count: histogram.len(),
+            p50_us: at(0.5),
+            p99_us: at(0.99),
+            p9999_us: at(0.9999),
+            longest_us: at(1.0),
+        }
     }
 }
 
