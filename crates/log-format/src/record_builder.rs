@@ -156,3 +156,26 @@ impl RecordBuilder {
         &mut self.buffer[..bytes]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A guest may change a page while its write is in flight: it is read once, and the checksum is
+    /// that of what was read.
+    #[test]
+    fn a_page_that_changes_is_read_once_and_summed_as_it_was_read() {
+        let mut builder = RecordBuilder::new(3);
+        let mut page = 0;
+        builder.push_run(5..8, |_, block| {
+            page += 1;
+            block.fill(page);
+        });
+        builder.sum();
+        assert_eq!(page, 3, "once for each block");
+        let data: Vec<_> = builder.data().collect();
+        let first_bytes: Vec<u8> = data.iter().map(|(_, _, block)| block[0]).collect();
+        assert_eq!(first_bytes, [1, 2, 3]);
+        assert!(data.iter().all(|(_, checksum, block)| *checksum == crc32c::crc32c(block)));
+    }
+}

@@ -21,6 +21,9 @@ pub fn look_through(log: &Log, mut look: impl FnMut(SegmentId, Segment)) {
             return;
         }
         next += seen as u32;
+        drop(state);
+        #[cfg(test)]
+        crate::tests::run_hook();
     }
 }
 

@@ -26,6 +26,7 @@ mod progress;
 mod races;
 mod resize;
 mod resort;
+mod root;
 mod rot;
 mod scheduler;
 mod soak;
@@ -39,3 +40,4 @@ mod upkeep;
 mod write_streams;
 
 pub(crate) use self::crash::Tell;
+pub(crate) use self::scheduler::run_hook;

@@ -14,7 +14,7 @@ thread_local! {
     static HOOK: RefCell<Option<Box<dyn FnMut()>>> = const { RefCell::new(None) };
 }
 
-/// Runs `work`, and `hook` whenever `work` waits for I/O.
+/// Runs `work`, and `hook` whenever `work` waits for I/O or looks at the next few segments.
 pub fn with_hook<T>(hook: impl FnMut() + 'static, work: impl FnOnce() -> T) -> T {
     HOOK.with_borrow_mut(|slot| *slot = Some(Box::new(hook)));
     let done = work();
@@ -23,7 +23,7 @@ pub fn with_hook<T>(hook: impl FnMut() + 'static, work: impl FnOnce() -> T) -> T
 }
 
 /// Runs the hook; returns whether there is one.
-fn run_hook() -> bool {
+pub fn run_hook() -> bool {
     // Removed meanwhile: waits inside the hook run no hook.
     let Some(mut hook) = HOOK.with_borrow_mut(Option::take) else { return false };
     hook();
