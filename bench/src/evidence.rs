@@ -6,17 +6,18 @@ use flowstone_experiment::Experiment;
 
 use crate::cache;
 use crate::guest::postmark;
-use crate::log_image::growth;
+use crate::log_image::{cleaning, growth};
 use crate::pdc;
 use crate::pollers::{busy, cost, depth, equal, forms, many, stages};
 use crate::trace;
 use crate::writers;
 
 /// All of them.
-pub const BENCHES: [Bench; 13] = [
+pub const BENCHES: [Bench; 14] = [
     of("writers", "writers", writers::render),
     of("trace", "trace --rounds 7", trace::render),
     of("growth", "log growth", growth::render),
+    of("cleaning", "log cleaning", cleaning::render),
     of_pollers("pollers-forms", forms::render),
     of_pollers("pollers-cost", cost::render),
     of("pollers-equal", "pollers --rounds 15 --only equal", equal::render),
@@ -56,7 +57,7 @@ mod tests {
     use super::*;
 
     /// Made-up figures of two contenders at a point of each table, and the line that shows them.
-    const MADE_UP: [(&str, &str, [&str; 2], &str, &str); 13] = [
+    const MADE_UP: [(&str, &str, [&str; 2], &str, &str); 14] = [
         (
             "writers",
             "xfs randwrite",
@@ -77,6 +78,13 @@ mod tests {
             ["log", "none"],
             "map_mib",
             "| 1,000,000 | 4.0 | - | - | - | - | - |",
+        ),
+        (
+            "cleaning",
+            "cleaning",
+            ["few segments", "many segments"],
+            "cleaning_us",
+            "| many segments | - | - | 6.00 | 1.500 | - | - |",
         ),
         (
             "pollers",
@@ -154,6 +162,7 @@ mod tests {
             "writers",
             "trace",
             "growth",
+            "cleaning",
             "pollers",
             "pollers-equal",
             "pollers-busy",
