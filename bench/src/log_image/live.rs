@@ -35,7 +35,8 @@ pub fn measure(args: &SteadyArgs, share: f64) -> Result<()> {
     let of = format!("log steady {} {:?} {:?} {share}", args.size, args.create_arg, args.serve_arg);
     let mut experiment = args.run.experiment(&of)?;
     let mut log = full_log(args, share)?;
-    let raw = args.run.dir.join("steady.raw");
+    // Not beside the log image by name: sockets are called as their images are.
+    let raw = args.run.dir.join("beside.raw");
     let socket = raw.with_extension("sock");
     args.place.create::<&str>(&raw, RAW, args.size, &[])?;
     let mut server = args.place.serve(&raw, &socket, 1, &[])?;
@@ -95,6 +96,7 @@ fn steady(log: &Disk<'_>, depth: u16) -> Result<Figures> {
     let after = log.counts()?;
     let more =
         |count: &str| -> Result<f64> { Ok(number(&after, count)? - number(&before, count)?) };
+    ensure!(more("guest_blocks")? >= report.ops as f64, "the log image was not written");
     let cleaned = more("cleaned_segments")?;
     let mut figures = figures_of(&report);
     let parts = Parts::of(&after)?.figures_since(&Parts::of(&before)?);
