@@ -17,9 +17,6 @@ use crate::run::Run;
 /// Options.
 #[derive(Clone, Debug, Args)]
 pub struct CleaningArgs {
-    /// Part of the disks, as a divisor: 1 is for figures, more for a look.
-    #[arg(long, default_value_t = 1)]
-    divide: u64,
     #[command(flatten)]
     run: Run,
     #[command(flatten)]
@@ -47,13 +44,12 @@ pub fn measure(args: &CleaningArgs) -> Result<()> {
     let mut experiment = args.run.experiment("log cleaning")?;
     let disks = DISKS.map(|(name, (size, data))| {
         let image = args.run.dir.join(format!("cleaning-{size}.flow"));
-        let disk = Disk { place: &args.place, image, size: size / args.divide };
-        (name, (disk, data / args.divide))
+        (name, (Disk { place: &args.place, image, size }, data))
     });
     for (_, (disk, data)) in &disks {
         disk.fill(&SEGMENT.map(str::to_owned), *data)?;
     }
-    experiment.run(args.run.rounds, &[(POINT, ())], &disks, |(), (disk, _)| round(args, disk))?;
+    experiment.run(args.run.rounds, &[(POINT, ())], &disks, |(), (disk, _)| round(disk))?;
     args.run.save(&experiment)?;
     disks.iter().try_for_each(|(_, (disk, _))| remove(&disk.image))?;
     let text = format!("{}\n{}", render(&experiment), experiment.origin());
@@ -61,10 +57,9 @@ pub fn measure(args: &CleaningArgs) -> Result<()> {
 }
 
 /// Overwrites the part, and waits until its segments have been cleaned.
-fn round(args: &CleaningArgs, disk: &Disk<'_>) -> Result<Figures> {
+fn round(disk: &Disk<'_>) -> Result<Figures> {
     let (mut daemon, _) = disk.start()?;
-    let span = PART_BYTES / args.divide;
-    disk.load("randwrite", BLOCK_BYTES, WRITES / args.divide * BLOCK_BYTES, span)?;
+    disk.load("randwrite", BLOCK_BYTES, WRITES * BLOCK_BYTES, PART_BYTES)?;
     let segments = disk.count("segments_used")?;
     let (before, cpu) = (disk.count("copied_blocks")?, CpuSample::take(daemon.pid())?);
     let seconds = disk.count("cleaning_seconds")?;

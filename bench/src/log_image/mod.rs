@@ -39,7 +39,7 @@ enum Other {
     /// Memory of the map, time until the disk is served after a stop and after a kill, and the
     /// largest checkpoint, over the size of the disk.
     Growth(growth::GrowthArgs),
-    /// Time of cleaning with 44,000 segments in use beside that with 1,000. Takes 320 GiB on a
+    /// Time of cleaning with 44,000 segments in use beside that with 2,700. Takes 320 GiB on a
     /// medium that compresses zeroes.
     Cleaning(cleaning::CleaningArgs),
     /// Lookup and insert of 10 million random blocks, beside a BTreeMap.

@@ -36,7 +36,7 @@ pub struct SteadyArgs {
     measured: u64,
     /// Measure uniform writes to an image with this share of live blocks, 0.7, 0.8 or 0.9, beside a
     /// raw image. Images of small disks cannot be so full.
-    #[arg(long, value_name = "SHARE", value_parser = parse, conflicts_with = "only")]
+    #[arg(long, value_name = "SHARE", value_parser = parse, conflicts_with_all = ["only", "measured"])]
     pub(super) live: Option<f64>,
     /// Further arguments for `flowstone create`.
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]

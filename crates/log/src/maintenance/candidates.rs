@@ -22,6 +22,7 @@ pub fn look_through(log: &Log, mut look: impl FnMut(SegmentId, Segment)) {
         }
         next += seen as u32;
         drop(state);
+        // Guests of a test may go on here.
         #[cfg(test)]
         crate::tests::run_hook();
     }

@@ -39,8 +39,7 @@ fn busy_checkpoint(fixture: &mut Fixture, blocks: u64) {
     with_hook(hook, || fixture.maintenance.writer.checkpoint(CheckpointKind::Running)).unwrap();
 }
 
-/// Regression: the root was written behind the room that was made for it, and lay in a segment that
-/// it did not name.
+/// A root that is longer than the room made for it moves to a new segment, which it does not name.
 #[test]
 fn a_root_that_grows_while_segments_are_noted_names_its_own() {
     let (mut grown, mut moved) = (0, 0);
