@@ -15,7 +15,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, Once};
 
-use crate::{IoVec, lock, mutant};
+use crate::{IoVec, lock, mutated};
 
 /// A registered range of memory. Must be dropped before the memory is unmapped.
 #[derive(Debug)]
@@ -85,7 +85,9 @@ where
 {
     // Orders the reads of the pieces before the read of the count.
     fence(Ordering::Acquire);
-    !is_any_broken() || mutant("block.guarded.believes-what-was-lost") || !lies_in_broken(pieces)
+    let is_lost = is_any_broken() && lies_in_broken(pieces);
+    let is_lost = mutated("block.guarded.believes-what-was-lost", is_lost, false);
+    !is_lost
 }
 
 /// Returns whether any registered range is broken.
@@ -185,8 +187,8 @@ extern "C" fn on_bus_error(signal: i32, info: *const libc::siginfo_t, _: *const 
     // SAFETY: the kernel gives a valid siginfo_t (SA_SIGINFO); errno is this thread's.
     let (address, is_fault, errno) =
         unsafe { ((*info).si_addr() as usize, (*info).si_code > 0, *libc::__errno_location()) };
+    let is_fault = mutated("block.guarded.does-not-catch", is_fault, false);
     let is_survived = is_fault
-        && !mutant("block.guarded.does-not-catch")
         && entries().any(|entry| {
             let range = entry.range().filter(|(from, to, _)| (*from..*to).contains(&address));
             range.is_some_and(|range| entry.replace(address, range))

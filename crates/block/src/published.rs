@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::{Reactor, Waker, lock, mutant};
+use crate::{Reactor, Waker, lock, mutated};
 
 /// Wakes the thread of a reader. The reader holds it for its lifetime.
 pub type ReaderWaker = Arc<Waker>;
@@ -28,7 +28,8 @@ impl<T> Published<T> {
         // Under the lock, so that a newer value never has a lower version than an older one.
         self.version.fetch_add(1, Ordering::Release);
         drop(current);
-        if !mutant("block.published.wakes-no-reader") {
+        let wakes = mutated("block.published.wakes-no-reader", true, false);
+        if wakes {
             let readers = lock(&self.readers);
             readers.iter().filter_map(Weak::upgrade).for_each(|reader| reader.wake());
         }

@@ -18,3 +18,18 @@ pub fn mutant(name: &'static str) -> bool {
         LazyLock::new(|| std::env::var("FLOWSTONE_MUTANT").ok());
     CHOSEN.as_deref() == Some(name)
 }
+
+/// Returns `right`, or `wrong` if the mutant `name` (`AREA.PLACE.what-is-wrong`) is chosen.
+#[cfg(not(feature = "mutants"))]
+#[inline(always)]
+#[must_use]
+pub fn mutated<T>(_name: &'static str, right: T, _wrong: T) -> T {
+    right
+}
+
+/// Returns `right`, or `wrong` if the mutant `name` (`AREA.PLACE.what-is-wrong`) is chosen.
+#[cfg(feature = "mutants")]
+#[must_use]
+pub fn mutated<T>(name: &'static str, right: T, wrong: T) -> T {
+    if mutant(name) { wrong } else { right }
+}

@@ -1,11 +1,19 @@
 //! Protocol mutants: deliberate bugs at the places that keep data safe, to prove that the tests
 //! detect them.
 //!
-//! A step that syncs, orders, holds or checks something for durability names its mutant in place:
-//! `if !mutant("log.commit.skips-sync") { file.datasync()?; }`. A mutant is a branch of the code
-//! and not a separate patch, so it moves with the code that it breaks. Without the feature
-//! `mutants` the function is `false` at compile time and the branch is removed; no released binary
-//! has it. With the feature, `FLOWSTONE_MUTANT=NAME` breaks one step in every process of a test
+//! A step that syncs, orders, holds or checks something for durability names its mutant in place, in
+//! one form: a fault replaces one value, in a `let` of its own or as what a function returns.
+//!
+//! ```text
+//! let syncs = mutated("log.commit.skips-sync", true, false);
+//! if syncs {
+//!     file.datasync()?;
+//! }
+//! ```
+//!
+//! A mutant is a line of the code and not a separate patch, so it moves with the code that it breaks.
+//! Without the feature `mutants` the value is the right one at compile time; no released binary has
+//! the other. With the feature, `FLOWSTONE_MUTANT=NAME` breaks one step in every process of a test
 //! run. `make mutants` finds the names in the sources, runs the tests against each, and records
 //! which test killed it (docs/testing.md).
 
@@ -25,4 +33,19 @@ pub fn mutant(name: &'static str) -> bool {
     static CHOSEN: LazyLock<Option<String>> =
         LazyLock::new(|| std::env::var("FLOWSTONE_MUTANT").ok());
     CHOSEN.as_deref() == Some(name)
+}
+
+/// Returns `right`, or `wrong` if the mutant `name` (`AREA.PLACE.what-is-wrong`) is chosen.
+#[cfg(not(feature = "mutants"))]
+#[inline(always)]
+#[must_use]
+pub fn mutated<T>(_name: &'static str, right: T, _wrong: T) -> T {
+    right
+}
+
+/// Returns `right`, or `wrong` if the mutant `name` (`AREA.PLACE.what-is-wrong`) is chosen.
+#[cfg(feature = "mutants")]
+#[must_use]
+pub fn mutated<T>(name: &'static str, right: T, wrong: T) -> T {
+    if mutant(name) { wrong } else { right }
 }

@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use slab::Slab;
 
 use crate::ring::Ring;
-use crate::{NextLook, Waker, mutant};
+use crate::{NextLook, Waker, mutated};
 
 /// Kernel worker threads per user of a ring, and in total: one guest's many queues must not use up
 /// a limit of processes.
@@ -155,12 +155,12 @@ impl Reactor {
     /// `last_look` is called after other threads can see that they have to wake us. So it must
     /// check everything that they may have stored.
     pub fn sleep(&self, last_look: impl FnOnce() -> NextLook) {
-        let looks_first = mutant("reactor.sleep.looks-before-it-says-so");
-        if !looks_first {
+        let looks_last = mutated("reactor.sleep.looks-before-it-says-so", true, false);
+        if looks_last {
             self.0.waker.fall_asleep();
         }
         let look = last_look();
-        if looks_first {
+        if !looks_last {
             self.0.waker.fall_asleep();
         }
         match look {
@@ -192,7 +192,8 @@ impl State {
         }
         let slot = self.mailboxes.insert(VecDeque::new());
         let workers = (WORKERS_PER_USER * self.mailboxes.len()).min(WORKERS_MAX);
-        if !mutant("reactor.ring.does-not-limit-workers") {
+        let limits = mutated("reactor.ring.does-not-limit-workers", true, false);
+        if limits {
             self.ring().limit_workers(workers as u32);
         }
         Ok(slot)

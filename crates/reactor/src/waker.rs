@@ -3,7 +3,7 @@
 use std::io;
 
 use crate::event::Event;
-use crate::mutant;
+use crate::mutated;
 use crate::sync::atomic::{AtomicBool, Ordering, fence};
 
 /// Ends the sleep of one thread. Costs a fence and a load while that thread is awake.
@@ -27,7 +27,8 @@ impl Waker {
     pub fn wake(&self) {
         // Pairs with the fence in `fall_asleep`: either we see that it sleeps, or its last check
         // sees what we have stored.
-        if !mutant("reactor.waker.wakes-without-fence") {
+        let fences = mutated("reactor.waker.wakes-without-fence", true, false);
+        if fences {
             fence(Ordering::SeqCst);
         }
         if self.asleep.load(Ordering::Relaxed) && !self.rung.swap(true, Ordering::AcqRel) {
@@ -38,7 +39,8 @@ impl Waker {
     /// Announces a sleep. Must be followed by a last check, then the sleep, then `wake_up`.
     pub(crate) fn fall_asleep(&self) {
         self.asleep.store(true, Ordering::Relaxed);
-        if !mutant("reactor.waker.falls-asleep-without-fence") {
+        let fences = mutated("reactor.waker.falls-asleep-without-fence", true, false);
+        if fences {
             fence(Ordering::SeqCst);
         }
     }
@@ -49,12 +51,14 @@ impl Waker {
         // `wake` sets the mark before it writes the event. The mark stays until the event has
         // arrived; otherwise a late event would never be read, and would end every sleep from then
         // on.
-        if self.rung.load(Ordering::Acquire)
-            && (self.event.take() || mutant("reactor.waker.forgets-an-event-that-comes-late"))
-        {
-            // An exchange, so that the stores of threads that found the mark set are visible from
-            // here on.
-            self.rung.swap(false, Ordering::AcqRel);
+        if self.rung.load(Ordering::Acquire) {
+            let arrived = self.event.take();
+            let arrived = mutated("reactor.waker.forgets-an-event-that-comes-late", arrived, true);
+            if arrived {
+                // An exchange, so that the stores of threads that found the mark set are visible
+                // from here on.
+                self.rung.swap(false, Ordering::AcqRel);
+            }
         }
     }
 

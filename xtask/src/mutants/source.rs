@@ -24,7 +24,7 @@ impl Mutant {
     }
 }
 
-const CALL: &str = "mutant(";
+const CALLS: [&str; 2] = ["mutant(", "mutated("];
 const EQUIVALENT: &str = "EQUIVALENT:";
 /// Most lines between the comment and the call below it.
 const COMMENT_LINES_ABOVE: usize = 6;
@@ -44,8 +44,9 @@ pub fn find(folder: &Path) -> Result<Vec<Mutant>> {
 
 fn in_text(text: &str) -> Result<Vec<Mutant>> {
     let mut found = Vec::new();
-    for (at, _) in text.match_indices(CALL) {
-        let arguments = text[at + CALL.len()..].trim_start();
+    let calls = CALLS.iter().flat_map(|call| text.match_indices(call));
+    for (at, call) in calls {
+        let arguments = text[at + call.len()..].trim_start();
         let line = text[..at].lines().last().unwrap_or_default();
         let is_comment = line.trim_start().starts_with("//");
         let Some(name) = arguments.strip_prefix('"').filter(|_| !is_comment) else { continue };
@@ -62,7 +63,7 @@ fn reason_above(text: &str) -> Option<String> {
     let lines: Vec<&str> = text.lines().collect();
     let near = &lines[lines.len().saturating_sub(COMMENT_LINES_ABOVE + 1)..];
     let start = near.iter().rposition(|line| line.contains(EQUIVALENT))?;
-    if near[start..near.len() - 1].iter().any(|line| line.contains(CALL)) {
+    if near[start..near.len() - 1].iter().any(|line| CALLS.iter().any(|call| line.contains(call))) {
         return None; // it belongs to a mutant in between
     }
     let comment = near[start..].iter().map_while(|line| line.trim_start().strip_prefix("//"));
