@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use flowstone_block::{
     Channel, Completion, Extent, Layer, NextLook, Op, QueueContext, QueueDepth, Reactor, Request,
-    SECTOR_BYTES, SectorCount, TokenSource, count, mutant,
+    SECTOR_BYTES, SectorCount, TokenSource, count, mutated,
 };
 use slab::Slab;
 
@@ -179,7 +179,7 @@ impl Channel for CachedChannel {
         let mut done = Vec::new();
         self.reap(&mut done);
         // Includes read-ahead: no guest waits for it, and its frames must be given back.
-        let is_alone = self.in_flight.is_empty() || mutant("cache.retire.leaves-reads-behind");
+        let is_alone = mutated("cache.retire.leaves-reads-behind", self.in_flight.is_empty(), true);
         is_alone && self.base.retire()
     }
 }

@@ -10,7 +10,7 @@ use std::io;
 use std::slice;
 
 use flowstone_block::sync::atomic::{AtomicU32, Ordering};
-use flowstone_block::{IoVec, Pages, mutant};
+use flowstone_block::{IoVec, Pages, mutated};
 
 use crate::BLOCK_BYTES;
 use crate::prefetch::{LINE_BYTES, prefetch};
@@ -73,10 +73,8 @@ impl Memory {
     /// Unpins a frame, with or without the lock.
     pub fn unpin(&self, frame: Frame) {
         // Release: reads from the frame happen before its reuse.
-        let order = match mutant("cache.frames.unpins-without-order") {
-            true => Ordering::Relaxed,
-            false => Ordering::Release,
-        };
+        let order = Ordering::Release;
+        let order = mutated("cache.frames.unpins-without-order", order, Ordering::Relaxed);
         self.pins[frame.0 as usize].fetch_sub(1, order);
     }
 
@@ -191,7 +189,8 @@ impl FreeFrames {
 
     /// Returns a frame that cannot be looked up any more. It may still be pinned.
     pub fn give_back(&mut self, memory: &Memory, frame: Frame) {
-        let is_read = memory.is_pinned(frame) && !mutant("cache.frames.used-again-while-read");
+        let is_read = memory.is_pinned(frame);
+        let is_read = mutated("cache.frames.used-again-while-read", is_read, false);
         let to = if is_read { &mut self.pinned } else { &mut self.free };
         to.push(frame);
     }

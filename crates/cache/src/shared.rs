@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 use crate::BLOCK_BYTES;
 use crate::frames::Memory;
@@ -172,7 +172,8 @@ impl Cache {
 
     /// Reports the time since the last call: recent accesses of VMs decay with it.
     pub fn pass(&self, time: Duration) {
-        if !mutant("cache.pass.no-time-passes") {
+        let passes = mutated("cache.pass.no-time-passes", true, false);
+        if passes {
             self.table().policy.pass(time);
         }
     }

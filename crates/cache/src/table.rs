@@ -16,7 +16,7 @@ mod sizing;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 use self::ahead::Ahead;
 pub use self::forgetting::Forgetting;
@@ -281,7 +281,9 @@ impl Table {
         if place.is_none() {
             return Found::Refused;
         }
-        if self.changes(block).in_flight > 0 && !mutant("cache.read.fills-during-a-change") {
+        let changes = self.changes(block).in_flight > 0;
+        let changes = mutated("cache.read.fills-during-a-change", changes, false);
+        if changes {
             return Found::Busy;
         }
         self.begin_fill(memory, block).map_or(Found::Busy, Found::Fill)
@@ -293,15 +295,18 @@ impl Table {
         let changes = self.changes(block);
         changes.version = changes.version.wrapping_add(1);
         changes.in_flight += 1;
-        let alone = changes.in_flight == 1 || mutant("cache.write.fills-beside-another-change");
-        if !mutant("cache.write.keeps-what-was-read-ahead") {
+        let alone = changes.in_flight == 1;
+        let alone = mutated("cache.write.fills-beside-another-change", alone, true);
+        let drops = mutated("cache.write.keeps-what-was-read-ahead", true, false);
+        if drops {
             self.drop_ahead(memory, block);
         }
         let (Outcome::Hit(place) | Outcome::Inserted(place)) = self.access(memory, block, true)
         else {
             return Found::Refused;
         };
-        if !mutant("cache.write.keeps-what-was-held") {
+        let drops = mutated("cache.write.keeps-what-was-held", true, false);
+        if drops {
             self.drop_data(memory, Kept { block, place });
         }
         if !is_whole || !alone {
@@ -364,10 +369,11 @@ impl Table {
     /// Returns whether it is.
     pub fn end_fill(&mut self, memory: &Memory, fill: Fill, succeeded: bool) -> bool {
         let Fill { block, frame, version } = fill;
-        let succeeded = succeeded || mutant("cache.fill.holds-what-failed");
+        let succeeded = mutated("cache.fill.holds-what-failed", succeeded, true);
         let is_current = self.changes(block).version == version;
+        let is_current = mutated("cache.fill.ignores-changes", is_current, true);
         if succeeded
-            && (is_current || mutant("cache.fill.ignores-changes"))
+            && is_current
             && let Some(place) = self.policy.find(block)
             && !self.frame(place).is_some()
         {

@@ -1,6 +1,6 @@
 //! The VM of each disk, and the shares of each VM.
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 use crate::names::BlockId;
 
@@ -67,11 +67,7 @@ impl Vms {
             }
         }
         let product = |share: &VmShare| {
-            if mutant("cache.vms.weigh-by-cpus-alone") {
-                share.cpus
-            } else {
-                share.cpus * share.memory
-            }
+            mutated("cache.vms.weigh-by-cpus-alone", share.cpus * share.memory, share.cpus)
         };
         let products: Vec<_> = shares.iter().map(product).collect();
         let sum: f64 = products.iter().sum();

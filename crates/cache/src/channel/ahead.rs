@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use flowstone_block::{
-    AlignedBuf, Extent, IoVec, Op, Origin, Outcome, Request, Sector, SectorCount, Token, mutant,
+    AlignedBuf, Extent, IoVec, Op, Origin, Outcome, Request, Sector, SectorCount, Token, mutated,
 };
 
 use super::reads::Pending;
@@ -109,7 +109,7 @@ impl CachedChannel {
             let copied = if outcome.is_ok() { &lists.fills[..] } else { &[] };
             for (index, Fill { block, frame, .. }) in (0..).zip(copied) {
                 let number = block.0 - blocks.start.0;
-                let number = if mutant("cache.ahead.forgets-gaps") { index } else { number };
+                let number = mutated("cache.ahead.forgets-gaps", number, index);
                 let at = number as usize * BLOCK_BYTES;
                 // SAFETY: the frame was taken for this fill.
                 let bytes = unsafe { cache.memory.bytes_mut(*frame) };

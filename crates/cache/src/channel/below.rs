@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use flowstone_block::{
     AlignedBuf, Completion, Extent, IoVec, Op, Request, Sector, SectorCount, Token, count,
-    is_whole, mutant,
+    is_whole, mutated,
 };
 
 use super::{CachedChannel, copy_in, overlap};
@@ -56,7 +56,8 @@ impl CachedChannel {
             if let Op::Read(_) = op {
                 request.op = Op::Read(whole);
             }
-            if !(changes && mutant("cache.write.disk-reads-guest-memory-again")) {
+            let swaps = mutated("cache.write.disk-reads-guest-memory-again", true, !changes);
+            if swaps {
                 std::mem::swap(&mut request.memory, &mut lists.memory);
             }
         }
@@ -97,12 +98,13 @@ impl CachedChannel {
             return None;
         }
         // The error may be in a sector that the guest has not requested.
-        let is_larger = request.op != op && !mutant("cache.read.fails-for-a-neighbour");
+        let is_larger = mutated("cache.read.fails-for-a-neighbour", request.op != op, false);
         let once_more = outcome.is_err() && is_larger;
         (request.op, request.token) = (op, token);
         if !lists.fills.is_empty() {
             let changes = matches!(purpose, Purpose::Change(_));
-            if !(changes && mutant("cache.write.disk-reads-guest-memory-again")) {
+            let swaps = mutated("cache.write.disk-reads-guest-memory-again", true, !changes);
+            if swaps {
                 std::mem::swap(&mut request.memory, &mut lists.memory);
             }
             lists.memory.clear();

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Instant;
 
-use flowstone_block::{Completion, Extent, Request, SectorCount, count, mutant};
+use flowstone_block::{Completion, Extent, Request, SectorCount, count, mutated};
 
 use super::below::{Lists, Purpose};
 use super::{CachedChannel, copy_in, len};
@@ -162,7 +162,8 @@ impl CachedChannel {
             }
             looked_up += len(&blocks);
             let is_whole = |block: BlockId| {
-                block.number() < whole_blocks(*capacity) || mutant("cache.read.past-the-end")
+                let is_whole = block.number() < whole_blocks(*capacity);
+                mutated("cache.read.past-the-end", is_whole, true)
             };
             let (memory, fills) = (&cache.memory, &mut lists.fills);
             let LookedUp { all_held, refused } =

@@ -16,7 +16,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 use crate::curve::Curve;
 use crate::names::BlockId;
@@ -104,10 +104,9 @@ impl Floors {
         let mut states: Vec<Option<State>> = (0..count).map(|_| None).collect();
         for disk in 0..vms.disks() {
             let (Some(vm), Some(was)) = (vms.of_disk(disk), before.of_disk(disk)) else { continue };
-            if let (Some(state @ None), Some(old)) = (states.get_mut(vm), known.get_mut(was))
-                && !mutant("cache.floors.forget-vms-that-stay")
-            {
-                *state = old.take();
+            if let (Some(state @ None), Some(old)) = (states.get_mut(vm), known.get_mut(was)) {
+                let keeps = mutated("cache.floors.forget-vms-that-stay", true, false);
+                *state = if keeps { old.take() } else { None };
             }
         }
         let new = || State::new(capacity_max, self.key);
@@ -119,7 +118,8 @@ impl Floors {
         }
         for (disk, held) in self.held_of_disk.iter().enumerate() {
             if let Some(state) = vms.of_disk(disk).and_then(|vm| self.states.get_mut(vm)) {
-                state.held += if mutant("cache.floors.forget-what-is-held") { 0 } else { *held };
+                let held = mutated("cache.floors.forget-what-is-held", *held, 0);
+                state.held += held;
             }
         }
         self.bound_all();
@@ -137,7 +137,8 @@ impl Floors {
         for vm in 0..self.states.len() {
             let remembered = REMEMBERED * self.allowed(vm, self.capacity_max) / BLOCKS_PER_ACCESS;
             let state = &mut self.states[vm];
-            if !mutant("cache.floors.idle-vms-keep-all") {
+            let decays = mutated("cache.floors.idle-vms-keep-all", true, false);
+            if decays {
                 state.recent = state.recent.min(remembered) * left;
             }
         }
@@ -156,8 +157,9 @@ impl Floors {
         let entitled = self.entitled(vm) as usize;
         let state = &mut self.states[vm];
         let needed = (state.curve.enough(NEEDED, allowed) as f64 * SLACK) as usize;
-        let is_bounded = !mutant("cache.floors.above-what-is-needed");
-        state.needed = if is_bounded { needed.min(entitled) } else { entitled };
+        let bounded = needed.min(entitled);
+        let needed = mutated("cache.floors.above-what-is-needed", bounded, entitled);
+        state.needed = needed;
         state.floor = state.floor.min(state.needed);
     }
 
@@ -183,10 +185,10 @@ impl Floors {
         state.curve.access(block);
         state.until_look -= 1;
         let (uses, is_due) = (state.uses, state.until_look == 0);
-        if mutant("cache.floors.looks-at-all-whoever-accesses") && is_due {
-            (0..self.states.len()).for_each(|vm| self.look(vm));
-        } else if is_due {
-            self.look(vm);
+        if is_due {
+            let all = 0..self.states.len();
+            let due = mutated("cache.floors.looks-at-all-whoever-accesses", vm..vm + 1, all);
+            due.for_each(|vm| self.look(vm));
         }
         uses
     }
@@ -241,9 +243,10 @@ impl Floors {
     pub fn keeps(&self, vm: usize, protected: usize, by: Option<usize>) -> bool {
         let State { held, floor, needed, .. } = self.states[vm];
         // It makes room itself for blocks that it takes in.
-        let is_own = by == Some(vm) && !mutant("cache.floors.grows-at-others-cost");
+        let is_own = mutated("cache.floors.grows-at-others-cost", by == Some(vm), false);
         let loses_none = held + usize::from(is_own) <= needed;
-        loses_none && !mutant("cache.floors.lag-behind-others") || floor > 0 && protected <= floor
+        let loses_none = mutated("cache.floors.lag-behind-others", loses_none, false);
+        loses_none || floor > 0 && protected <= floor
     }
 
     /// Returns whether there are VMs that could take blocks from each other.
@@ -257,8 +260,7 @@ impl Floors {
         let held_of_all: usize = self.held_of_disk.iter().sum();
         let (mut hits, mut known, mut unknown) = (0.0, 0.0, 0.0);
         for (vm, State { held, recent, curve, .. }) in self.states.iter().enumerate() {
-            let by_rate = mutant("cache.sizes.vms-count-by-rate");
-            let weight = if by_rate { *recent } else { self.entitled(vm) };
+            let weight = mutated("cache.sizes.vms-count-by-rate", self.entitled(vm), *recent);
             if !curve.is_known() {
                 unknown += weight;
                 continue;
@@ -266,7 +268,7 @@ impl Floors {
             // It would hold the same fraction as now, and keep its part.
             let part = *held as f64 * blocks as f64 / held_of_all.max(1) as f64;
             let kept = self.allowed(vm, blocks).min(*held as f64);
-            let kept = if mutant("cache.sizes.vms-lose-what-is-safe") { 0.0 } else { kept };
+            let kept = mutated("cache.sizes.vms-lose-what-is-safe", kept, 0.0);
             known += weight;
             hits += weight * curve.hit_ratio(part.max(kept) as usize);
         }

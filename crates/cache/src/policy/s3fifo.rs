@@ -19,7 +19,7 @@ mod shape;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 use self::settling::{MOVES_MAX, Settling};
 pub use self::shape::Shape;
@@ -219,9 +219,8 @@ impl S3Fifo {
     fn keeps(&self, block: BlockId, by: Option<usize>) -> bool {
         let vm = self.floors.vm(block);
         let protected = |vm| self.entries.len(self.queue_of(vm));
-        vm.map_or(mutant("cache.floors.what-is-nobodys-stays"), |vm| {
-            self.floors.keeps(vm, protected(vm), by)
-        })
+        let of_none = mutated("cache.floors.what-is-nobodys-stays", false, true);
+        vm.map_or(of_none, |vm| self.floors.keeps(vm, protected(vm), by))
     }
 
     /// Returns the queue of a VM's protected blocks. VMs beyond the most queues share the last one.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 use super::{Fill, Table, region_of};
 use crate::entries::Entries;
@@ -86,7 +86,7 @@ impl Table {
         for number in blocks.start.0..blocks.end.0 {
             let block = BlockId(number);
             let is_still = self.changes(block).in_flight == 0;
-            let is_still = is_still || mutant("cache.ahead.begins-during-a-change");
+            let is_still = mutated("cache.ahead.begins-during-a-change", is_still, true);
             let is_held = self.is_held(block) || !is_still;
             if is_held {
                 let (Some(first), Some(last)) = (fills.first(), fills.last()) else { continue };
@@ -107,7 +107,7 @@ impl Table {
     pub fn end_ahead(&mut self, memory: &Memory, fill: Fill, succeeded: bool) {
         let Fill { block, frame, version } = fill;
         let is_current = self.changes(block).version == version;
-        let is_current = is_current || mutant("cache.ahead.ignores-changes");
+        let is_current = mutated("cache.ahead.ignores-changes", is_current, true);
         if !succeeded || !is_current || self.is_held(block) {
             return self.free.give_back(memory, frame);
         }

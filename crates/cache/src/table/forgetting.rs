@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 use super::{Disk, Table};
 use crate::frames::Memory;
@@ -20,15 +20,16 @@ pub struct Forgetting {
 
 impl Forgetting {
     pub fn of(blocks: Range<BlockId>) -> Self {
-        let from = Some(blocks.start).filter(|_| !mutant("cache.discard.forgets-nothing"));
+        let from = mutated("cache.discard.forgets-nothing", Some(blocks.start), None);
         Self { blocks, begun: false, from }
     }
 
     /// Does the work of one hold of the lock. Returns whether something is left to do. When nothing
     /// is, the change has [begun](Table::begin_change).
     pub fn step(&mut self, table: &mut Table, memory: &Memory) -> bool {
-        let late = mutant("cache.discard.drops-before-it-raises-the-version");
-        if !self.begun && (!late || self.from.is_none()) {
+        let has_dropped = self.from.is_none();
+        let begins = mutated("cache.discard.drops-before-it-raises-the-version", true, has_dropped);
+        if !self.begun && begins {
             table.begin_change(self.blocks.clone());
             self.begun = true;
         }
