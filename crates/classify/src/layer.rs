@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::{Args, value_parser};
 use flowstone_block::{
     Channel, Class, Completion, Extent, Geometry, Layer, NextLook, Op, Origin, PerQueue, Published,
-    QueueContext, ReaderWaker, Request, Seen, mutant,
+    QueueContext, ReaderWaker, Request, Seen, mutated,
 };
 
 use crate::counters::{ClassCount, QueueCounters};
@@ -194,10 +194,13 @@ impl Channel for ClassifyChannel {
             // A failed write may have changed the disk all the same.
             if request.op.modifies()
                 && let Some(extent) = request.op.extent()
-                && self.layout.last().is_defined_by(extent)
-                && !mutant("classify.reap.superblocks-are-not-read-again")
             {
-                self.disk.watcher.read_again();
+                let defines = self.layout.last().is_defined_by(extent);
+                let defines =
+                    mutated("classify.reap.superblocks-are-not-read-again", defines, false);
+                if defines {
+                    self.disk.watcher.read_again();
+                }
             }
         }
     }
@@ -205,8 +208,8 @@ impl Channel for ClassifyChannel {
     fn next_look(&mut self) -> NextLook {
         // A layout published before this thread slept has not woken it.
         let is_old = self.layout.is_old(&self.disk.layout);
-        let is_missed = is_old && !mutant("classify.next-look.misses-a-layout");
-        NextLook::now_if(is_missed).min(self.base.next_look())
+        let is_old = mutated("classify.next-look.misses-a-layout", is_old, false);
+        NextLook::now_if(is_old).min(self.base.next_look())
     }
 
     fn retire(&mut self) -> bool {

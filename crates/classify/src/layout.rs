@@ -7,7 +7,7 @@ mod trees;
 
 use std::ops::Range;
 
-use flowstone_block::{Class, Extent, SECTOR_BYTES, mutant};
+use flowstone_block::{Class, Extent, SECTOR_BYTES, mutated};
 use serde::{Serialize, Serializer};
 
 pub use self::trees::Nodes;
@@ -338,11 +338,11 @@ impl Builder {
         }
         // Journals matter most, and are few in a consistent file system. Regions are merged only
         // when REGIONS_MAX have been added, so the cost of merging is small per region.
-        let (most, is_full) = match region.class {
-            Class::Journal if !mutant("classify.layout.metadata-crowds-journals-out") => {
-                (3 * REGIONS_MAX, &mut self.is_full_of_journals)
-            }
-            _ => (2 * REGIONS_MAX, &mut self.is_full),
+        let is_journal = region.class == Class::Journal;
+        let is_apart = mutated("classify.layout.metadata-crowds-journals-out", is_journal, false);
+        let (most, is_full) = match is_apart {
+            true => (3 * REGIONS_MAX, &mut self.is_full_of_journals),
+            false => (2 * REGIONS_MAX, &mut self.is_full),
         };
         if *is_full {
             self.truncated = true;
@@ -376,7 +376,9 @@ impl Builder {
 
     fn finish_regions(&mut self) {
         self.regions = merged(std::mem::take(&mut self.regions));
-        if self.regions.len() > REGIONS_MAX && !mutant("classify.layout.grows-without-end") {
+        let is_too_long = self.regions.len() > REGIONS_MAX;
+        let is_too_long = mutated("classify.layout.grows-without-end", is_too_long, false);
+        if is_too_long {
             self.truncated = true;
             let journals = self.regions.iter().filter(|it| it.class == Class::Journal).count();
             let mut metadata_left = REGIONS_MAX.saturating_sub(journals);

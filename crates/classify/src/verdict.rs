@@ -1,7 +1,7 @@
 //! The class of a request, and the rule that decides it. Rules in order of trust: the on-disk
 //! structures, the guest's hint on the request, the guest's behaviour.
 
-use flowstone_block::{Class, Extent, IoPriority, mutant, named};
+use flowstone_block::{Class, Extent, IoPriority, mutated, named};
 
 use crate::layout::{Layout, Place};
 
@@ -62,9 +62,9 @@ pub fn judge(
     has_pattern: impl FnOnce() -> bool,
 ) -> Verdict {
     let says_metadata = asked.priority.hint() == IoPriority::METADATA_HINT;
-    let is_overruled = says_metadata && mutant("classify.judge.hints-above-the-layout");
-    let place = if is_overruled { Place::Unknown } else { layout.place(asked.extent) };
-    let writes = asked.writes || mutant("classify.judge.reads-have-the-journals-priority");
+    let reads_layout = mutated("classify.judge.hints-above-the-layout", true, !says_metadata);
+    let place = if reads_layout { layout.place(asked.extent) } else { Place::Unknown };
+    let writes = mutated("classify.judge.reads-have-the-journals-priority", asked.writes, true);
     match place {
         Place::Journal => Verdict::new(Class::Journal, Rule::Layout),
         Place::Metadata => Verdict::new(Class::Metadata, Rule::Layout),

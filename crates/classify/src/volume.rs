@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 /// A disk that can be read in bytes.
 pub trait ReadBytes {
@@ -52,10 +52,12 @@ impl<'disk> Scan<'disk> {
 
     fn read(&mut self, at: u64, target: &mut [u8]) -> Option<()> {
         let bytes = target.len() as u64;
-        if at.checked_add(bytes)? > self.bytes && !mutant("classify.scan.reads-past-the-end") {
+        let is_outside = at.checked_add(bytes)? > self.bytes;
+        let is_outside = mutated("classify.scan.reads-past-the-end", is_outside, false);
+        if is_outside {
             return None;
         }
-        let charged = if mutant("classify.scan.reads-without-end") { 0 } else { bytes };
+        let charged = mutated("classify.scan.reads-without-end", bytes, 0);
         self.bytes_left = self.bytes_left.checked_sub(charged)?;
         self.reads_left = self.reads_left.checked_sub(1)?;
         self.source.read(at, target)

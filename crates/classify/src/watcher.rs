@@ -7,7 +7,7 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use flowstone_block::{
-    BlockingDisk, Geometry, Layer, LogBudget, Published, SECTOR_BYTES, Sector, lock, mutant,
+    BlockingDisk, Geometry, Layer, LogBudget, Published, SECTOR_BYTES, Sector, lock, mutated,
 };
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tracing::{debug, warn};
@@ -185,14 +185,16 @@ impl Shared {
         }
         state.failures = if has_failed { state.failures + 1 } else { 0 };
         state.wanted |= has_failed;
-        let is_trusted = state.failures == 0 || mutant("classify.watcher.publishes-what-failed");
+        let is_trusted = state.failures == 0;
+        let is_trusted = mutated("classify.watcher.publishes-what-failed", is_trusted, true);
         if !is_trusted && state.failures < FAILURES_MAX {
             return;
         }
         let old = self.layout.get();
         // New definers may have been written before writes to them were watched.
         let has_new = !layout.has_definers_of(&old);
-        state.wanted |= has_new && !mutant("classify.watcher.reads-new-definers-once");
+        let has_new = mutated("classify.watcher.reads-new-definers-once", has_new, false);
+        state.wanted |= has_new;
         drop(state);
         let has_same_journals = layout.keep_list_of(&old);
         if !has_same_journals || *old != layout {

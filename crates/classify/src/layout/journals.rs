@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use flowstone_block::{Extent, Request, mutant};
+use flowstone_block::{Extent, Request, mutated};
 
 use crate::listed::List;
 use crate::listed::journal::Journal;
@@ -55,11 +55,11 @@ impl Journals {
                 let is_known = list.knows_format_of(number) || journal.kind == before.kind;
                 journal.is_same(before) && is_known
             });
-        let keeps = are_same || mutant("classify.journals.keeps-the-list-of-others");
-        if keeps {
+        let are_same = mutated("classify.journals.keeps-the-list-of-others", are_same, true);
+        if are_same {
             self.list = Some(Arc::clone(list));
         }
-        keeps
+        are_same
     }
 
     /// Returns whether all of `extent` is metadata listed by a journal.

@@ -7,7 +7,7 @@
 //! freed block is revoked in the transaction that frees it, and is not reused before that has
 //! committed.
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 use super::told::{Tell, Told};
 use crate::fields::{be16, be32, be64};
@@ -103,8 +103,12 @@ pub fn read(
         let format = written.or(read);
         match be32(block, 4) {
             block_type::DESCRIPTOR => read_descriptor(format?, block, &mut tell_block)?,
-            block_type::REVOKE if mutant("classify.jbd2.ignores-what-is-revoked") => {}
-            block_type::REVOKE => read_revoked(format?, block, &mut tell_block)?,
+            block_type::REVOKE => {
+                let is_read = mutated("classify.jbd2.ignores-what-is-revoked", true, false);
+                if is_read {
+                    read_revoked(format?, block, &mut tell_block)?;
+                }
+            }
             block_type::SUPERBLOCK_V1 | block_type::SUPERBLOCK_V2 => {
                 // The kernel chooses the format of a journal when it mounts it for the first time.
                 *written = Format::parse(block, block_bytes);
@@ -134,7 +138,9 @@ fn read_descriptor(
         let high = if format.is_64bit { u64::from(be32(block, at + 8)) } else { 0 };
         tell(high << 32 | low, true)?;
         at += format.tag_bytes();
-        if flags & tag::SAME_UUID == 0 || mutant("classify.jbd2.each-tag-has-a-uuid") {
+        let has_uuid = flags & tag::SAME_UUID == 0;
+        let has_uuid = mutated("classify.jbd2.each-tag-has-a-uuid", has_uuid, true);
+        if has_uuid {
             at += UUID_BYTES;
         }
         if flags & tag::LAST_TAG != 0 {

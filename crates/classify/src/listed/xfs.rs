@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 use super::told::{Tell, Told};
 use crate::fields::{be32, be64, le16, le32, le64};
@@ -267,7 +267,8 @@ impl Item {
         };
         tell(match self {
             Self::Buffer { sectors, is_cancelled: true } => {
-                if mutant("classify.xfs.ignores-what-is-cancelled") {
+                let is_ignored = mutated("classify.xfs.ignores-what-is-cancelled", false, true);
+                if is_ignored {
                     return Some(());
                 }
                 Told::TakesBack(bytes(sectors)?)
