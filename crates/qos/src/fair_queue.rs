@@ -15,7 +15,7 @@ mod level;
 
 use std::collections::VecDeque;
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 use slab::Slab;
 
 pub use self::level::Kind;
@@ -173,7 +173,8 @@ impl<T> FairQueue<T> {
         self.change(at, |disk, vm| {
             change(disk);
             disk.share.charge(cost);
-            if !mutant("qos.fair.vms-go-free") {
+            let charges = mutated("qos.fair.vms-go-free", true, false);
+            if charges {
                 vm.charge(cost);
             }
         });

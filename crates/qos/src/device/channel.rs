@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use flowstone_block::{NextLook, Waker, mutant};
+use flowstone_block::{NextLook, Waker, mutated};
 use flowstone_fileio::{FileChannel, FileCompletion, FileOp, FileRequest};
 
 use super::gate::DeviceGate;
@@ -83,11 +83,8 @@ const fn pending(op: FileOp) -> Pending {
 /// Returns the lane of a request.
 fn rank(request: &FileRequest) -> Rank {
     let is_first = request.is_first || request.op == FileOp::Datasync;
-    if is_first && !mutant("qos.channel.commits-wait-with-the-rest") {
-        Rank::First
-    } else {
-        Rank::Usual
-    }
+    let is_first = mutated("qos.channel.commits-wait-with-the-rest", is_first, false);
+    if is_first { Rank::First } else { Rank::Usual }
 }
 
 impl SharedChannel {

@@ -29,7 +29,7 @@ use std::collections::BTreeMap;
 
 use slab::Slab;
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 use self::depth::Depth;
 use self::patience::Patience;
@@ -131,8 +131,8 @@ impl Scheduler {
     /// Adds a disk to a VM, which may be new.
     fn join(&mut self, vm: DeviceVm) -> VmKey {
         let Self { fair, vms, vm_slots, .. } = self;
-        let is_one = mutant("qos.scheduler.all-disks-are-one-vms");
-        let vm = if is_one { DeviceVm { id: 0, ..vm } } else { vm };
+        let id = mutated("qos.scheduler.all-disks-are-one-vms", vm.id, 0);
+        let vm = DeviceVm { id, ..vm };
         let new = || Vm { key: fair.add_vm(vm.weight), disks: 0 };
         let known = vms.entry(vm.id).or_insert_with(new);
         known.disks += 1;
@@ -289,7 +289,8 @@ impl Scheduler {
         while let Some(disk) = self.next() {
             let (queue, request) = self.fair.grant(disk, |request| request.cost);
             self.disks[disk.0].waiting -= 1;
-            if !request.is_sync || mutant("qos.scheduler.syncs-have-slots") {
+            let has_slot = mutated("qos.scheduler.syncs-have-slots", !request.is_sync, true);
+            if has_slot {
                 self.sent(disk, 1, now);
             }
             self.count_part(disk, request.cost, now);
@@ -305,13 +306,15 @@ impl Scheduler {
         }
         let is_alive = |disk: DiskKey| !disks[disk.0].is_stalled;
         let turn = fair.next(Kind::Waiting, is_alive)?;
-        let is_bounded = !mutant("qos.scheduler.nothing-is-charged-for-going-ahead");
-        let is_in_time = |disk| !is_bounded || fair.lead(disk, turn) <= LEAD;
+        let is_in_time = |disk| {
+            let is_in_time = fair.lead(disk, turn) <= LEAD;
+            mutated("qos.scheduler.nothing-is-charged-for-going-ahead", is_in_time, true)
+        };
         if self.slots < self.census.depth.all {
             let may_go = |disk| is_alive(disk) && self.has_room(disk);
             let first = |disk| may_go(disk) && is_in_time(disk);
-            let has_first = !mutant("qos.scheduler.commits-wait-for-their-turn");
-            let first = has_first.then(|| fair.next(Kind::First, first)).flatten();
+            let first = fair.next(Kind::First, first);
+            let first = mutated("qos.scheduler.commits-wait-for-their-turn", first, None);
             if let Some(disk) = first.or_else(|| fair.next(Kind::Waiting, may_go)) {
                 return Some(disk);
             }
@@ -330,10 +333,9 @@ impl Scheduler {
     pub fn next_look(&mut self, queue: QueueKey, now: u64) -> Option<u64> {
         if self.fair.first(queue).is_none() {
             // Others wait, and looked when the device was not idle yet.
-            return self
-                .patience
-                .ends_at()
-                .filter(|_| !mutant("qos.patience.only-those-that-wait-look"));
+            let ends_at = self.patience.ends_at();
+            let ends_at = mutated("qos.patience.only-those-that-wait-look", ends_at, None);
+            return ends_at;
         }
         self.count(now);
         // A VM that is ahead waits for another one, which may not send anything.

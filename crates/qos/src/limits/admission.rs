@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use flowstone_block::{Geometry, Intake, NextLook, Op, Reactor, Throttle, mutant};
+use flowstone_block::{Geometry, Intake, NextLook, Op, Reactor, Throttle, mutated};
 
 use super::budget::Cost;
 use super::disk::DiskLimits;
@@ -147,7 +147,8 @@ impl Intake for Admission {
         let is_spent = self.chains.get() >= chains
             || spent.requests >= cost.requests
             || counts_bytes && spent.bytes >= cost.bytes;
-        if !is_spent || mutant("qos.admission.takes-all-that-waits") {
+        let is_spent = mutated("qos.admission.takes-all-that-waits", is_spent, false);
+        if !is_spent {
             self.chains.set(self.chains.get() + 1);
             return true;
         }

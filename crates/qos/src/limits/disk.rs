@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use flowstone_block::{Reactor, mutant};
+use flowstone_block::{Reactor, mutated};
 
 use super::budget::Cost;
 use super::gate::QueueGate;
@@ -75,7 +75,8 @@ impl DiskLimits {
     pub fn own_read(&self, bytes: u64, is_charged: bool) -> Duration {
         let (cost, now) = (Cost { requests: 1, bytes }, self.group.now());
         let line = &mut self.group.lock().line;
-        if is_charged && !mutant("qos.disk.own-reads-are-free") {
+        let is_charged = mutated("qos.disk.own-reads-are-free", is_charged, false);
+        if is_charged {
             line.owe(self.key, cost, now);
         }
         Duration::from_nanos(line.time_of(self.key, cost))

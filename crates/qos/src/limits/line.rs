@@ -10,7 +10,7 @@
 //! of other disks wait for one piece at most. Debts stay with the disk when its queues go. A disk
 //! without a group is alone in a line.
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 use slab::Slab;
 
 use super::budget::{Budget, Cost};
@@ -149,8 +149,8 @@ impl Line {
     }
 
     fn announce(&mut self, queue: QueueKey, available: usize) {
-        let is_bounded = !mutant("qos.line.knows-all-that-waits");
-        let available = if is_bounded { available.min(KNOWN_MAX) } else { available };
+        let known = available.min(KNOWN_MAX);
+        let available = mutated("qos.line.knows-all-that-waits", known, available);
         if available < self.fair.known(queue) {
             // The guest has broken the ring.
             self.revoke(queue);
@@ -206,16 +206,19 @@ impl Line {
     /// Charges a disk for an excess over what was granted.
     pub fn owe(&mut self, key: DiskKey, excess: Cost, now: u64) {
         let disk = &mut self.disks[key.0];
-        if !mutant("qos.line.forgets-what-was-not-assumed") {
+        let charges = mutated("qos.line.forgets-what-was-not-assumed", true, false);
+        if charges {
             disk.budget.take(excess, now);
             disk.owed = disk.owed.plus(self.group.counted(excess));
         }
-        if mutant("qos.line.group-pays-for-a-disk") {
+        let owes = mutated("qos.line.group-pays-for-a-disk", true, false);
+        if !owes {
             self.group.take(std::mem::take(&mut disk.owed), now);
         }
         self.fair.set_owes(key, !disk.owed.is_zero());
         let owes_ns = disk.budget.ready_at().saturating_sub(now).max(self.group.time_of(disk.owed));
-        if owes_ns > LONG_NS && !mutant("qos.line.grants-outlive-a-debt") {
+        let is_long = mutated("qos.line.grants-outlive-a-debt", owes_ns > LONG_NS, false);
+        if is_long {
             // Its other queues may have as large requests, which is not assumed. They look again
             // before the debt is paid.
             let queues: Vec<QueueKey> = self.fair.queues_of(key).collect();

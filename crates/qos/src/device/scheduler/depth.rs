@@ -17,7 +17,7 @@
 //! time when both wanted more than there is: tags do not record what a VM has missed while it had
 //! nothing waiting.
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 use super::state::DiskState;
 use super::{LEAD, Scheduler};
@@ -76,25 +76,27 @@ impl Scheduler {
             each += requests.min(DEPTH_EACH * weight / heaviest);
             // A disk without a known demand may want anything.
             let wanted = if requests > 0.0 { requests } else { f64::MAX };
-            let part =
-                if mutant("qos.depth.a-floor-for-light-disks") { 1.0 } else { weight / heaviest };
+            let part = mutated("qos.depth.a-floor-for-light-disks", weight / heaviest, 1.0);
             one = wanted.min(DEPTH_LEAST as f64 * part).max(one);
         }
         let lightest = weights.into_iter().filter(|it| *it > 0.0).fold(f64::MAX, f64::min);
         let floor = (one as usize).max(each as usize);
         let is_shared = fair as usize >= floor && count(&self.expected_vms(now)) > 1;
         let part = |fair: f64| fair.ceil() as usize;
-        let is_bounded = is_shared && !mutant("qos.depth.a-batch-is-whoevers-waits");
-        let of_vms = if is_bounded { of_vms.into_iter().map(part).collect() } else { Vec::new() };
+        let is_shared = mutated("qos.depth.a-batch-is-whoevers-waits", is_shared, false);
+        let of_vms = if is_shared { of_vms.into_iter().map(part).collect() } else { Vec::new() };
         Depth { all: floor.max(fair as usize), of_vms, lead: LEAD as f64 / lightest }
     }
 
     /// Returns which VMs have requests in flight, or are expected to send soon, by their places.
     fn expected_vms(&self, now: u64) -> Vec<bool> {
-        let is_expected = |disk: &DiskState| match self.patience.is_out() {
-            _ if disk.is_stalled && !mutant("qos.depth.those-that-hang-are-expected") => false,
-            true => disk.on_their_way > 0 || disk.is_counted && disk.waiting > 0,
-            false => disk.is_expected(now),
+        let is_expected = |disk: &DiskState| {
+            let hangs = mutated("qos.depth.those-that-hang-are-expected", disk.is_stalled, false);
+            match self.patience.is_out() {
+                _ if hangs => false,
+                true => disk.on_their_way > 0 || disk.is_counted && disk.waiting > 0,
+                false => disk.is_expected(now),
+            }
         };
         let mut vms = vec![false; self.vm_slots.len()];
         for (at, disk) in &self.disks {
@@ -131,8 +133,8 @@ impl Scheduler {
         self.settle_in = self.settle_in.saturating_sub(1);
         let last = self.last.and_then(|last| self.had.get(last));
         let has_caught_up = last.is_some_and(|had| *had > self.census.depth.lead * CAUGHT_UP);
-        let is_late = mutant("qos.depth.parts-are-settled-by-the-census-only");
-        if has_caught_up && self.settle_in == 0 && !is_late {
+        let settles = mutated("qos.depth.parts-are-settled-by-the-census-only", true, false);
+        if has_caught_up && self.settle_in == 0 && settles {
             self.settle_parts(now);
         }
     }
@@ -167,7 +169,7 @@ impl Scheduler {
         let vm = self.fair.vm_of(disk);
         let is_bounded = vm.place() < self.census.depth.of_vms.len();
         let had = self.had.get(vm.place()).copied().unwrap_or(0.0);
-        let is_level = had <= self.census.depth.lead || mutant("qos.depth.vms-get-ahead");
+        let is_level = mutated("qos.depth.vms-get-ahead", had <= self.census.depth.lead, true);
         !is_bounded || is_level
     }
 }

@@ -5,7 +5,7 @@
 //! is bounded: by a ninth of all, and [`EXPECTED_NS`] at a time. When it is used up, no VM is
 //! expected that has nothing in flight, until the device has worked for a while.
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 use super::state::EXPECTED_NS;
 
@@ -47,12 +47,15 @@ impl Patience {
         self.looked_at = self.looked_at.max(now);
         match self.state {
             State::Works => self.left_ns = (self.left_ns + time / EARNED_IN).min(EXPECTED_NS),
-            State::Kept if mutant("qos.patience.is-endless") => {}
-            State::Kept => self.left_ns = self.left_ns.saturating_sub(time),
+            State::Kept => {
+                let used = mutated("qos.patience.is-endless", time, 0);
+                self.left_ns = self.left_ns.saturating_sub(used);
+            }
             State::Free => {}
         }
         let least = if self.is_out { AGAIN_NS } else { 1 };
-        self.is_out = self.left_ns < least || mutant("qos.patience.there-is-none");
+        let is_out = mutated("qos.patience.there-is-none", self.left_ns < least, true);
+        self.is_out = is_out;
     }
 
     /// Notes what the device does from now on.
