@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use flowstone_block::{
-    Channel, Completion, Layer, NextLook, Origin, QueueContext, ReaderWaker, Request, Seen, mutant,
+    Channel, Completion, Layer, NextLook, Origin, QueueContext, ReaderWaker, Request, Seen, mutated,
 };
 
 use crate::recorder::{Recorder, Tape, Track};
@@ -116,7 +116,8 @@ impl Channel for RecordChannel {
     fn reap(&mut self, done: &mut Vec<Completion>) {
         self.base.reap(done);
         // An idle queue must also drop a recording that has ended.
-        if !mutant("layers.record.keeps-what-has-ended") {
+        let looks = mutated("layers.record.keeps-what-has-ended", true, false);
+        if looks {
             self.look();
         }
     }

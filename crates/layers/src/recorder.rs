@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Class, Op, Published, Request, lock, mutant};
+use flowstone_block::{Class, Op, Published, Request, lock, mutated};
 use rtrb::{Consumer, Producer, RingBuffer};
 
 /// Requests that a ring holds, of 40 bytes each: those of a fast queue in 100 ms, for which the
@@ -151,7 +151,8 @@ impl Track {
         let Request { op, class, durable, .. } = *request;
         let recorded = Recorded { at_ns: self.at_ns, op, class, durable };
         let is_lost = self.requests.push(recorded).is_err();
-        if is_lost && !mutant("layers.record.counts-no-loss") {
+        let is_lost = mutated("layers.record.counts-no-loss", is_lost, false);
+        if is_lost {
             // No other thread adds to it.
             let lost = self.lost.load(Ordering::Relaxed);
             self.lost.store(lost + 1, Ordering::Relaxed);
@@ -190,9 +191,8 @@ impl Recording {
             !is_abandoned
         });
         self.held.sort_by_key(|recorded| recorded.at_ns);
-        let is_due = |it: &Recorded| {
-            it.at_ns < now_ns || mutant("layers.record.does-not-wait-for-what-comes-before")
-        };
+        let end_ns = mutated("layers.record.does-not-wait-for-what-comes-before", now_ns, u64::MAX);
+        let is_due = |it: &Recorded| it.at_ns < end_ns;
         let due = self.held.partition_point(is_due);
         // A thread may have been preempted between reading the clock and writing to the ring. It
         // has submitted nothing meanwhile.
