@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use flowstone_block::{BlockingDisk, Layer, Op, QueueRunner, mutant};
+use flowstone_block::{BlockingDisk, Layer, Op, QueueRunner, mutated};
 use tracing::warn;
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
@@ -226,11 +226,14 @@ impl Device {
     fn choose_cache_mode(&mut self, write_through: bool) -> Result<()> {
         // With the rings stopped: a write in flight during the flush would be covered neither by
         // this flush nor by write-through, and the driver sends no more flushes.
-        if !mutant("frontend.device.switches-cache-mode-under-running-queues") {
+        let stops =
+            mutated("frontend.device.switches-cache-mode-under-running-queues", true, false);
+        if stops {
             self.stop_all();
         }
-        let skip = mutant("frontend.device.switches-cache-mode-without-flush");
-        let flushed = if write_through && !skip { self.flush() } else { Ok(()) };
+        let flushes =
+            mutated("frontend.device.switches-cache-mode-without-flush", write_through, false);
+        let flushed = if flushes { self.flush() } else { Ok(()) };
         if flushed.is_ok() {
             self.set_cache_mode(write_through);
         }
@@ -248,9 +251,9 @@ impl Device {
     fn set_cache_mode(&mut self, write_through: bool) {
         self.write_through_chosen = write_through;
         self.apply_features();
-        if let Some(region) = &self.inflight
-            && !mutant("frontend.device.forgets-write-through")
-        {
+        let region = self.inflight.as_ref();
+        let region = mutated("frontend.device.forgets-write-through", region, None);
+        if let Some(region) = region {
             region.set_write_through(write_through);
         }
     }

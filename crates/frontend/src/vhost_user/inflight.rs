@@ -33,7 +33,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering, compiler_fence};
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create,
 };
@@ -146,7 +146,9 @@ impl InflightRegion {
         if queue_size == 0 || bytes < needed {
             return Err(io::Error::other("the in-flight region is smaller than its rings"));
         }
-        if needed > BYTES_MAX && !mutant("frontend.inflight.maps-any-number-of-rings") {
+        let is_too_long = needed > BYTES_MAX;
+        let is_too_long = mutated("frontend.inflight.maps-any-number-of-rings", is_too_long, false);
+        if is_too_long {
             return Err(io::Error::other("the in-flight region has more rings than a disk"));
         }
         if !fcntl_get_seals(&file)?.contains(SealFlags::SHRINK) {
@@ -297,7 +299,8 @@ impl UsedLog {
 
     /// Counts a request as in hand again.
     pub fn take_up(&mut self, head: u16) {
-        if !mutant("frontend.inflight.never-takes-up") {
+        let counts = mutated("frontend.inflight.never-takes-up", true, false);
+        if counts {
             self.ring.write_in_hand(head, |in_hand| in_hand + 1);
         }
     }
@@ -310,7 +313,8 @@ impl UsedLog {
     /// Called when the disk has all started requests: a later death is not attributed to them.
     pub fn handed_over(&mut self) {
         while let Some(head) = self.in_hand.pop() {
-            if !mutant("frontend.inflight.never-hands-over") {
+            let clears = mutated("frontend.inflight.never-hands-over", true, false);
+            if clears {
                 self.ring.write_in_hand(head, |_| 0);
             }
         }
@@ -320,12 +324,15 @@ impl UsedLog {
     pub fn complete(&mut self, head: u16) {
         // It may complete while others of its batch are still being submitted. Once it is
         // published, the other half may mark the head anew.
-        if !self.in_hand.is_empty() && !mutant("frontend.inflight.hands-over-what-came-back") {
+        let has_some = !self.in_hand.is_empty();
+        let has_some = mutated("frontend.inflight.hands-over-what-came-back", has_some, false);
+        if has_some {
             self.in_hand.retain(|it| *it != head);
         }
         let newest: u16 = self.ring.read(AT_LAST_BATCH_HEAD);
         self.ring.write(RingLog::entry(head) + AT_NEXT, newest);
-        if !mutant("frontend.inflight.leaves-out-last-batch-head") {
+        let names = mutated("frontend.inflight.leaves-out-last-batch-head", true, false);
+        if names {
             self.ring.write(AT_LAST_BATCH_HEAD, head);
         }
         self.batch.push(head);
@@ -336,7 +343,8 @@ impl UsedLog {
         while let Some(head) = self.batch.pop() {
             self.ring.write(RingLog::entry(head) + AT_MARK, UNMARKED);
         }
-        if !mutant("frontend.inflight.leaves-out-used-index") {
+        let writes = mutated("frontend.inflight.leaves-out-used-index", true, false);
+        if writes {
             self.ring.write(AT_USED_IDX, used_index);
         }
     }
@@ -352,12 +360,14 @@ impl InflightLog {
             ring.write(AT_USED_IDX, used_index);
             ring.write(AT_VERSION, VERSION);
         }
-        if !mutant("frontend.inflight.does-not-finish-publish") {
+        let finishes = mutated("frontend.inflight.does-not-finish-publish", true, false);
+        if finishes {
             ring.finish_interrupted_publish(used_index);
         }
         let mut undone: Vec<(u64, Undone)> =
             (0..ring.queue_size).filter_map(|head| ring.undone(head)).collect();
-        if !mutant("frontend.inflight.replays-out-of-order") {
+        let sorts = mutated("frontend.inflight.replays-out-of-order", true, false);
+        if sorts {
             undone.sort_unstable_by_key(|(counter, undone)| (*counter, undone.head));
         }
         let newest = undone.iter().map(|(counter, _)| *counter).max();

@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use flowstone_block::{Guarded, IoVec, is_any_broken, mutant};
+use flowstone_block::{Guarded, IoVec, is_any_broken, mutated};
 use flowstone_host::may_ask_a_server;
 use vm_memory::{FileOffset, MmapRegion};
 
@@ -223,7 +223,9 @@ impl Region {
 /// Refuses a file whose server could stop: a thread that touches a page of it would wait for the
 /// server, with all disks that it serves.
 fn refuse_file_of_a_server(file: &File) -> io::Result<()> {
-    if may_ask_a_server(file) && !mutant("frontend.memory.maps-what-a-server-has") {
+    let asks_server = may_ask_a_server(file);
+    let asks_server = mutated("frontend.memory.maps-what-a-server-has", asks_server, false);
+    if asks_server {
         return Err(io::Error::other(
             "guest memory is a file on FUSE, NFS or the like, whose server could stop; use \
              memory-backend-memfd, or a file on tmpfs, hugetlbfs or a local file system",

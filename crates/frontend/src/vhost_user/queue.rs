@@ -19,7 +19,7 @@ mod used;
 use std::sync::Arc;
 
 use flowstone_block::{
-    BackHalf, Completion, Finished, FrontHalf, GuestQueue, Outcome, Request, Signal, Taken, mutant,
+    BackHalf, Completion, Finished, FrontHalf, GuestQueue, Outcome, Request, Signal, Taken, mutated,
 };
 
 pub use self::avail::{AvailHalf, QueueFault, QueueParts};
@@ -52,11 +52,13 @@ impl VirtQueue {
             // are all that were ever taken.
             parts.next_avail = used.wrapping_add(replay.len() as u16);
         }
-        if mutant("frontend.queue.skips-replay") {
+        let replays = mutated("frontend.queue.skips-replay", true, false);
+        if !replays {
             replay.clear();
         }
         replay.reverse();
-        if !mutant("frontend.queue.sends-no-call-at-start") {
+        let calls = mutated("frontend.queue.sends-no-call-at-start", true, false);
+        if calls {
             call.signal();
         }
         let (log, used_log) = inflight.map(|log| (log.avail, log.used)).unzip();
@@ -110,7 +112,8 @@ impl GuestQueue for VirtQueue {
             let Some(start) = self.avail.take() else { break };
             let head = start.head;
             self.begin(start, &mut submit, &mut taken);
-            if mutant("frontend.queue.marks-after-submission") {
+            let is_marked = mutated("frontend.queue.marks-after-submission", true, false);
+            if !is_marked {
                 self.avail.with_log(|log| log.begin(head));
             }
         }
@@ -121,7 +124,8 @@ impl GuestQueue for VirtQueue {
         let (mut taken, undone) = (Taken::default(), self.avail.replay.last().copied());
         if let Some(start) = self.avail.take_undone() {
             self.begin(start, submit, &mut taken);
-            if mutant("frontend.queue.counts-a-life-after-submission") {
+            let is_counted = mutated("frontend.queue.counts-a-life-after-submission", true, false);
+            if !is_counted {
                 undone.inspect(|undone| self.avail.with_log(|log| log.begin_again(*undone)));
             }
         }

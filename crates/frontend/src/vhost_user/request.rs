@@ -7,7 +7,7 @@
 use std::ptr;
 
 use flowstone_block::{
-    Extent, Geometry, IoPriority, IoVec, Op, Request, SECTOR_BYTES, Sector, SectorCount, mutant,
+    Extent, Geometry, IoPriority, IoVec, Op, Request, SECTOR_BYTES, Sector, SectorCount, mutated,
 };
 
 use super::chain::{BadChain, Buffer, walk};
@@ -63,13 +63,11 @@ pub fn parse(
             request.memory.truncate(readable_pieces);
             transfer(request, Op::Write, header.sector, readable_bytes, disk)
         }
-        request_type::FLUSH if mutant("frontend.request.answers-flush-without-flush") => {
-            Verdict::Answer(Status::Ok, 0)
-        }
         request_type::FLUSH => {
             request.memory.clear();
             request.op = Op::Flush;
-            Verdict::Submit
+            let answer = Verdict::Answer(Status::Ok, 0);
+            mutated("frontend.request.answers-flush-without-flush", Verdict::Submit, answer)
         }
         request_type::GET_ID => {
             request.memory.drain(..readable_pieces);
@@ -251,8 +249,8 @@ fn ranges(request: &mut Request, kind: u32, bytes: u64, disk: &Geometry) -> Verd
 /// interrupted nor throttled.
 fn fills_too_much(ops: &[Op]) -> bool {
     let bytes: u64 = ops.iter().map(|op| op.bytes()).sum();
-    bytes > u64::from(FILLED_SECTORS_MAX) * SECTOR_BYTES
-        && !mutant("frontend.request.fills-any-range")
+    let is_too_much = bytes > u64::from(FILLED_SECTORS_MAX) * SECTOR_BYTES;
+    mutated("frontend.request.fills-any-range", is_too_much, false)
 }
 
 fn range_op(kind: u32, range: &[u8], disk: &Geometry) -> Result<Op, Status> {

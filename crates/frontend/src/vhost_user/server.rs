@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, QueueRunner, Result, lock, mutant};
+use flowstone_block::{Errno, QueueRunner, Result, lock, mutated};
 use flowstone_host::{BoundSocket, SocketAccess, bind_socket, peer_of};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -201,7 +201,8 @@ enum Room {
 /// Waits for room in the socket, for `patience` at most. The kernel reports room when three
 /// quarters are free, far more than any answer takes.
 fn wait_for_room(fd: BorrowedFd<'_>, stop: &OwnedFd, patience: Duration) -> Room {
-    if mutant("frontend.server.answers-without-room") {
+    let waits = mutated("frontend.server.answers-without-room", true, false);
+    if !waits {
         return Room::Free;
     }
     let deadline = Instant::now() + patience;

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 
 use super::memory::GuestMemory;
@@ -75,7 +75,8 @@ pub fn never_blocking(event: File) -> io::Result<File> {
         // Without /proc only the file type is known.
         Err(_) => FileType::from_raw_mode(fstat(&event)?.st_mode) == FileType::Unknown,
     };
-    if !is_event && !mutant("frontend.vring.takes-any-descriptor") {
+    let is_event = mutated("frontend.vring.takes-any-descriptor", is_event, true);
+    if !is_event {
         let why = "a notification descriptor is no eventfd";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use flowstone_block::{lock, mutant};
+use flowstone_block::{lock, mutated};
 use rustix::process::{Resource, getrlimit};
 
 /// The user address space on the narrowest supported machines: 47 bits.
@@ -119,7 +119,7 @@ impl Taken {
         let others = self.disks.iter().filter(|(number, _)| **number != disk);
         let taken: u64 = others.map(|(_, has)| part.min(*has)).sum();
         let of_others = part * (self.count() - 1);
-        if mutant("frontend.space.promises-nothing") { 0 } else { of_others.saturating_sub(taken) }
+        mutated("frontend.space.promises-nothing", of_others.saturating_sub(taken), 0)
     }
 
     fn give_back(&mut self, disk: u64, bytes: u64) {

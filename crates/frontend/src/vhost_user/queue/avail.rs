@@ -7,7 +7,7 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use flowstone_block::{FrontHalf, Geometry, Op, Request, is_any_broken, mutant};
+use flowstone_block::{FrontHalf, Geometry, Op, Request, is_any_broken, mutated};
 use tracing::warn;
 
 use super::super::chain::BadChain;
@@ -140,7 +140,8 @@ impl AvailHalf {
             None => self.fail(QueueFault::Head),
             Some(slot) if slot.busy => self.fail(QueueFault::HeadInUse),
             Some(_) => {
-                if !mutant("frontend.queue.marks-after-submission") {
+                let marks = mutated("frontend.queue.marks-after-submission", true, false);
+                if marks {
                     self.with_log(|log| log.begin(head));
                 }
                 self.parts.next_avail = self.parts.next_avail.wrapping_add(1);
@@ -179,8 +180,9 @@ impl AvailHalf {
             }
         };
         // A chain read while memory is lost may be any other one. Its answer is not published.
-        let refused = deadly
-            || self.is_to_fail() && !mutant("frontend.queue.submits-what-was-read-in-lost-memory");
+        let refused = deadly || self.is_to_fail();
+        let refused =
+            mutated("frontend.queue.submits-what-was-read-in-lost-memory", refused, deadly);
         self.in_flight += 1;
         self.slots[at].busy = true;
         self.slots[at].weight = 0;
@@ -213,8 +215,9 @@ impl AvailHalf {
         // A chain may have many pieces that its request does not use. They have no weight, so room
         // for them must not be held while it is in flight.
         give_back_room(&mut request.memory);
-        request.durable = self.parts.shared.write_through()
-            && !mutant("frontend.queue.write-through-is-not-durable");
+        let durable = self.parts.shared.write_through();
+        let durable = mutated("frontend.queue.write-through-is-not-durable", durable, false);
+        request.durable = durable;
     }
 
     #[inline]
@@ -341,14 +344,15 @@ impl FrontHalf for AvailHalf {
         }
         let undone = if self.may_take() { self.replay.pop() } else { None }?;
         let Undone { head, started, in_hand } = undone;
-        let deadly = (in_hand >= DEATHS_IN_HAND_MAX || started >= DEATHS_MAX)
-            && !mutant("frontend.queue.replays-for-ever");
+        let deadly = in_hand >= DEATHS_IN_HAND_MAX || started >= DEATHS_MAX;
+        let deadly = mutated("frontend.queue.replays-for-ever", deadly, false);
         if deadly && in_hand > DEATHS_IN_HAND_MAX {
             // Answering requires reading its chain, which may be the cause of the crashes.
             self.fail(QueueFault::Deadly);
             return None;
         }
-        if !mutant("frontend.queue.counts-a-life-after-submission") {
+        let counts = mutated("frontend.queue.counts-a-life-after-submission", true, false);
+        if counts {
             self.with_log(|log| log.begin_again(undone));
         }
         self.start(head, deadly)
@@ -356,7 +360,8 @@ impl FrontHalf for AvailHalf {
 
     #[inline]
     fn set_aside(&mut self, start: &Start) {
-        if !mutant("frontend.queue.suspects-what-waits") {
+        let sets_aside = mutated("frontend.queue.suspects-what-waits", true, false);
+        if sets_aside {
             self.with_log(|log| log.set_aside(start.head));
         }
     }

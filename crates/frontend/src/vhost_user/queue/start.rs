@@ -1,6 +1,6 @@
 //! A taken chain, on its way from one half of a queue to the other.
 
-use flowstone_block::{IoVec, Op, Request, mutant};
+use flowstone_block::{IoVec, Op, Request, mutated};
 
 use super::super::protocol::{FILLED_SECTORS_MAX, SEGMENTS_MAX, Status};
 
@@ -57,7 +57,8 @@ impl Work {
 pub(super) fn ranges(mut request: Box<Request>, first: Op, others: Vec<Op>) -> Vec<Box<Request>> {
     let part = |op| {
         let mut part = request.part(op);
-        part.durable &= !mutant("frontend.queue.parts-are-not-durable");
+        let is_durable = mutated("frontend.queue.parts-are-not-durable", part.durable, false);
+        part.durable = is_durable;
         part
     };
     let mut parts: Vec<Box<Request>> = others.into_iter().map(part).collect();

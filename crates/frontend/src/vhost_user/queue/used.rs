@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use flowstone_block::{
-    BackHalf, Completion, Errno, Finished, Outcome, Request, Signal, is_any_broken, mutant,
+    BackHalf, Completion, Errno, Finished, Outcome, Request, Signal, is_any_broken, mutated,
 };
 
 use super::super::inflight::UsedLog;
@@ -56,7 +56,8 @@ impl UsedHalf {
     /// Writes status and used entry; the driver does not see them before `publish`.
     #[inline]
     fn answer(&mut self, head: u16, status: Status, bytes: u32) {
-        if mutant("frontend.queue.used-index-before-status") {
+        let publishes = mutated("frontend.queue.used-index-before-status", false, true);
+        if publishes {
             self.ring.publish_used(self.next_used.wrapping_add(1));
         }
         let pending = &mut self.pending[usize::from(head)];
@@ -72,7 +73,8 @@ impl UsedHalf {
     fn is_memory_lost(&self) -> bool {
         let is_lost =
             || self.ring.memory().is_broken() || self.log.as_ref().is_some_and(UsedLog::is_broken);
-        is_any_broken() && is_lost() && !mutant("frontend.queue.publishes-what-went-nowhere")
+        let is_lost = is_any_broken() && is_lost();
+        mutated("frontend.queue.publishes-what-went-nowhere", is_lost, false)
     }
 
     fn clear_marks(&mut self) {
@@ -141,7 +143,8 @@ impl BackHalf for UsedHalf {
             return Signal::Nothing;
         }
         let old = self.published;
-        if mutant("frontend.queue.clears-marks-before-used-index") {
+        let clears = mutated("frontend.queue.clears-marks-before-used-index", false, true);
+        if clears {
             self.clear_marks();
         }
         self.ring.publish_used(self.next_used);
