@@ -10,17 +10,19 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use flowstone_block::{Error, Result, mutant};
+use flowstone_block::{Error, Result, mutated};
 
 /// Folder of the process's own descriptors.
 pub(crate) const DESCRIPTORS: &str = "/proc/self/fd";
 
 /// Opens another description of `file`, which was opened at `path`.
 pub(crate) fn open_again(file: &File, path: &Path, descriptors: &Path) -> Result<File> {
+    let fits =
+        |again: &File| mutated("fileio.again.takes-what-has-its-name", is_same(file, again), true);
     File::open(descriptors.join(file.as_raw_fd().to_string()))
         .ok()
         .or_else(|| File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok())
-        .filter(|again| is_same(file, again) || mutant("fileio.again.takes-what-has-its-name"))
+        .filter(fits)
         .ok_or_else(|| {
             Error::unsupported(
                 path.display().to_string(),

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Mutex;
 
-use flowstone_block::{Errno, IoVec, Outcome, lock, mutant};
+use flowstone_block::{Errno, IoVec, Outcome, lock, mutated};
 use libc::{c_int, iovec, off_t};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fdatasync, ftruncate, seek};
 use rustix::io::retry_on_intr;
@@ -62,8 +62,10 @@ fn transfer_all(files: &Descriptors, request: &FileRequest, pieces: &[IoVec]) ->
             transfer(pieces, offset, |pieces, at| move_some(libc::preadv2, file, pieces, at, flags))
         }
         FileOp::Write { offset, .. } => {
-            let resumes = |at| at != offset && mutant("fileio.blocking.resumes-not-durable");
-            let flags = |at| if resumes(at) { flags & !libc::RWF_DSYNC } else { flags };
+            let flags = |at| {
+                let first_only = if at == offset { flags } else { flags & !libc::RWF_DSYNC };
+                mutated("fileio.blocking.resumes-not-durable", flags, first_only)
+            };
             transfer(pieces, offset, |pieces, at| {
                 move_some(libc::pwritev2, file, pieces, at, flags(at))
             })

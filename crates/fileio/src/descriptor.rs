@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, OnceLock};
 
-use flowstone_block::{Outcome, mutant};
+use flowstone_block::{Outcome, mutated};
 use rustix::fs::{SeekFrom, seek};
 
 #[cfg(test)]
@@ -123,11 +123,10 @@ impl Descriptors {
     /// Returns the flags of the call that carries out a read or write.
     pub fn flags(&self, request: &FileRequest) -> i32 {
         let durable = match request.op {
-            FileOp::Write { durable: true, .. } if !mutant("fileio.write.not-durable") => {
-                libc::RWF_DSYNC
-            }
+            FileOp::Write { durable: true, .. } => libc::RWF_DSYNC,
             _ => 0,
         };
+        let durable = mutated("fileio.write.not-durable", durable, 0);
         durable | self.page_cache.as_ref().map_or(0, |cache| cache.flags(request))
     }
 
@@ -140,14 +139,14 @@ impl Descriptors {
 
     /// Returns the description to sync.
     pub fn to_sync(&self) -> &File {
-        if mutant("fileio.sync.names-the-description-of-writes") { &self.file } else { &self.sync }
+        mutated("fileio.sync.names-the-description-of-writes", &self.sync, &self.file)
     }
 
     /// Returns the description to read. Where the page cache is to keep nothing of it there is no
     /// readahead either, which would go on behind what is read.
     pub fn to_read(&self, request: &FileRequest) -> &File {
-        let reads_ahead = mutant("fileio.read.goes-on-into-the-page-cache");
-        let keeps_out = request.dont_cache && self.page_cache.is_some() && !reads_ahead;
+        let keeps_out = request.dont_cache && self.page_cache.is_some();
+        let keeps_out = mutated("fileio.read.goes-on-into-the-page-cache", keeps_out, false);
         if keeps_out { &self.sync } else { &self.file }
     }
 

@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
 
-use flowstone_block::{AlignedBuf, Errno, IoVec, SECTOR_BYTES, gather, is_whole, mutant, scatter};
+use flowstone_block::{AlignedBuf, Errno, IoVec, SECTOR_BYTES, gather, is_whole, mutated, scatter};
 use rustix::fs::{AtFlags, StatxFlags, ioctl_blksszget, statx};
 
 use crate::{FileOp, FileRequest, MemoryList};
@@ -116,7 +116,9 @@ impl Bounce {
         }
         let mut op = request.op.part(self.done as u64, bytes);
         if let FileOp::Write { durable, .. } = &mut op {
-            *durable &= self.done == 0 || !mutant("fileio.bounce.part-not-durable");
+            let first_only = *durable && self.done == 0;
+            let is_durable = mutated("fileio.bounce.part-not-durable", *durable, first_only);
+            *durable = is_durable;
         }
         // SAFETY: the list and its memory are ours, and are not touched before `advance`.
         Some(FileRequest { op, memory: unsafe { MemoryList::new(&self.piece) }, ..*request })

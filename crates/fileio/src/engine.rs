@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use clap::ValueEnum;
-use flowstone_block::{Error, Result, mutant, named};
+use flowstone_block::{Error, Result, mutated, named};
 use flowstone_host::may_ask_a_server;
 use io_uring::{IoUring, Probe, opcode};
 use rustix::fs::fstatfs;
@@ -37,13 +37,10 @@ named! {
 impl EngineChoice {
     /// Picks the engine of an open file.
     pub fn resolve(self, file: &File) -> Result<Engine> {
+        let asks = || mutated("fileio.engine.ring-for-servers", may_ask_a_server(file), false);
         match self {
             Self::Sync => Ok(Engine::Sync),
-            Self::Uring | Self::Auto
-                if may_ask_a_server(file) && !mutant("fileio.engine.ring-for-servers") =>
-            {
-                Ok(Engine::Sync)
-            }
+            Self::Uring | Self::Auto if asks() => Ok(Engine::Sync),
             Self::Auto if is_memory(file) => Ok(Engine::Inline),
             Self::Auto => Ok(if uring_works() { Engine::Uring } else { Engine::Sync }),
             Self::Uring if uring_works() => Ok(Engine::Uring),

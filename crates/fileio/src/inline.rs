@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use flowstone_block::{NextLook, mutant};
+use flowstone_block::{NextLook, mutated};
 
 use crate::blocking::execute;
 use crate::descriptor::Descriptors;
@@ -28,7 +28,8 @@ impl InlineChannel {
 
 impl FileChannel for InlineChannel {
     fn submit(&mut self, request: FileRequest) {
-        if request.is_long_copy() && !mutant("fileio.inline.copies-any-length") {
+        let is_long = mutated("fileio.inline.copies-any-length", request.is_long_copy(), false);
+        if is_long {
             return self.pool.submit(request);
         }
         self.done.push(execute(&self.file, &request));

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use flowstone_block::{Error, Result, mutant};
+use flowstone_block::{Error, Result, mutated};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
@@ -24,12 +24,9 @@ impl PartFile {
     pub fn create<T>(target: &Path, create: impl FnOnce(&Path) -> Result<T>) -> Result<(Self, T)> {
         let found = target.symlink_metadata().is_ok();
         let is_device = || target.metadata().is_ok_and(|it| it.file_type().is_block_device());
-        let path = match found {
-            // Refuses what is no device.
-            true => target.into(),
-            false if mutant("fileio.part.has-its-name-at-once") => target.into(),
-            false => part_of(target),
-        };
+        let found = mutated("fileio.part.has-its-name-at-once", found, true);
+        // `create` refuses what is found and no device.
+        let path = if found { target.into() } else { part_of(target) };
         let created = create(&path).map_err(|error| explain(&path, target, error))?;
         let own = if is_device() { None } else { identity(&path) };
         Ok((Self { path, target: target.into(), own }, created))

@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, NextLook, Reactor, Waker, lock, mutant};
+use flowstone_block::{Errno, NextLook, Reactor, Waker, lock, mutated};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tracing::error;
 
@@ -73,10 +73,12 @@ impl Job {
     /// the queue waits for each completion, and the next request for the thread.
     fn run(self) {
         let Self { file, request, reply_to } = self;
-        let completion = match mutant("fileio.pool.dies-with-its-request") {
-            true => blocking::execute(&file, &request),
-            false => catch_unwind(AssertUnwindSafe(|| blocking::execute(&file, &request)))
+        let execute = || blocking::execute(&file, &request);
+        let catches = mutated("fileio.pool.dies-with-its-request", true, false);
+        let completion = match catches {
+            true => catch_unwind(AssertUnwindSafe(execute))
                 .unwrap_or_else(|_| failed_by_panic(&request)),
+            false => execute(),
         };
         // Before the completion: its receiver may be the last user of the file, and the lock must
         // end with that use, not with this thread's.
@@ -98,8 +100,7 @@ impl Pool {
         let mut state = lock(&self.state);
         state.jobs.extend(jobs);
         let wanted = state.jobs.len().saturating_sub(state.idle);
-        let any_number = mutant("fileio.pool.has-any-number-of-threads");
-        let most = if any_number { usize::MAX } else { THREADS_MAX };
+        let most = mutated("fileio.pool.has-any-number-of-threads", THREADS_MAX, usize::MAX);
         let started = wanted.min(most - state.threads);
         for _ in 0..started {
             match (self.start)(Arc::clone(self)) {
@@ -204,7 +205,8 @@ impl PoolChannel {
         if outcome.is_ok() {
             return;
         }
-        if self.file.asks_server && !mutant("fileio.pool.asks-a-server-itself") {
+        let asks_server = mutated("fileio.pool.asks-a-server-itself", self.file.asks_server, false);
+        if asks_server {
             self.retry_at = Some(Instant::now() + RETRY);
             return;
         }

@@ -1,6 +1,6 @@
 //! Requests to a host file, and their completions.
 
-use flowstone_block::{Errno, IoVec, Outcome, is_whole, mutant};
+use flowstone_block::{Errno, IoVec, Outcome, is_whole, mutated};
 
 /// Bytes up to which data in memory is copied on the queue's own thread: Linux guests send up to
 /// 1.25 MiB at once. The copy takes .2 ms, or some ms if the host has to find memory for it.
@@ -188,17 +188,18 @@ impl FileRequest {
     /// Returns whether it is a write whose memory has been lost, so that it would write zeroes
     /// instead of its data.
     pub(crate) fn is_lost(&self) -> bool {
-        matches!(self.op, FileOp::Write { .. })
-            && !is_whole(self.memory.pieces())
-            && !mutant("fileio.write.takes-lost-memory")
+        let is_write = matches!(self.op, FileOp::Write { .. });
+        let is_lost = is_write && !is_whole(self.memory.pieces());
+        mutated("fileio.write.takes-lost-memory", is_lost, false)
     }
 
     /// Returns the outcome, or `FAULT` if the request's memory was lost. A page lost while the
     /// request was in flight may have been replaced before the kernel accessed it: then zeroes have
     /// been written, or the data read is lost.
     pub(crate) fn believe(&self, outcome: Outcome) -> Outcome {
-        let is_lost = !is_whole(self.memory.pieces()) && !mutant("fileio.done.takes-lost-memory");
-        if outcome.is_ok() && is_lost { Err(Errno::FAULT) } else { outcome }
+        let is_whole = is_whole(self.memory.pieces());
+        let is_whole = mutated("fileio.done.takes-lost-memory", is_whole, true);
+        if outcome.is_ok() && !is_whole { Err(Errno::FAULT) } else { outcome }
     }
 
     /// Returns the request with `dont_cache` set to the argument.
@@ -239,7 +240,7 @@ impl FileCompletion {
 
     /// Makes the completion of a request that failed before the host was asked.
     pub fn refused(tag: usize, errno: Errno) -> Self {
-        let asked = mutant("fileio.refusal.says-the-host-was-asked");
+        let asked = mutated("fileio.refusal.says-the-host-was-asked", false, true);
         Self { tag, outcome: Err(errno), asked }
     }
 }

@@ -16,7 +16,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use flowstone_block::{Errno, IoVec, NextLook, Outcome, QueueDepth, Reactor, mutant};
+use flowstone_block::{Errno, IoVec, NextLook, Outcome, QueueDepth, Reactor, mutated};
 use flowstone_reactor::RingUser;
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{opcode, squeue};
@@ -74,7 +74,8 @@ impl UringChannel {
     /// the last check, and then holds zeroes.
     fn start(&mut self, index: usize) {
         let is_lost = self.in_flight[index].request.is_lost();
-        if is_lost && !mutant("fileio.uring.resumes-from-lost-memory") {
+        let is_lost = mutated("fileio.uring.resumes-from-lost-memory", is_lost, false);
+        if is_lost {
             return self.give_up_lost(index);
         }
         let entry = entry_for(&self.file, &self.in_flight[index]);
@@ -173,9 +174,8 @@ impl FileChannel for UringChannel {
     fn submit(&mut self, request: FileRequest) {
         // The ring would copy what is in the page cache during the submission, and a worker of the
         // ring that copies long is missed by all disks of the thread.
-        let copies_long = self.file.direct.is_none()
-            && request.is_long_copy()
-            && !mutant("fileio.uring.copies-any-length");
+        let copies_long = self.file.direct.is_none() && request.is_long_copy();
+        let copies_long = mutated("fileio.uring.copies-any-length", copies_long, false);
         if copies_long || goes_to_the_pool(request.op) {
             return self.pool.submit(request);
         }
@@ -271,6 +271,7 @@ impl InFlight {
 
     fn failed(&mut self, errno: Errno) -> Progress {
         let is_hint = self.request.write_stream > 0;
+        let is_hint = mutated("fileio.uring.insists-on-a-stream", is_hint, false);
         let space = matches!(self.request.op, FileOp::Zero { .. } | FileOp::Allocate { .. });
         match errno {
             Errno::INTR => Progress::Again,
@@ -278,11 +279,12 @@ impl InFlight {
             Errno::AGAIN => Progress::Unsupported,
             // The kernel needed a worker thread and could not start one (a limit of processes). We
             // cancel no requests ourselves.
-            Errno::CANCELED if !mutant("fileio.uring.takes-what-was-not-begun-for-failed") => {
-                Progress::NotBegun
+            Errno::CANCELED => {
+                let (not_begun, failed) = (Progress::NotBegun, Progress::Done(Err(errno)));
+                mutated("fileio.uring.takes-what-was-not-begun-for-failed", not_begun, failed)
             }
             // The device has lost its streams. They are a hint.
-            Errno::INVAL if is_hint && !mutant("fileio.uring.insists-on-a-stream") => {
+            Errno::INVAL if is_hint => {
                 self.request.write_stream = 0;
                 Progress::Again
             }
@@ -315,7 +317,7 @@ fn entry_for(files: &Descriptors, in_flight: &InFlight) -> squeue::Entry {
     let first = pieces.as_ptr().cast::<libc::iovec>();
     let count = pieces.len() as u32;
     let flags = files.flags(&request);
-    let stream = if mutant("fileio.uring.names-no-stream") { 0 } else { request.write_stream };
+    let stream = mutated("fileio.uring.names-no-stream", request.write_stream, 0);
     match request.op {
         FileOp::Read { offset, .. } => {
             let file = Fd(files.to_read(&request).as_raw_fd());
@@ -363,7 +365,9 @@ fn remaining(in_flight: &InFlight) -> FileRequest {
     let (mut request, moved) = (in_flight.request, in_flight.moved);
     request.op = request.op.part(moved, request.op.moved_bytes() - moved);
     if let FileOp::Write { durable, .. } = &mut request.op {
-        *durable &= moved == 0 || !mutant("fileio.uring.resumes-not-durable");
+        let first_only = *durable && moved == 0;
+        let is_durable = mutated("fileio.uring.resumes-not-durable", *durable, first_only);
+        *durable = is_durable;
     }
     // SAFETY: `rest` moves only when the next short transfer replaces it, and its heap memory
     // stays where it is while the slab entry itself moves.

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use flowstone_block::{AlignedBuf, Errno, FILL_BYTES_MAX, Outcome, mutant};
+use flowstone_block::{AlignedBuf, Errno, FILL_BYTES_MAX, Outcome, mutated};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::FileOffset;
@@ -21,7 +21,8 @@ pub fn zero(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
     match fallocate(&files.file, flags, offset.get(), bytes) {
         Err(errno) if is_unsupported(errno) => {
-            let is_too_long = bytes > FILL_BYTES_MAX && !mutant("fileio.zero.fills-without-bound");
+            let is_too_long = bytes > FILL_BYTES_MAX;
+            let is_too_long = mutated("fileio.zero.fills-without-bound", is_too_long, false);
             if is_too_long { Err(Errno::OPNOTSUPP) } else { zero_fallback(files, offset, bytes) }
         }
         outcome => outcome,
