@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use flowstone_block::{
     Channel, Class, Completion, Errno, Extent, NextLook, Op, Outcome, QueueContext, Reactor,
-    Request, mutant,
+    Request, mutated,
 };
 use flowstone_fileio::{FileChannel, FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
 #[cfg(test)]
@@ -152,7 +152,8 @@ impl RawChannel {
         let mut leads = false;
         if let FileOp::Write { durable, .. } = &mut op {
             leads = request.durable && self.flushes.begin_write(&self.parts.syncs);
-            *durable = leads && !mutant("raw.write-through.write-not-durable");
+            let is_durable = mutated("raw.write-through.write-not-durable", leads, false);
+            *durable = is_durable;
         }
         // SAFETY: the request stays in `in_flight`, its box and list unmoved, until the file
         // request completes; dropping the channel drops its file first, which waits.
@@ -183,7 +184,7 @@ impl RawChannel {
     }
 
     fn finish_sync(&mut self, outcome: Outcome) {
-        let outcome = if mutant("raw.flush.failure-forgotten") { Ok(()) } else { outcome };
+        let outcome = mutated("raw.flush.failure-forgotten", outcome, Ok(()));
         if self.flushes.finish(&self.parts.syncs, outcome) {
             self.parts.file.submit(sync_request(SYNC_TAG));
             self.parts.file.kick();
@@ -215,7 +216,8 @@ impl RawChannel {
     /// Completes a request, unless it has to be made durable first.
     fn complete(&mut self, request: Box<Request>, outcome: Outcome, done: &mut Vec<Completion>) {
         let is_promised = request.durable && request.op.modifies();
-        if is_promised && outcome.is_ok() && !mutant("raw.write-through.skips-sync") {
+        let is_promised = mutated("raw.write-through.skips-sync", is_promised, false);
+        if is_promised && outcome.is_ok() {
             self.sync(request);
             self.parts.file.kick();
         } else {
@@ -248,10 +250,14 @@ impl Channel for RawChannel {
         }
         match plan {
             Plan::File(op) => self.start(request, op),
-            Plan::Sync if mutant("raw.flush.answered-without-sync") => {
-                self.completed.push(Completion { request, outcome: Ok(()) });
+            Plan::Sync => {
+                let syncs = mutated("raw.flush.answered-without-sync", true, false);
+                if syncs {
+                    self.sync(request);
+                } else {
+                    self.completed.push(Completion { request, outcome: Ok(()) });
+                }
             }
-            Plan::Sync => self.sync(request),
             Plan::Trim => {
                 self.handed_over += 1;
                 self.trims_queued = true;
@@ -291,15 +297,15 @@ impl Channel for RawChannel {
     }
 
     fn retire(&mut self) -> bool {
-        if !mutant("raw.retire.goes-on-leading") {
+        let leaves = mutated("raw.retire.goes-on-leading", true, false);
+        if leaves {
             self.flushes.leave();
         }
         self.reap(&mut Vec::new());
-        let has_discards = self.handed_over > 0 && !mutant("raw.retire.forgets-its-discards");
-        let is_with_host =
-            !self.parts.file.is_idle() && !mutant("raw.retire.does-not-ask-its-file");
-        let has_some = has_discards || self.flushes.is_leading() || is_with_host;
-        !has_some || mutant("raw.channel.retires-while-it-leads")
+        let has_discards = mutated("raw.retire.forgets-its-discards", self.handed_over > 0, false);
+        let is_idle = mutated("raw.retire.does-not-ask-its-file", self.parts.file.is_idle(), true);
+        let has_some = has_discards || self.flushes.is_leading() || !is_idle;
+        mutated("raw.channel.retires-while-it-leads", !has_some, true)
     }
 }
 

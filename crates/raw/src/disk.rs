@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use flowstone_block::{
     Channel, Error, Extent, Geometry, Layer, QueueContext, Result, SECTOR_BYTES, Sector,
-    SectorCount, mutant,
+    SectorCount, mutated,
 };
 use flowstone_fileio::{Access, BlockingFile, FileIo, FileOffset, FileOp};
 use flowstone_image::runtime::discards::DiscardCounters;
@@ -195,10 +195,8 @@ impl Image for RawImage {
             _ => Error::host(&name, error, "choose a smaller size"),
         })?;
         // Through the group sync, so that the guest's flushes see its failure.
-        let synced = match mutant("raw.resize.told-before-durable") {
-            true => Ok(()),
-            false => self.syncs.run(&mut file),
-        };
+        let syncs = mutated("raw.resize.told-before-durable", true, false);
+        let synced = if syncs { self.syncs.run(&mut file) } else { Ok(()) };
         synced.map_err(|errno| {
             // Data that the host has lost stays lost; the size must not be left half changed as
             // well.
