@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use crate::mutant;
+use crate::mutated;
 use crate::sizer::{PLENTY_OF, Reading};
 
 const MEMINFO: &str = "/proc/meminfo";
@@ -73,7 +73,8 @@ impl Reader {
 /// Returns whether the stalls count for this process. Processes of the host may have stalled on the
 /// limits of their own cgroups, or on refaults of file pages that they have evicted themselves.
 fn waits_count(is_own: bool, is_short: bool) -> bool {
-    is_own || is_short || mutant("memory.reading.counts-all-waits")
+    let counts = is_own || is_short;
+    mutated("memory.reading.counts-all-waits", counts, true)
 }
 
 /// Returns the lowest memory limit of this process's cgroups; `None` if it exceeds the host's

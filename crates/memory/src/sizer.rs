@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use crate::mutant;
+use crate::mutated;
 
 /// Divisors of the total memory: it is short below 1/16 available, and plentiful above 1/8.
 const SHORT_OF: u64 = 16;
@@ -129,7 +129,7 @@ impl Sizer {
     ) -> Option<Change> {
         let Reading { available, total, waiting } = reading;
         let plenty = total / PLENTY_OF;
-        let waits = waiting > SHORT_WAITING && !mutant("memory.sizer.ignores-who-waits");
+        let waits = mutated("memory.sizer.ignores-who-waits", waiting > SHORT_WAITING, false);
         let is_short = available < total / SHORT_OF || waits;
         if is_short {
             (self.calm_since, self.tight_since) = (None, None);
@@ -148,11 +148,12 @@ impl Sizer {
         // Memory that the cache may already take but does not hold must not be granted a second
         // time.
         let promised = self.target.saturating_sub(held);
-        let promised = if mutant("memory.sizer.promises-twice") { 0 } else { promised };
+        let promised = mutated("memory.sizer.promises-twice", promised, 0);
         // While the hit ratio is unknown, growth is tried.
         let gain = hit_ratio(self.limits.max).zip(hit_ratio(self.target));
         let is_idle = gain.is_some_and(|(most, now)| most - now < 2.0 * LOSS_MAX);
-        if is_idle && !mutant("memory.sizer.grows-for-nothing") {
+        let is_idle = mutated("memory.sizer.grows-for-nothing", is_idle, false);
+        if is_idle {
             return None;
         }
         self.grow(now, available, (available - plenty).saturating_sub(promised))
@@ -162,7 +163,7 @@ impl Sizer {
     fn trim(&mut self, now: Duration, hit_ratio: HitRatio<'_>) -> Option<Change> {
         let to = self.target.saturating_sub(self.limits.max / GROW_OF).max(self.limits.min);
         let loss = hit_ratio(self.limits.max)? - hit_ratio(to)?;
-        let is_used = loss > LOSS_MAX && !mutant("memory.sizer.gives-up-what-is-used");
+        let is_used = mutated("memory.sizer.gives-up-what-is-used", loss > LOSS_MAX, false);
         if to == self.target || is_used {
             return None;
         }
@@ -173,14 +174,15 @@ impl Sizer {
     fn shrink(&mut self, now: Duration, reading: Reading, held: u64) -> Option<Change> {
         let Reading { available, total, .. } = reading;
         let is_soon = self.grown.take().is_some_and(|grown| now - grown < SOON);
-        if is_soon && !mutant("memory.sizer.swings") {
+        let is_soon = mutated("memory.sizer.swings", is_soon, false);
+        if is_soon {
             self.calm = (self.calm * 2).min(CALM_MAX);
         }
         // Memory that the cache may take but does not hold is free anyway.
         let size = self.target.min(held);
         let missing = (total / PLENTY_OF).saturating_sub(available);
         let less = missing.max(size / SHRINK_OF);
-        let least = if mutant("memory.sizer.below-its-least") { 0 } else { self.limits.min };
+        let least = mutated("memory.sizer.below-its-least", self.limits.min, 0);
         let to = size.saturating_sub(less).max(least);
         (to < self.target).then(|| self.change(to, Reason::Short(reading)))
     }
