@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Error, LogBudget, Peer, Result, mutant};
+use flowstone_block::{Error, LogBudget, Peer, Result, mutated};
 use flowstone_host::{BoundSocket, SocketAccess, bind_socket, peer_of};
 use flowstone_memory::message::{
     self, Grant, LEASE, LINE_BYTES_MAX, Lines, Refusal, Report, ToGuest, ToHost,
@@ -169,7 +169,8 @@ impl Guests {
         let Some(peer) = guests.iter().find(|it| is_it(it)).map(|it| it.peer) else { return };
         let is_other = |guest: &Guest| guest.peer == peer && !is_it(guest);
         let is_taken = guests.iter().any(|guest| is_other(guest) && guest.has_place());
-        if is_taken && !mutant("resources.agent.last-one-has-the-place") {
+        let is_taken = mutated("resources.agent.last-one-has-the-place", is_taken, false);
+        if is_taken {
             let refused = guests.iter_mut().find(|it| is_it(it)).is_some_and(Guest::refuse);
             drop(guests);
             if refused {
@@ -241,7 +242,8 @@ impl LineBudget {
     /// Charges `lines` lines. Returns for how long nothing more may be read from the guest.
     fn spend(&mut self, lines: u32, now: Instant) -> Duration {
         self.paid = self.paid.max(now) + LINE_EVERY * lines;
-        if mutant("resources.agent.hears-any-number-of-lines") {
+        let is_free = mutated("resources.agent.hears-any-number-of-lines", false, true);
+        if is_free {
             return Duration::ZERO;
         }
         self.paid.saturating_duration_since(now).saturating_sub(BURST)
