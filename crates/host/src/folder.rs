@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
@@ -74,7 +74,9 @@ impl HostFolder {
             named => number(&named?)?,
         };
         let is_ours = named == number(&self.folder)?;
-        if !is_ours && !mutant("daemon.state.writes-to-a-folder-that-it-has-not-locked") {
+        let is_ours =
+            mutated("daemon.state.writes-to-a-folder-that-it-has-not-locked", is_ours, true);
+        if !is_ours {
             return Err(io::Error::other("another folder has its name now"));
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use flowstone_block::{Peer, mutant};
+use flowstone_block::{Peer, mutated};
 
 use crate::peer_called;
 
@@ -24,7 +24,7 @@ impl VmProcess {
     pub fn look(peer: Peer) -> Option<Self> {
         peer.start?;
         let now = peer_called(peer.pid);
-        let is_it = now == peer || mutant("daemon.vms.takes-a-number-for-its-process");
+        let is_it = mutated("daemon.vms.takes-a-number-for-its-process", now == peer, true);
         let proc = is_it.then(|| PathBuf::from(format!("/proc/{}", peer.pid)))?;
         let command = std::fs::read(proc.join("cmdline")).unwrap_or_default();
         let words: Vec<_> = command.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
