@@ -4,7 +4,7 @@ use std::sync::{Arc, PoisonError};
 
 use flowstone_block::sync::Mutex;
 use flowstone_block::sync::atomic::{AtomicBool, Ordering};
-use flowstone_block::{Completion, Errno, Outcome, Request, mutant};
+use flowstone_block::{Completion, Errno, Outcome, Request, mutated};
 
 use crate::runtime::wakers::QueueWaker;
 
@@ -47,7 +47,8 @@ impl HandedOver {
 
 impl Drop for HandedOver {
     fn drop(&mut self) {
-        if !mutant("image.handed-over.dropped-without-an-answer") {
+        let answers = mutated("image.handed-over.dropped-without-an-answer", true, false);
+        if answers {
             self.give_back(Err(Errno::IO));
         }
     }
@@ -73,13 +74,14 @@ impl CompletionQueue {
 
     /// Takes all completions.
     pub fn take(&self) -> Vec<Completion> {
-        let late = mutant("image.completion-queue.lowers-its-flag-after-the-list");
         // Before the list is taken: a later completion raises the flag again.
-        if !late {
+        let lowers_first =
+            mutated("image.completion-queue.lowers-its-flag-after-the-list", true, false);
+        if lowers_first {
             self.full.store(false, Ordering::Release);
         }
         let done = std::mem::take(&mut *self.done.lock().unwrap_or_else(PoisonError::into_inner));
-        if late {
+        if !lowers_first {
             self.full.store(false, Ordering::Release);
         }
         done

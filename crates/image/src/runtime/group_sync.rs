@@ -15,7 +15,7 @@ use std::sync::{Arc, PoisonError};
 
 use flowstone_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use flowstone_block::sync::{Mutex, MutexGuard};
-use flowstone_block::{Completion, Errno, Outcome, mutant};
+use flowstone_block::{Completion, Errno, Outcome, mutated};
 use flowstone_fileio::{BlockingFile, FileOp, FileRequest, MemoryList};
 
 use crate::runtime::wakers::QueueWaker;
@@ -68,9 +68,10 @@ impl GroupSync {
             self.orphaned.store(false, Ordering::Release);
             return (Ticket(state.started), true);
         }
-        let joins = mutant("image.group-sync.joins-one-that-has-begun");
         state.late.push(Arc::clone(waker));
-        (Ticket(state.started + u64::from(!joins)), false)
+        let (begun, next) = (state.started, state.started + 1);
+        let number = mutated("image.group-sync.joins-one-that-has-begun", next, begun);
+        (Ticket(number), false)
     }
 
     /// With `true`, the caller must carry out a durable write as the next sync. It serves no flush,
@@ -81,20 +82,20 @@ impl GroupSync {
         if is_free {
             state.start();
         }
-        is_free || mutant("image.group-sync.durable-write-beside-a-sync")
+        mutated("image.group-sync.durable-write-beside-a-sync", is_free, true)
     }
 
     /// Ends the sync that the caller carried out. With `true`, it must carry out another, for
     /// flushes that came meanwhile; a caller that is `leaving` leaves that to one of their queues.
     fn finish(&self, succeeded: bool, leaving: bool) -> bool {
-        let late = mutant("image.group-sync.ends-before-it-fails");
-        if !succeeded && !late {
+        let fails_first = mutated("image.group-sync.ends-before-it-fails", true, false);
+        if !succeeded && fails_first {
             // Before the flushes see that they are served.
             self.fail();
         }
         let mut state = self.state();
         self.finished.store(state.started, Ordering::Release);
-        if !succeeded && late {
+        if !succeeded && !fails_first {
             std::thread::sleep(std::time::Duration::from_millis(1));
             self.fail();
         }
@@ -108,7 +109,8 @@ impl GroupSync {
             served.extend(state.late.iter().cloned());
         }
         drop(state);
-        if !mutant("image.group-sync.wakes-nobody") {
+        let wakes = mutated("image.group-sync.wakes-nobody", true, false);
+        if wakes {
             served.iter().for_each(|waker| waker.wake());
         }
         goes_on
@@ -130,8 +132,9 @@ impl GroupSync {
     /// Never runs beside a queue's sync. The host reports lost data to one caller only: this sync
     /// could succeed after the queue's has failed, and before the queue has seen the failure.
     pub fn run(&self, file: &mut BlockingFile) -> Outcome {
-        let (ticket, mut leads) = self.request(&QueueWaker::new(file.reactor()));
-        while !leads && !mutant("image.group-sync.maintenance-does-not-wait") {
+        let (ticket, leads) = self.request(&QueueWaker::new(file.reactor()));
+        let mut leads = mutated("image.group-sync.maintenance-does-not-wait", leads, true);
+        while !leads {
             file.wait(|| self.is_served(ticket) || self.is_orphaned());
             if self.is_served(ticket) {
                 return self.promise();
@@ -141,8 +144,10 @@ impl GroupSync {
         let lead = Lead { sync: self };
         let outcome = file.sync();
         std::mem::forget(lead);
-        let forgets = mutant("image.group-sync.maintenance-forgets-a-failed-sync");
-        self.finish(outcome.is_ok() || forgets, true);
+        let succeeded = outcome.is_ok();
+        let succeeded =
+            mutated("image.group-sync.maintenance-forgets-a-failed-sync", succeeded, true);
+        self.finish(succeeded, true);
         // After a failed sync, the success of a later one does not cover the data lost by the
         // first.
         outcome.and(self.promise())
@@ -183,7 +188,8 @@ struct Lead<'sync> {
 
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
-        if !mutant("image.group-sync.dies-with-its-leader") {
+        let finishes = mutated("image.group-sync.dies-with-its-leader", true, false);
+        if finishes {
             self.sync.finish(false, true);
         }
     }
@@ -242,8 +248,10 @@ impl Flushes {
     /// served but not collected does not count: a queue that is leaving would take over again the
     /// lead that it has just left.
     fn is_left_alone(&self, sync: &GroupSync) -> bool {
-        let all = mutant("image.group-sync.takes-over-when-served");
-        let waits = |ticket: &Ticket| all || !sync.is_served(*ticket);
+        let waits = |ticket: &Ticket| {
+            let waits = !sync.is_served(*ticket);
+            mutated("image.group-sync.takes-over-when-served", waits, true)
+        };
         sync.is_orphaned() && self.waiting.iter().any(|(ticket, _)| waits(ticket))
     }
 
@@ -260,7 +268,8 @@ impl Flushes {
         has_failed: impl Fn() -> bool,
         completed: &mut Vec<Completion>,
     ) {
-        let early = mutant("image.group-sync.asks-before-it-looks").then(&has_failed);
+        let asks_first = mutated("image.group-sync.asks-before-it-looks", false, true);
+        let early = asks_first.then(&has_failed);
         let served = self.waiting.extract_if(.., |(ticket, _)| sync.is_served(*ticket));
         completed.extend(served.map(|(_, completion)| {
             let failed = early.unwrap_or_else(&has_failed);
