@@ -11,7 +11,7 @@
 
 use std::io;
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 /// Maximum apparent shift of the host's start time between two reads of its clocks.
@@ -75,27 +75,28 @@ impl Boot {
     pub fn since(&self, written: &Witness) -> Since {
         let started_ms = self.clocks.started_ms;
         let is_close = |before: i64| (started_ms - before).abs() <= TOLERANCE_MS;
-        let same_host = written.host.is_none_or(|host| host == self.host)
-            || mutant("qcow2.redo.takes-another-host-for-a-restarted-one");
+        let same_host = written.host.is_none_or(|host| host == self.host);
+        let same_host =
+            mutated("qcow2.redo.takes-another-host-for-a-restarted-one", same_host, true);
         // A clock without a battery begins at the same time at each boot, and hosts of one rack
         // start at the same time as each other.
         let goes_on = self.clocks.now_ms + TOLERANCE_MS >= written.alive_ms;
-        let same_start = written.started_ms.is_some_and(is_close)
-            && same_host
-            && goes_on
-            && !mutant("qcow2.redo.believes-the-boot-number-alone");
-        let same_number = self.number == written.number
-            && !mutant("qcow2.redo.believes-the-time-of-the-start-alone");
+        let same_start = written.started_ms.is_some_and(is_close) && same_host && goes_on;
+        let same_start = mutated("qcow2.redo.believes-the-boot-number-alone", same_start, false);
+        let same_number = self.number == written.number;
+        let same_number =
+            mutated("qcow2.redo.believes-the-time-of-the-start-alone", same_number, false);
+        let believes_start = !written.is_missed;
         let believes_start =
-            !written.is_missed || mutant("qcow2.redo.believes-a-start-that-may-be-another");
+            mutated("qcow2.redo.believes-a-start-that-may-be-another", believes_start, true);
         if same_number || same_start && believes_start {
             return Since::SameBoot;
         }
         if same_start {
             return Since::Unsure;
         }
-        let later =
-            started_ms > written.alive_ms || mutant("qcow2.redo.takes-another-boot-for-a-restart");
+        let later = started_ms > written.alive_ms;
+        let later = mutated("qcow2.redo.takes-another-boot-for-a-restart", later, true);
         if same_host && later { Since::Restarted } else { Since::Unsure }
     }
 }

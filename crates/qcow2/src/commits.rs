@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
-use flowstone_block::{Clock, Errno, Outcome, SectorCount, lock, mutant};
+use flowstone_block::{Clock, Errno, Outcome, SectorCount, lock, mutated};
 use flowstone_image::runtime::inbox::Inbox;
 
 /// Commands of the maintenance worker, which have a reply.
@@ -68,7 +68,8 @@ impl Commits {
 
     /// Returns the outcome of the commit; `None` if it has not ended.
     pub fn outcome(&self, ticket: &Ticket) -> Option<Outcome> {
-        if mutant("qcow2.flush.answered-before-the-commit") {
+        let waits = mutated("qcow2.flush.answered-before-the-commit", true, false);
+        if !waits {
             return Some(Ok(()));
         }
         // In this order: a commit that ended before the maintenance worker did has an outcome of

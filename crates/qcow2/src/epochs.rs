@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 use flowstone_block::sync::atomic::{AtomicU64, Ordering};
 use flowstone_block::sync::{Mutex, MutexGuard};
 
@@ -56,7 +56,8 @@ impl EpochPins {
     /// Releases the map's lock, with the present epoch, read under it, pinned for a request: a
     /// cluster seen under this lock is not reused before [`unpin`](Self::unpin). Returns the epoch.
     pub fn hold(&mut self, epoch: u64, map: impl Sized) -> u64 {
-        if mutant("qcow2.epochs.pins-after-the-look") {
+        let pins_first = mutated("qcow2.epochs.pins-after-the-look", true, false);
+        if !pins_first {
             drop(map);
             self.pin(epoch);
             return epoch;
@@ -86,10 +87,8 @@ impl EpochPins {
     fn publish(&self) {
         let oldest = self.counts.front().map_or(NONE, |(epoch, _)| *epoch);
         // The request's effects are visible before another thread sees the pin gone.
-        let order = match mutant("qcow2.epochs.unpins-without-order") {
-            true => Ordering::Relaxed,
-            false => Ordering::Release,
-        };
+        let order = Ordering::Release;
+        let order = mutated("qcow2.epochs.unpins-without-order", order, Ordering::Relaxed);
         self.oldest.store(oldest, order);
     }
 }

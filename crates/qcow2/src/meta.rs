@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 use super::entry::{self, Compressed, Mapping};
 use super::map::{Map, Missing};
@@ -188,10 +188,9 @@ impl Meta {
     pub fn has_room(&self, clusters: u64) -> bool {
         // A run of clusters may begin in one table and end in another.
         let tables = clusters.div_ceil(self.shape().l2_entries()) + 1;
-        if mutant("qcow2.space.keeps-no-room-for-metadata") {
-            return self.space.has(clusters);
-        }
-        self.space.has(clusters + tables + self.map.homeless_count() + self.reserved)
+        let needed = clusters + tables + self.map.homeless_count() + self.reserved;
+        let needed = mutated("qcow2.space.keeps-no-room-for-metadata", needed, clusters);
+        self.space.has(needed)
     }
 
     /// Claims a clean cluster, all zeroes, for writes to parts of the guest cluster.
@@ -206,7 +205,7 @@ impl Meta {
         }
         let Some(taken) = self.space.take(1) else { return Filling::NoRoom };
         let host = HostCluster(taken.start);
-        let named = mutant("qcow2.fill.names-before-the-data");
+        let named = mutated("qcow2.fill.names-before-the-data", false, true);
         self.locks.insert(guest, ClusterLock::Filling { host, writers: 1, named });
         self.map.pin(guest);
         if named {
@@ -239,15 +238,14 @@ impl Meta {
     /// Returns whether the entry of the cluster is being changed.
     pub fn is_locked(&self, guest: GuestCluster) -> bool {
         let lock = self.locks.get(&guest);
-        let is_ignored = lock == Some(&ClusterLock::Exclusive)
-            && mutant("qcow2.locks.slow-path-ignores-exclusive");
-        lock.is_some() && !is_ignored
+        let is_shared = lock.is_some() && lock != Some(&ClusterLock::Exclusive);
+        mutated("qcow2.locks.slow-path-ignores-exclusive", lock.is_some(), is_shared)
     }
 
     /// Returns whether it is being changed by a request with an exclusive lock.
     pub fn is_locked_exclusively(&self, guest: GuestCluster) -> bool {
-        let is_ignored = mutant("qcow2.locks.queue-ignores-exclusive");
-        self.locks.get(&guest) == Some(&ClusterLock::Exclusive) && !is_ignored
+        let is_locked = self.locks.get(&guest) == Some(&ClusterLock::Exclusive);
+        mutated("qcow2.locks.queue-ignores-exclusive", is_locked, false)
     }
 
     /// Locks a cluster that is not locked.

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
+use flowstone_block::{AlignedBuf, Errno, Outcome, mutated};
 use flowstone_fileio::{BlockingFile, FileOffset};
 
 use super::map::{from_bytes, to_bytes};
@@ -160,8 +160,9 @@ impl Refcounts {
         // A new block or table takes clusters that need refcounts themselves.
         while let Some(&next) = self.owed.last() {
             let is_counted = self.claim(file, next, take);
-            let forgets = is_counted.is_err() && mutant("qcow2.refcounts.forgets-a-failed-count");
-            if is_counted == Ok(true) || forgets {
+            let (is_done, has_ended) = (is_counted == Ok(true), is_counted != Ok(false));
+            let is_done = mutated("qcow2.refcounts.forgets-a-failed-count", is_done, has_ended);
+            if is_done {
                 self.owed.pop();
             }
             is_counted?;

@@ -1,6 +1,6 @@
 //! Sizes that follow from an image's header, and the two kinds of cluster number.
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 use flowstone_fileio::FileIo;
 
 /// Number of a cluster of the host file.
@@ -22,7 +22,7 @@ pub const SECTOR_BYTES: usize = 512;
 /// Unit in which metadata of this file is read and written, in bytes: 512, or the device's block
 /// size. No cluster is smaller.
 pub fn sector_bytes(file: &dyn FileIo) -> usize {
-    if mutant("qcow2.sectors.always-small") { SECTOR_BYTES } else { file.block_bytes() as usize }
+    mutated("qcow2.sectors.always-small", file.block_bytes() as usize, SECTOR_BYTES)
 }
 
 /// Sizes given by the header.

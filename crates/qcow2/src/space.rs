@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 use super::shape::HostCluster;
 
@@ -109,7 +109,8 @@ impl Space {
 
     /// Adds a free cluster that holds data of a failed write.
     pub fn spoil(&mut self, cluster: HostCluster) {
-        if mutant("qcow2.space.takes-a-spoilt-cluster-for-zeroes") {
+        let is_zero = mutated("qcow2.space.takes-a-spoilt-cluster-for-zeroes", false, true);
+        if is_zero {
             return self.give_back(cluster.0..cluster.0 + 1);
         }
         self.spoilt.push(cluster);

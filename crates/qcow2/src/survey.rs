@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use flowstone_block::{AlignedBuf, Errno, Error, mutant};
+use flowstone_block::{AlignedBuf, Errno, Error, mutated};
 use flowstone_fileio::{BlockingFile, FileOffset};
 use flowstone_image::Flaw;
 
@@ -162,8 +162,9 @@ impl Surveyor<'_> {
                     let why = format!("cluster {cluster} is in use and counted as free");
                     return Err(damaged(why));
                 }
-                let promised = self.promised.contains(&HostCluster(cluster))
-                    && !mutant("qcow2.survey.gives-away-what-the-redo-file-names");
+                let promised = self.promised.contains(&HostCluster(cluster));
+                let promised =
+                    mutated("qcow2.survey.gives-away-what-the-redo-file-names", promised, false);
                 if named || promised {
                     continue;
                 }

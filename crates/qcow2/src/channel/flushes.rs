@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use flowstone_block::{Completion, Errno, Outcome, mutant};
+use flowstone_block::{Completion, Errno, Outcome, mutated};
 use flowstone_fileio::FileChannel;
 #[cfg(test)]
 use flowstone_image::Wait;
@@ -36,7 +36,11 @@ impl Flushes {
     ) {
         if core.has_failed() {
             completed.push(Completion { outcome: Err(Errno::IO), ..completion });
-        } else if !core.meta().is_clean() && !mutant("qcow2.flush.syncs-without-a-commit") {
+            return;
+        }
+        let is_clean = core.meta().is_clean();
+        let is_clean = mutated("qcow2.flush.syncs-without-a-commit", is_clean, true);
+        if !is_clean {
             self.waiting.push((core.commits.ask(), completion));
         } else if self.group.submit(&core.sync, completion, waker) {
             self.start_sync(file);
@@ -49,7 +53,7 @@ impl Flushes {
     }
 
     pub fn finish_sync(&mut self, core: &Core, file: &mut dyn FileChannel, outcome: Outcome) {
-        let outcome = if mutant("qcow2.flush.forgets-a-failed-sync") { Ok(()) } else { outcome };
+        let outcome = mutated("qcow2.flush.forgets-a-failed-sync", outcome, Ok(()));
         if let Err(errno) = outcome {
             core.fail(&format!("a sync of the image has failed: {errno}"));
         }

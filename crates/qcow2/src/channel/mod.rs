@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use flowstone_block::{
     Channel, Class, Completion, Errno, Extent, IoVec, NextLook, Op, Outcome, QueueContext, Reactor,
-    Request, SECTOR_BYTES, Sector, SectorCount, mutant,
+    Request, SECTOR_BYTES, Sector, SectorCount, mutated,
 };
 use flowstone_fileio::{FileChannel, FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
 use flowstone_image::DiscardMode;
@@ -373,14 +373,15 @@ impl Channel for Qcow2Channel {
     }
 
     fn retire(&mut self) -> bool {
-        if !mutant("qcow2.retire.goes-on-leading") {
+        let leaves = mutated("qcow2.retire.goes-on-leading", true, false);
+        if leaves {
             self.flushes.leave();
         }
         self.reap(&mut Vec::new());
-        let is_with_host = !self.file.is_idle() && !mutant("qcow2.retire.does-not-ask-its-file");
+        let is_idle = mutated("qcow2.retire.does-not-ask-its-file", self.file.is_idle(), true);
         let is_at_work = !self.active.is_empty() || self.handed_over > 0;
-        let has_some = is_at_work || self.flushes.is_leading() || is_with_host;
-        let is_alone = !has_some || mutant("qcow2.channel.retires-while-it-leads");
+        let has_some = is_at_work || self.flushes.is_leading() || !is_idle;
+        let is_alone = mutated("qcow2.channel.retires-while-it-leads", !has_some, true);
         is_alone && self.backing.as_mut().is_none_or(BackingReads::retire)
     }
 }

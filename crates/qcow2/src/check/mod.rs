@@ -10,7 +10,7 @@ mod walk;
 use std::collections::HashSet;
 use std::io;
 
-use flowstone_block::{Error, Outcome, Result, format_size, mutant};
+use flowstone_block::{Error, Outcome, Result, format_size, mutated};
 use flowstone_fileio::{BlockingFile, FileIo, FileOffset, FileOp};
 use flowstone_image::{CheckOptions, CheckProgress, CheckReport};
 
@@ -57,9 +57,9 @@ pub fn check(
         Err(lost) => return Err(lost.explain(name)),
     };
     let mut promised = replay::named(header.shape, left.changes());
-    if mutant("qcow2.check.knows-nothing-of-the-redo-file")
-        || options.repair && mutant("qcow2.repair.punches-what-the-redo-file-names")
-    {
+    let keeps = mutated("qcow2.check.knows-nothing-of-the-redo-file", true, false);
+    let keeps = mutated("qcow2.repair.punches-what-the-redo-file-names", keeps, !options.repair);
+    if !keeps {
         promised.clear();
     }
     let mut report = check_beside(name, file, promised, options, progress)?;
@@ -234,7 +234,8 @@ impl Checker<'_> {
         let raised = self.set_all(&low)?;
         // Writes of a killed daemon may not be durable, and after a crash the medium may hold older
         // entries that name the clusters to be freed.
-        if !mutant("qcow2.repair.counts-down-before-a-sync") {
+        let syncs = mutated("qcow2.repair.counts-down-before-a-sync", true, false);
+        if syncs {
             self.file.sync()?;
         }
         self.set_all(&high)?;
@@ -247,7 +248,8 @@ impl Checker<'_> {
             let bytes = (run.end - run.start) << self.shape.cluster_bits;
             self.file.run(FileOp::Punch { offset, bytes })?;
         }
-        if !mutant("qcow2.repair.told-before-durable") {
+        let syncs = mutated("qcow2.repair.told-before-durable", true, false);
+        if syncs {
             self.file.sync()?;
         }
         self.report = CheckReport::default();

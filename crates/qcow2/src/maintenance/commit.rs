@@ -12,7 +12,7 @@
 
 use std::collections::HashSet;
 
-use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
+use flowstone_block::{AlignedBuf, Errno, Outcome, mutated};
 use flowstone_fileio::FileOffset;
 
 use super::super::header::Header;
@@ -65,13 +65,12 @@ impl Maintenance {
             self.finish_commit(&snapshot);
         }
         let mut meta = self.core.meta();
+        let is_written = outcome.is_ok();
+        let is_written = mutated("qcow2.commit.forgets-what-it-could-not-write", is_written, true);
         for change in &snapshot.changes {
-            match outcome {
-                Ok(()) => meta.map.written(change),
-                Err(_) if mutant("qcow2.commit.forgets-what-it-could-not-write") => {
-                    meta.map.written(change);
-                }
-                Err(_) => meta.map.put_back(change),
+            match is_written {
+                true => meta.map.written(change),
+                false => meta.map.put_back(change),
             }
         }
         meta.committing = false;
@@ -122,7 +121,8 @@ impl Maintenance {
         meta.epoch += 1;
         let redo_end = meta.redo.as_ref().map_or(0, Redo::end);
         let mark = meta.redo.as_ref().map(|redo| redo.mark().next());
-        if mutant("qcow2.redo.forgotten-before-the-commit") {
+        let forgets_first = mutated("qcow2.redo.forgotten-before-the-commit", false, true);
+        if forgets_first {
             meta.redo.iter_mut().for_each(|redo| redo.forget_before(redo_end));
         }
         let changes = meta.map.take_changes();
@@ -148,10 +148,12 @@ impl Maintenance {
     /// refcounts keep their unwritten changes, new tables stay new until the first sync, and the
     /// map takes its changes back.
     fn write(&mut self, snapshot: &Snapshot) -> Outcome {
-        if mutant("qcow2.commit.writes-entries-before-refcounts") {
+        let entries_first = mutated("qcow2.commit.writes-entries-before-refcounts", false, true);
+        if entries_first {
             self.write_entries(snapshot)?;
         }
-        if mutant("qcow2.commit.frees-before-it-is-durable") {
+        let frees_first = mutated("qcow2.commit.frees-before-it-is-durable", false, true);
+        if frees_first {
             let dropped = self.pending.dropped.clone();
             self.drop_references(0, dropped);
             self.reclaim_all();
@@ -159,21 +161,24 @@ impl Maintenance {
         self.write_what_nothing_names(snapshot)?;
         let entries = snapshot.has_entries();
         if self.pending.unsynced || !entries {
-            if !mutant("qcow2.commit.skips-first-sync") {
+            let syncs = mutated("qcow2.commit.skips-first-sync", true, false);
+            if syncs {
                 self.sync()?;
             }
             self.pending.unsynced = false;
         }
         // The L1 table may name them from now on, even if the rest of this fails: later changes in
         // them wait for their refcounts, as in every table.
-        if !mutant("qcow2.commit.takes-named-tables-for-new") {
+        let forgets = mutated("qcow2.commit.takes-named-tables-for-new", true, false);
+        if forgets {
             self.pending.new_tables.clear();
         }
         if !entries {
             return Ok(());
         }
         self.write_entries(snapshot)?;
-        if mutant("qcow2.commit.skips-second-sync") {
+        let syncs = mutated("qcow2.commit.skips-second-sync", true, false);
+        if !syncs {
             return Ok(());
         }
         self.sync()
@@ -230,7 +235,8 @@ impl Maintenance {
         if !self.refcounts.is_table_changed() {
             return Ok(());
         }
-        if !mutant("qcow2.refcounts.table-names-unsynced-block") {
+        let syncs = mutated("qcow2.refcounts.table-names-unsynced-block", true, false);
+        if syncs {
             self.sync()?;
         }
         if self.refcounts.moved {
@@ -249,11 +255,13 @@ impl Maintenance {
             refcount_table_clusters: clusters.end - clusters.start,
             ..self.header.clone()
         };
-        if mutant("qcow2.refcounts.header-names-unwritten-table") {
+        let named_first = mutated("qcow2.refcounts.header-names-unwritten-table", false, true);
+        if named_first {
             self.write_header(header.clone())?;
         }
         self.refcounts.write_table(&mut self.file)?;
-        if !mutant("qcow2.refcounts.header-names-unsynced-table") {
+        let syncs = mutated("qcow2.refcounts.header-names-unsynced-table", true, false);
+        if syncs {
             self.sync()?;
         }
         self.write_header(header)?;

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
+use flowstone_block::{AlignedBuf, Errno, Outcome, mutated};
 use flowstone_fileio::{FileIo, FileOffset, FileOp};
 use flowstone_image::is_zero;
 use tracing::warn;
@@ -201,7 +201,8 @@ impl<'a> Work<'a> {
                 self.maintenance.rename(step)?;
                 self.plan.moved(&step.cluster, step.to);
             }
-            if mutant("qcow2.compact.does-not-pin-its-sources") {
+            let pins = mutated("qcow2.compact.does-not-pin-its-sources", true, false);
+            if !pins {
                 // Places that the next round takes, as if the map on the medium no longer named
                 // them.
                 for step in &steps {

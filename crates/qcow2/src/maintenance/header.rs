@@ -1,6 +1,6 @@
 //! Changes of header fields: all in the first sector, which is written as a whole.
 
-use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
+use flowstone_block::{AlignedBuf, Errno, Outcome, mutated};
 use flowstone_fileio::FileOffset;
 use tracing::warn;
 
@@ -22,7 +22,8 @@ impl Maintenance {
     /// Restores the header that a failed change left in doubt.
     pub(super) fn settle_header(&mut self) -> Outcome {
         let is_in_doubt = self.core.meta().header_in_doubt;
-        if !is_in_doubt || mutant("qcow2.commit.leaves-the-header-in-doubt") {
+        let is_in_doubt = mutated("qcow2.commit.leaves-the-header-in-doubt", is_in_doubt, false);
+        if !is_in_doubt {
             return Ok(());
         }
         self.write_header(self.header.clone())
@@ -32,7 +33,8 @@ impl Maintenance {
     /// because of it. Without one it opens in the state of its last commit.
     pub(super) fn give_up_a_broken_redo_file(&mut self) -> Outcome {
         let is_broken = self.core.meta().redo.as_ref().is_some_and(Redo::is_broken);
-        if !is_broken || mutant("qcow2.redo.goes-on-with-a-broken-mapping") {
+        let is_broken = mutated("qcow2.redo.goes-on-with-a-broken-mapping", is_broken, false);
+        if !is_broken {
             return Ok(());
         }
         self.write_header(Header { autoclear: 0, ..self.header.clone() })?;

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, LogBudget, Outcome, mutant};
+use flowstone_block::{Errno, LogBudget, Outcome, mutated};
 use flowstone_fileio::BlockingFile;
 use flowstone_image::runtime::inbox::ReplySender;
 use flowstone_image::runtime::pace::Pace;
@@ -145,7 +145,8 @@ impl Maintenance {
         // A commit that failed is retried without a flush, so that freed space goes back to the
         // host. One that has dropped clusters is followed by one that writes their refcounts: after
         // a kill they would be leaked.
-        let owes = self.refcounts.is_changed() && !mutant("qcow2.commit.uncounts-with-the-next");
+        let owes = self.refcounts.is_changed();
+        let owes = mutated("qcow2.commit.uncounts-with-the-next", owes, false);
         if (self.commit_failed || owes) && !self.core.has_failed() {
             self.due = Some(self.core.clock.now() + PATIENCE);
         }
@@ -159,9 +160,12 @@ impl Maintenance {
         }
         if self.core.meta().is_changed() || self.pending.is_some() || self.refcounts.owes() {
             self.commit()?;
-        } else if !mutant("qcow2.close.syncs-changes-of-the-map-only") {
-            // Data in clusters that were there before.
-            self.sync()?;
+        } else {
+            let syncs = mutated("qcow2.close.syncs-changes-of-the-map-only", true, false);
+            if syncs {
+                // Data in clusters that were there before.
+                self.sync()?;
+            }
         }
         if self.core.file.discards_to_zeroes() {
             self.reclaim_all();

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use flowstone_block::{Errno, Outcome, SectorCount, mutant};
+use flowstone_block::{Errno, Outcome, SectorCount, mutated};
 
 use super::super::header::Header;
 use super::super::map::to_bytes;
@@ -24,8 +24,8 @@ impl Maintenance {
         let outcome = self.move_l1(&place).and_then(|()| {
             let l1_offset = shape.offset(HostCluster(place.start));
             // The commit in `move_l1` has changed it.
-            let reverts = mutant("qcow2.resize.reverts-what-its-commit-has-changed");
-            let now = if reverts { early } else { self.header.clone() };
+            let now = self.header.clone();
+            let now = mutated("qcow2.resize.reverts-what-its-commit-has-changed", now, early);
             self.change_header(Header { disk_bytes, l1_offset, l1_entries: entries, ..now })
         });
         if outcome.is_ok() {
@@ -60,11 +60,13 @@ impl Maintenance {
         self.commit()?;
         let mut bytes = to_bytes(self.core.meta().map.l1());
         bytes.resize(((place.end - place.start) * shape.cluster_bytes()) as usize, 0);
-        if mutant("qcow2.resize.header-names-unwritten-table") {
+        let writes = mutated("qcow2.resize.header-names-unwritten-table", true, false);
+        if !writes {
             return Ok(());
         }
         self.write_at(shape.offset(HostCluster(place.start)), &bytes)?;
-        if mutant("qcow2.resize.header-names-unsynced-table") {
+        let syncs = mutated("qcow2.resize.header-names-unsynced-table", true, false);
+        if !syncs {
             return Ok(());
         }
         self.sync()
@@ -72,15 +74,20 @@ impl Maintenance {
 
     /// Changes the header durably, or not at all.
     fn change_header(&mut self, header: Header) -> Outcome {
-        if mutant("qcow2.resize.told-before-durable") {
+        let syncs = mutated("qcow2.resize.told-before-durable", true, false);
+        if !syncs {
             self.header = header.clone();
             return self.write_first_sector(&header);
         }
-        if mutant("qcow2.resize.believes-a-failed-header") {
+        let believes = mutated("qcow2.resize.believes-a-failed-header", false, true);
+        if believes {
             self.header = header.clone();
         }
         let outcome = self.write_header(header);
-        if outcome.is_err() && !mutant("qcow2.resize.leaves-a-header-that-may-be-either") {
+        let has_failed = outcome.is_err();
+        let has_failed =
+            mutated("qcow2.resize.leaves-a-header-that-may-be-either", has_failed, false);
+        if has_failed {
             self.keep_header();
         }
         outcome

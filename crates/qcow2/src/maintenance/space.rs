@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use flowstone_block::{Outcome, mutant};
+use flowstone_block::{Outcome, mutated};
 use flowstone_fileio::{FileOffset, FileOp};
 
 use super::{Maintenance, PATIENCE};
@@ -122,7 +122,8 @@ impl Maintenance {
         let mut found = false;
         while let Some((epoch, _)) = self.limbo.front() {
             let is_used = self.core.epochs.oldest() <= *epoch;
-            if is_used && !mutant("qcow2.limbo.ignores-pins") {
+            let is_used = mutated("qcow2.limbo.ignores-pins", is_used, false);
+            if is_used {
                 break;
             }
             let (epoch, mut runs) = self.limbo.pop_front().expect("just seen");

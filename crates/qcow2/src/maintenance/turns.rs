@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Outcome, mutant};
+use flowstone_block::{Outcome, mutated};
 use flowstone_image::Upkeep;
 
 use super::{Maintenance, PATIENCE};
@@ -100,7 +100,8 @@ impl Maintenance {
         self.grow(self.core.room_step());
         let meta = self.core.meta();
         let would_free = !meta.dropped.is_empty() || !self.pending.dropped.is_empty();
-        would_free && !meta.has_room(1) && !mutant("qcow2.room.waits-for-the-next-commit")
+        let is_due = would_free && !meta.has_room(1);
+        mutated("qcow2.room.waits-for-the-next-commit", is_due, false)
     }
 
     /// Answers requests without room: there is some, or none will be soon.
@@ -113,7 +114,8 @@ impl Maintenance {
         }
         let is_late = self.asked_at.is_some_and(|at| self.core.clock.since(at) >= ROOM_PATIENCE);
         let in_limbo = self.limbo.iter().any(|(_, runs)| !runs.is_empty());
-        let may_wait = in_limbo && !is_late && !mutant("qcow2.room.forgets-the-limbo");
+        let in_limbo = mutated("qcow2.room.forgets-the-limbo", in_limbo, false);
+        let may_wait = in_limbo && !is_late;
         if !may_wait || self.core.meta().has_room(1) {
             self.asked_at = None;
             self.askers.drain(..).for_each(|reply| reply.send(Ok(())));

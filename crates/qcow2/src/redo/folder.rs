@@ -13,7 +13,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 use rustix::fs::{
     AtFlags, FlockOperation, Mode, OFlags, RenameFlags, flock, fstatfs, openat, renameat_with,
     statat, unlinkat,
@@ -66,7 +66,8 @@ impl Folder {
         const TMPFS: u64 = 0x0102_1994;
         const RAMFS: u64 = 0x8584_58f6;
         let kind = fstatfs(&self.file).map(|told| told.f_type as u64 & 0xffff_ffff);
-        matches!(kind, Ok(TMPFS | RAMFS)) || mutant("qcow2.redo.believes-what-a-disk-keeps")
+        let is_memory = matches!(kind, Ok(TMPFS | RAMFS));
+        mutated("qcow2.redo.believes-what-a-disk-keeps", is_memory, true)
     }
 
     /// Returns the path of a file, for messages.
@@ -82,11 +83,10 @@ impl Folder {
 
     /// Creates a file of this name, which must not exist.
     pub fn create(&self, name: &OsStr) -> io::Result<File> {
-        let mut flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        if !mutant("qcow2.redo.takes-a-name-that-is-taken") {
-            flags |= OFlags::EXCL;
-        }
-        Ok(File::from(openat(&self.file, name, flags, Mode::RUSR | Mode::WUSR)?))
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let is_new = OFlags::EXCL;
+        let is_new = mutated("qcow2.redo.takes-a-name-that-is-taken", is_new, OFlags::empty());
+        Ok(File::from(openat(&self.file, name, flags | is_new, Mode::RUSR | Mode::WUSR)?))
     }
 
     /// Returns whether the name refers to `file`.
@@ -98,7 +98,9 @@ impl Folder {
 
     /// Removes `file`, if the name still refers to it.
     pub fn remove(&self, name: &OsStr, file: &File) -> io::Result<()> {
-        if !self.names(name, file)? && !mutant("qcow2.redo.removes-what-has-its-name") {
+        let is_its = self.names(name, file)?;
+        let is_its = mutated("qcow2.redo.removes-what-has-its-name", is_its, true);
+        if !is_its {
             return Err(io::Error::other("another file has its name"));
         }
         Ok(unlinkat(&self.file, name, AtFlags::empty())?)
@@ -177,7 +179,8 @@ impl Named {
 
 impl Drop for Named {
     fn drop(&mut self) {
-        if self.is_temporary && !mutant("qcow2.redo.leaves-what-it-could-not-use") {
+        let removes = mutated("qcow2.redo.leaves-what-it-could-not-use", self.is_temporary, false);
+        if removes {
             let _ = self.remove();
         }
     }
@@ -187,13 +190,16 @@ impl Drop for Named {
 /// files are trusted, besides this process's own.
 pub fn flaw_of(file: &Metadata, trusted: Option<u32>) -> Option<&'static str> {
     let is_ours = [Some(geteuid().as_raw()), trusted].contains(&Some(file.uid()));
+    let is_ours = mutated("qcow2.redo.owner-not-checked", is_ours, true);
+    let has_one_name = mutated("qcow2.redo.links-not-counted", file.nlink() == 1, true);
+    let is_closed = mutated("qcow2.redo.mode-not-checked", file.mode() & 0o022 == 0, true);
     if !file.file_type().is_file() {
         Some("it is not a regular file")
-    } else if !is_ours && !mutant("qcow2.redo.owner-not-checked") {
+    } else if !is_ours {
         Some("it belongs to another user")
-    } else if file.nlink() != 1 && !mutant("qcow2.redo.links-not-counted") {
+    } else if !has_one_name {
         Some("it has other names, by which others may reach it")
-    } else if file.mode() & 0o022 != 0 && !mutant("qcow2.redo.mode-not-checked") {
+    } else if !is_closed {
         Some("other users may write it")
     } else {
         None
@@ -203,7 +209,8 @@ pub fn flaw_of(file: &Metadata, trusted: Option<u32>) -> Option<&'static str> {
 /// Locks the file against other processes as long as it is open. A killed process may hold its lock
 /// for a moment.
 pub fn lock(file: &File) -> io::Result<()> {
-    if mutant("qcow2.redo.not-locked") {
+    let locks = mutated("qcow2.redo.not-locked", true, false);
+    if !locks {
         return Ok(());
     }
     let start = Instant::now();

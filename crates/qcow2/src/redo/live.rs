@@ -16,7 +16,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 use super::super::mark::Mark;
 use super::folder::{Folder, Named, flaw_of, is_free, lock, name_of, read_words};
@@ -46,11 +46,12 @@ impl Live {
             let is_sound = named.folder.is_in_memory()
                 && flaw_of(&metadata, Some(trusted)).is_none()
                 && word_of(&bytes, 0) == MAGIC;
-            let is_its = word_of(&bytes, LIVE_WORD) == number
-                || mutant("qcow2.redo.believes-what-another-daemon-left");
+            let is_its = word_of(&bytes, LIVE_WORD) == number;
+            let is_its = mutated("qcow2.redo.believes-what-another-daemon-left", is_its, true);
             (is_sound && is_its).then_some(Self { named, bytes })
         };
-        if number == 0 || mutant("qcow2.redo.knows-nothing-of-the-memory") {
+        let is_known = mutated("qcow2.redo.knows-nothing-of-the-memory", number != 0, false);
+        if !is_known {
             return None;
         }
         place.folders.iter().find_map(found)

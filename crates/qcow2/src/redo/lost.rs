@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use flowstone_block::{Error, ErrorKind};
+use flowstone_block::{Error, ErrorKind, mutated};
 
 /// The redo file of a killed daemon cannot be used.
 #[derive(Debug)]
@@ -43,11 +43,10 @@ impl Lost {
     /// Returns whether a repair may go on without the redo file: as far as is known, it will not be
     /// found again.
     pub fn may_be_given_up(&self) -> bool {
+        let is_sure = mutated("qcow2.repair.gives-up-what-is-not-sure", false, true);
         match self.why {
             Why::Missing | Why::Other => true,
-            Why::Unsure | Why::Away => {
-                flowstone_block::mutant("qcow2.repair.gives-up-what-is-not-sure")
-            }
+            Why::Unsure | Why::Away => is_sure,
             Why::OldKind | Why::Unreadable(_) | Why::Foreign(_) | Why::Strange => false,
         }
     }

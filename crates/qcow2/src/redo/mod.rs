@@ -28,7 +28,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use flowstone_block::{Guarded, mutant};
+use flowstone_block::{Guarded, mutated};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -102,8 +102,8 @@ impl Redo {
     pub fn begin(place: Place<'_>) -> io::Result<Self> {
         let (beside, mark) = create(place.image)?;
         lock(&beside.file)?;
-        let is_away =
-            (place.asks_server)(&beside.file) && !mutant("qcow2.redo.maps-what-a-server-has");
+        let is_away = (place.asks_server)(&beside.file);
+        let is_away = mutated("qcow2.redo.maps-what-a-server-has", is_away, false);
         let live = live::create(place, mark, is_away);
         let live = if is_away { Some(live?) } else { live.ok() };
         let mut redo = Self::map(beside, live, is_away, mark)?;
@@ -113,7 +113,8 @@ impl Redo {
         redo.leave_number(new_number()?)?;
         // The header must not name a file that a power cut takes: that would look as if the file
         // had been removed.
-        if !mutant("qcow2.redo.named-before-it-is-durable") {
+        let syncs = mutated("qcow2.redo.named-before-it-is-durable", true, false);
+        if syncs {
             redo.sync()?;
         }
         Ok(redo)
@@ -167,7 +168,7 @@ impl Redo {
         let words = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         // SAFETY: it was just mapped, with this length, and stays until `drop`.
         let guard = unsafe { Guarded::new(address.cast(), WORDS * 8, rustix::param::page_size()) };
-        let guard = (!mutant("qcow2.redo.not-guarded")).then_some(guard);
+        let guard = mutated("qcow2.redo.not-guarded", Some(guard), None);
         Ok(Self { words, guard, beside, live, is_away, mark, start: 0, end: 0 })
     }
 

@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 use rustix::fs::OFlags;
 use tracing::warn;
 
@@ -208,8 +208,9 @@ impl Found {
 
     fn judge_session(self, header: Mark, since: Since) -> Result<Left, Why> {
         let known = self.mark().ok_or(Why::Strange)?;
-        let compared = !mutant("qcow2.redo.session-not-compared");
-        if compared && !(known.is_akin(header) && self.is_of_this_file()) {
+        let is_its = known.is_akin(header) && self.is_of_this_file();
+        let is_its = mutated("qcow2.redo.session-not-compared", is_its, true);
+        if !is_its {
             return Err(Why::Other);
         }
         match since {
@@ -225,15 +226,16 @@ impl Found {
                 );
                 return Ok(Left::Void(self));
             }
-            Since::Unsure if mutant("qcow2.redo.reads-what-is-not-sure-as-nothing") => {
-                return Ok(Left::Void(self));
+            Since::Unsure => {
+                let refuses = mutated("qcow2.redo.reads-what-is-not-sure-as-nothing", true, false);
+                return if refuses { Err(Why::Unsure) } else { Ok(Left::Void(self)) };
             }
-            Since::Unsure => return Err(Why::Unsure),
         }
         // The interrupted commit may have written its mark.
         let is_recent = header == known || header == known.next();
-        let compared = compared && !mutant("qcow2.redo.commits-not-compared");
-        if !is_recent && compared {
+        let is_recent = mutated("qcow2.redo.session-not-compared", is_recent, true);
+        let is_recent = mutated("qcow2.redo.commits-not-compared", is_recent, true);
+        if !is_recent {
             warn!(
                 "{}: it is of a later state of the image than this one, and is left out",
                 self.path().display()

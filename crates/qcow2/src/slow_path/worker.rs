@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use flowstone_block::{
     AlignedBuf, BlockingDisk, Errno, Extent, Op, Outcome, Request, SECTOR_BYTES, Sector, is_whole,
-    mutant,
+    mutated,
 };
 use flowstone_fileio::{BlockingFile, FileOffset};
 use flowstone_image::Flaw;
@@ -187,7 +187,8 @@ impl SlowPathWorker {
                 outcome
             }
             Prepared::Anew { host, reads_zero } => {
-                if mutant("qcow2.slow-path.names-before-the-data") {
+                let names_first = mutated("qcow2.slow-path.names-before-the-data", false, true);
+                if names_first {
                     self.core.meta().name(guest, host);
                 }
                 let core = Arc::clone(&self.core);
@@ -278,7 +279,8 @@ struct Claim<'core> {
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         let panics = std::thread::panicking();
-        if panics && mutant("qcow2.claim.stays-with-a-thread-that-panics") {
+        let releases = mutated("qcow2.claim.stays-with-a-thread-that-panics", true, !panics);
+        if !releases {
             return;
         }
         let mut meta = self.core.meta();

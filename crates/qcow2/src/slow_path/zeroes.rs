@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard};
 
-use flowstone_block::{AlignedBuf, Errno, Extent, Outcome, mutant};
+use flowstone_block::{AlignedBuf, Errno, Extent, Outcome, mutated};
 use flowstone_fileio::{FileOffset, FileOp};
 
 use super::super::core::Core;
@@ -90,7 +90,7 @@ impl SlowPathWorker {
             // A table will be created.
             meta = room_for_table(&core, meta)?;
         }
-        let checks_room = !mutant("qcow2.zeroes.overruns-the-redo-file");
+        let checks_room = mutated("qcow2.zeroes.overruns-the-redo-file", true, false);
         let most = if checks_room { most.min(PIECE_CLUSTERS_MAX) } else { most };
         let (mut in_place, mut done) = (Vec::new(), 0);
         while done < most {
