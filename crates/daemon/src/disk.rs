@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Instant;
 
-use flowstone_block::{Errno, Error, Result, Sector, SectorCount, SizeChange, lock, mutant};
+use flowstone_block::{Errno, Error, Result, Sector, SectorCount, SizeChange, lock, mutated};
 use flowstone_control::{Event, Events};
 use flowstone_runner::{DiskQueues, DiskRun, Pollers, QueueTable};
 use tracing::info;
@@ -178,8 +178,9 @@ impl Disk {
     pub fn close(self) -> Result<()> {
         let image = self.stack.image.clone();
         drop(self);
+        let closes = mutated("daemon.disk.stops-without-flush", true, false);
         match image {
-            Some(image) if !mutant("daemon.disk.stops-without-flush") => image.close(),
+            Some(image) if closes => image.close(),
             _ => Ok(()),
         }
     }

@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Error, Result, lock, mutant};
+use flowstone_block::{Error, Result, lock, mutated};
 use flowstone_control::{Event, Events, Failure, Origin};
 use flowstone_image::Progress;
 use serde::Serialize;
@@ -201,7 +201,8 @@ impl Disks {
         while table.end.is_none() {
             let late: Vec<String> = table.opening().map(str::to_owned).collect();
             let left = deadline.saturating_duration_since(Instant::now());
-            let is_late = left.is_zero() && !mutant("daemon.serve.is-ready-with-the-last-disk");
+            let is_late =
+                mutated("daemon.serve.is-ready-with-the-last-disk", left.is_zero(), false);
             if late.is_empty() || (is_late && table.serving().next().is_some()) {
                 return Some(late);
             }
@@ -333,7 +334,8 @@ impl Entry {
         match self.state {
             State::Starting | State::Stopping => true,
             State::Opening | State::Cancelled => {
-                !self.progress.give_up() && !mutant("daemon.stop.leaves-images-that-open")
+                let waits = !self.progress.give_up();
+                mutated("daemon.stop.leaves-images-that-open", waits, false)
             }
             State::Serving(_) | State::Failed(_) => false,
         }

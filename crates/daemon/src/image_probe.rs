@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{lock, mutant};
+use flowstone_block::{lock, mutated};
 use flowstone_image::{Image, LogState, Space};
 
 /// Time that a report waits for the hosts of all its disks together.
@@ -58,7 +58,8 @@ impl Shared {
     /// Starts a query on a thread, unless one is running; does not wait.
     fn ask(self: &Arc<Self>, tell: impl FnOnce() -> Told + Send + 'static) {
         let mut state = lock(&self.state);
-        if state.asked.is_some() && !mutant("daemon.probe.asks-beside-a-question") {
+        let waits = mutated("daemon.probe.asks-beside-a-question", state.asked.is_some(), false);
+        if waits {
             return;
         }
         state.asked = Some(Instant::now());

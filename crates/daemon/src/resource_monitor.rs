@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{format_size, lock, mutant};
+use flowstone_block::{format_size, lock, mutated};
 use flowstone_cache::Cache;
 use flowstone_memory::reading::Reader;
 use flowstone_memory::sizer::{Change, Limits};
@@ -136,9 +136,8 @@ impl Watch {
                 // Fills that were in flight when it shrank.
                 cache.set_target(target);
             }
-            if let Some(vms) = vms
-                && !mutant("daemon.monitor.cache-hears-of-no-vms")
-            {
+            let vms = mutated("daemon.monitor.cache-hears-of-no-vms", vms, None);
+            if let Some(vms) = vms {
                 cache.set_vms(vms);
             }
         }

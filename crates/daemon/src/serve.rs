@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, Error, Result, mutant};
+use flowstone_block::{Errno, Error, Result, mutated};
 use flowstone_control::{ControlServer, Origin};
 use flowstone_fileio::FileOpener;
 use flowstone_host::open_files;
@@ -358,7 +358,8 @@ fn begin_to_end(disk: Arc<Disk>, deadline: Instant) -> Box<dyn FnOnce() -> Resul
 /// to close it.
 fn end(disk: Arc<Disk>, deadline: Instant) -> Result<()> {
     disk.stop(deadline);
-    if mutant("daemon.stop.leaves-images-to-others") {
+    let closes = mutated("daemon.stop.leaves-images-to-others", true, false);
+    if !closes {
         return Ok(());
     }
     last_of(disk).close()

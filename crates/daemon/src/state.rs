@@ -12,7 +12,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use flowstone_block::{Error, Result, lock, mutant};
+use flowstone_block::{Error, Result, lock, mutated};
 use flowstone_host::{Folder, HostFolder};
 use tracing::{info, warn};
 
@@ -46,7 +46,9 @@ impl State {
         let name = format!("state-dir {}", path.display());
         let host = |error: io::Error| Error::host(name.clone(), error, "choose another folder");
         let folder = HostFolder::open(path).map_err(host)?;
-        if !folder.lock().map_err(host)? && !mutant("daemon.state.does-not-lock") {
+        let is_ours = folder.lock().map_err(host)?;
+        let is_ours = mutated("daemon.state.does-not-lock", is_ours, true);
+        if !is_ours {
             let why = "another daemon is using it";
             return Err(Error::busy(name, why, "stop that, or choose another folder"));
         }
@@ -86,7 +88,8 @@ impl State {
         let (mut records, mut disputed) = (BTreeMap::new(), BTreeMap::new());
         for (subject, mut all) in found {
             let last = all.pop().expect("it has been found");
-            if all.is_empty() || mutant("daemon.state.uses-one-of-several-files") {
+            let is_one = mutated("daemon.state.uses-one-of-several-files", all.is_empty(), true);
+            if is_one {
                 records.insert(subject, last);
             } else {
                 let mut numbers = Vec::from_iter(all.iter().chain([&last]).map(|it| it.number));
@@ -145,7 +148,8 @@ impl State {
             Some((number, _)) => number,
             None => self.free_number().map_err(|error| self.failed(error))?,
         };
-        if is_new && !mutant("daemon.state.takes-a-file-when-it-is-written") {
+        let takes = mutated("daemon.state.takes-a-file-when-it-is-written", is_new, false);
+        if takes {
             // First: whatever becomes of the write, the next one has the same file.
             let record = Record::of(&subject);
             lock(&self.records).insert(subject.clone(), Kept { number, record });
@@ -189,7 +193,8 @@ impl State {
     fn write(&self, number: u64, text: &str) -> io::Result<()> {
         let new = format!("{number}.{NEW}");
         self.folder.write(&new, text)?;
-        if !mutant("daemon.state.renames-what-is-not-durable") {
+        let syncs = mutated("daemon.state.renames-what-is-not-durable", true, false);
+        if syncs {
             self.folder.sync_file(&new)?;
         }
         self.folder.rename(&new, &name(number))?;
@@ -205,7 +210,8 @@ impl State {
     }
 
     fn sync(&self) -> io::Result<()> {
-        if mutant("daemon.state.answers-before-the-folder-is-durable") {
+        let syncs = mutated("daemon.state.answers-before-the-folder-is-durable", true, false);
+        if !syncs {
             return Ok(());
         }
         self.folder.sync()

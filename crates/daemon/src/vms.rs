@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use flowstone_block::{Peer, mutant};
+use flowstone_block::{Peer, mutated};
 use flowstone_cache::{VmSize, Vms};
 use flowstone_host::VmProcess;
 
@@ -38,7 +38,7 @@ impl Vm {
     /// Returns the device weight: the configured one, or vCPUs times memory, normalized to 100 for
     /// one vCPU and one GiB.
     pub fn device_weight(&self) -> u32 {
-        let cpus = if mutant("daemon.vms.device-by-memory-alone") { 1 } else { self.cpus.max(1) };
+        let cpus = mutated("daemon.vms.device-by-memory-alone", self.cpus.max(1), 1);
         let product = u128::from(cpus) * u128::from(self.memory_bytes);
         let discovered = (product * u128::from(VM_WEIGHT)) >> 30;
         let discovered = u32::try_from(discovered).unwrap_or(u32::MAX).max(1);
@@ -119,11 +119,11 @@ fn group(attached: &[Attached], look: impl Fn(Peer) -> Option<VmProcess>) -> Vec
     for disk in attached {
         let mut seen = |peer| processes.entry(peer).or_insert_with(|| look(peer)).clone();
         let process = disk.peer.and_then(&mut seen);
+        let number = mutated("daemon.vms.hidden-ones-are-one", disk.number, 0);
         let identity = match (&disk.spec.name, disk.peer, &process) {
             (Some(name), ..) => Identity::Called(name.clone()),
             (None, Some(peer), Some(_)) => Identity::Process(peer),
-            _ if mutant("daemon.vms.hidden-ones-are-one") => Identity::Disk(0),
-            _ => Identity::Disk(disk.number),
+            _ => Identity::Disk(number),
         };
         let found = process.unwrap_or_default();
         let vm: &mut Vm = vms.entry(identity).or_insert_with(|| Vm {
@@ -136,8 +136,7 @@ fn group(attached: &[Attached], look: impl Fn(Peer) -> Option<VmProcess>) -> Vec
         });
         vm.cpus = disk.spec.cpus.unwrap_or(vm.cpus);
         // Each disk may see only a part: a monitor need not share all regions with each of them.
-        let adds_up = mutant("daemon.vms.memory-counts-for-each-disk");
-        let before = if adds_up { vm.memory_bytes } else { 0 };
+        let before = mutated("daemon.vms.memory-counts-for-each-disk", 0, vm.memory_bytes);
         vm.memory_bytes = vm.memory_bytes.max(before + disk.memory_bytes);
         vm.disks.push(disk.number);
     }
@@ -146,9 +145,8 @@ fn group(attached: &[Attached], look: impl Fn(Peer) -> Option<VmProcess>) -> Vec
         let of_vm = attached.iter().filter(|disk| vm.disks.contains(&disk.number));
         vm.weight = of_vm.clone().filter_map(|disk| disk.spec.weight).max();
         let configured = of_vm.filter_map(|disk| disk.spec.memory_bytes).max();
-        if !mutant("daemon.vms.handed-over-above-configured") {
-            vm.memory_bytes = configured.unwrap_or(vm.memory_bytes);
-        }
+        let configured = mutated("daemon.vms.handed-over-above-configured", configured, None);
+        vm.memory_bytes = configured.unwrap_or(vm.memory_bytes);
     }
     vms
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Error, lock, mutant};
+use flowstone_block::{Error, lock, mutated};
 use flowstone_control::{Event, Failure, Refused};
 
 use super::{Disks, Entry, State, Table};
@@ -154,7 +154,8 @@ impl Table {
     pub(super) fn note_end(&mut self, number: u32, ended: &flowstone_block::Result<()>) {
         let (Err(error), Some(entry)) = (ended, self.known.get(&number)) else { return };
         let count = entry.count;
-        if self.end.is_some() && !mutant("daemon.stop.forgets-late-failures") {
+        let is_late = mutated("daemon.stop.forgets-late-failures", self.end.is_some(), false);
+        if is_late {
             self.late_failure.get_or_insert_with(|| Failure::of(error));
         }
         if self.failed_ends.len() == FAILED_ENDS_MAX {
@@ -196,6 +197,7 @@ impl Table {
     fn too_many_are_cancelled(&self) -> bool {
         let all = self.known.values();
         let cancelled = all.filter(|entry| matches!(entry.state, State::Cancelled)).count();
-        cancelled >= CANCELLED_MAX && !mutant("daemon.disks.removes-any-number-that-open")
+        let are_too_many = cancelled >= CANCELLED_MAX;
+        mutated("daemon.disks.removes-any-number-that-open", are_too_many, false)
     }
 }

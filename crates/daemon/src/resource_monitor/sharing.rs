@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use flowstone_block::{LogBudget, mutant};
+use flowstone_block::{LogBudget, mutated};
 use flowstone_cache::Vms;
 use flowstone_memory::message::LEASE;
 use flowstone_resources::{GuestCache, Heard};
@@ -41,7 +41,8 @@ impl Sharing {
         let before = std::mem::replace(&mut self.vms, vms);
         let shared = vms::share_out(&self.vms);
         self.tell_of_new(&before, &shared);
-        if !mutant("daemon.monitor.devices-hear-of-no-vms") {
+        let tells = mutated("daemon.monitor.devices-hear-of-no-vms", true, false);
+        if tells {
             vms::set_vms(&self.vms, disks);
         }
         self.shared = shared.clone();
