@@ -12,7 +12,7 @@ mod window;
 use std::io;
 use std::ops::Range;
 
-use flowstone_block::{AlignedBuf, Outcome, mutant};
+use flowstone_block::{AlignedBuf, Outcome, mutated};
 use flowstone_fileio::{BlockingFile, FileIo, FileOffset, FileOp};
 use flowstone_image::runtime::group_sync::GroupSync;
 use flowstone_log_format::{Address, BLOCK_BYTES, SegmentId, Shape, Superblock};
@@ -38,7 +38,8 @@ impl SegmentStore {
 
     /// Keeps all that it reads and writes out of the host's page cache.
     pub fn keep_out_of_page_cache(&mut self) {
-        self.file.set_dont_cache(!mutant("log.cleaner.fills-the-page-cache"));
+        let keeps_out = mutated("log.cleaner.fills-the-page-cache", true, false);
+        self.file.set_dont_cache(keeps_out);
     }
 
     /// Reads many buffers. Returns the first error.

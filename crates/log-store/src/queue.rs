@@ -2,7 +2,7 @@
 
 use std::io;
 
-use flowstone_block::{NextLook, QueueContext, mutant};
+use flowstone_block::{NextLook, QueueContext, mutated};
 use flowstone_fileio::{FileChannel, FileCompletion, FileIo, FileOp, FileRequest, MemoryList};
 use flowstone_image::runtime::group_sync::sync_request;
 use flowstone_log_format::{Address, LIFETIME_CLEANED, LIFETIME_SORTED};
@@ -90,5 +90,7 @@ impl StoreQueue {
 /// just written. A stream for each class of copies gains half a percent more (`flowstone replay`).
 pub(crate) fn write_stream(lifetime: u8, has_write_streams: bool) -> u8 {
     let is_copy = (LIFETIME_CLEANED..=LIFETIME_SORTED).contains(&lifetime);
-    u8::from(is_copy && has_write_streams && !mutant("log.copies.share-the-stream-of-guests"))
+    let is_apart = is_copy && has_write_streams;
+    let is_apart = mutated("log.copies.share-the-stream-of-guests", is_apart, false);
+    u8::from(is_apart)
 }
