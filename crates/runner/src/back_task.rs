@@ -6,7 +6,7 @@ use std::sync::Arc;
 use flowstone_block::sync::atomic::{AtomicBool, Ordering};
 use flowstone_block::{
     BackHalf, Channel, Completion, Finished, GuestQueue, NextLook, Outcome, Request, Signal, Taken,
-    mutant,
+    mutated,
 };
 
 use crate::batch::Batch;
@@ -49,7 +49,8 @@ impl<Q: GuestQueue> BackChains<Q> {
     fn give_back(&mut self, head: u16, request: Option<Box<Request>>) {
         let Back { back, returns, .. } = &mut self.half;
         let done = Return { head, request, done: back.done() };
-        if mutant("runner.back.gives-back-after-publishing") {
+        let publishes_first = mutated("runner.back.gives-back-after-publishing", false, true);
+        if publishes_first {
             back.publish();
         }
         assert!(returns.push(done).is_ok(), "there is room for every head");
@@ -63,7 +64,7 @@ impl<Q: GuestQueue> Chains for BackChains<Q> {
 
     fn may_rest(&self) -> bool {
         let leaves = self.is_leaving() || self.half.link.0.front_leaves();
-        !leaves || mutant("runner.back.rests-while-it-is-to-stop")
+        mutated("runner.back.rests-while-it-is-to-stop", !leaves, true)
     }
 
     fn has_available(&self) -> bool {

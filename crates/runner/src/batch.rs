@@ -7,7 +7,7 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 /// Chains taken by the first turn after an idle period; the limit doubles with each following turn.
 /// The disk gets work early, and long batches still cost few system calls.
@@ -55,7 +55,9 @@ impl Batch {
     pub fn begin_stretch(&mut self) {
         self.begun = Instant::now();
         self.asked.set(0);
-        if self.end.is_some_and(|end| self.begun >= end) && !mutant("runner.batch.has-no-end") {
+        let is_over = self.end.is_some_and(|end| self.begun >= end);
+        let is_over = mutated("runner.batch.has-no-end", is_over, false);
+        if is_over {
             self.chains = 0;
         }
     }
@@ -80,11 +82,11 @@ impl Batch {
     pub fn goes_on(&self) -> bool {
         let asked = self.asked.get();
         self.asked.set(asked + 1);
-        let looks = asked > 0
-            && asked.is_multiple_of(REQUESTS_PER_LOOK)
-            && !mutant("runner.batch.shows-nothing-early");
+        let looks = asked > 0 && asked.is_multiple_of(REQUESTS_PER_LOOK);
+        let looks = mutated("runner.batch.shows-nothing-early", looks, false);
         let goes_on = self.bytes.get() > 0 && !(looks && self.begun.elapsed() >= STRETCH);
-        if goes_on && !mutant("runner.batch.counts-no-chains") {
+        let counts = mutated("runner.batch.counts-no-chains", goes_on, false);
+        if counts {
             self.spend(CHAIN_BYTES);
         }
         goes_on

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use flowstone_block::{
-    Channel, Completion, NextLook, Origin, Outcome, Reactor, Request, Signal, Taken, mutant,
+    Channel, Completion, NextLook, Origin, Outcome, Reactor, Request, Signal, Taken, mutated,
 };
 
 use crate::batch::{BATCH_FIRST, Batch, CHAIN_BYTES};
@@ -178,7 +178,8 @@ impl<C: Chains> DiskTask<C> {
         let (found, before) = (batch.begun(), batch.bytes());
         let taken = self.chains.take(&mut self.disk, batch);
         batch.end_stretch(taken.chains, taken.left);
-        if mutant("runner.queue.hands-over-before-the-kick") {
+        let hands_over_first = mutated("runner.queue.hands-over-before-the-kick", false, true);
+        if hands_over_first {
             self.chains.handed_over();
         }
         if batch.is_over() {
@@ -278,7 +279,11 @@ impl<C: Chains> QueueRun for DiskTask<C> {
     fn is_over(&mut self) -> bool {
         let chains = &self.chains;
         let is_drained = chains.is_leaving() && chains.in_flight() == 0 && !chains.has_undone();
-        is_drained && (self.retire() || mutant("runner.queue.leaves-before-its-channel-retires"))
+        if !is_drained {
+            return false;
+        }
+        let retired = self.retire();
+        mutated("runner.queue.leaves-before-its-channel-retires", retired, true)
     }
 
     fn retire(&mut self) -> bool {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{FrontHalf, GuestQueue, Intake, NextLook, Op, Throttle, mutant};
+use flowstone_block::{FrontHalf, GuestQueue, Intake, NextLook, Op, Throttle, mutated};
 
 use crate::batch::CHAIN_BYTES;
 use crate::counters::QueueCounters;
@@ -98,7 +98,8 @@ impl<Q: GuestQueue, T: Throttle> FrontTask<Q, T> {
         let Some(available) = self.entrance.open(&mut self.half.front) else { return 0 };
         let mut taken = 0;
         for _ in 0..available.min(HAND_OVER_MAX) {
-            let is_spent = bytes_max == 0 && !mutant("runner.front.takes-more-than-its-bytes");
+            let is_spent = bytes_max == 0;
+            let is_spent = mutated("runner.front.takes-more-than-its-bytes", is_spent, false);
             if is_spent
                 || self.is_on_its_way(self.half.front.next_head())
                 || !self.entrance.intake.goes_on()
@@ -221,8 +222,8 @@ impl<Q: GuestQueue, T: Throttle> QueueRun for FrontTask<Q, T> {
     /// since the task was parked: chains returned, and an order to leave, after which it waits for
     /// returned chains.
     fn next_look(&mut self) -> NextLook {
-        let missed = (!self.half.link.front_waits() || self.has_returns())
-            && !mutant("runner.front.last-look-sees-no-returns");
+        let missed = !self.half.link.front_waits() || self.has_returns();
+        let missed = mutated("runner.front.last-look-sees-no-returns", missed, false);
         let admitted = self.entrance.next_look(&self.half.front);
         NextLook::now_if(self.is_over() || self.needs_returns() && missed).min(admitted)
     }

@@ -14,7 +14,7 @@ use std::any::Any;
 use std::sync::{Arc, OnceLock};
 
 use flowstone_block::sync::atomic::{AtomicBool, AtomicU16, Ordering, fence};
-use flowstone_block::{BackHalf, FrontHalf, GuestQueue, Request, Throttle, Waker, mutant};
+use flowstone_block::{BackHalf, FrontHalf, GuestQueue, Request, Throttle, Waker, mutated};
 
 use crate::chain_ring::{Consumer, Producer, RingBuffer};
 use crate::queue_run::Part;
@@ -105,8 +105,8 @@ impl Link {
     /// Returns whether the mark of the chain that made the count `done` is cleared.
     pub fn is_cleared(&self, done: u16) -> bool {
         // No more than a ring lies between the two.
-        self.cleared.load(Ordering::Acquire).wrapping_sub(done) < 1 << 15
-            || mutant("runner.front.takes-a-head-before-its-mark-is-cleared")
+        let is_cleared = self.cleared.load(Ordering::Acquire).wrapping_sub(done) < 1 << 15;
+        mutated("runner.front.takes-a-head-before-its-mark-is-cleared", is_cleared, true)
     }
 
     /// Returns whether the front is to take nothing more.
@@ -116,7 +116,8 @@ impl Link {
 
     /// Wakes the back: chains have been handed over.
     pub fn wake_back(&self) {
-        if !mutant("runner.front.does-not-wake-the-back") {
+        let wakes = mutated("runner.front.does-not-wake-the-back", true, false);
+        if wakes {
             self.back.get().inspect(|waker| waker.wake());
         }
     }
@@ -141,11 +142,13 @@ impl Link {
     /// Wakes the front if it waits: chains were returned, or the back is gone.
     pub fn wake_front(&self) {
         // Either this sees that the front waits, or the front sees the returned chains.
-        if !mutant("runner.link.wakes-the-front-without-fence") {
+        let fences = mutated("runner.link.wakes-the-front-without-fence", true, false);
+        if fences {
             fence(Ordering::SeqCst);
         }
         let waits = self.front_waits.load(Ordering::Relaxed);
-        if waits && !mutant("runner.back.does-not-wake-the-front") {
+        let waits = mutated("runner.back.does-not-wake-the-front", waits, false);
+        if waits {
             self.front.get().inspect(|waker| waker.wake());
         }
     }

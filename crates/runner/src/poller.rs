@@ -14,7 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{NextLook, Reactor, mutant};
+use flowstone_block::{NextLook, Reactor, mutated};
 use tracing::{error, warn};
 
 pub use self::activity::Activity;
@@ -238,10 +238,8 @@ impl Poller {
         let parts = self.tasks.iter().map(|task| task.own_part_of(time));
         let wanted = parts.filter(|part| !part.is_zero()).count().max(1) as u32;
         for task in &mut self.tasks {
-            let own = match mutant("runner.poller.charges-the-polling-of-others") {
-                true => time,
-                false => task.own_part_of(time),
-            };
+            let own = task.own_part_of(time);
+            let own = mutated("runner.poller.charges-the-polling-of-others", own, time);
             task.count_looking(time);
             task.charge(own / wanted, now);
         }
@@ -267,8 +265,8 @@ impl Poller {
             reactor.sleep(|| {
                 let looks = tasks.iter_mut().map(Task::next_look);
                 // All of them: a look also starts deferred work.
-                let arrived =
-                    inbox.is_full() && !mutant("runner.poller.last-look-sees-no-arrivals");
+                let arrived = inbox.is_full();
+                let arrived = mutated("runner.poller.last-look-sees-no-arrivals", arrived, false);
                 looks.fold(NextLook::now_if(arrived), NextLook::min)
             });
             let time = from.elapsed();

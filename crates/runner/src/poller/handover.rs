@@ -11,7 +11,7 @@ use std::time::Instant;
 use flowstone_block::sync::atomic::{AtomicBool, Ordering};
 use flowstone_block::sync::mpsc::{Receiver, SyncSender};
 use flowstone_block::sync::{Mutex, MutexGuard};
-use flowstone_block::{Waker, mutant};
+use flowstone_block::{Waker, mutated};
 
 use super::counters::PollerCounters;
 use crate::queue_run::{Part, QueueSpec};
@@ -124,12 +124,12 @@ impl Inbox {
     }
 
     fn ring(&self) {
-        let early = mutant("runner.inbox.rings-before-it-is-full");
-        if early {
+        let rings_last = mutated("runner.inbox.rings-before-it-is-full", true, false);
+        if !rings_last {
             self.waker.wake();
         }
         self.full.store(true, Ordering::Release);
-        if !early {
+        if rings_last {
             self.waker.wake();
         }
     }
@@ -141,13 +141,13 @@ impl Inbox {
 
     /// Takes the queues that have arrived.
     pub(super) fn empty(&self) -> Vec<Arrival> {
-        let late = mutant("runner.inbox.lowers-its-flag-after-the-list");
         // Before the list is read: what comes later raises it again.
-        if !late {
+        let lowers_first = mutated("runner.inbox.lowers-its-flag-after-the-list", true, false);
+        if lowers_first {
             self.full.store(false, Ordering::Release);
         }
         let arrivals = self.state().arrivals.as_mut().map(std::mem::take).unwrap_or_default();
-        if late {
+        if !lowers_first {
             self.full.store(false, Ordering::Release);
         }
         arrivals
@@ -156,8 +156,8 @@ impl Inbox {
     /// Ends the inbox if it is closed and empty. Returns whether the thread may end.
     pub(super) fn end_if_closed(&self) -> bool {
         let mut state = self.state();
-        let none = state.arrivals.as_ref().is_none_or(Vec::is_empty)
-            || mutant("runner.inbox.ends-with-what-has-arrived");
+        let none = state.arrivals.as_ref().is_none_or(Vec::is_empty);
+        let none = mutated("runner.inbox.ends-with-what-has-arrived", none, true);
         let over = state.closed && none;
         if over {
             state.arrivals = None;
@@ -232,14 +232,15 @@ impl Orders {
     }
 
     fn tell(&self, state: &State) {
-        if mutant("runner.orders.wake-before-the-flag") {
+        let wakes_last = mutated("runner.orders.wake-before-the-flag", true, false);
+        if !wakes_last {
             state.at.wake();
-            self.leave.store(true, Ordering::Release);
-            return;
         }
         self.leave.store(true, Ordering::Release);
         // Under the lock: a queue that moves meanwhile is woken at its new poller.
-        state.at.wake();
+        if wakes_last {
+            state.at.wake();
+        }
     }
 
     /// Returns the index of its poller, and whether it has no order.
@@ -262,7 +263,9 @@ impl Orders {
     /// meanwhile stays.
     pub(super) fn divert(&self, to: &Arc<Inbox>) {
         let mut state = self.state();
-        if matches!(state.next, Next::Stop) && !mutant("runner.orders.return-forgets-a-stop") {
+        let stops = matches!(state.next, Next::Stop);
+        let stops = mutated("runner.orders.return-forgets-a-stop", stops, false);
+        if stops {
             state.at = Arc::clone(to);
         } else {
             self.arrive(&mut state, to);
@@ -270,7 +273,8 @@ impl Orders {
     }
 
     fn arrive(&self, state: &mut State, at: &Arc<Inbox>) {
-        if !mutant("runner.orders.do-not-follow-a-move") {
+        let follows = mutated("runner.orders.do-not-follow-a-move", true, false);
+        if follows {
             state.at = Arc::clone(at);
         }
         state.next = Next::Run;

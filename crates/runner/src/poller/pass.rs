@@ -12,7 +12,7 @@
 
 use std::time::{Duration, Instant};
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 use super::Poller;
 use super::task::Task;
@@ -102,10 +102,9 @@ impl Poller {
                 self.let_work(index, done, |task| task.turn(bytes_max));
             }
             let (bytes, time) = done.gathered;
-            if bytes >= GATHERED_BYTES
-                || time >= GATHERED_TIME
-                || mutant("runner.pass.enters-for-each-queue")
-            {
+            let enters = bytes >= GATHERED_BYTES || time >= GATHERED_TIME;
+            let enters = mutated("runner.pass.enters-for-each-queue", enters, true);
+            if enters {
                 done.enter(|| self.reactor.enter());
                 self.charge(done);
             }

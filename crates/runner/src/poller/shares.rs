@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 use crate::batch::TURN;
 
@@ -49,7 +49,8 @@ impl Shares {
     pub fn bytes_left(&self, place: usize) -> u64 {
         let share = &self.disks[place];
         let has_left = share.pass != self.pass || share.used < TURN || self.disks.len() == 1;
-        if has_left || mutant("runner.shares.go-by-queue") { TURN_BYTES } else { 0 }
+        let has_left = mutated("runner.shares.go-by-queue", has_left, true);
+        if has_left { TURN_BYTES } else { 0 }
     }
 
     /// Charges `time` to a disk.

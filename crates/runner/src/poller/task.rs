@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flowstone_block::sync::mpsc::SyncSender;
-use flowstone_block::{NextLook, Origin, mutant};
+use flowstone_block::{NextLook, Origin, mutated};
 use tracing::error;
 
 use super::handover::Orders;
@@ -124,7 +124,8 @@ impl Task {
         if !self.dead {
             return self.guard(|queue| queue.is_over()).unwrap_or(false);
         }
-        if mutant("runner.poller.drops-what-is-on-its-way") {
+        let waits = mutated("runner.poller.drops-what-is-on-its-way", true, false);
+        if !waits {
             return true;
         }
         let retired = self.guard(|queue| queue.retire());
@@ -139,8 +140,8 @@ impl Task {
 
     /// Returns whether it gets turns now.
     pub fn has_turns(&mut self) -> bool {
-        (self.rests.is_none() || !self.is_resting())
-            && (!self.dead || mutant("runner.poller.panicked-queue-gets-turns"))
+        let is_alive = mutated("runner.poller.panicked-queue-gets-turns", !self.dead, true);
+        (self.rests.is_none() || !self.is_resting()) && is_alive
     }
 
     /// Returns whether its disk has used its CPU budget. A queue that is to leave does not rest.
@@ -170,18 +171,18 @@ impl Task {
         let was_dead = self.dead;
         let is_deaf = self.deaf.is_some() && self.is_deaf();
         let dies = self.dead && !was_dead;
-        if dies || (is_deaf && mutant("runner.task.completes-nothing-while-deaf")) {
+        let goes_on = mutated("runner.task.completes-nothing-while-deaf", true, !is_deaf);
+        if dies || !goes_on {
             return None;
         }
         let bytes_max = if is_deaf { 0 } else { bytes_max };
         let work = self.guard(|queue| queue.turn(bytes_max)).flatten();
+        let may_take = mutated("runner.task.grows-cold-unasked", bytes_max > 0, true);
         match work {
             Some(work) => self.worked(work),
             // It could take nothing, so it is not known to be idle: it stays in every pass, and is
             // first in one of them.
-            None if bytes_max == 0 && !mutant("runner.task.grows-cold-unasked") => {
-                self.empty_turns = 0;
-            }
+            None if !may_take => self.empty_turns = 0,
             None => self.empty_turns = self.empty_turns.saturating_add(1),
         }
         work
@@ -204,7 +205,8 @@ impl Task {
     /// Charges time that its thread was in the kernel for it; see [`QueueRun::entered`].
     pub fn entered(&mut self, time: Duration, now: Instant) {
         (self.has_worked, self.bytes) = (false, 0);
-        if !time.is_zero() && !mutant("runner.pass.time-in-the-kernel-is-free") {
+        let charges = mutated("runner.pass.time-in-the-kernel-is-free", !time.is_zero(), false);
+        if charges {
             self.charge(time, now);
         }
         if !self.dead {
@@ -247,7 +249,8 @@ impl Task {
 
     /// A guest may notify as often as it likes, and a descriptor may stay readable for ever.
     fn woken_for_nothing(&mut self, now: Instant) {
-        if mutant("runner.task.wakes-for-nothing-are-free") {
+        let charges = mutated("runner.task.wakes-for-nothing-are-free", true, false);
+        if !charges {
             return;
         }
         self.for_nothing = self.for_nothing.saturating_add(1);

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use flowstone_block::sync::mpsc::{Receiver, sync_channel};
 use flowstone_block::sync::thread::{Builder, JoinHandle};
-use flowstone_block::{LogBudget, mutant};
+use flowstone_block::{LogBudget, mutated};
 use tracing::warn;
 
 use super::Poller;
@@ -54,8 +54,8 @@ impl PollerThread {
             if let Err(error) = pin_this_thread(&options.cpus) {
                 warn_unpinned(&options.cpus, &error);
             }
-            let is_ignored = mutant("runner.poller.is-as-nice-as-the-process");
-            if let Some(nice) = options.nice.filter(|_| !is_ignored) {
+            let nice = mutated("runner.poller.is-as-nice-as-the-process", options.nice, None);
+            if let Some(nice) = nice {
                 // `Pollers::new` has tried it.
                 let _ = set_niceness_of_this_thread(nice);
             }

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 use tracing::{debug, warn};
 
 use super::balance::{Move, QueueLoad, Spread, place, plan, restless};
@@ -129,7 +129,13 @@ impl Balancer {
         let (load, stays) = (0.0, 0);
         let known = Known { orders, counters, work_ns, done_ns, is_movable, home, load, stays };
         state.0.push(known);
-        let held = mutant("runner.balancer.waits-with-its-lock").then_some(state);
+        let unlocks = mutated("runner.balancer.waits-with-its-lock", true, false);
+        let held = if unlocks {
+            drop(state);
+            None
+        } else {
+            Some(state)
+        };
         let running = starting.wait();
         drop(held);
         running
@@ -235,7 +241,7 @@ impl Shared {
 }
 
 fn runs(poller: &Arc<PollerThread>) -> bool {
-    !poller.inbox().has_ended() || mutant("runner.balancer.uses-dead-pollers")
+    mutated("runner.balancer.uses-dead-pollers", !poller.inbox().has_ended(), true)
 }
 
 impl State {

@@ -1,6 +1,6 @@
 //! A queue that runs in one form, and the threads of its own.
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 use crate::poller::{PollerThread, RunningQueue};
 use crate::queue_run::Part;
@@ -46,10 +46,12 @@ impl Placed {
         let Self { queue, back, threads: _threads } = self;
         let queue = queue.stop();
         let Some(back) = back else { return queue };
-        if mutant("runner.pollers.stop-leaves-the-other-half") && queue.is_none() {
+        // Both, even if one has panicked: requests in flight use the guest's memory and ring.
+        let has_stopped = queue.is_some();
+        let stops = mutated("runner.pollers.stop-leaves-the-other-half", true, has_stopped);
+        if !stops {
             return None;
         }
-        // Both, even if one has panicked: requests in flight use the guest's memory and ring.
         let back = back.stop();
         queue?.join(back?)
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 use tracing::{error, warn};
 
 use super::placed::{Form, Placed};
@@ -45,7 +45,8 @@ impl PlacedQueue {
         spec: QueueSpec,
         own: OwnThreads,
     ) -> io::Result<Self> {
-        let is_placed = places.topology.matters() && !mutant("runner.pollers.place-anywhere");
+        let is_placed = places.topology.matters();
+        let is_placed = mutated("runner.pollers.place-anywhere", is_placed, false);
         let home = if is_placed { queue.home() } else { None };
         let wanted = Wanted { spec: &spec, own: &own, home };
         let placed = places.run(form, queue, &wanted).map_err(|not_run| not_run.error)?;
