@@ -7,7 +7,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 
 use crate::callers::Caller;
 use crate::copy::Copy;
@@ -192,8 +192,9 @@ impl OpenFile {
         // to an older copy.
         let bound_copy = main.and_then(|it| it.copy.as_ref());
         has.copy = has.copy.take().filter(|copy| {
-            (copy.is_current() || mutant("guest.bind.takes-a-retired-copy"))
-                && bound_copy.is_none_or(|bound| Arc::ptr_eq(bound, copy))
+            let is_current = copy.is_current();
+            let is_current = mutated("guest.bind.takes-a-retired-copy", is_current, true);
+            is_current && bound_copy.is_none_or(|bound| Arc::ptr_eq(bound, copy))
         });
         let ask = Ask {
             bound: main.map(|it| it.mode),

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use flowstone_memory::message::Grant;
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 use flowstone_memory::sizer::{Limits, Reading, Sizer};
 
 /// Divisor: copies may always take this part of the options' limit, however short memory is.
@@ -51,7 +51,8 @@ impl Budgets {
     /// Returns the current limit.
     pub fn now(&self, now: Instant) -> Budget {
         let guest = Budget { bytes: self.guest.target(), by: "guest" };
-        let holds = |end: Instant| end > now || mutant("guest.budget.keeps-a-lease-that-is-over");
+        let holds =
+            |end: Instant| mutated("guest.budget.keeps-a-lease-that-is-over", end > now, true);
         let granted = self.granted.filter(|(end, _)| holds(*end));
         let host = granted.map_or(self.option, |(_, bytes)| Budget { bytes, by: "host" });
         // Of equal limits the first is named.

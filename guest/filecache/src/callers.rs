@@ -9,7 +9,7 @@ use std::fs;
 use std::marker::PhantomData;
 use std::sync::LazyLock;
 
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 
 /// The ids of a calling process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,9 +38,11 @@ impl Caller {
     /// Makes this thread act for the caller until the guard is dropped.
     pub fn act(&self) -> Acting {
         let is_other = (self.uid, self.gid) != (0, 0);
-        let acts = *CAN_ACT && is_other && !mutant("guest.callers.act-as-root");
+        let acts = *CAN_ACT && is_other;
+        let acts = mutated("guest.callers.act-as-root", acts, false);
         if acts {
-            if !mutant("guest.callers.lose-their-groups") {
+            let has_groups = mutated("guest.callers.lose-their-groups", true, false);
+            if has_groups {
                 set_groups(self.groups.as_deref().unwrap_or_default());
             }
             set_ids(self.uid, self.gid);

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::Builder;
 
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::{Deserialize, Serialize};
@@ -88,7 +88,8 @@ impl Socket {
     pub fn remove(&self) -> io::Result<()> {
         let _locked = lock(self.path.parent().ok_or(io::ErrorKind::NotFound)?)?;
         let is_ours = number_of(&self.path)? == self.file;
-        if is_ours || mutant("guest.control.removes-what-has-its-name") {
+        let is_ours = mutated("guest.control.removes-what-has-its-name", is_ours, true);
+        if is_ours {
             fs::remove_file(&self.path)?;
         }
         Ok(())
@@ -104,7 +105,8 @@ fn number_of(path: &Path) -> io::Result<(u64, u64)> {
 /// moment, and would be taken for that of a killed daemon.
 fn lock(folder: &Path) -> io::Result<File> {
     let folder = File::open(folder)?;
-    if !mutant("guest.control.does-not-lock") {
+    let locks = mutated("guest.control.does-not-lock", true, false);
+    if locks {
         rustix::fs::flock(&folder, rustix::fs::FlockOperation::LockExclusive)?;
     }
     Ok(folder)

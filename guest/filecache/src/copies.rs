@@ -10,7 +10,7 @@ use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 use flowstone_policy::{Access, Curve, FileId, History, Policy, Use};
 
 use crate::budget::Budget;
@@ -200,8 +200,8 @@ impl Copies {
             return None;
         }
         let mut kept = lock(&self.kept);
-        let is_written =
-            kept.writers.contains_key(&identity) && !mutant("guest.fill.copies-beside-writers");
+        let is_written = kept.writers.contains_key(&identity);
+        let is_written = mutated("guest.fill.copies-beside-writers", is_written, false);
         if kept.fills.contains_key(&identity) || is_written {
             return None;
         }
@@ -220,8 +220,8 @@ impl Copies {
     /// Ends a fill, with the copied file if it succeeded. Returns whether there is a new copy.
     pub fn end_fill(&self, fill: &Fill, copied: Option<(File, Attributes)>) -> bool {
         let mut kept = lock(&self.kept);
-        let is_valid = kept.fills.get(&fill.identity) == Some(&fill.number)
-            || mutant("guest.fill.keeps-what-a-writer-spoilt");
+        let is_valid = kept.fills.get(&fill.identity) == Some(&fill.number);
+        let is_valid = mutated("guest.fill.keeps-what-a-writer-spoilt", is_valid, true);
         if is_valid {
             kept.fills.remove(&fill.identity);
         }
@@ -250,7 +250,8 @@ impl Copies {
         kept.fills.remove(&identity);
         // The bytes of a copy in a folder would change under its name.
         let has_name = self.store.shelf().is_some();
-        if seen.stamp.size > 0 && has_name && !mutant("guest.write-back.dirties-what-has-a-name") {
+        let has_name = mutated("guest.write-back.dirties-what-has-a-name", has_name, false);
+        if seen.stamp.size > 0 && has_name {
             return None;
         }
         if seen.stamp.size > 0 {
@@ -380,7 +381,7 @@ impl Kept {
     /// Drops a copy, unless it is dirty: its bytes are nowhere else.
     fn take(&mut self, identity: Identity) -> bool {
         let may_go =
-            |copy: &&Arc<Copy>| !copy.is_dirty() || mutant("guest.copies.drop-what-is-dirty");
+            |copy: &&Arc<Copy>| mutated("guest.copies.drop-what-is-dirty", !copy.is_dirty(), true);
         let Some(copy) = self.copies.get(&identity).filter(may_go) else { return false };
         copy.retire();
         self.copies.remove(&identity);

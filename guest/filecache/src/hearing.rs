@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 use rustix::io::{Errno, Result};
 
 use crate::health::SourceState;
@@ -92,7 +92,8 @@ impl Hearing {
 
     /// Returns whether the source is down.
     pub fn is_down(&self) -> bool {
-        self.state() == SourceState::Down && !mutant("guest.trouble.asks-a-source-that-is-down")
+        let is_down = self.state() == SourceState::Down;
+        mutated("guest.trouble.asks-a-source-that-is-down", is_down, false)
     }
 }
 

@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 use rustix::io::{Errno, Result};
 
 use crate::lists::Lists;
@@ -95,9 +95,8 @@ impl Node {
             state.since = Instant::now();
             state.pages_are_good = false;
         }
-        let is_settled = state.since.elapsed() >= SETTLED
-            || is_old(stamp)
-            || mutant("guest.fill.trusts-what-is-new");
+        let is_settled = state.since.elapsed() >= SETTLED || is_old(stamp);
+        let is_settled = mutated("guest.fill.trusts-what-is-new", is_settled, true);
         News { changed, pages_are_good: state.pages_are_good, is_settled }
     }
 
@@ -143,7 +142,8 @@ struct Split {
 impl Split {
     /// Returns whether the file's name leads to it.
     fn is_current(&self) -> bool {
-        let is_under_way = self.sent.elapsed() < UNDER_WAY && !mutant("guest.bind.joins-at-once");
+        let is_under_way = self.sent.elapsed() < UNDER_WAY;
+        let is_under_way = mutated("guest.bind.joins-at-once", is_under_way, false);
         !self.joins || is_under_way
     }
 }
@@ -302,7 +302,8 @@ impl Nodes {
         let held = source::anchor(&folder, &name).map_err(source::gone_is_stale)?;
         // The identity is known from looking the name up.
         let is_same = source::known(&held)?.identity == node.identity;
-        if is_same || mutant("guest.names.any-file-will-do") { Ok(held) } else { Err(Errno::STALE) }
+        let is_same = mutated("guest.names.any-file-will-do", is_same, true);
+        if is_same { Ok(held) } else { Err(Errno::STALE) }
     }
 
     /// Asks the source for the attributes of a node.

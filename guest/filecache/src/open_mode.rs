@@ -25,7 +25,7 @@
 //! the set-user-id or set-group-id bit that is opened for writing, or Elsewhere if it is bound to
 //! Source: a write clears the bit, and the kernel would go on showing it.
 
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 
 /// How the kernel and the daemon serve an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +79,7 @@ pub struct Ask {
 impl Ask {
     /// Returns whether the kernel may open the source's file for the caller.
     fn suits_source(&self) -> bool {
-        let ids_fit = self.ids_fit || mutant("guest.bind.shares-other-ids");
+        let ids_fit = mutated("guest.bind.shares-other-ids", self.ids_fit, true);
         ids_fit && !(self.writes && self.is_set_id)
     }
 }
@@ -118,10 +118,11 @@ pub fn answer(ask: &Ask) -> Answer {
 
 /// Returns the mode of the first open, to which the node is bound until its last close.
 fn first_mode(ask: &Ask) -> Mode {
-    if ask.is_kept_back || ask.is_new && !mutant("guest.bind.opens-new-files-again") {
+    let is_new = mutated("guest.bind.opens-new-files-again", ask.is_new, false);
+    if ask.is_kept_back || is_new {
         return Mode::Plain;
     }
-    let reads = !ask.writes || mutant("guest.bind.writes-to-copies");
+    let reads = mutated("guest.bind.writes-to-copies", !ask.writes, true);
     if reads && ask.has_fresh_copy && ask.allowed.copy {
         // Reading only: a store through a writable mapping of a copy would never reach the source.
         Mode::Copy

@@ -16,7 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 use rustix::io::{Errno, Result};
 
 pub use self::owed::{Ask, Nobody, Outcome, Owed, Reply};
@@ -102,8 +102,8 @@ impl Requests {
         readers: usize,
         trouble: TroubleOptions,
     ) -> io::Result<Arc<Self>> {
-        let all = mutant("guest.requests.ask-on-all-threads");
-        let inline_max = if all { readers } else { readers.saturating_sub(FREE_READERS) };
+        let inline_max = readers.saturating_sub(FREE_READERS);
+        let inline_max = mutated("guest.requests.ask-on-all-threads", inline_max, readers);
         let requests = Arc::new(Self {
             files,
             inline_max,
@@ -260,7 +260,8 @@ impl Requests {
                 self.probe.ask();
             }
             for (request, task) in waiting.into_iter().filter(|(it, _)| !it.gives_back()) {
-                if is_killed(task) && !mutant("guest.requests.wait-though-killed") {
+                let gives_up = mutated("guest.requests.wait-though-killed", is_killed(task), false);
+                if gives_up {
                     request.fail(Errno::INTR);
                 } else if self.files.hearing.is_down()
                     && !request.answer(&self.files, Ask::Memory)

@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 use rustix::fs::{
     AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, Timespec, flock, linkat, mkdirat, open,
     openat, unlinkat,
@@ -56,7 +56,8 @@ impl Shelf {
             _ => {}
         }
         let folder = openat(&outer, FOLDER, flags | OFlags::NOFOLLOW, Mode::empty())?;
-        if !mutant("guest.shelf.does-not-lock") {
+        let locks = mutated("guest.shelf.does-not-lock", true, false);
+        if locks {
             flock(&folder, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
                 let is_taken = error == Errno::WOULDBLOCK;
                 if is_taken { io::Error::other("another cache uses it") } else { error.into() }
@@ -123,7 +124,8 @@ fn after_sync<E>(
     sync: impl FnOnce() -> Result<(), E>,
     name: impl FnOnce() -> Result<(), E>,
 ) -> Result<(), E> {
-    if !mutant("guest.shelf.names-what-is-not-on-the-disk") {
+    let syncs = mutated("guest.shelf.names-what-is-not-on-the-disk", true, false);
+    if syncs {
         sync()?;
     }
     name()
@@ -193,7 +195,8 @@ impl Name {
     /// Removes the name durably, since the bytes are about to change: a crash of the guest must not
     /// bring it back.
     pub fn take_for_good(&self) -> rustix::io::Result<()> {
-        if mutant("guest.shelf.keeps-names-of-bytes-that-change") {
+        let takes = mutated("guest.shelf.keeps-names-of-bytes-that-change", true, false);
+        if !takes {
             return Ok(());
         }
         self.take();
@@ -222,7 +225,8 @@ fn checksum(source: &str, body: &str) -> u32 {
 fn parse(source: &str, home: u64, name: &str) -> Option<(Identity, Stamp)> {
     let (body, sum) = name.rsplit_once('-')?;
     let is_ours = u32::from_str_radix(sum, 16).ok()? == checksum(source, body);
-    if !is_ours && !mutant("guest.shelf.takes-any-source") {
+    let is_ours = mutated("guest.shelf.takes-any-source", is_ours, true);
+    if !is_ours {
         return None;
     }
     let fields: Option<Vec<u64>> =

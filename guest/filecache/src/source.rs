@@ -10,7 +10,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::path::Path;
 
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 use rustix::fs::{
     AtFlags, CWD, Mode, OFlags, StatVfs, StatxFlags, fstatfs, fstatvfs, open, openat, statx,
 };
@@ -132,7 +132,8 @@ pub fn daemon_flags(flags: OFlags) -> OFlags {
 /// again. "No such file" would reach the user for a file that was only replaced.
 pub fn gone_is_stale(error: Errno) -> Errno {
     let is_gone = error == Errno::NOENT || error == Errno::NOTDIR;
-    if is_gone && !mutant("guest.names.gone-is-not-stale") { Errno::STALE } else { error }
+    let is_gone = mutated("guest.names.gone-is-not-stale", is_gone, false);
+    if is_gone { Errno::STALE } else { error }
 }
 
 #[cfg(test)]

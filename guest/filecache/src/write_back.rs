@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 use rustix::fs::Timespec;
 use rustix::io::{Errno, Result};
 
@@ -238,7 +238,8 @@ impl WriteBack {
         let bytes_max = self.options.map_or(0, |it| it.bytes);
         let more = now.saturating_sub(before);
         let counted = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |bytes| {
-            let is_within = bytes + more <= bytes_max || mutant("guest.write-back.has-no-bound");
+            let is_within = bytes + more <= bytes_max;
+            let is_within = mutated("guest.write-back.has-no-bound", is_within, true);
             (more == 0 || is_within).then(|| (bytes + now).saturating_sub(before))
         });
         counted.is_ok()
@@ -259,7 +260,8 @@ impl WriteBack {
         let mut state = lock(&dirty.state);
         self.changed(dirty);
         let in_flight = std::mem::take(&mut state.in_flight);
-        if !is_written && !mutant("guest.write-back.forgets-what-failed") {
+        let is_owed = mutated("guest.write-back.forgets-what-failed", !is_written, false);
+        if is_owed {
             state.ranges.extend(&in_flight);
         }
         state.base = base;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 use flowstone_policy::{FileId, Link, Record};
 
 use super::Copies;
@@ -44,7 +44,8 @@ impl Copies {
         let mut kept = lock(&self.kept);
         let space = space_of(bytes);
         let held = kept.policy.held_bytes().max(self.bytes_in_use.load(Ordering::Relaxed));
-        let fits = held + space <= kept.ahead_max() || mutant("guest.ahead.takes-room-in-use");
+        let fits = held + space <= kept.ahead_max();
+        let fits = mutated("guest.ahead.takes-room-in-use", fits, true);
         let holds = fits && kept.holds_again(identity, space, self.uses_min);
         kept.carry_out();
         holds

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 use flowstone_policy::FileId;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::{Errno, Result};
@@ -170,7 +170,7 @@ impl Files {
         let opened = openat2(self.source.root(), &*place.path, flags, Mode::empty(), within)?;
         let from = File::from(opened);
         let seen = source::stat(&from)?;
-        let is_same = seen.identity == place.identity || mutant("guest.ahead.takes-any-file");
+        let is_same = mutated("guest.ahead.takes-any-file", seen.identity == place.identity, true);
         if !is_same || !seen.is_file() {
             return Err(Errno::STALE);
         }
@@ -205,8 +205,8 @@ impl Files {
         }
         let is_whole = to.metadata().map_err(errno)?.len() == size;
         let is_same = source::stat(from)?.stamp == seen.stamp;
-        let is_copy = is_whole && (is_same || mutant("guest.ahead.keeps-what-changed"));
-        Ok(is_copy.then_some(to))
+        let is_same = mutated("guest.ahead.keeps-what-changed", is_same, true);
+        Ok((is_whole && is_same).then_some(to))
     }
 
     /// Returns whether there is no other work and the source has answered quickly.

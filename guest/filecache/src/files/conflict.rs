@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid, fchown, openat, unlinkat};
 use rustix::io::{Errno, Result};
 
@@ -30,11 +30,8 @@ impl Files {
         // Never with the set-user-id bit: the bytes are the writer's, and the file may be the
         // daemon's.
         let mode = Mode::from_raw_mode(u32::from(mode & 0o777));
-        let alone = if mutant("guest.conflict.writes-over-another") {
-            OFlags::empty()
-        } else {
-            OFlags::EXCL
-        };
+        let alone = OFlags::EXCL;
+        let alone = mutated("guest.conflict.writes-over-another", alone, OFlags::empty());
         let flags = OFlags::WRONLY | OFlags::CREATE | alone | OFlags::CLOEXEC;
         for number in 0..NAMES_MAX {
             let after = if number > 0 { format!("-{number}") } else { String::new() };
@@ -57,7 +54,8 @@ impl Files {
             };
             if let Err(error) = self.copy_whole(&dirty.copy.file, file) {
                 // A partial file is worse than none; the bytes are still here.
-                if !mutant("guest.conflict.leaves-a-half") {
+                let removes = mutated("guest.conflict.leaves-a-half", true, false);
+                if removes {
                     let _ = unlinkat(folder, &beside, AtFlags::empty());
                 }
                 return Err(error);

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 use rustix::fs::OFlags;
 use rustix::io::{Errno, Result};
 
@@ -149,10 +149,8 @@ impl Files {
         let _flushing = lock(&dirty.flushing);
         // Few bytes were written since the first pass, and no more are accepted.
         dirty.freeze(true);
-        let flushed = match mutant("guest.write-back.settles-in-one-pass") {
-            true => Ok(()),
-            false => self.flush_locked(&dirty),
-        };
+        let goes_on = mutated("guest.write-back.settles-in-one-pass", true, false);
+        let flushed = if goes_on { self.flush_locked(&dirty) } else { Ok(()) };
         match flushed {
             Ok(()) => drop(self.end(&dirty, true)),
             Err(_) => dirty.freeze(self.write_back.of(identity).is_none()),
@@ -181,7 +179,9 @@ impl Files {
         loop {
             let seen = look()?;
             let now = self.write_back.generation();
-            if now == generation || mutant("guest.write-back.believes-an-old-answer") {
+            let is_current = now == generation;
+            let is_current = mutated("guest.write-back.believes-an-old-answer", is_current, true);
+            if is_current {
                 return Ok(self.shown(seen));
             }
             generation = now;
@@ -270,11 +270,10 @@ impl Files {
         let Some((ranges, base)) = self.write_back.begin_flush(dirty) else { return Ok(()) };
         let mut is_tried = false;
         let result = self.bring(dirty, &ranges, base, &mut is_tried);
-        let base = match is_tried || mutant("guest.write-back.takes-what-failed-for-its-base") {
-            // The server gets all bytes for this.
-            true => source::stat_now(&*dirty.file).ok().map(|it| it.stamp),
-            false => base,
-        };
+        let is_tried = mutated("guest.write-back.takes-what-failed-for-its-base", is_tried, true);
+        // The server gets all bytes for this.
+        let stamp_now = || source::stat_now(&*dirty.file).ok().map(|it| it.stamp);
+        let base = if is_tried { stamp_now() } else { base };
         let refused = match result {
             Ok(Brought::Beside) => Some(Errno::STALE),
             result => result.err(),
@@ -300,27 +299,25 @@ impl Files {
     /// one from another call that this one waited for.
     pub(crate) fn sync_handle(&self, handle: &Handle) -> Result<()> {
         let flushed = self.flush_handle(handle);
-        let is_deaf = mutant("guest.write-back.a-sync-hears-nothing-of-others");
-        let said = if is_deaf { Ok(()) } else { handle.take_error() };
+        let hears = mutated("guest.write-back.a-sync-hears-nothing-of-others", true, false);
+        let said = if hears { handle.take_error() } else { Ok(()) };
         flushed.and(said)
     }
 
     /// The same at the close of a descriptor, without consuming the error: a process that executes
     /// another program closes its duplicates of its parent's descriptors.
     pub(crate) fn close_handle(&self, handle: &Handle) -> Result<()> {
-        if mutant("guest.write-back.a-close-takes-the-error") {
-            return self.sync_handle(handle);
-        }
         let flushed = self.flush_handle(handle);
-        flushed.and_then(|()| handle.error())
+        let leaves = mutated("guest.write-back.a-close-takes-the-error", true, false);
+        let said = if leaves { handle.error() } else { handle.take_error() };
+        flushed.and(said)
     }
 
     fn flush_handle(&self, handle: &Handle) -> Result<()> {
-        if mutant("guest.write-back.syncs-its-own-open-only") {
-            return handle.dirty.as_ref().map_or(Ok(()), |dirty| self.flush_dirty(dirty));
-        }
+        let syncs_all = mutated("guest.write-back.syncs-its-own-open-only", true, false);
         // Also a state that other writers have made dirty, or that was ended and started again.
-        let dirty = self.write_back.of(handle.node.identity);
+        let all = || self.write_back.of(handle.node.identity);
+        let dirty = if syncs_all { all() } else { handle.dirty.clone() };
         dirty.map_or(Ok(()), |dirty| self.flush_dirty(&dirty))
     }
 
@@ -339,12 +336,14 @@ impl Files {
         let has_links = seen.is_some_and(|it| it.links > 0);
         let is_removed = !has_links && dirty.is_removed.load(Ordering::Relaxed);
         let is_open = self.bindings.is_open(dirty.node.identity);
-        if is_removed && (!is_open || mutant("guest.write-back.forgets-what-is-open")) {
+        let is_open = mutated("guest.write-back.forgets-what-is-open", is_open, false);
+        if is_removed && !is_open {
             return Ok(Brought::NotNeeded);
         }
         let stamp = seen.map(|it| it.stamp);
         let is_changed = stamp.is_none() || base != stamp && !is_removed;
-        if is_changed && !mutant("guest.write-back.writes-over-changes") {
+        let is_changed = mutated("guest.write-back.writes-over-changes", is_changed, false);
+        if is_changed {
             dirty.freeze(true);
             let kept = self.keep_beside(dirty, seen.map_or(0o600, |it| it.mode));
             dirty.freeze(kept.is_ok());

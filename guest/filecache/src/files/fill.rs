@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 use rustix::fs::{Advice, OFlags, fadvise};
 use rustix::io::{Errno, Result};
 
@@ -126,7 +126,9 @@ impl Files {
             // There is no room for a file that the policy holds, or the disk fails.
             Err(Failed::Here) => {
                 self.copies.drop_file(task.node.identity);
-                if mutant("guest.fill.takes-its-own-trouble-for-the-sources") {
+                let tells =
+                    mutated("guest.fill.takes-its-own-trouble-for-the-sources", false, true);
+                if tells {
                     self.hearing.heard::<()>(&Err(Errno::IO));
                 }
             }
@@ -172,7 +174,8 @@ impl Files {
         }
         let after = source::stat(&file)?;
         let size = copy.metadata().map_err(|_| Failed::Here)?.len();
-        let is_same = after.stamp == before.stamp || mutant("guest.fill.keeps-what-changed");
+        let is_same = after.stamp == before.stamp;
+        let is_same = mutated("guest.fill.keeps-what-changed", is_same, true);
         let is_whole = is_same && size == before.stamp.size;
         Ok(is_whole.then_some((copy, before)))
     }
@@ -219,9 +222,10 @@ impl Files {
     /// of our disk does not count against the source.
     pub(super) fn copy_to_source(&self, copy: &File, to: &File, range: (u64, u64)) -> Result<()> {
         copy_range_with(copy, to, range.0, range.1, &mut buffer_for(range)).map_err(|failed| {
-            if matches!(failed, Unfinished::Read(_))
-                && !mutant("guest.write-back.takes-its-own-trouble-for-the-sources")
-            {
+            let is_ours = matches!(failed, Unfinished::Read(_));
+            let is_ours =
+                mutated("guest.write-back.takes-its-own-trouble-for-the-sources", is_ours, false);
+            if is_ours {
                 self.hearing.heard(&Ok(()));
             }
             failed.error()

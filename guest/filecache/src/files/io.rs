@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::{Errno, Result};
 
@@ -54,7 +54,8 @@ impl Files {
         }
         let settled = self.settle(handle.node.identity);
         let _through = settled.map_err(|error| handle.told(error))?;
-        if !mutant("guest.write-back.writes-into-a-conflict") {
+        let checks = mutated("guest.write-back.writes-into-a-conflict", true, false);
+        if checks {
             handle.take_error()?;
         }
         let file = handle.file(&self.nodes)?;

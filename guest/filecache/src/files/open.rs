@@ -10,7 +10,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 use flowstone_policy::Use;
 use rustix::fs::{Access, AtFlags, CWD, Mode as Permissions, OFlags, accessat, openat};
 use rustix::io::{Errno, Result};
@@ -139,7 +139,8 @@ impl Files {
             return None;
         }
         let copy = self.copies.get(node.identity)?;
-        let is_near = copy.was_checked_within(self.trust) || mutant("guest.open.trusts-for-ever");
+        let is_near = copy.was_checked_within(self.trust);
+        let is_near = mutated("guest.open.trusts-for-ever", is_near, true);
         is_near.then(|| Look::unchecked(copy)).flatten()
     }
 
@@ -154,7 +155,8 @@ impl Files {
     ) -> Option<Result<Opened>> {
         let node = self.nodes.get(id).ok().filter(|_| !writes(flags))?;
         let copy = self.copies.get(node.identity).filter(|copy| {
-            copy.attributes().is_some() || mutant("guest.trouble.opens-what-was-not-compared")
+            let is_compared = copy.attributes().is_some();
+            mutated("guest.trouble.opens-what-was-not-compared", is_compared, true)
         })?;
         let opened = self.finish(node, flags, caller.clone(), Look::unchecked(copy)?, to);
         self.counters.unchecked_opens.add(opened.is_ok().into());
@@ -183,12 +185,12 @@ impl Files {
         let news = self.learn(node, &seen);
         // The attributes of an anchor on a server may be seconds old; the kernel's own open updates
         // them.
-        let is_old = news.changed && !mutant("guest.open.leaves-old-attributes");
+        let is_old = mutated("guest.open.leaves-old-attributes", news.changed, false);
         if is_old || (file.is_none() && !self.source.is_local()) {
             self.take_back_attributes(node);
         }
         let is_fresh =
-            |it: &Arc<Copy>| it.is_of(seen.stamp) || mutant("guest.open.skips-comparison");
+            |it: &Arc<Copy>| mutated("guest.open.skips-comparison", it.is_of(seen.stamp), true);
         let copy = match self.kept_back(node, &seen)? {
             Some(dirty) => Some(dirty.copy.clone()),
             None => self.copies.get(node.identity).filter(is_fresh),

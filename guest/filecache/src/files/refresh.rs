@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 use rustix::fs::OFlags;
 use rustix::io::Result;
 
@@ -54,7 +54,8 @@ impl Files {
         }
         // Until it is complete it is a copy of no stamp.
         open.copy.becomes(None);
-        if mutant("guest.refresh.skips-bytes") || copy_over(&file, &open.copy).is_ok() {
+        let copies = mutated("guest.refresh.skips-bytes", true, false);
+        if !copies || copy_over(&file, &open.copy).is_ok() {
             // A second change within the same tick would go unseen: then the next check copies
             // again.
             open.copy.becomes(Some(seen.stamp).filter(|_| news.is_settled));
@@ -102,7 +103,8 @@ impl Files {
 
     fn change_open_copy(&self, identity: Identity, change: impl FnOnce(&OpenCopy) -> Result<()>) {
         let Some(open) = self.bindings.open_copy(identity) else { return };
-        if mutant("guest.write.leaves-open-copies") {
+        let writes = mutated("guest.write.leaves-open-copies", true, false);
+        if !writes {
             return;
         }
         let updating = lock(&open.copy.updating);

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 
 use crate::files::Files;
 use crate::stamp::Attributes;
@@ -35,8 +35,8 @@ impl Files {
         // A file that the kernel has open as a copy is not written to.
         let copy = self.bindings.copy_in_kernel(&node)?;
         let look = copy.last_look()?;
-        let is_valid = look.changes == Some(self.changes.so_far())
-            || mutant("guest.attributes.shows-what-was-before-a-change");
+        let is_valid = look.changes == Some(self.changes.so_far());
+        let is_valid = mutated("guest.attributes.shows-what-was-before-a-change", is_valid, true);
         let left = self.window.checked_sub(look.when.elapsed())?;
         (is_valid && copy.is_current() && !left.is_zero()).then_some((look.seen, left))
     }

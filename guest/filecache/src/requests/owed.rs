@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 use rustix::io::{Errno, Result};
 
 use crate::files::Files;
@@ -65,11 +65,10 @@ impl<R: Reply> Owed<R> {
         result: Result<T>,
         send: impl FnOnce(&Files, R, T),
     ) {
+        let undoes = mutated("guest.requests.keep-what-nobody-was-told-of", true, false);
         match (result, self.take()) {
             (Ok(outcome), Some(reply)) => send(files, reply, outcome),
-            (Ok(outcome), None) if !mutant("guest.requests.keep-what-nobody-was-told-of") => {
-                outcome.undo(files);
-            }
+            (Ok(outcome), None) if undoes => outcome.undo(files),
             (Err(error), Some(reply)) => reply.fail(error),
             (_, None) => {}
         }
@@ -119,7 +118,8 @@ where
     fn answer(&self, files: &Files, ask: Ask) -> bool {
         let Some(result) = (self.work)(files, &self.owed, ask) else { return false };
         let is_heard = result.as_ref().map_or(true, Outcome::is_from_source) && !R::GIVES_BACK;
-        if ask == Ask::Source && (is_heard || mutant("guest.requests.take-a-close-for-an-answer")) {
+        let is_heard = mutated("guest.requests.take-a-close-for-an-answer", is_heard, true);
+        if ask == Ask::Source && is_heard {
             files.hearing.heard(&result);
         }
         self.owed.give(files, result, &self.send);

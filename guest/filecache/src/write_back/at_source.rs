@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use flowstone_memory::mutant;
+use flowstone_memory::mutated;
 
 use crate::lock::lock;
 use crate::stamp::Identity;
@@ -75,7 +75,8 @@ impl Looking<'_> {
     pub fn holds(&self) -> bool {
         lock(&self.all.files).get(&self.identity).is_some_and(|work| {
             let is_old = work.changes != self.changes;
-            work.changing == 0 && (!is_old || mutant("guest.write-back.opens-by-an-old-look"))
+            let is_old = mutated("guest.write-back.opens-by-an-old-look", is_old, false);
+            work.changing == 0 && !is_old
         })
     }
 }
