@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use flowstone_block::Outcome;
 use flowstone_image::Upkeep;
 use flowstone_image::runtime::trims::TrimWorker;
 
@@ -19,6 +20,11 @@ impl ByHand {
     pub fn new(mut maintenance: Maintenance, slow_path: SlowPathByHand, trims: TrimWorker) -> Self {
         maintenance.start();
         Self { maintenance, slow_path, trims }
+    }
+
+    /// Closes the image, which has been told to stop, as its thread would.
+    pub fn run(self) -> Outcome {
+        self.maintenance.run()
     }
 }
 
