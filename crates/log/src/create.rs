@@ -82,8 +82,8 @@ impl LogOptions {
     }
 }
 
-/// Writes an empty log image into `file`, which reads as zeroes. Returns a warning about the cost
-/// for the drive, if its segments are small for it.
+/// Writes an empty log image into `file`, which reads as zeroes. Returns a warning with the
+/// cost for the drive, if a raw image is gentler on it.
 pub fn create(
     name: &str,
     file: &dyn FileIo,
@@ -103,7 +103,7 @@ pub fn create(
         ..Superblock::first(identity, shape, segments, capacity)
     };
     write(file, &superblock).map_err(host)?;
-    Ok(unit.warning(shape.segment_bytes()))
+    Ok(unit.warning(shape.segment_bytes(), file.write_streams() > 0))
 }
 
 fn random_bytes() -> io::Result<[u8; 16]> {

@@ -26,6 +26,10 @@ pub struct LogInfo {
     pub erase_unit_bytes: Option<u64>,
     /// Source of the erase unit: `option`, `device` or `default`.
     pub erase_unit_from: Option<&'static str>,
+    /// Whether a raw image with TRIM is gentler on a drive with this erase unit and without write
+    /// streams.
+    #[serde(skip)]
+    pub is_coarse: bool,
     /// Streams of guest writes, as the option names them.
     pub streams: &'static str,
     /// Space beyond the size of the disk, in percent of the whole.
@@ -101,11 +105,13 @@ pub fn inspect(name: &str, file: &dyn FileIo) -> Result<LogInfo> {
     let segments_used = totals.used_segments.min(u64::from(segments_limit) - 1) as u32 + 1;
     let virtual_bytes = superblock.capacity_sectors * SECTOR_BYTES;
     let live_bytes = totals.live_blocks.saturating_mul(BLOCK_BYTES as u64).min(virtual_bytes);
+    let segment_bytes = superblock.shape().segment_bytes();
     Ok(LogInfo {
         virtual_bytes,
-        segment_bytes: superblock.shape().segment_bytes(),
+        segment_bytes,
         erase_unit_bytes: superblock.erase_unit.map(|unit| unit.bytes),
         erase_unit_from: superblock.erase_unit.map(|unit| unit.source.name()),
+        is_coarse: superblock.erase_unit.is_some_and(|it| it.is_coarse_for(segment_bytes, false)),
         streams: Streams::of(superblock.streams).name(),
         reserve_percent: superblock.reserve_percent,
         segments_limit,

@@ -60,17 +60,17 @@ fn print(report: &Report) {
     report.qcow2.iter().for_each(print_qcow2);
 }
 
-/// Describes the erase unit, its source, and whether segments are small for it.
+/// Describes the erase unit, its source, and whether a raw image is gentler on such a drive.
 fn erase_unit_of(log: &LogInfo) -> String {
     let (Some(bytes), Some(from)) = (log.erase_unit_bytes, log.erase_unit_from) else {
         return "not known to this image; `convert --erase-unit SIZE` makes one that follows it"
             .into();
     };
-    let small = match log.segment_bytes < 4 * bytes {
-        true => "; segments are smaller than four of them: a raw image with TRIM is gentler here",
+    let coarse = match log.is_coarse {
+        true => "; a raw image with TRIM is gentler on a drive like this without write streams",
         false => "",
     };
-    format!("{} (by {from}){small}", format_size(bytes))
+    format!("{} (by {from}){coarse}", format_size(bytes))
 }
 
 fn print_log(log: &LogInfo) {
