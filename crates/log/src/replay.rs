@@ -19,7 +19,7 @@ use flowstone_log_format::{
 };
 use flowstone_log_store::{Reader, Window};
 
-use super::log::append::apply_entries;
+use super::log::append::commit::apply_entries;
 use super::log::segments::{Segment, SegmentTable, State};
 use super::refusal::LoadError;
 use super::volume::map::BlockMap;

@@ -3,19 +3,26 @@
 //! A read becomes as few file reads as the addresses of its blocks allow. Writes are batched into
 //! records, a few of which are in flight at once, so that the batch grows with the load.
 //!
-//! The path of a write: [`write_queue`] takes it, [`pending_write`] copies it into a record,
-//! [`append`](super::log::append) gives the record its place and
-//! [commits](super::log::append::commit_order) it in order, and [`write_queue`] completes it.
+//! The path of a write, with the files that take part in it:
+//!
+//! 1. `submit`: [`writes`] takes the request.
+//! 2. `kick`: [`writes`] gathers it into a draft; [`records`] asks for a place of the draft, which
+//!    the [log](super::log) gives it [under its lock](super::log::append), and writes it there.
+//! 3. `reap`: [`records`] learns that it is written; the log [commits](super::log::append::commit)
+//!    records in their order, and maps their blocks; [`writes`] completes the requests of those
+//!    that have committed.
+//!
+//! The others compute: how large a record becomes ([`pace`], [`device`]), and the rest of blocks of
+//! which a part is written ([`partial`]).
 
 mod device;
 mod flushes;
+mod pace;
 mod partial;
-mod pending_record;
-mod pending_write;
 mod reads;
-mod spare_records;
+mod records;
 mod verify;
-mod write_queue;
+mod writes;
 
 #[cfg(test)]
 use std::collections::BTreeSet;
@@ -34,8 +41,10 @@ use flowstone_log_format::Sequence;
 use flowstone_log_store::StoreQueue;
 
 use self::reads::Reads;
-use self::write_queue::WriteQueue;
+use self::records::{Placement, Records};
+use self::writes::Writes;
 use super::log::Log;
+use super::log::append::PlaceError;
 
 /// Purpose of a file request, in the upper half of its tag; the lower half is an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +91,8 @@ struct Queue {
 pub struct LogChannel {
     queue: Queue,
     reads: Reads,
-    writes: WriteQueue,
+    writes: Writes,
+    records: Records,
     done: Vec<FileCompletion>,
     readonly: bool,
     reactor: Reactor,
@@ -92,7 +102,8 @@ impl LogChannel {
     pub fn new(log: Arc<Log>, context: &QueueContext, readonly: bool) -> io::Result<Self> {
         let store = StoreQueue::open(&*log.file, context)?;
         let waker = log.wakers.add(&context.reactor);
-        let writes = WriteQueue::new(log.shape, log.file.heeds_dont_cache());
+        let writes = Writes::new(log.shape, log.file.heeds_dont_cache());
+        let records = Records::new(log.shape);
         let completed = Vec::new();
         Ok(Self {
             queue: Queue {
@@ -105,6 +116,7 @@ impl LogChannel {
             },
             reads: Reads::default(),
             writes,
+            records,
             done: Vec::new(),
             readonly,
             reactor: context.reactor.clone(),
@@ -112,12 +124,12 @@ impl LogChannel {
     }
 
     fn finish(&mut self, completion: FileCompletion) {
-        let Self { queue, reads, writes, .. } = self;
+        let Self { queue, reads, writes, records, .. } = self;
         let (purpose, index) = Purpose::of(completion.tag);
         match purpose {
             Purpose::Read => reads.finish(queue, index, completion.outcome),
             Purpose::Partial => writes.finish_partial(queue, index, completion.outcome),
-            Purpose::Record => writes.finish_record(queue, index, completion.outcome),
+            Purpose::Record => records.finish(queue, index, completion.outcome),
             Purpose::Sync => queue.finish_sync(completion.outcome),
         }
     }
@@ -125,7 +137,7 @@ impl LogChannel {
     /// Returns the states in which its requests wait.
     #[cfg(test)]
     pub fn waits(&self) -> BTreeSet<Wait> {
-        let Self { queue, reads, writes, done: _, readonly: _, reactor: _ } = self;
+        let Self { queue, reads, writes, records, done: _, readonly: _, reactor: _ } = self;
         let Queue { log, flushes, waker: _, store: _, completed: _, covered: _ } = queue;
         let mut waits = BTreeSet::new();
         if !reads.is_idle() {
@@ -134,22 +146,72 @@ impl LogChannel {
         if !flushes.is_idle() {
             waits.insert(Wait::Sync);
         }
-        writes.waits(log, &mut waits);
+        writes.waits(records.has_draft(), &mut waits);
+        records.waits(log, &mut waits);
         waits
+    }
+
+    /// Gathers waiting requests into records, and starts to write these.
+    fn stage(&mut self) {
+        let Self { queue, writes, records, .. } = self;
+        let mut has_started = false;
+        while writes.is_any_waiting() || records.has_draft() {
+            let load = records.load(writes.waiting());
+            if has_started && load.waits_enough() {
+                // The device starts while the next record is copied.
+                queue.store.kick();
+            }
+            let mut draft = records.take_draft();
+            let takes_more = match &draft {
+                // It waits for room.
+                Some(draft) => !draft.only_trims(),
+                None => load.may_begin(),
+            };
+            if takes_more && writes.is_any_waiting() {
+                let mut record =
+                    draft.take().unwrap_or_else(|| records.begin_draft(writes.next_blocks()));
+                writes.gather(queue, &mut record, load);
+                if record.content.entries().is_empty() {
+                    records.give_back(record);
+                } else {
+                    draft = Some(record);
+                }
+            }
+            let Some(draft) = draft else { return };
+            let placement = match writes.have_their_memory(&draft) {
+                true => records.place(queue, draft),
+                false => Placement::Refused(draft, PlaceError::Full(Errno::FAULT)),
+            };
+            match placement {
+                Placement::Started => {}
+                Placement::Waits => return,
+                Placement::Refused(mut draft, why) => {
+                    writes.take_back(queue, &mut draft, why);
+                    records.give_back(draft);
+                }
+            }
+            has_started = true;
+        }
     }
 
     /// Advances everything that can advance without waiting.
     fn advance(&mut self) {
-        let Self { queue, writes, .. } = self;
-        writes.collect_committed(queue);
-        writes.stage(queue);
-        queue.collect_flushes();
+        let Self { queue, writes, records, .. } = self;
+        while let Some((record, outcome)) = records.take_ended(&queue.log) {
+            writes.end_shares(queue, &record, outcome);
+            records.give_back(record);
+        }
+        writes.settle_conflicts(queue);
+        self.stage();
+        self.queue.collect_flushes();
     }
 
     /// Returns whether another thread has made progress that a request waits for.
     fn can_advance(&self) -> bool {
         let Queue { log, flushes, .. } = &self.queue;
-        self.writes.can_advance(log) || flushes.can_advance(&log.sync)
+        self.records.can_advance(log)
+            || self.writes.has_settled_conflicts(log)
+            || flushes.can_advance(&log.sync)
     }
 }
 
@@ -171,7 +233,7 @@ impl Channel for LogChannel {
     }
 
     fn kick(&mut self) {
-        self.writes.stage(&mut self.queue);
+        self.stage();
         self.queue.store.kick();
     }
 
@@ -189,7 +251,7 @@ impl Channel for LogChannel {
     }
 
     fn next_look(&mut self) -> NextLook {
-        self.writes.stage(&mut self.queue);
+        self.stage();
         let has_something = !self.queue.completed.is_empty() || self.can_advance();
         NextLook::now_if(has_something).min(self.queue.store.next_look())
     }
@@ -201,7 +263,7 @@ impl Channel for LogChannel {
         self.reap(&mut Vec::new());
         let is_with_host =
             !self.queue.store.is_idle() && !mutant("log.retire.does-not-ask-its-file");
-        let has_some = self.writes.in_flight() || self.queue.flushes.is_leading() || is_with_host;
+        let has_some = self.records.in_flight() || self.queue.flushes.is_leading() || is_with_host;
         !has_some || mutant("log.channel.retires-while-it-leads")
     }
 }
@@ -210,12 +272,12 @@ impl Drop for LogChannel {
     /// Waits for I/O of this queue, so that later records of other queues can commit.
     fn drop(&mut self) {
         self.queue.flushes.leave();
-        while self.writes.in_flight() || self.queue.flushes.is_leading() {
+        while self.records.in_flight() || self.queue.flushes.is_leading() {
             self.reactor.sleep(|| self.queue.store.next_look());
             let mut finished = Vec::new();
             self.queue.store.reap(&mut finished);
             finished.into_iter().for_each(|completion| self.finish(completion));
         }
-        self.writes.abandon(&self.queue.log);
+        self.records.abandon(&self.queue.log);
     }
 }

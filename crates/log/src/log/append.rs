@@ -1,9 +1,10 @@
-//! The end of the log: the place of the next record, the records in flight, and commits.
+//! The end of the log: the place of the next record, and the records in flight until they
+//! [commit](commit).
 //!
 //! All of this runs under the log's one lock, which is held only briefly: to place a record, and to
 //! apply a committed one to the map. Data is copied, checksummed and written outside it.
 
-pub mod commit_order;
+pub mod commit;
 mod heads;
 mod parts;
 mod room;
@@ -14,11 +15,10 @@ use std::sync::Arc;
 use flowstone_block::{Clock, Errno, mutant};
 use flowstone_image::runtime::wakers::QueueWaker;
 use flowstone_log_format::{
-    Address, Entry, HeadPlace, Kind, MapEntry, Placed, STREAMS_MAX, SegmentId, Sequence, Shape,
-    Stamp,
+    Entry, HeadPlace, Kind, MapEntry, Placed, STREAMS_MAX, SegmentId, Sequence, Shape, Stamp,
 };
 
-use self::commit_order::{CommitOrder, InFlightRecord};
+use self::commit::CommitOrder;
 pub use self::heads::Head;
 use self::room::Want;
 pub use self::room::{FULL_RETRY, Full};
@@ -27,7 +27,6 @@ use super::rate::CleaningRate;
 use super::reserve::Opener;
 use super::segments::SegmentTable;
 use crate::volume::Volume;
-use crate::volume::map::BlockMap;
 
 /// Whether records can be placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,104 +215,71 @@ impl AppendState {
         Ok(Place { record, seal })
     }
 
-    /// Marks a record as written or failed, and commits all records that can commit.
-    pub fn written(
+    /// Makes sure that the stream's head has room for the draft and, later, a seal. Opens the next
+    /// segment if necessary, and returns the seal of the old one.
+    fn make_room(
         &mut self,
-        sequence: Sequence,
-        succeeded: bool,
-        map: &BlockMap,
+        draft: &Draft<'_>,
+        volume: &Volume,
+        owner: &Arc<QueueWaker>,
         effects: &mut Effects,
-    ) {
-        self.order.written(sequence);
-        if !succeeded && !mutant("log.commit.passes-over-failed-record") {
-            self.health = match self.health {
-                Health::Running => Health::Restarting,
-                other => other,
-            };
-            effects.wake_maintenance = true;
-            // The owners of the records behind it must stop waiting.
-            effects.wake.extend(self.order.in_flight().map(|record| Arc::clone(&record.owner)));
+    ) -> Result<Option<Placed>, PlaceError> {
+        let opener = draft.opener();
+        let head = self.heads[draft.stream];
+        if !head.has_space {
+            return Err(self.refuse(opener, effects));
         }
-        if self.health != Health::Running {
-            return;
+        let room = head.place.room(self.shape);
+        let pays = opener == Opener::Write || mutant("log.rate.holds-trims");
+        if pays && !self.rate.admit(room) {
+            return Err(PlaceError::Wait);
         }
-        let dead = self.segments.dead_count();
-        while let Some(record) = self.order.commit() {
-            self.apply(&record, map);
-            self.order.recycle(record.entries);
-            effects.wake.push(record.owner);
-            effects.wake.append(&mut self.watchers);
-        }
-        // The maintenance worker sleeps longer when no segment is dead.
-        effects.wake_maintenance |= dead == 0 && self.segments.dead_count() > 0;
-    }
-
-    fn apply(&mut self, record: &InFlightRecord, map: &BlockMap) {
-        let segment = self.shape.segment_of(record.address);
-        match record.kind {
-            Kind::Seal => self.seal(segment),
-            Kind::Writes => {
-                // Gains before losses: a record that writes a block twice loses one of its own
-                // blocks.
-                let blocks = record.entries.iter().map(|entry| entry.payload_blocks()).sum();
-                self.segments.gain(segment, blocks);
-                self.accounting.committed(blocks);
-                apply_entries(&record.entries, record.address, map, |old| {
-                    self.segments.lose(old.address());
-                });
+        if room > draft.payload_blocks {
+            let waits = !mutant("log.reserve.writes-fill-heads-of-trims");
+            if head.for_trims && opener == Opener::Write && waits {
+                // Taking over a head of trims counts as opening one.
+                if !self.may_open_head(opener, volume) {
+                    return Err(self.refuse(opener, effects));
+                }
+                self.heads[draft.stream].for_trims = false;
             }
-            Kind::Relocated | Kind::Map => {}
+            return Ok(None);
         }
+        if !self.may_open_head(opener, volume) {
+            return Err(self.refuse(opener, effects));
+        }
+        let for_trims = !self.may_open_head(Opener::Write, volume);
+        let Some((segment, incarnation)) = self.segments.open(draft.stream as u8) else {
+            return Err(self.refuse(opener, effects));
+        };
+        // A ready segment has been used: the maintenance worker prepares another.
+        effects.wake_maintenance = true;
+        let mut place = head.place;
+        let next = HeadPlace::start_of(segment, incarnation);
+        let seal = place.go_on_at(next, self.shape, self.stamp());
+        self.order.push(owner, &seal, &[next.entry_of_seal()]);
+        self.accounting.sealed();
+        effects.wake_maintenance |= self.accounting.change();
+        self.rate.opened(self.shape.segment_blocks);
+        self.heads[draft.stream] = Head { place, has_space: true, for_trims };
+        Ok(Some(seal))
     }
 
-    /// After a failure: notes that the owner of a record knows that it has not committed.
-    pub fn give_up(&mut self, sequence: Sequence) {
-        self.order.give_up(sequence);
-    }
-
-    /// After a failure: returns whether the owners of all records in flight have given them up.
-    pub fn all_given_up(&self) -> bool {
-        self.order.all_given_up()
-    }
-
-    /// After a failure: drops the records that did not commit; their sequence numbers are not
-    /// reused.
-    pub fn forget(&mut self) {
-        let clock = self.accounting.clock();
-        for record in self.order.forget().filter(|record| record.kind == Kind::Seal) {
-            // The head has left this segment in any case.
-            self.segments.seal(self.shape.segment_of(record.address), clock);
+    fn refuse(&mut self, opener: Opener, effects: &mut Effects) -> PlaceError {
+        effects.wake_maintenance = true;
+        let want = if opener == Opener::Trim { &mut self.trims } else { &mut self.writes };
+        match want.full.filter(|full| full.is_fresh(&self.time)) {
+            Some(full) => PlaceError::Full(full.errno),
+            None => {
+                want.starved = true;
+                PlaceError::Wait
+            }
         }
     }
 
     /// Seals a segment: nothing more is appended to it.
     pub fn seal(&mut self, segment: SegmentId) {
         self.segments.seal(segment, self.accounting.clock());
-    }
-}
-
-/// Applies the entries of a record at `address` to the map. `died` is called with every map entry
-/// that was replaced or removed.
-pub fn apply_entries(
-    entries: &[Entry],
-    address: Address,
-    map: &BlockMap,
-    mut died: impl FnMut(MapEntry),
-) {
-    let mut payload = 0;
-    for entry in entries {
-        match *entry {
-            Entry::Data { lba, checksum } => {
-                let map_entry = MapEntry::new(address.forward(1 + payload), checksum);
-                let old = map.replace(lba, map_entry);
-                if old.is_mapped() {
-                    died(old);
-                }
-            }
-            Entry::Trim { lba, count } => map.unmap(lba..lba + u64::from(count), &mut died),
-            _ => {}
-        }
-        payload += entry.payload_blocks();
     }
 }
 

@@ -1,14 +1,11 @@
-//! Room for records: whether a head may take one, when the next segment is opened, and how requests
-//! are treated when there is none.
+//! Room for records: whether the next segment may be opened, and what requests have found that wait
+//! for room.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flowstone_block::{Clock, Errno, mutant};
-use flowstone_image::runtime::wakers::QueueWaker;
-use flowstone_log_format::{HeadPlace, Placed};
 
-use super::{AppendState, Draft, Effects, Head, PlaceError};
+use super::AppendState;
 use crate::log::reserve::{Demand, Opener, Reserve};
 use crate::volume::Volume;
 
@@ -102,67 +99,5 @@ impl AppendState {
     /// Records the outcome of an attempt to start new heads: `full` if the host had no space.
     pub fn restart_ended(&mut self, full: Option<Full>) {
         self.restart_full = full;
-    }
-
-    /// Makes sure that the stream's head has room for the draft and, later, a seal. Opens the next
-    /// segment if necessary, and returns the seal of the old one.
-    pub(super) fn make_room(
-        &mut self,
-        draft: &Draft<'_>,
-        volume: &Volume,
-        owner: &Arc<QueueWaker>,
-        effects: &mut Effects,
-    ) -> Result<Option<Placed>, PlaceError> {
-        let opener = draft.opener();
-        let head = self.heads[draft.stream];
-        if !head.has_space {
-            return Err(self.refuse(opener, effects));
-        }
-        let room = head.place.room(self.shape);
-        let pays = opener == Opener::Write || mutant("log.rate.holds-trims");
-        if pays && !self.rate.admit(room) {
-            return Err(PlaceError::Wait);
-        }
-        if room > draft.payload_blocks {
-            let waits = !mutant("log.reserve.writes-fill-heads-of-trims");
-            if head.for_trims && opener == Opener::Write && waits {
-                // Taking over a head of trims counts as opening one.
-                if !self.may_open_head(opener, volume) {
-                    return Err(self.refuse(opener, effects));
-                }
-                self.heads[draft.stream].for_trims = false;
-            }
-            return Ok(None);
-        }
-        if !self.may_open_head(opener, volume) {
-            return Err(self.refuse(opener, effects));
-        }
-        let for_trims = !self.may_open_head(Opener::Write, volume);
-        let Some((segment, incarnation)) = self.segments.open(draft.stream as u8) else {
-            return Err(self.refuse(opener, effects));
-        };
-        // A ready segment has been used: the maintenance worker prepares another.
-        effects.wake_maintenance = true;
-        let mut place = head.place;
-        let next = HeadPlace::start_of(segment, incarnation);
-        let seal = place.go_on_at(next, self.shape, self.stamp());
-        self.order.push(owner, &seal, &[next.entry_of_seal()]);
-        self.accounting.sealed();
-        effects.wake_maintenance |= self.accounting.change();
-        self.rate.opened(self.shape.segment_blocks);
-        self.heads[draft.stream] = Head { place, has_space: true, for_trims };
-        Ok(Some(seal))
-    }
-
-    fn refuse(&mut self, opener: Opener, effects: &mut Effects) -> PlaceError {
-        effects.wake_maintenance = true;
-        let want = if opener == Opener::Trim { &mut self.trims } else { &mut self.writes };
-        match want.full.filter(|full| full.is_fresh(&self.time)) {
-            Some(full) => PlaceError::Full(full.errno),
-            None => {
-                want.starved = true;
-                PlaceError::Wait
-            }
-        }
     }
 }

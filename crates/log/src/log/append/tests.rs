@@ -8,7 +8,7 @@ use flowstone_log_format::{BLOCK_SECTORS, Header};
 use super::*;
 use crate::log::reserve::{Demand, Reserve};
 use crate::log::segments::{Segment, State};
-use crate::volume::map::LEAF_BLOCKS;
+use crate::volume::map::{BlockMap, LEAF_BLOCKS};
 
 /// The host was full just now.
 fn just_now(errno: Errno) -> Full {

@@ -1,9 +1,7 @@
 //! When the next record is started, and its size: keeps the device busy, and lets small requests
-//! share a record.
+//! share a record. Pure: numbers in, numbers out.
 
 use flowstone_log_format::BLOCK_BYTES;
-
-use super::WriteQueue;
 
 /// Maximum number of small records of one queue being written at once. With fewer, the device is
 /// idle at times.
@@ -13,7 +11,7 @@ const RECORDS_MAX: usize = 16;
 /// A record is started beside those in flight only if it holds at least this share of their
 /// requests. Otherwise each completion of a small record would start another small record, for
 /// ever.
-const BESIDE_MIN_PERCENT: usize = 50;
+const BESIDE_MIN_PERCENT: u64 = 50;
 /// Number of blocks from which on a request is large. Smaller requests share a record, as many as
 /// there are, and with it the cost per record.
 const LARGE_REQUEST_BLOCKS: u64 = 16;
@@ -31,49 +29,57 @@ fn large_blocks(outstanding: u64, busy_bytes: u64) -> u64 {
     (outstanding / LARGE_RECORDS).max(busy).max(LARGE_REQUEST_BLOCKS)
 }
 
-/// Waiting and in-flight load, in blocks.
+/// An amount of work of guests.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Amount {
+    pub blocks: u64,
+    pub requests: u64,
+}
+
+/// Waiting and in-flight load of a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    waiting: u64,
-    requests: u64,
+    waiting: Amount,
+    in_flight: Amount,
+    /// Number of records being written.
+    records: usize,
+    /// Blocks that justify a record of their own.
     enough: u64,
 }
 
 impl Load {
-    /// Returns whether this many blocks of this many requests justify a record of their own.
-    pub const fn is_large(self, blocks: u64, requests: u64) -> bool {
+    /// The load of a queue with so many `records` being written, to a device that `busy_bytes` keep
+    /// busy. A record holds at most `record_blocks` blocks.
+    pub fn new(
+        waiting: Amount,
+        in_flight: Amount,
+        records: usize,
+        busy_bytes: u64,
+        record_blocks: u32,
+    ) -> Self {
+        let enough = large_blocks(waiting.blocks + in_flight.blocks, busy_bytes);
+        Self { waiting, in_flight, records, enough: enough.min(record_blocks.into()) }
+    }
+
+    /// Returns whether this work justifies a record of its own.
+    pub const fn is_large(self, Amount { blocks, requests }: Amount) -> bool {
         blocks >= self.enough && blocks >= requests * LARGE_REQUEST_BLOCKS
     }
 
     /// Returns whether the waiting requests make a large record.
     pub const fn waits_enough(self) -> bool {
-        self.is_large(self.waiting, self.requests)
-    }
-}
-
-impl WriteQueue {
-    pub(super) fn load(&self) -> Load {
-        let waiting = self.waiting.iter().map(|index| &self.requests[*index]);
-        let waiting = waiting.map(|pending| pending.end - pending.cursor).sum();
-        let under_way = self.records.iter().filter(|(_, record)| !record.written);
-        let under_way: u64 = under_way.map(|(_, record)| u64::from(record.content.payload())).sum();
-        let enough = large_blocks(waiting + under_way, self.device.busy_bytes());
-        let most = u64::from(self.shape.record_payload_max());
-        Load { waiting, requests: self.waiting.len() as u64, enough: enough.min(most) }
+        self.is_large(self.waiting)
     }
 
     /// Returns whether another record should be started.
-    pub(super) fn may_begin(&self) -> bool {
-        if self.being_written == 0 {
-            return true;
+    pub const fn may_begin(self) -> bool {
+        let is_worth_it =
+            self.waiting.requests * 100 >= self.in_flight.requests * BESIDE_MIN_PERCENT;
+        match self.records {
+            0 => true,
+            RECORDS_MAX.. => false,
+            records => records < SMALL_RECORDS_MAX && is_worth_it || self.waits_enough(),
         }
-        if self.being_written >= RECORDS_MAX {
-            return false;
-        }
-        let under_way = self.records.iter().filter(|(_, record)| !record.written);
-        let requests: usize = under_way.map(|(_, record)| record.shares.len()).sum();
-        let is_worth_it = self.waiting.len() * 100 >= requests * BESIDE_MIN_PERCENT;
-        self.being_written < SMALL_RECORDS_MAX && is_worth_it || self.load().waits_enough()
     }
 }
 
