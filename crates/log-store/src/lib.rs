@@ -12,7 +12,7 @@ mod window;
 use std::io;
 use std::ops::Range;
 
-use flowstone_block::{AlignedBuf, Outcome, mutated};
+use flowstone_block::{AlignedBuf, Clock, Outcome, QueueContext, mutated};
 use flowstone_fileio::{BlockingFile, FileIo, FileOffset, FileOp};
 use flowstone_image::runtime::group_sync::GroupSync;
 use flowstone_log_format::{Address, BLOCK_BYTES, SegmentId, Shape, Superblock};
@@ -22,14 +22,58 @@ pub use self::queue::{Hints, StoreQueue};
 pub use self::reader::Reader;
 pub use self::window::Window;
 
-/// The store with blocking calls, for a thread that changes it.
+/// The store of an open image: queues and threads get at its segments through it.
 pub struct SegmentStore {
+    file: Box<dyn FileIo>,
+    shape: Shape,
+}
+
+impl SegmentStore {
+    /// The store in a file whose segments have this shape.
+    pub fn new(file: Box<dyn FileIo>, shape: Shape) -> Self {
+        Self { file, shape }
+    }
+
+    /// Opens a queue for the thread of `context`.
+    pub fn queue(&self, context: &QueueContext) -> io::Result<StoreQueue> {
+        StoreQueue::open(&*self.file, context)
+    }
+
+    /// Opens it with blocking calls.
+    pub fn blocking(&self) -> io::Result<BlockingStore> {
+        BlockingStore::open(&*self.file, self.shape)
+    }
+
+    /// Returns the clock by which its requests are timed.
+    pub fn clock(&self) -> Clock {
+        self.file.clock()
+    }
+
+    /// Returns whether the host keeps requests out of its page cache if it is [asked](Hints) to.
+    pub fn heeds_hints(&self) -> bool {
+        self.file.heeds_dont_cache()
+    }
+
+    /// Returns the size of the file in bytes.
+    pub fn size(&self) -> io::Result<u64> {
+        self.file.size()
+    }
+
+    /// Returns the file, for what the host knows of it as a whole. Only the store reads and writes
+    /// it while the image is open.
+    pub fn file(&self) -> &dyn FileIo {
+        &*self.file
+    }
+}
+
+/// The store with blocking calls, for a thread that changes it.
+pub struct BlockingStore {
     file: BlockingFile,
     shape: Shape,
     has_write_streams: bool,
 }
 
-impl SegmentStore {
+impl BlockingStore {
     /// Opens the store in a file whose segments have this shape.
     pub fn open(file: &dyn FileIo, shape: Shape) -> io::Result<Self> {
         let has_write_streams = file.write_streams() > 0;

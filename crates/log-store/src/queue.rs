@@ -31,7 +31,7 @@ impl Hints {
 
 impl StoreQueue {
     /// Opens a queue of its own for the thread of `context`.
-    pub fn open(file: &dyn FileIo, context: &QueueContext) -> io::Result<Self> {
+    pub(crate) fn open(file: &dyn FileIo, context: &QueueContext) -> io::Result<Self> {
         let has_write_streams = file.write_streams() > 0;
         Ok(Self { file: file.channel(context)?, has_write_streams })
     }

@@ -29,7 +29,7 @@ fn empty(file: &SimDisk) -> Vec<usize> {
 #[test]
 fn what_is_freed_is_empty_and_nothing_else_is() {
     let file = file();
-    let mut store = SegmentStore::open(&file, SHAPE).unwrap();
+    let mut store = BlockingStore::open(&file, SHAPE).unwrap();
     store.free(segments(1, 3)).unwrap();
     assert_eq!(empty(&file), (64..192).collect::<Vec<_>>());
     store.free(segments(3, 3)).unwrap();
@@ -44,7 +44,7 @@ fn what_is_freed_is_empty_and_nothing_else_is() {
 #[test]
 fn a_record_lies_at_its_address() {
     let file = file();
-    let mut store = SegmentStore::open(&file, SHAPE).unwrap();
+    let mut store = BlockingStore::open(&file, SHAPE).unwrap();
     let mut record = AlignedBuf::zeroed(2 * BLOCK_BYTES);
     record.fill(7);
     store.append(0, SHAPE.address(SegmentId::new(2), 5), &mut record).unwrap();
@@ -74,7 +74,7 @@ fn a_block_that_cannot_be_read_takes_no_other_with_it() {
 #[test]
 fn allocated_blocks_are_found() {
     let file = file();
-    let mut store = SegmentStore::open(&file, SHAPE).unwrap();
+    let mut store = BlockingStore::open(&file, SHAPE).unwrap();
     store.free(segments(1, 3)).unwrap();
     let reader = Reader::open(&file).unwrap();
     assert_eq!(reader.blocks(), 288);

@@ -8,7 +8,7 @@ use flowstone_log_format::{
     BLOCK_BYTES, ERASE_UNIT_BYTES, EraseUnit, RESERVE_DEFAULT_PERCENT, RESERVE_PERCENT,
     SEGMENT_BYTES, Shape, Superblock, blocks_of,
 };
-use flowstone_log_store::SegmentStore;
+use flowstone_log_store::BlockingStore;
 
 use super::streams::Streams;
 
@@ -113,7 +113,7 @@ fn random_bytes() -> io::Result<[u8; 16]> {
 }
 
 fn write(file: &dyn FileIo, superblock: &Superblock) -> io::Result<()> {
-    let mut store = SegmentStore::open(file, superblock.shape())?;
+    let mut store = BlockingStore::open(file, superblock.shape())?;
     store.write_superblock(superblock)?;
     store.sync_alone()?;
     Ok(())

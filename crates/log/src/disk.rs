@@ -61,7 +61,7 @@ impl LogImage {
         let UpkeepOptions { resort, tell, copy_memory, age_power } = options;
         self.log.volume.resorting.set_limit(resort.bytes(self.log.volume.capacity().bytes()));
         self.log.inbox.schedule_pass();
-        let telling = tell == Tell::Always || self.log.file.tells_drive();
+        let telling = tell == Tell::Always || self.log.store.file().tells_drive();
         self.log.telling.store(telling, Ordering::Relaxed);
         let _ = self.log.copy_memory.set(copy_memory);
         let _ = age_power.map(|power| self.log.age_power.set(power));
@@ -143,7 +143,7 @@ impl Image for LogImage {
         Ok(Space {
             virtual_bytes: self.log.volume.capacity().bytes(),
             live_bytes: Some(self.log.volume.live_bytes()),
-            allocated_bytes: self.log.file.allocated_bytes()?,
+            allocated_bytes: self.log.store.file().allocated_bytes()?,
             dead_bytes: Some(garbage * BLOCK_BYTES as u64),
         })
     }
@@ -194,7 +194,7 @@ impl Image for LogImage {
     }
 
     fn layout(&self) -> io::Result<Layout> {
-        let mut layout = Layout::of(&*self.log.file)?;
+        let mut layout = Layout::of(self.log.store.file())?;
         let mut before: Option<Address> = None;
         for (_, map_entry) in self.log.volume.map.all_mapped(self.log.volume.blocks()) {
             let address = map_entry.address();
@@ -214,7 +214,7 @@ impl Image for LogImage {
     }
 
     fn discards(&self) -> Discards {
-        self.log.volume.discards.read(self.log.file.punched())
+        self.log.volume.discards.read(self.log.store.file().punched())
     }
 
     fn log_state(&self) -> Option<LogState> {
@@ -228,7 +228,7 @@ impl Image for LogImage {
     }
 
     fn file(&self) -> &dyn FileIo {
-        &*self.log.file
+        self.log.store.file()
     }
 
     fn serving(&self) -> String {
@@ -237,7 +237,7 @@ impl Image for LogImage {
             "log, segments of {} KiB, streams {}, {}",
             shape.segment_bytes() / 1024,
             Streams::of(shape.streams).name(),
-            self.log.file.describe()
+            self.log.store.file().describe()
         )
     }
 }

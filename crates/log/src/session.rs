@@ -7,6 +7,7 @@ use flowstone_block::{Errno, Error, Outcome, Result, SectorCount, mutant};
 use flowstone_fileio::FileIo;
 use flowstone_image::Progress;
 use flowstone_log_format::{Shape, Superblock, blocks_of_sectors};
+use flowstone_log_store::SegmentStore;
 use tracing::info;
 
 use super::load::{LeafPlaces, Loaded, load};
@@ -78,7 +79,7 @@ pub fn of_loaded(
     state.segments_mut().raise_limit_for(wanted, most);
     state.find_trim_heads(&volume);
     superblock.segments = superblock.segments.max(state.segments().limit());
-    let log = Arc::new(Log::new(name, file, codec, volume, state));
+    let log = Arc::new(Log::new(name, SegmentStore::new(file, shape), codec, volume, state));
     let session = Unbegun { log: Arc::clone(&log), superblock, leaves, is_changed, starts_anew };
     Ok((log, (!readonly).then_some(session)))
 }

@@ -100,9 +100,9 @@ pub struct LogChannel {
 
 impl LogChannel {
     pub fn new(log: Arc<Log>, context: &QueueContext, readonly: bool) -> io::Result<Self> {
-        let store = StoreQueue::open(&*log.file, context)?;
+        let store = log.store.queue(context)?;
         let waker = log.wakers.add(&context.reactor);
-        let writes = Writes::new(log.shape, log.file.heeds_dont_cache());
+        let writes = Writes::new(log.shape, log.store.heeds_hints());
         let records = Records::new(log.shape);
         let completed = Vec::new();
         Ok(Self {

@@ -14,7 +14,7 @@ use flowstone_block::{Error, Result};
 use flowstone_fileio::FileIo;
 use flowstone_image::{CheckProgress, CheckReport};
 use flowstone_log_format::{SegmentId, Shape};
-use flowstone_log_store::SegmentStore;
+use flowstone_log_store::BlockingStore;
 
 use super::Examination;
 use crate::load::Loaded;
@@ -52,9 +52,9 @@ pub fn repair(
         }
         let log = write_anew(name, file, loaded)?;
         if tells_space {
-            give_back(name, &*log.file, log.shape, log.append_state().segments())?;
+            give_back(name, log.store.file(), log.shape, log.append_state().segments())?;
         }
-        examine(&*log.file)?
+        examine(log.store.file())?
     } else {
         give_back(name, &*file, loaded.shape, &loaded.segments)?;
         examine(&*file)?
@@ -138,7 +138,7 @@ fn write_anew(name: &str, file: Box<dyn FileIo>, loaded: Loaded) -> Result<Arc<L
 fn give_back(name: &str, file: &dyn FileIo, shape: Shape, segments: &SegmentTable) -> Result<()> {
     let host = |error: std::io::Error| Error::host(name, error, "check the host's file system");
     let size = file.size().map_err(host)?;
-    let mut store = SegmentStore::open(file, shape).map_err(host)?;
+    let mut store = BlockingStore::open(file, shape).map_err(host)?;
     let holds =
         |segment| matches!(segments.get(segment).state, State::Open | State::Sealed | State::Dead);
     let in_file = size.div_ceil(shape.segment_bytes()).min(u64::from(segments.limit())) as u32;

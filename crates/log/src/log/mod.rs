@@ -11,12 +11,12 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use flowstone_block::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use flowstone_block::sync::{Mutex, MutexGuard};
 use flowstone_block::{Clock, Errno, Sector, mutant};
-use flowstone_fileio::FileIo;
 use flowstone_image::Flaw;
 use flowstone_image::runtime::group_sync::GroupSync;
 use flowstone_image::runtime::inbox::Inbox;
 use flowstone_image::runtime::wakers::{QueueWaker, Wakers};
 use flowstone_log_format::{BLOCK_SECTORS, Codec, MapEntry, Sequence, Shape};
+use flowstone_log_store::SegmentStore;
 use tracing::{error, info, warn};
 
 pub use self::accounting::Accounting;
@@ -29,8 +29,8 @@ use crate::volume::Volume;
 pub struct Log {
     /// The image's path, for messages.
     pub name: String,
-    pub file: Box<dyn FileIo>,
-    /// Clock of the file.
+    pub store: SegmentStore,
+    /// Clock of the store.
     pub clock: Clock,
     pub codec: Codec,
     pub shape: Shape,
@@ -57,16 +57,16 @@ pub struct Log {
 impl Log {
     pub fn new(
         name: String,
-        file: Box<dyn FileIo>,
+        store: SegmentStore,
         codec: Codec,
         volume: Volume,
         mut state: AppendState,
     ) -> Self {
-        let clock = file.clock();
+        let clock = store.clock();
         state.set_time(clock.clone());
         Self {
             name,
-            file,
+            store,
             codec,
             shape: state.shape(),
             volume,

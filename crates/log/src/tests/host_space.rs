@@ -86,7 +86,7 @@ fn a_full_host_whose_space_is_in_other_free_segments_keeps_no_image_from_being_o
     };
     // Allocated for writes that never came.
     let (offset, bytes) = (shape.address(last, 0).offset(), 8 * SEGMENT_BYTES);
-    let mut file = BlockingFile::new(&*fixture.log.file).unwrap();
+    let mut file = BlockingFile::new(fixture.log.store.file()).unwrap();
     file.run(FileOp::Allocate { offset, bytes }).unwrap();
     file.sync().unwrap();
     drop(file);
@@ -117,7 +117,7 @@ fn dead_segments_are_given_back_at_once_where_the_drive_hears_of_it() {
         let state = log_state(&fixture.log);
         assert_eq!(state.telling, telling);
         assert_eq!(state.untold_dead_bytes == 0, telling, "{state:?}");
-        let punched = fixture.log.volume.discards.read(fixture.log.file.punched()).merged;
+        let punched = fixture.log.volume.discards.read(fixture.log.store.file().punched()).merged;
         assert_eq!(punched > 0, telling);
     }
 }

@@ -23,10 +23,11 @@ fn log() -> Arc<Log> {
     let place = HeadPlace { incarnation, segment, block: 0 };
     state.heads[0] = Head { place, has_space: true, for_trims: false };
     let capacity = SectorCount::new(BLOCKS * BLOCK_SECTORS);
-    let (file, codec) = (Box::new(SimDisk::new(1 << 20)), Codec::new(&[0; 16]));
+    let store = SegmentStore::new(Box::new(SimDisk::new(1 << 20)), SHAPE);
+    let codec = Codec::new(&[0; 16]);
     Arc::new(Log::new(
         "model".into(),
-        file,
+        store,
         codec,
         Volume::new(capacity, BlockMap::default()),
         state,

@@ -40,7 +40,7 @@ pub struct CopyRecord {
 
 impl Pipe {
     pub fn new(log: &Log) -> Result<Self, Errno> {
-        let transfers = Transfers::new(&*log.file)
+        let transfers = Transfers::new(&log.store)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         let (writes, spare, entries) = Default::default();
         let lent = log.copy_memory.get_or_init(Default::default).lend();

@@ -151,6 +151,7 @@ fn empty() -> AlignedBuf {
 mod tests {
     use flowstone_block::Errno;
     use flowstone_fileio::{BlockingFile, FileOffset};
+    use flowstone_log_store::SegmentStore;
     use flowstone_sim::{Call, Fault, Schedule, SimDisk};
 
     use super::*;
@@ -170,13 +171,17 @@ mod tests {
         disk
     }
 
+    fn store(disk: &SimDisk) -> SegmentStore {
+        SegmentStore::new(Box::new(disk.clone()), SHAPE)
+    }
+
     fn victim(segment: u32) -> (SegmentId, Incarnation) {
         (SegmentId::new(segment), Incarnation::new(1, segment))
     }
 
     #[test]
     fn blocks_of_one_victim_after_the_other_are_shown_in_their_order() {
-        let mut transfers = Transfers::new(&disk()).unwrap();
+        let mut transfers = Transfers::new(&store(&disk())).unwrap();
         let mut ahead = ReadAhead::default();
         for segment in [2, 1, 3, 3] {
             ahead.begin(&mut transfers, SHAPE, victim(segment));
@@ -190,7 +195,7 @@ mod tests {
     #[test]
     fn a_block_that_cannot_be_read_takes_no_other_with_it() {
         let disk = disk();
-        let mut transfers = Transfers::new(&disk).unwrap();
+        let mut transfers = Transfers::new(&store(&disk)).unwrap();
         let mut ahead = ReadAhead::default();
         let bad = (SEGMENT_BYTES + 5 * BLOCK_BYTES) as u64;
         let range = bad..bad + BLOCK_BYTES as u64;

@@ -4,11 +4,11 @@
 use std::io;
 
 use flowstone_block::{AlignedBuf, IoVec, Outcome, QueueContext, QueueDepth, Reactor, mutant};
-use flowstone_fileio::{FileCompletion, FileIo, MemoryList};
+use flowstone_fileio::{FileCompletion, MemoryList};
 use flowstone_log_format::Address;
 use slab::Slab;
 
-use flowstone_log_store::{Hints, StoreQueue};
+use flowstone_log_store::{Hints, SegmentStore, StoreQueue};
 
 /// Queue depth: more than are ever in flight.
 const DEPTH: u16 = 128;
@@ -36,10 +36,10 @@ struct Transfer {
 pub struct Ticket(usize);
 
 impl Transfers {
-    /// Opens a queue of `file`.
-    pub fn new(file: &dyn FileIo) -> io::Result<Self> {
+    /// Opens a queue of a store.
+    pub fn new(store: &SegmentStore) -> io::Result<Self> {
         let context = QueueContext::alone(QueueDepth(DEPTH))?;
-        let store = StoreQueue::open(file, &context)?;
+        let store = store.queue(&context)?;
         let (done, started) = Default::default();
         Ok(Self { store, reactor: context.reactor, done, started })
     }
@@ -113,6 +113,7 @@ mod tests {
 
     use flowstone_block::NextLook;
     use flowstone_fileio::{FileChannel, FileRequest};
+    use flowstone_log_format::Shape;
     use flowstone_sim::{SimDisk, Wrapped};
 
     use super::*;
@@ -145,7 +146,8 @@ mod tests {
         let filled = Arc::<AtomicUsize>::default();
         let count = Arc::clone(&filled);
         let file = Wrapped::new(&SimDisk::new(8192), move |it| Watched(it, Arc::clone(&count)));
-        let mut transfers = Transfers::new(&file).unwrap();
+        let shape = Shape { segment_blocks: 2, reserve_percent: 20, streams: 1 };
+        let mut transfers = Transfers::new(&SegmentStore::new(Box::new(file), shape)).unwrap();
         let read = transfers.read(Address::new(0), AlignedBuf::zeroed(4096), 4096);
         let (buffer, outcome) = transfers.wait(read);
         outcome.unwrap();

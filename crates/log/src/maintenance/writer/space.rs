@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use flowstone_block::sync::atomic::Ordering;
 use flowstone_block::{Errno, Outcome, mutant};
 use flowstone_log_format::{Incarnation, SegmentId, Sequence};
-use flowstone_log_store::SegmentStore;
+use flowstone_log_store::BlockingStore;
 use tracing::warn;
 
 use crate::log::Log;
@@ -60,7 +60,7 @@ pub struct Space {
     log: Arc<Log>,
     /// Stays out of the host's page cache: maps are not read again before the next open, and blocks
     /// that are put in order are cold, or a journal.
-    pub store: SegmentStore,
+    pub store: BlockingStore,
     ahead: SpaceAhead,
     /// When the host last reported that it has no space.
     host_full: Option<Instant>,
@@ -68,7 +68,7 @@ pub struct Space {
 
 impl Space {
     pub fn new(log: Arc<Log>) -> io::Result<Self> {
-        let mut store = SegmentStore::open(&*log.file, log.shape)?;
+        let mut store = log.store.blocking()?;
         store.keep_out_of_page_cache();
         Ok(Self { log, store, ahead: SpaceAhead::NONE, host_full: None })
     }
@@ -219,7 +219,7 @@ impl Space {
             false => never_used,
         };
         self.punch(&free);
-        let size = self.log.file.size().unwrap_or(0);
+        let size = self.log.store.size().unwrap_or(0);
         if let Err(errno) = self.store.free_within(never_used..SegmentId::new(limit), size) {
             warn!("{}: cannot punch segments from {never_used} on: {errno}", self.log.name);
         }
