@@ -19,6 +19,7 @@ mod guest_queue;
 mod layer;
 mod lock;
 mod log_budget;
+mod metric;
 mod origin;
 mod pages;
 mod per_queue;
@@ -41,6 +42,7 @@ pub use guest_queue::{BackHalf, Finished, FrontHalf, GuestQueue, QueueRunner, Si
 pub use layer::{Channel, Layer, QueueContext, QueueDepth};
 pub use lock::lock;
 pub use log_budget::LogBudget;
+pub use metric::{Family, Metric, MetricKind};
 pub use origin::{Origin, Peer};
 pub use pages::Pages;
 pub use per_queue::{PerQueue, count};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use flowstone_block::mutated;
+use flowstone_block::{Metric, mutated};
 
 use crate::BLOCK_BYTES;
 use crate::frames::Memory;
@@ -48,6 +48,13 @@ fn target_of(frames: usize) -> Target {
 }
 
 impl Cache {
+    /// Metrics of the cache.
+    pub const METRICS: &[Metric<Self>] = &[Metric::gauge(
+        "flowstone_cache_target_bytes",
+        "Bytes that the cache may hold now",
+        |it| it.target_bytes() as f64,
+    )];
+
     /// Least size in bytes.
     pub const BYTES_MIN: u64 = 1 << 20;
     /// Greatest size: places and frames are numbered by 32 bits, and there are several places per

@@ -1,7 +1,6 @@
 //! The cache in the output of `stats`.
 
-use flowstone_block::Class;
-use flowstone_cache::{Cache, CacheCount, CachedDisk};
+use flowstone_cache::Cache;
 use serde::Serialize;
 
 use crate::resource_monitor::{Decision, ResourceMonitor};
@@ -9,15 +8,6 @@ use flowstone_memory::sizer::Limits;
 
 /// Points of the miss-ratio curve up to the largest size.
 const CURVE_POINTS: u64 = 8;
-
-/// Returns the blocks of a disk that were read from the cache and from the layer below, by class.
-/// Takes no lock of the data path.
-pub fn blocks_read(disk: &CachedDisk) -> impl Iterator<Item = (&'static str, u64, u64)> {
-    Class::ALL.into_iter().map(|class| {
-        let CacheCount { hits, misses } = disk.of_class(class);
-        (class.name(), hits, misses)
-    })
-}
 
 /// The cache shared by all disks.
 #[derive(Serialize)]

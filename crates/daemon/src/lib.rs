@@ -8,6 +8,7 @@ mod cache_report;
 mod config;
 mod disk;
 mod disks;
+mod families;
 mod front_end;
 #[cfg(feature = "testing")]
 pub mod fuzzing;

@@ -11,11 +11,13 @@ use std::sync::Arc;
 
 use clap::Args;
 use flowstone_block::{Error, Layer, Result, SectorCount};
-use flowstone_cache::{Cache, CacheArgs, CacheConfig, Cached, CachedDisk, DiskCacheReport};
+use flowstone_cache::{
+    Cache, CacheArgs, CacheConfig, Cached, CachedDisk, DiskCacheReport, QueueCounters,
+};
 use flowstone_classify::{ClassesReport, Classify, ClassifyArgs, DiskClasses, LayoutReport};
 use flowstone_fileio::{FileArgs, FileOpener, FileWrapper};
 use flowstone_formats::{CopyArgs, ImageArgs, ImageOptions, open};
-use flowstone_image::{DiscardMode, Format, Image, Progress};
+use flowstone_image::{Damages, DiscardMode, Discards, Format, Image, Progress};
 use flowstone_layers::{
     DetectZeroes, LayerArgs, LayerCounters, Mem, Null, Record, Recorder, ZeroCounters, ZeroesArgs,
 };
@@ -27,6 +29,7 @@ use flowstone_qos::{
 use serde_json::{Map, Value, json};
 
 pub use self::source::{Backend, Pdc, PdcArgs, Source};
+use crate::families::Families;
 use crate::groups::GroupTable;
 
 /// Options of the stages of a disk, from the lowest up.
@@ -203,6 +206,17 @@ impl Stack {
             all.extend(own);
         }
         all
+    }
+
+    /// Adds the metrics of the stages; without a stack, their names.
+    pub fn read(stack: Option<&Self>, families: &mut Families) {
+        families.read(DiskLimits::METRICS, stack.map(|it| &*it.limits));
+        families.read(DiskShare::METRICS, stack.map(|it| &*it.share));
+        let cached = stack.and_then(|it| it.cached.as_deref());
+        families.read(QueueCounters::METRICS, cached.map(CachedDisk::counters));
+        let image = stack.and_then(|it| it.image.as_deref());
+        families.read(Discards::METRICS, image.map(|it| it.discards()).as_ref());
+        families.read(Damages::METRICS, image.map(|it| it.damages()).as_ref());
     }
 
     /// Sets the VM that uses the disk, for the devices that hold its files.

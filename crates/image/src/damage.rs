@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use flowstone_block::{Damage, LogBudget, Sector};
+use flowstone_block::{Damage, LogBudget, Metric, Sector};
 use flowstone_fileio::FileOffset;
 use tracing::error;
 
@@ -45,6 +45,15 @@ pub struct Damages {
     pub met: u64,
     /// Damaged places, each once, the newest last.
     pub recent: Vec<Damage>,
+}
+
+impl Damages {
+    /// Metrics of damage.
+    pub const METRICS: &[Metric<Self>] = &[Metric::counter(
+        "flowstone_damage_total",
+        "Times that a request or maintenance found damage",
+        |it| it.met as f64,
+    )];
 }
 
 /// Maximum number of remembered places.

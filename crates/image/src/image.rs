@@ -3,7 +3,7 @@
 use std::io;
 
 use clap::ValueEnum;
-use flowstone_block::{Extent, Layer, Result, Sector, SectorCount};
+use flowstone_block::{Extent, Layer, Metric, MetricKind, Result, Sector, SectorCount};
 use flowstone_fileio::FileIo;
 use serde::Serialize;
 
@@ -49,6 +49,29 @@ pub struct Space {
     /// back to the host later.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dead_bytes: Option<u64>,
+}
+
+impl Space {
+    /// Metrics of an image's space.
+    pub const METRICS: &[Metric<Self>] = &[
+        Metric::gauge(
+            "flowstone_disk_allocated_bytes",
+            "Space allocated on the host; up to a minute old, or older if the host does not answer",
+            |it| it.allocated_bytes as f64,
+        ),
+        Metric::maybe(
+            MetricKind::Gauge,
+            "flowstone_disk_live_bytes",
+            "Space that holds data; as old as allocated",
+            |it| Some(it.live_bytes? as f64),
+        ),
+        Metric::maybe(
+            MetricKind::Gauge,
+            "flowstone_disk_dead_bytes",
+            "Space allocated on the host but not used; as old as allocated",
+            |it| Some(it.dead_bytes? as f64),
+        ),
+    ];
 }
 
 /// Layout of an image's data in its file.
@@ -97,6 +120,35 @@ pub struct Discards {
     /// Bytes that these calls returned to the host.
     #[serde(skip)]
     pub reclaimed_bytes: u64,
+}
+
+impl Discards {
+    /// Metrics of discards.
+    pub const METRICS: &[Metric<Self>] = &[
+        Metric::counter(
+            "flowstone_disk_reclaimed_bytes_total",
+            "Space given back to the host",
+            |it| it.reclaimed_bytes as f64,
+        ),
+        Metric::counter(
+            "flowstone_discard_ranges_total",
+            "Ranges that guests have discarded",
+            |it| it.ranges as f64,
+        ),
+        Metric::counter("flowstone_discard_bytes_total", "Bytes of discarded ranges", |it| {
+            it.bytes as f64
+        }),
+        Metric::counter(
+            "flowstone_discard_punches_total",
+            "Calls that gave space back to the host",
+            |it| it.punches as f64,
+        ),
+        Metric::counter(
+            "flowstone_discard_punched_bytes_total",
+            "Bytes of the ranges of these calls",
+            |it| it.punched_bytes as f64,
+        ),
+    ];
 }
 
 /// Costs of a log besides the blocks that guests write, since the image was opened.
@@ -159,6 +211,45 @@ pub struct LogState {
     pub resort_passes: u64,
     /// Whether writes are refused for lack of space.
     pub full: bool,
+}
+
+impl LogState {
+    /// Metrics of a log image.
+    pub const METRICS: &[Metric<Self>] = &[
+        Metric::each(
+            MetricKind::Gauge,
+            "flowstone_log_segments",
+            "state",
+            "Segments of a log image: used, ready, dead (free after the next checkpoint), limit",
+            |it, add| {
+                add("limit", f64::from(it.segments_limit));
+                add("used", f64::from(it.segments_used));
+                add("ready", f64::from(it.segments_ready));
+                add("dead", f64::from(it.segments_dead));
+            },
+        ),
+        Metric::each(
+            MetricKind::Counter,
+            "flowstone_log_appended_blocks_total",
+            "kind",
+            "Blocks written to a log image since it was made: guest, copy, map, other",
+            |it, add| {
+                let known = it.guest_blocks + it.relocated_blocks + it.map_blocks;
+                add("guest", it.guest_blocks as f64);
+                add("copy", it.relocated_blocks as f64);
+                add("map", it.map_blocks as f64);
+                add("other", it.appended_blocks.saturating_sub(known) as f64);
+            },
+        ),
+        Metric::counter(
+            "flowstone_log_cleaning_seconds_total",
+            "Time of cleaning, without its pauses",
+            |it| it.costs.cleaning_seconds,
+        ),
+        Metric::gauge("flowstone_log_full", "1 if a log image refuses writes", |it| {
+            f64::from(u8::from(it.full))
+        }),
+    ];
 }
 
 /// An open disk image.

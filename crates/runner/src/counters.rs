@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use flowstone_block::{Op, OpKind, Outcome};
+use flowstone_block::{Metric, MetricKind, Op, OpKind, Outcome};
 
 use crate::failures::Failures;
-use crate::histogram::{Histogram, add};
+use crate::histogram::{Histogram, Snapshot, add};
 
 const KINDS: usize = OpKind::ALL.len();
 
@@ -56,6 +56,80 @@ pub struct QueueCounters {
 }
 
 impl QueueCounters {
+    /// Metrics of a disk's queues. An operation that has never happened has none.
+    pub const METRICS: &[Metric<[Arc<Self>]>] = &[
+        Metric::each(
+            MetricKind::Counter,
+            "flowstone_requests_total",
+            "op",
+            "Completed requests",
+            |queues, add| by_kind(queues, |it| &it.requests, add),
+        ),
+        Metric::each(
+            MetricKind::Counter,
+            "flowstone_request_bytes_total",
+            "op",
+            "Bytes of completed requests",
+            |queues, add| by_kind(queues, |it| &it.bytes, add),
+        ),
+        Metric::each(
+            MetricKind::Counter,
+            "flowstone_request_errors_total",
+            "op",
+            "Failed requests",
+            |queues, add| by_kind(queues, |it| &it.errors, add),
+        ),
+        Metric::gauge(
+            "flowstone_requests_in_flight",
+            "Requests taken from rings and not completed",
+            |queues| sum(queues, |it| &it.in_flight),
+        ),
+        Metric::counter(
+            "flowstone_polling_seconds_total",
+            "Time that queues polled for work",
+            |queues| (sum(queues, |it| &it.spin_ns) + sum(queues, |it| &it.front_spin_ns)) / 1e9,
+        ),
+        Metric::counter("flowstone_sleeping_seconds_total", "Time that queues slept", |queues| {
+            sum(queues, |it| &it.sleep_ns) / 1e9
+        }),
+        Metric::counter("flowstone_kicks_total", "Notifications from guests", |queues| {
+            sum(queues, |it| &it.kicks)
+        }),
+        Metric::counter("flowstone_calls_total", "Interrupts to guests", |queues| {
+            sum(queues, |it| &it.calls)
+        }),
+    ];
+
+    /// Durations of a disk's queues.
+    pub const DURATIONS: &[Metric<[Arc<Self>], Snapshot>] = &[
+        Metric::each(
+            MetricKind::Histogram,
+            "flowstone_request_duration_seconds",
+            "op",
+            "Latency from submission to completion, for each range of a request separately",
+            |queues, add| {
+                for kind in happened(queues) {
+                    add(kind.name(), merged(queues, |it| &it.device[kind as usize]));
+                }
+            },
+        ),
+        Metric::each(
+            MetricKind::Summary,
+            "flowstone_stage_duration_seconds",
+            "stage",
+            "Time of batches in a stage: front (from the ring to the other thread), submit, publish",
+            |queues, add| {
+                let stages = [
+                    ("front", merged(queues, |it| &it.front)),
+                    ("submit", merged(queues, |it| &it.submit)),
+                    ("publish", merged(queues, |it| &it.publish)),
+                ];
+                let happened = stages.into_iter().filter(|(_, times)| times.count() > 0);
+                happened.for_each(|(stage, times)| add(stage, times));
+            },
+        ),
+    ];
+
     /// Returns the nanoseconds spent in turns that found work.
     pub fn work_ns(&self) -> u64 {
         self.submit.sum_ns() + self.publish.sum_ns()
@@ -98,4 +172,33 @@ impl QueueCounters {
             self.failures.add(kind, errno);
         }
     }
+}
+
+fn sum(queues: &[Arc<QueueCounters>], counter: impl Fn(&QueueCounters) -> &AtomicU64) -> f64 {
+    queues.iter().map(|queue| counter(queue).load(Ordering::Relaxed)).sum::<u64>() as f64
+}
+
+/// Returns the operations that guests have requested.
+fn happened(queues: &[Arc<QueueCounters>]) -> impl Iterator<Item = OpKind> {
+    let kinds = OpKind::ALL.into_iter();
+    kinds.filter(|kind| sum(queues, |it| &it.requests[*kind as usize]) > 0.0)
+}
+
+fn by_kind(
+    queues: &[Arc<QueueCounters>],
+    counters: fn(&QueueCounters) -> &[AtomicU64; KINDS],
+    add: &mut dyn FnMut(&str, f64),
+) {
+    for kind in happened(queues) {
+        add(kind.name(), sum(queues, |it| &counters(it)[kind as usize]));
+    }
+}
+
+fn merged(
+    queues: &[Arc<QueueCounters>],
+    histogram: impl Fn(&QueueCounters) -> &Histogram,
+) -> Snapshot {
+    let mut all = Snapshot::default();
+    queues.iter().for_each(|queue| all.merge(&histogram(queue).snapshot()));
+    all
 }

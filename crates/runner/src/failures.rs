@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use flowstone_block::{Errno, LogBudget, OpKind};
+use flowstone_block::{Errno, LogBudget, Metric, MetricKind, OpKind};
 use serde::Serialize;
 use tracing::error;
 
@@ -36,6 +36,19 @@ pub struct FailureReport {
 }
 
 impl Failures {
+    /// Metrics of failures.
+    pub const METRICS: &[Metric<Self>] = &[Metric::each(
+        MetricKind::Counter,
+        "flowstone_errors_total",
+        "errno",
+        "Failed requests, by error number",
+        |it, add| {
+            for (errno, met) in &*it.met() {
+                add(&errno.to_string(), met.count as f64);
+            }
+        },
+    )];
+
     /// Makes the failures of the disk called `disk`.
     pub fn of(disk: String) -> Self {
         Self { disk, ..Self::default() }
@@ -67,11 +80,6 @@ impl Failures {
             self.watcher.get().into_iter().for_each(|watcher| watcher(kind, errno));
             error!(disk = self.disk, unsaid, "a guest's {request} failed: {errno}; {advice}");
         }
-    }
-
-    /// Returns the count of each errno.
-    pub fn counts(&self) -> Vec<(i32, u64)> {
-        self.met().iter().map(|(errno, met)| (*errno, met.count)).collect()
     }
 
     /// Returns the report of all errnos, in ascending order.

@@ -38,7 +38,7 @@ pub use counters::QueueCounters;
 pub use cpu_budget::CpuShare;
 pub use cpus::CpuList;
 pub use disk_queues::{DiskQueues, DiskRun, QueueTable};
-pub use failures::FailureReport;
+pub use failures::{FailureReport, Failures};
 pub use histogram::{Histogram, Snapshot};
 pub use numa::{Node, Topology};
 pub use pollers::{Pipeline, PollerChoice, PollerReport, Pollers, PollersConfig};

@@ -76,11 +76,9 @@ impl Daemon {
     }
 
     pub(super) fn metrics(&self) -> Answer {
-        let cache = self.shared.cache.as_ref().map(|cache| cache.target_bytes());
-        Answer::Text(
-            metrics::CONTENT_TYPE,
-            metrics::text(&self.disks, cache, self.config.metrics_buckets),
-        )
+        let cache = self.shared.cache.as_deref();
+        let text = metrics::text(&self.disks, cache, self.config.metrics_buckets);
+        Answer::Text(metrics::CONTENT_TYPE, text)
     }
 
     fn show(&self, name: &str) -> Result<Value, Refused> {

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use flowstone_block::{Errno, LogBudget, Peer, SectorCount, lock};
+use flowstone_block::{Errno, LogBudget, Metric, Peer, SectorCount, lock};
 use rustix::net::{SendFlags, send};
 
 use super::memory::GuestMemory;
@@ -55,6 +55,19 @@ pub struct Guest {
 }
 
 impl DeviceShared {
+    /// Metrics of a device.
+    pub const METRICS: &[Metric<Self>] = &[
+        Metric::gauge("flowstone_disk_connected", "1 if a monitor is connected", |it| {
+            f64::from(u8::from(it.is_connected()))
+        }),
+        Metric::counter("flowstone_disk_connections_total", "Connections of monitors", |it| {
+            it.connections() as f64
+        }),
+        Metric::gauge("flowstone_disk_capacity_bytes", "Size of the disk in the guest", |it| {
+            it.capacity().bytes() as f64
+        }),
+    ];
+
     /// Makes the state of a disk of size `capacity`.
     pub fn new(capacity: SectorCount) -> Self {
         let shared = Self::default();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use flowstone_block::lock;
+use flowstone_block::{Metric, lock};
 use flowstone_fileio::FileIo;
 
 use super::file::SharedFile;
@@ -53,6 +53,20 @@ struct State {
 }
 
 impl DiskShare {
+    /// Metrics of a disk's share.
+    pub const METRICS: &[Metric<Self>] = &[
+        Metric::counter(
+            "flowstone_held_back_requests_total",
+            "Requests to files that waited for other disks",
+            |it| it.held_back().0 as f64,
+        ),
+        Metric::counter(
+            "flowstone_held_back_seconds_total",
+            "Total time that requests to files waited for other disks",
+            |it| it.held_back().1.as_secs_f64(),
+        ),
+    ];
+
     /// Makes the share of a new disk, which is alone in its VM until its VM is [set](Self::set_vm).
     /// `number` is unique among disks.
     pub fn new(devices: Arc<Devices>, number: u32, weight: Weight) -> Arc<Self> {

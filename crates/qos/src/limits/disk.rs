@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use flowstone_block::{Reactor, mutated};
+use flowstone_block::{Metric, Reactor, mutated};
 
 use super::budget::Cost;
 use super::gate::QueueGate;
@@ -20,6 +20,20 @@ pub struct DiskLimits {
 }
 
 impl DiskLimits {
+    /// Metrics of a disk's limits.
+    pub const METRICS: &[Metric<Self>] = &[
+        Metric::counter(
+            "flowstone_throttled_requests_total",
+            "Requests that had to wait for a limit",
+            |it| it.throttled().0 as f64,
+        ),
+        Metric::counter(
+            "flowstone_throttled_seconds_total",
+            "Total time that requests waited for a limit",
+            |it| it.throttled().1.as_secs_f64(),
+        ),
+    ];
+
     /// Adds a new disk to the group.
     pub fn new(group: Arc<Group>, limit: Limit, weight: Weight) -> Arc<Self> {
         let now = group.now();
