@@ -15,7 +15,7 @@ MODELLED := -p flowstone-reactor -p flowstone-cache -p flowstone-image -p flowst
 # Where rustup puts cargo, for the run that has just installed it.
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
-.PHONY: help demo test bench evidence evidence-guests soak stress fuzz mutants install
+.PHONY: help demo test bench results evidence evidence-guests soak stress fuzz mutants install
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -40,9 +40,13 @@ test: ## Check everything: style, documentation, licences, all tests, real guest
 
 bench: ## Measure against qemu-storage-daemon and fio; writes README.md and docs/benchmarks.md
 	scripts/setup
-	cargo build --release -p flowstone-cli
-	cargo run --release -p flowstone-bench -- --rounds 7 --runtime 1 \
-		--readme README.md --markdown docs/benchmarks.md --json target/bench.json
+	cargo build --release -p flowstone-bench -p flowstone-cli
+	target/release/flowstone-bench results --only bench
+
+results: ## Measure all tables of speed again (2.5 h, estimated); RESULTS="--only NAME" or "--list"
+	scripts/setup
+	cargo build --release -p flowstone-bench -p flowstone-cli -p flowstone-guest
+	target/release/flowstone-bench results $(RESULTS)
 
 evidence: ## Measure the tables of docs/evidence again (47 min); EVIDENCE="--only NAME" or "--quick"
 	scripts/setup

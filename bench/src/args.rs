@@ -19,9 +19,6 @@ pub struct CompareArgs {
     /// Only points whose name contains this; may be given several times.
     #[arg(long, value_name = "PATTERN")]
     pub only: Vec<String>,
-    /// Rewrite the table between the first-screen markers of this file, from the same run.
-    #[arg(long, value_name = "FILE")]
-    pub readme: Option<PathBuf>,
     /// Measure on this block device instead of an image on a file system; all data on the device is
     /// lost.
     #[arg(long, conflicts_with_all = ["dir", "size"])]

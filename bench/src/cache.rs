@@ -16,7 +16,7 @@ use anyhow::{Result, ensure};
 use clap::Args;
 use flowstone_block::parse_size;
 use flowstone_cache::{BlockId, FREQ_THRESHOLD, Outcome, PolicyKind, VmSize, Vms};
-use flowstone_experiment::host::Host;
+use flowstone_experiment::host::{Host, require_commit};
 use flowstone_experiment::plot::{Axes, Lines, draw};
 use flowstone_experiment::{Experiment, table};
 
@@ -114,6 +114,7 @@ struct OfVm {
 
 /// Runs the subcommand.
 pub fn cache(args: &CacheArgs) -> Result<()> {
+    args.json.iter().try_for_each(|path| require_commit(path))?;
     let warmup = Duration::from_secs(args.warmup);
     let read = |path: &PathBuf| trace::read(path, warmup);
     let traces = args.trace.iter().map(read).collect::<Result<Vec<_>>>()?;

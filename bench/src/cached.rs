@@ -165,17 +165,31 @@ pub fn cached(args: &CachedArgs) -> Result<()> {
     };
     // Written in full: no read hits a hole.
     std::fs::write(&bench.image, vec![0x5a; usize::try_from(args.base.size)?])?;
-    let mut text = String::new();
     for group in GROUPS.iter().filter(|group| selected(group.name, &args.only)) {
         let points: Vec<_> = group.loads.iter().map(|load| (group.point(*load), *load)).collect();
         let servers: Vec<_> = group.servers.iter().map(|it| (it.name(), *it)).collect();
         experiment.run(args.base.run.rounds, &points, &servers, |load, server| {
             bench.measure(*server, *load, group.before)
         })?;
-        text += &format!("{}\n", group.table(&experiment));
     }
-    args.base.run.publish("cached", &text, &experiment)?;
+    experiment.describe(&format!(
+        "Disks of {} MiB, server and client on a core each, servers of a group in turn, {} s a \
+         round; ratios are to the first server of the group.",
+        args.base.size >> 20,
+        args.base.runtime
+    ));
+    args.base.run.publish(render, &experiment)?;
     remove(&bench.image)
+}
+
+/// Renders the tables.
+pub fn render(experiment: &Experiment) -> String {
+    let measured = experiment.points();
+    let groups = GROUPS.iter().filter(|group| {
+        let first = group.loads.first().map(|load| group.point(*load));
+        first.is_some_and(|point| measured.contains(&&*point))
+    });
+    groups.map(|group| group.table(experiment)).collect::<Vec<_>>().join("\n")
 }
 
 impl Group {
@@ -193,9 +207,9 @@ impl Group {
                 vec![
                     server.name().to_owned(),
                     load.name(),
-                    own.cell(IOPS, 0),
+                    own.count(IOPS),
                     own.cell(P50_US, 2),
-                    own.cell(CPU_US, 2),
+                    own.spread(CPU_US, 2),
                     own.ratio(first, IOPS),
                 ]
             }));

@@ -21,6 +21,7 @@ const WRITES_PER_CLUSTER: u64 = 4;
 /// Largest write; a larger cluster is written in several parts.
 const WRITE_BYTES_MAX: u64 = 64 << 10;
 const MB_PER_S: &str = "mb_per_s";
+const SECONDS: &str = "seconds";
 
 /// Carries out the subcommand.
 pub fn compact(args: &Base) -> Result<()> {
@@ -37,21 +38,39 @@ pub fn compact(args: &Base) -> Result<()> {
             let start = Instant::now();
             let said = succeed(Command::new(args.place.program()?).arg("compact").arg(&image))?;
             let said = String::from_utf8(said)?;
-            eprintln!("clusters of {name}: compact took {:.1?}\n{said}", start.elapsed());
+            experiment.add(name, "compact", &[(SECONDS, start.elapsed().as_secs_f64())]);
+            eprintln!("{said}");
             read(args, &image, (name, "after"), &mut experiment)?;
         }
     }
+    experiment.describe(&format!(
+        "Disks of {} MiB written at random in pieces of a cluster (64 KiB at most) through \
+         Flowstone, O_DIRECT; sequential reads of 128 KiB for {} s before `compact` and after it.",
+        args.size >> 20,
+        args.runtime
+    ));
+    args.run.publish(render, &experiment)?;
+    remove(&image)
+}
+
+/// Renders the table.
+pub fn render(experiment: &Experiment) -> String {
     let rows = CLUSTERS.iter().flat_map(|(name, _)| DEPTHS.map(|depth| (*name, depth)));
     let rows = rows.map(|(name, depth)| {
         let point = point(name, depth);
         let [before, after] = ["before", "after"].map(|state| experiment.at(&point, state));
-        let rates = [before, after].map(|it| it.cell(MB_PER_S, 0));
-        [&[name.to_owned(), format!("QD{depth}")], &rates[..], &[after.ratio(before, MB_PER_S)]]
-            .concat()
+        vec![
+            name.to_owned(),
+            experiment.at(name, "compact").spread(SECONDS, 1),
+            format!("QD{depth}"),
+            before.count(MB_PER_S),
+            after.count(MB_PER_S),
+            after.ratio(before, MB_PER_S),
+        ]
     });
-    let titles = "clusters | 128 KiB sequential read | before, MB/s | after, MB/s | ratio";
-    args.run.publish("compact", &table(titles, rows), &experiment)?;
-    remove(&image)
+    let titles = "clusters | `compact` took, s | 128 KiB sequential read | before, MB/s | \
+                  after, MB/s | ratio";
+    table(titles, rows)
 }
 
 fn point(clusters: &str, depth: u16) -> String {

@@ -4,12 +4,11 @@
 //! with another server so that none always follows the same one. A missing or failing server is
 //! reported; it never stops the others.
 
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use flowstone_experiment::host::Host;
-use flowstone_experiment::{Experiment, Figures, IOPS, Of};
+use flowstone_experiment::{CPU_US, Experiment, Figures, IOPS, P99_US};
 use flowstone_testkit::process::temp_dir;
 
 use crate::args::CompareArgs;
@@ -17,43 +16,16 @@ use crate::disks::Who;
 use crate::idle;
 use crate::image::Images;
 use crate::point::{Point, selected};
+use crate::run::Base;
 use crate::server::{Server, Setting, versions};
 
 /// Pause between measurements, for the disk to become idle.
 const REST: Duration = Duration::from_millis(300);
+/// The figures of a failed measurement; without them its round would be compared with another one.
+const FAILED: [(&str, f64); 3] = [(IOPS, f64::NAN), (P99_US, f64::NAN), (CPU_US, f64::NAN)];
 
-/// What was measured, and what could not be.
-pub struct Report<'a> {
-    /// The options of the run.
-    pub args: &'a CompareArgs,
-    /// The figures, by the names of points and servers.
-    pub experiment: Experiment,
-    /// The points under load.
-    pub points: Vec<Group>,
-    /// The servers of idle disks, whose point is `idle::NAME`.
-    pub idle: Vec<Contender>,
-}
-
-/// The servers of a point.
-pub struct Group {
-    pub point: Point,
-    pub servers: Vec<Contender>,
-}
-
-/// A server at a point.
-pub struct Contender {
-    /// Its name.
-    pub name: String,
-    /// The server.
-    pub server: Server,
-    /// Reason why it is not measured at all.
-    pub skipped: Option<String>,
-    /// Failures while measuring.
-    pub failures: Vec<String>,
-}
-
-/// Measures all selected points, and idle disks.
-pub fn compare<'a>(args: &'a CompareArgs, images: &Images<'_>) -> Result<Report<'a>> {
+/// Measures all selected points, and idle disks. Returns the figures, and the number of failures.
+pub fn compare(args: &CompareArgs, images: &Images<'_>) -> Result<(Experiment, usize)> {
     let host = Host::inspect(versions(args), images.disk_place());
     let (place, rounds) = (&args.base.place, args.base.run.rounds);
     let of = format!(
@@ -61,112 +33,88 @@ pub fn compare<'a>(args: &'a CompareArgs, images: &Images<'_>) -> Result<Report<
         args.base.runtime, place.server_cpu, place.client_cpu, args.base.size
     );
     let mut experiment = args.base.run.experiment_on(host, &of)?;
+    experiment.describe(&about(args, experiment.host()));
     let chosen = Point::all().into_iter().filter(|point| selected(&point.name, &args.only));
-    let mut points: Vec<Group> = chosen.map(|point| Group::new(point, args)).collect();
+    let points: Vec<_> = chosen.map(|point| (servers(&point, args), point)).collect();
     let dir = temp_dir()?;
+    let mut failures = 0;
     for round in 0..rounds {
         eprintln!("round {} of {rounds}", round + 1);
-        for group in &mut points {
-            group.measure(round, args, images, dir.path(), &mut experiment);
+        for (servers, point) in &points {
+            for server in flowstone_experiment::turns(round, servers) {
+                let figures = images.prepare(point.backend, *server).and_then(|image| {
+                    let image = image.as_deref();
+                    server.measure(&Setting { args, point, image, dir: dir.path() })
+                });
+                let name = server.name(point.backend);
+                failures += add(&mut experiment, &point.name, &name, figures);
+                std::thread::sleep(REST);
+            }
         }
+        if selected(idle::NAME, &args.only) {
+            failures += compare_idle(args, &mut experiment);
+        }
+        args.base.run.save(&experiment)?;
     }
-    let idle = compare_idle(args, &mut experiment);
-    Ok(Report { args, experiment, points, idle })
+    Ok((experiment, failures))
 }
 
-/// Measures idle disks, if selected.
-fn compare_idle(args: &CompareArgs, experiment: &mut Experiment) -> Vec<Contender> {
-    if !selected(idle::NAME, &args.only) {
-        return Vec::new();
-    }
-    let mut servers = Contender::all(&Point::all()[0], args);
-    servers.retain(|contender| contender.server != Server::Fio);
-    for contender in servers.iter_mut().filter(|contender| contender.skipped.is_none()) {
-        let who =
-            if contender.server == Server::Flowstone { Who::Flowstone("auto") } else { Who::Qsd };
-        contender.add(idle::NAME, idle::measure(who, &args.base.place), experiment);
-    }
+fn about(args: &CompareArgs, host: &Host) -> String {
+    let Base { place, runtime, size, .. } = &args.base;
+    let disk = match &args.device {
+        Some(device) => device.display().to_string(),
+        None => format!("an image of {} MiB on {}", size >> 20, host.device),
+    };
+    let versions: Vec<_> = host.versions.iter().map(|(_, version)| version.as_str()).collect();
+    format!(
+        "Server on CPU {}, client on CPU {client} (one thread), queue size 128; plain fio is one \
+         io_uring job on CPU {client}, without a server, and its us/IO is its own CPU. {runtime} s \
+         a point, servers in turn; medians, rates with (min-max). Ratios are those of the rates of \
+         a round, with the interval that holds the true one in 95 % of all runs (of 6 rounds and \
+         more); QSD is its better engine at that point. \"Noisy\" is a point during which others \
+         used that share of the machine: do not trust it. The disk is {disk}. {}.",
+        place.server_cpu,
+        versions.join(", "),
+        client = place.client_cpu,
+    )
+}
+
+/// Returns the servers that can be measured at a point, and says why another one cannot.
+fn servers(point: &Point, args: &CompareArgs) -> Vec<Server> {
+    let mut servers = Server::for_point(point);
+    servers.retain(|server| {
+        let missing = server.missing(point, args);
+        if let Some(reason) = &missing {
+            eprintln!("{}, {}: skipped: {reason}", point.name, server.name(point.backend));
+        }
+        missing.is_none()
+    });
     servers
 }
 
-impl Report<'_> {
-    /// Returns the figures of the fastest of some servers.
-    pub fn best<'a>(&'a self, at: &'a Group, wanted: impl Fn(Server) -> bool) -> Option<Of<'a>> {
-        let wanted = at.servers.iter().filter(|contender| wanted(contender.server));
-        let figures = wanted.map(|contender| self.experiment.at(&at.point.name, &contender.name));
-        let rates = figures.filter_map(|of| Some((of, of.median(IOPS)?)));
-        rates.max_by(|(_, one), (_, other)| one.total_cmp(other)).map(|(of, _)| of)
-    }
-
-    /// Returns the figures of qemu-storage-daemon with its better engine.
-    pub fn best_qsd<'a>(&'a self, at: &'a Group) -> Option<Of<'a>> {
-        self.best(at, |server| matches!(server, Server::Qsd(_)))
-    }
-
-    /// Returns the number of measurements that failed.
-    pub fn failures(&self) -> usize {
-        let servers = self.points.iter().flat_map(|group| &group.servers).chain(&self.idle);
-        servers.map(|contender| contender.failures.len()).sum()
-    }
+/// Measures idle disks.
+fn compare_idle(args: &CompareArgs, experiment: &mut Experiment) -> usize {
+    let point = &Point::all()[0];
+    let servers = servers(point, args).into_iter().filter(|server| *server != Server::Fio);
+    let measure = |server: Server| {
+        let who = if server == Server::Flowstone { Who::Flowstone("auto") } else { Who::Qsd };
+        let figures = idle::measure(who, &args.base.place);
+        add(experiment, idle::NAME, &server.name(point.backend), figures)
+    };
+    servers.map(measure).sum()
 }
 
-impl Group {
-    fn new(point: Point, args: &CompareArgs) -> Self {
-        Self { servers: Contender::all(&point, args), point }
-    }
-
-    fn measure(
-        &mut self,
-        round: usize,
-        args: &CompareArgs,
-        images: &Images<'_>,
-        dir: &Path,
-        experiment: &mut Experiment,
-    ) {
-        let (point, count) = (&self.point, self.servers.len());
-        for turn in 0..count {
-            let contender = &mut self.servers[(turn + round) % count];
-            if contender.skipped.is_some() {
-                continue;
-            }
-            let figures = images.prepare(point.backend, contender.server).and_then(|image| {
-                let image = image.as_deref();
-                contender.server.measure(&Setting { args, point, image, dir })
-            });
-            let figures = figures.with_context(|| format!("round {}", round + 1));
-            contender.add(&point.name, figures, experiment);
-            std::thread::sleep(REST);
+/// Adds the figures of a round. Returns the number of failures.
+fn add(experiment: &mut Experiment, point: &str, name: &str, figures: Result<Figures>) -> usize {
+    match figures.with_context(|| format!("{point}, {name}")) {
+        Ok(figures) => {
+            experiment.add(point, name, &figures);
+            0
         }
-    }
-}
-
-impl Contender {
-    /// Returns the servers to measure at a point.
-    fn all(point: &Point, args: &CompareArgs) -> Vec<Self> {
-        let contender = |server: Server| Self {
-            name: server.name(point.backend),
-            server,
-            skipped: server.missing(point, args),
-            failures: Vec::new(),
-        };
-        Server::for_point(point).into_iter().map(contender).collect()
-    }
-
-    fn add(&mut self, point: &str, figures: Result<Figures>, experiment: &mut Experiment) {
-        match figures {
-            Ok(figures) => experiment.add(point, &self.name, &figures),
-            Err(error) => {
-                eprintln!("{point}, {}: failed: {error:#}", self.name);
-                self.failures.push(format!("{error:#}"));
-            }
-        }
-    }
-
-    /// Returns why there are no figures.
-    pub fn problem(&self) -> String {
-        match &self.skipped {
-            Some(reason) => format!("skipped: {reason}"),
-            None => format!("failed: {}", self.failures.join("; ")),
+        Err(error) => {
+            eprintln!("failed: {error:#}");
+            experiment.add(point, name, &FAILED);
+            1
         }
     }
 }

@@ -1,9 +1,10 @@
 //! The table of README's first screen: selected points of the comparison, all from one run.
 
-use flowstone_experiment::{CPU_US, IOPS, Of, P99_US, table, thousands};
+use flowstone_experiment::{CPU_US, Experiment, IOPS, Of, P99_US, table, thousands};
 
-use crate::compare::{Group, Report};
 use crate::idle::{self, CPU_PERCENT, RSS_MIB, THREADS};
+use crate::markdown::{best, best_qsd};
+use crate::point::Point;
 use crate::server::Server;
 
 /// Names of the points, and their titles in the table.
@@ -23,31 +24,26 @@ const ROWS: [(&str, &str); 13] = [
     ("disk-write-128k-qd8", "ext4 file, 128 KiB sequential write QD8"),
 ];
 
-/// Renders the table, with the origin of its figures.
-pub fn render(report: &Report<'_>) -> String {
-    let rows = ROWS.iter().filter_map(|(name, title)| {
-        let group = report.points.iter().find(|group| group.point.name == *name)?;
-        Some(row(title, report, group))
-    });
+/// Renders the table.
+pub fn render(experiment: &Experiment) -> String {
+    let points = Point::all();
+    let measured = experiment.points();
+    let rows =
+        ROWS.iter().filter(|(name, _)| measured.contains(name)).filter_map(|(name, title)| {
+            let point = points.iter().find(|point| point.name == *name)?;
+            Some(row(title, experiment, point))
+        });
     let titles = "requests/s (server CPU each); 4 KiB, one queue | Flowstone | qemu-storage-daemon | \
                   ratio (95 %) | plain fio, or our raw image | ratio (95 %) | \
                   p99, ratio to the QSD's or raw's";
-    let host = report.experiment.host();
-    let versions: Vec<_> = host.versions.iter().map(|(_, version)| version.as_str()).collect();
-    format!(
-        "{}\n{} Medians of {} rounds of {} s, servers in turn, ratios with their 95 % intervals; {}.",
-        table(titles, rows.chain(idle_row(report))),
-        host.sentence(),
-        report.args.base.run.rounds,
-        report.args.base.runtime,
-        versions.join(", ")
-    )
+    table(titles, rows.chain(idle_row(experiment)))
 }
 
-fn row(title: &str, report: &Report<'_>, group: &Group) -> Vec<String> {
-    let ours = report.best(group, |server| server == Server::Flowstone);
-    let qsd = report.best_qsd(group);
-    let beside = report.best(group, |server| matches!(server, Server::Fio | Server::FlowstoneRaw));
+fn row(title: &str, experiment: &Experiment, point: &Point) -> Vec<String> {
+    let ours = best(experiment, point, |server| server == Server::Flowstone);
+    let qsd = best_qsd(experiment, point);
+    let is_beside = |server| matches!(server, Server::Fio | Server::FlowstoneRaw);
+    let beside = best(experiment, point, is_beside);
     vec![
         title.to_owned(),
         figure(ours),
@@ -70,24 +66,24 @@ fn ratio(of: Option<Of<'_>>, to: Option<Of<'_>>, figure: &str) -> String {
     of.zip(to).map_or(String::new(), |(of, to)| of.ratio(to, figure))
 }
 
-fn idle_row(report: &Report<'_>) -> Option<Vec<String>> {
+fn idle_row(experiment: &Experiment) -> Option<Vec<String>> {
+    let servers = experiment.contenders(idle::NAME);
     let cell = |wanted: &str| {
-        let found = report.idle.iter().find(|contender| contender.name.starts_with(wanted));
-        let own = found.map(|contender| report.experiment.at(idle::NAME, &contender.name));
-        own.filter(|own| own.median(CPU_PERCENT).is_some()).map_or(String::new(), |own| {
+        let found = servers.iter().find(|name| name.starts_with(wanted));
+        found.map_or(String::new(), |name| {
+            let own = experiment.at(idle::NAME, name);
             let [cpu, memory, threads] = [(CPU_PERCENT, 3), (RSS_MIB, 1), (THREADS, 0)]
                 .map(|(figure, digits)| own.cell(figure, digits));
             format!("{cpu} %, {memory} MiB, {threads} threads")
         })
     };
     let row = vec!["8 idle disks: CPU, memory".to_owned(), cell("Flowstone"), cell("QSD")];
-    (!report.idle.is_empty()).then_some(row)
+    (!servers.is_empty()).then_some(row)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::point::Point;
 
     #[test]
     fn every_row_names_a_point_of_the_comparison() {

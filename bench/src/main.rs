@@ -10,7 +10,6 @@ mod cached;
 mod compact;
 mod compare;
 mod disks;
-mod evidence;
 mod filecache;
 mod first_screen;
 mod guest;
@@ -30,6 +29,7 @@ mod qcow2_image;
 mod qos;
 mod raw_file;
 mod record;
+mod results;
 mod run;
 mod server;
 mod storm;
@@ -40,7 +40,6 @@ use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand};
-use flowstone_experiment::document;
 
 use args::CompareArgs;
 use compare::compare;
@@ -100,6 +99,8 @@ enum Command {
     /// Measure the accuracy and cost of limits, and the effect of a neighbour on a disk. Some parts
     /// have a time and a size of their own.
     Qos(qos::QosArgs),
+    /// Measure the tables of all pages again, command by command, and write the pages.
+    Results(results::ResultsArgs),
     /// Measure the cost of a recording of a disk's requests.
     Record(record::RecordArgs),
     /// Measure the speed of servers under the requests of a recorded guest.
@@ -113,7 +114,7 @@ fn main() -> ExitCode {
         Some(Command::Qcow2(args)) => qcow2_image::qcow2(&args),
         Some(Command::Overlay(args)) => overlay::overlay(&args),
         Some(Command::Cache(args)) => cache::cache(&args),
-        Some(Command::Evidence(args)) => flowstone_evidence::evidence(&args, &evidence::BENCHES),
+        Some(Command::Evidence(args)) => flowstone_evidence::evidence(&args, &results::BENCHES),
         Some(Command::Filecache(args)) => filecache::filecache(&args),
         Some(Command::Cached(args)) => cached::cached(&args),
         Some(Command::Pdc(args)) => pdc::pdc(&args),
@@ -125,6 +126,7 @@ fn main() -> ExitCode {
         Some(Command::Guest(args)) => guest::guest(&args),
         Some(Command::Storm(args)) => storm::storm(&args),
         Some(Command::Compact(args)) => compact::compact(&args),
+        Some(Command::Results(args)) => results::results(&args),
         Some(Command::Record(args)) => record::record(&args),
         Some(Command::Trace(args)) => trace::trace(&args),
         None => run(&cli.compare),
@@ -143,12 +145,8 @@ fn run(args: &CompareArgs) -> Result<()> {
     let names: Vec<&str> = points.iter().map(|point| &*point.name).chain([idle::NAME]).collect();
     choose(&names, &args.only, |name| name)?;
     let images = Images::new(args)?;
-    let report = compare(args, &images)?;
-    args.base.run.publish("bench", &markdown::render(&report), &report.experiment)?;
-    if let Some(path) = &args.readme {
-        document::update(path, "first-screen", &first_screen::render(&report))?;
-    }
-    let failures = report.failures();
+    let (experiment, failures) = compare(args, &images)?;
+    args.base.run.publish(markdown::render, &experiment)?;
     ensure!(failures == 0, "{failures} measurements failed; see above");
     Ok(())
 }

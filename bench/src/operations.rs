@@ -63,17 +63,22 @@ const VALUE: &str = "value";
 pub fn operations(args: &OperationsArgs) -> Result<()> {
     let mut experiment = args.run.experiment(&format!("operations {}", args.runtime))?;
     let bench = Bench { args, program: args.place.program()?, folder: tempdir_in(&args.run.dir)? };
+    experiment.describe(&format!("{} s of the client's load a round.", args.runtime));
     bench.starts(&mut experiment)?;
     bench.reports(&mut experiment)?;
     bench.changes(&mut experiment)?;
+    args.run.publish(render, &experiment)
+}
+
+/// Renders the table.
+pub fn render(experiment: &Experiment) -> String {
     let row = |point: &str| {
         let [ours, to] = [OURS, TO].map(|contender| experiment.at(point, contender));
         let ratios = ours.ratios(to, VALUE);
         let figures = if ratios.is_empty() { ours.all(VALUE) } else { ratios };
         vec![point.to_owned(), interval(figures)]
     };
-    let rows = experiment.points().into_iter().map(row);
-    args.run.publish("operations", &table("point | median (95 %)", rows), &experiment)
+    table("point | median (95 %)", experiment.points().into_iter().map(row))
 }
 
 fn add(experiment: &mut Experiment, point: &str, value: f64) {
@@ -275,14 +280,16 @@ impl Bench<'_> {
             add(experiment, "raw disk removed, idle, ms", removed);
             add_to(experiment, "the same to an fdatasync of its image", removed, synced);
         }
-        let before = figure_of(daemon.pid(), "status", "VmRSS:")?;
-        for _ in 0..CHANGES {
-            api.add("alone", &socket, &image)?;
-            api.remove("alone")?;
-        }
-        let grown = (figure_of(daemon.pid(), "status", "VmRSS:")? - before) / 1024.0;
         let point = format!("resident memory after {CHANGES} disks added and removed, MiB more");
-        add(experiment, &point, grown);
+        for _ in 0..self.args.run.rounds {
+            let before = figure_of(daemon.pid(), "status", "VmRSS:")?;
+            for _ in 0..CHANGES {
+                api.add("alone", &socket, &image)?;
+                api.remove("alone")?;
+            }
+            let grown = figure_of(daemon.pid(), "status", "VmRSS:")? - before;
+            add(experiment, &point, grown / 1024.0);
+        }
         stop(&mut daemon)
     }
 }

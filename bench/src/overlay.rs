@@ -11,7 +11,7 @@ use std::process::Command;
 use anyhow::Result;
 use clap::Args;
 use flowstone_experiment::command::succeed;
-use flowstone_experiment::{Figures, IOPS, figures, table};
+use flowstone_experiment::{Experiment, Figures, IOPS, figures, table};
 use flowstone_testkit::DaemonCommand;
 
 use crate::place::{remove, serve, stop_peer, timed};
@@ -53,16 +53,26 @@ pub fn overlay(args: &OverlayArgs) -> Result<()> {
     experiment.run(args.base.run.rounds, &POINTS, &contenders, |depth, contender| {
         contender.measure(args, &images, *depth)
     })?;
-    let row = |(name, _): &(&'static str, Contender)| {
-        let rates = POINTS.map(|(point, _)| experiment.at(point, name).cell(IOPS, 0));
-        let ratios = POINTS
-            .map(|(point, _)| experiment.at(point, OURS).ratio(experiment.at(point, name), IOPS));
-        [&[(*name).to_owned()][..], &rates, &[ratios.join(" / ")]].concat()
-    };
-    let titles = "4 KiB random read | QD1 | QD32 | Flowstone's overlay is x times that";
-    args.base.run.publish("overlay", &table(titles, contenders.iter().map(row)), &experiment)?;
+    experiment.describe(&format!(
+        "An overlay without data of its own, its raw base of {} MiB in the page cache, {} s a round.",
+        args.base.size >> 20,
+        args.base.runtime
+    ));
+    args.base.run.publish(render, &experiment)?;
     remove(&images.base)?;
     remove(&images.overlay)
+}
+
+/// Renders the table.
+pub fn render(experiment: &Experiment) -> String {
+    let row = |name: &str| {
+        let rates = POINTS.map(|(point, _)| experiment.at(point, name).count(IOPS));
+        let ratios = POINTS
+            .map(|(point, _)| experiment.at(point, OURS).ratio(experiment.at(point, name), IOPS));
+        [&[name.to_owned()][..], &rates, &ratios].concat()
+    };
+    let titles = "4 KiB random read | QD1 | QD32 | Flowstone's overlay to that, QD1 | QD32";
+    table(titles, experiment.contenders(POINTS[0].0).into_iter().map(row))
 }
 
 struct Images {

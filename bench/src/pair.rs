@@ -133,7 +133,6 @@ pub fn pair(args: &PairArgs) -> Result<()> {
     let mut experiment = args.base.experiment("pair")?;
     let programs = [("before", args.before.clone()), ("after", args.base.place.program()?)];
     let chosen = |load: &Load| selected(&load.name(), &args.only);
-    let mut rows = Vec::new();
     for disk in Disk::ALL {
         let loads: Vec<Load> = Load::of(disk).into_iter().filter(chosen).collect();
         for round in 0..if loads.is_empty() { 0 } else { args.base.run.rounds } {
@@ -142,10 +141,13 @@ pub fn pair(args: &PairArgs) -> Result<()> {
             eprintln!("{}: round {} of {}", disk.name(), round + 1, args.base.run.rounds);
         }
         args.base.run.save(&experiment)?;
-        rows.extend(loads.iter().map(|load| row(&load.name(), &experiment)));
     }
+    args.base.run.publish(render, &experiment)
+}
+
+fn render(experiment: &Experiment) -> String {
     let titles = "4 KiB | before IOPS | after IOPS | ratio (95 %) | CPU per I/O, ratio (95 %)";
-    args.base.run.publish("pair", &table(titles, rows), &experiment)
+    table(titles, experiment.points().into_iter().map(|load| row(load, experiment)))
 }
 
 /// Starts the programs with new images, and drives each at all points, in this order.

@@ -90,7 +90,7 @@ pub fn pdc(args: &PdcArgs) -> Result<()> {
     experiment.run(args.run.rounds, &points, &choices, |(memory, mix), pdc| {
         measure(args, &flowstone, &image, *memory, *mix, pdc)
     })?;
-    args.run.publish("pdc", &render(&experiment), &experiment)?;
+    args.run.publish(render, &experiment)?;
     remove(&image.path)
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use flowstone_experiment::{Figures, IOPS, figures, table};
+use flowstone_experiment::{Experiment, Figures, IOPS, figures, table};
 use flowstone_testkit::load::{Completion, LoadOptions};
 
 use crate::place::{create_qcow2, pass, remove, timed};
@@ -68,13 +68,23 @@ pub fn qcow2(args: &Qcow2Args) -> Result<()> {
     }
     let measure = |phase: &Phase, is_peer: &bool| measure(args, *is_peer, phase);
     experiment.run(args.base.run.rounds, &PHASES, &CONTENDERS, measure)?;
+    experiment.describe(&format!(
+        "Images of {} MiB{}, both servers on one core each and in turn, {} s a round.",
+        args.base.size >> 20,
+        if args.cached { " in the page cache" } else { ", O_DIRECT" },
+        args.base.runtime
+    ));
+    args.base.run.publish(render, &experiment)?;
+    CONTENDERS.iter().try_for_each(|(_, is_peer)| remove(&written(args, *is_peer)))
+}
+
+/// Renders the table.
+pub fn render(experiment: &Experiment) -> String {
     let rows = PHASES.iter().map(|(phase, _)| {
         let [ours, its] = CONTENDERS.map(|(name, _)| experiment.at(phase, name));
-        vec![(*phase).to_owned(), ours.cell(IOPS, 0), its.cell(IOPS, 0), ours.ratio(its, IOPS)]
+        vec![(*phase).to_owned(), ours.count(IOPS), its.count(IOPS), ours.ratio(its, IOPS)]
     });
-    let text = table("point | flowstone qcow2 | QSD qcow2 | ratio", rows);
-    args.base.run.publish("qcow2", &text, &experiment)?;
-    CONTENDERS.iter().try_for_each(|(_, is_peer)| remove(&written(args, *is_peer)))
+    table("requests/s | Flowstone | QSD | ratio (95 %)", rows)
 }
 
 fn written(args: &Qcow2Args, is_peer: bool) -> PathBuf {

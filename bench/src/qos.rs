@@ -4,15 +4,18 @@
 //! The compared cases take turns within a round; reported are medians, and ratios to the first
 //! case.
 
-mod classes;
-mod vms;
+pub mod classes;
+mod render;
+pub mod vms;
+
+pub use self::render::{limits, neighbours, overhead};
 
 use std::path::{Path, PathBuf};
 use std::thread::{self, ScopedJoinHandle};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use flowstone_experiment::{Experiment, Figures, IOPS, figures, signed, table};
+use flowstone_experiment::{Experiment, Figures, figures};
 use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, LoadOptions, LoadReport};
 use tempfile::{TempDir, tempdir_in};
@@ -56,30 +59,44 @@ const OFF: &str = "off";
 const HOG: &str = "hog_iops";
 const MODEST: &str = "neighbour_iops";
 const MODEST_P99: &str = "neighbour_p99_us";
+/// Beginnings of the points' names.
+const NEIGHBOURS: &str = "neighbours, ";
+const OVERHEAD: &str = "overhead, ";
+
+fn shape(limit: &str, queues: usize, depth: u16) -> String {
+    format!("`{limit}`, {queues} x QD{depth}")
+}
 
 /// Carries out the subcommand.
 pub fn qos(args: &QosArgs) -> Result<()> {
     let mut experiment = args.base.experiment("qos")?;
     let bench = Bench { args, program: args.base.place.program()? };
-    let parts: [(&str, Part); 5] = [
-        ("limits", |bench, to| bench.limits(to)),
-        ("neighbours", |bench, to| bench.neighbours(to)),
-        ("vms", |bench, to| bench.vms(to)),
-        ("classes", |bench, to| bench.classes(to)),
-        ("overhead", |bench, to| bench.overhead(to)),
+    let parts: [(&str, Part, Render); 5] = [
+        ("limits", |bench, to| bench.limits(to), limits),
+        ("neighbours", |bench, to| bench.neighbours(to), neighbours),
+        ("vms", |bench, to| bench.vms(to), vms::render),
+        ("classes", |bench, to| bench.classes(to), classes::render),
+        ("overhead", |bench, to| bench.overhead(to), overhead),
     ];
-    let mut text = String::new();
-    for (name, part) in parts.iter().filter(|(name, _)| selected(name, &args.only)) {
-        text += &part(&bench, &mut experiment).with_context(|| format!("part {name}"))?;
-        text.push('\n');
-        args.base.run.save(&experiment)?;
+    let chosen = parts.iter().filter(|(name, ..)| selected(name, &args.only));
+    ensure!(chosen.clone().count() > 0, "no part matches {:?}", args.only);
+    experiment.describe(&format!(
+        "Daemon on CPU {}, all clients on CPU {}; disks of {} MiB, {} s a round.",
+        args.base.place.server_cpu,
+        args.base.place.client_cpu,
+        args.base.size >> 20,
+        args.base.runtime
+    ));
+    for (name, part, render) in chosen {
+        part(&bench, &mut experiment).with_context(|| format!("part {name}"))?;
+        args.base.run.publish(render, &experiment)?;
     }
-    ensure!(!text.is_empty(), "no part matches {:?}", args.only);
-    args.base.run.publish("qos", &text, &experiment)
+    Ok(())
 }
 
-/// Measures one part, and returns its table.
-type Part = fn(&Bench<'_>, &mut Experiment) -> Result<String>;
+/// Measures one part.
+type Part = fn(&Bench<'_>, &mut Experiment) -> Result<()>;
+type Render = fn(&Experiment) -> String;
 
 struct Bench<'a> {
     args: &'a QosArgs,
@@ -122,16 +139,14 @@ impl Bench<'_> {
     }
 
     /// Measures the largest deviation of the rate from the limit, over a second and over 100 ms.
-    fn limits(&self, experiment: &mut Experiment) -> Result<String> {
-        let mut rows = Vec::new();
+    fn limits(&self, experiment: &mut Experiment) -> Result<()> {
         for (limit, queues, depth, wanted) in LIMITS {
-            let shape = format!("`{limit}`, {queues} x QD{depth}");
+            let shape = shape(limit, queues, depth);
             let dir = tempdir_in(TMPFS)?;
             let image = dir.path().join("disk.raw");
             std::fs::File::create(&image)?.set_len(256 << 20)?;
             let keys = format!("image = {image:?}\nlimit = \"{limit}\"");
             let served = self.serve(&self.program, dir, &[("disk", keys)])?;
-            let mut row = vec![shape.clone(), format!("{wanted:.0}")];
             for (window, window_ms, rounds) in WINDOWS {
                 for _ in 0..rounds * self.args.base.run.rounds {
                     let mut load = self.load(&served.socket("disk"), "randwrite", depth, queues);
@@ -139,45 +154,22 @@ impl Bench<'_> {
                     let off = drive(&load)?.iops / wanted - 1.0;
                     experiment.add(&shape, window, &[(OFF, off)]);
                 }
-                let off = experiment.at(&shape, window).all(OFF);
-                let worst = off.iter().copied().max_by(|a, b| a.abs().total_cmp(&b.abs()));
-                row.extend([signed(off), signed(Vec::from_iter(worst))]);
             }
-            rows.push(row);
             served.end()?;
         }
-        let titles = "limit, 4 KiB random writes, image on tmpfs | wanted/s | 1 s: median | \
-                      worst | 100 ms: median | worst";
-        Ok(table(titles, rows))
+        Ok(())
     }
 
     /// Measures a disk at depth one beside one at depth 128, on one device.
-    fn neighbours(&self, experiment: &mut Experiment) -> Result<String> {
+    fn neighbours(&self, experiment: &mut Experiment) -> Result<()> {
         let cases = self.cases();
-        let mut rows = Vec::new();
-        for rw in ["randread", "randwrite"] {
-            experiment.run(self.args.base.run.rounds, &[(rw, rw)], &cases, |rw, case| {
+        let points = ["randread", "randwrite"].map(|rw| (format!("{NEIGHBOURS}{rw}"), rw));
+        for point in points {
+            experiment.run(self.args.base.run.rounds, &[point], &cases, |rw, case| {
                 self.beside(case, rw)
             })?;
-            let alone = experiment.at(rw, cases[0].0);
-            rows.extend(cases.iter().map(|(name, _)| {
-                let own = experiment.at(rw, name);
-                vec![
-                    format!("{rw}, {name}"),
-                    own.cell(HOG, 0),
-                    own.ratio(alone, HOG),
-                    own.cell(MODEST, 0),
-                    own.cell(MODEST_P99, 0),
-                    own.ratio(alone, MODEST_P99),
-                ]
-            }));
         }
-        for name in ["hog", "modest"] {
-            remove(&self.image(name)?)?;
-        }
-        let titles = "4 KiB, raw images on ext4 | hog, QD128 | of alone | neighbour, QD1 | \
-                      p99, us | of alone";
-        Ok(table(titles, rows))
+        ["hog", "modest"].into_iter().try_for_each(|name| remove(&self.image(name)?))
     }
 
     fn cases(&self) -> Vec<(&'static str, Case)> {
@@ -226,18 +218,17 @@ impl Bench<'_> {
     }
 
     /// Measures unlimited requests with and without the stage of limits.
-    fn overhead(&self, experiment: &mut Experiment) -> Result<String> {
+    fn overhead(&self, experiment: &mut Experiment) -> Result<()> {
         let never = "limit = \"iops=1000000000,bw=1024T\"";
         let mut servers = vec![("no limit", (&self.program, ""))];
         servers.push(("a limit that is not reached", (&self.program, never)));
         if let Some(before) = &self.args.before {
             servers.insert(0, ("without the stage", (before, "")));
         }
-        let points = [("QD1", 1), ("QD32", 32)];
-        let mut rows = Vec::new();
-        for (point, depth) in points {
+        for depth in [1, 32] {
             let rounds = OVERHEAD_ROUNDS * self.args.base.run.rounds;
-            experiment.run(rounds, &[(point, depth)], &servers, |depth, (program, keys)| {
+            let point = [(format!("{OVERHEAD}QD{depth}"), depth)];
+            experiment.run(rounds, &point, &servers, |depth, (program, keys)| {
                 let keys = format!("backend = \"null:8G\"\n{keys}");
                 let dir = tempdir_in(&self.args.base.run.dir)?;
                 let served = self.serve(program, dir, &[("disk", keys)])?;
@@ -248,14 +239,8 @@ impl Bench<'_> {
                 served.end()?;
                 Ok(figures(&report))
             })?;
-            let first = experiment.at(point, servers[0].0);
-            rows.extend(servers.iter().map(|(name, _)| {
-                let own = experiment.at(point, name);
-                vec![format!("{point}, {name}"), own.cell(IOPS, 0), own.ratio(first, IOPS)]
-            }));
         }
-        let titles = "`null` backend, 4 KiB random reads | requests/s | of the first, by rounds";
-        Ok(table(titles, rows))
+        Ok(())
     }
 }
 

@@ -52,10 +52,20 @@ pub fn record(args: &RecordArgs) -> Result<()> {
     experiment.run(args.run.rounds, &POINTS, &contenders, |point, is_recorded| {
         measure(args, *point, *is_recorded)
     })?;
-    let rows = POINTS.iter().map(|(point, _)| row(point, &experiment));
+    experiment.describe(&format!(
+        "4 KiB random reads, {} s a round, in turn with and without `flowstone record` on the CPU \
+         of the client, which polls.",
+        args.runtime
+    ));
+    args.run.publish(render, &experiment)
+}
+
+/// Renders the table.
+pub fn render(experiment: &Experiment) -> String {
+    let rows = POINTS.iter().map(|(point, _)| row(point, experiment));
     let titles = "4 KiB random reads | rate, recorded to not (95 %) | us of the daemon's CPU per \
                   request, not recorded | recorded | lost, %";
-    args.run.publish("record", &table(titles, rows), &experiment)
+    table(titles, rows)
 }
 
 fn row(point: &str, experiment: &Experiment) -> Vec<String> {
@@ -63,8 +73,8 @@ fn row(point: &str, experiment: &Experiment) -> Vec<String> {
     vec![
         point.to_owned(),
         recorded.ratio(plain, IOPS),
-        plain.cell(CPU_US, 3),
-        recorded.cell(CPU_US, 3),
+        plain.spread(CPU_US, 3),
+        recorded.spread(CPU_US, 3),
         recorded.cell(LOST, 2),
     ]
 }

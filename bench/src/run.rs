@@ -1,13 +1,12 @@
 //! Options of all experiments, and the use of their results.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use clap::{Arg, Args};
 use flowstone_block::parse_size;
 use flowstone_experiment::Experiment;
-use flowstone_experiment::document;
-use flowstone_experiment::host::{Host, commit};
+use flowstone_experiment::host::{Host, commit, require_commit};
 
 use crate::place::Place;
 use crate::point::selected;
@@ -21,15 +20,12 @@ pub struct Run {
     /// Directory of the images, on the file system to be measured.
     #[arg(long, default_value = "target/bench-data")]
     pub dir: PathBuf,
-    /// Write every figure of every round as JSON.
+    /// Write every figure of every round as JSON; into `docs` only those of a commit.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Add the figures to those of earlier runs in this file.
     #[arg(long, value_name = "FILE")]
     pub keep: Option<PathBuf>,
-    /// Rewrite the table between the command's markers in this file.
-    #[arg(long, value_name = "FILE")]
-    pub markdown: Option<PathBuf>,
 }
 
 /// Options of the commands that measure disks of one size for some time.
@@ -72,6 +68,7 @@ impl Run {
 
     /// Makes an experiment of a host with the figures of earlier runs of the same kind.
     pub fn experiment_on(&self, host: Host, of: &str) -> Result<Experiment> {
+        self.json.iter().chain(&self.keep).try_for_each(|path| require_commit(path))?;
         let experiment = Experiment::new(&format!("{of} at {}", commit()), host);
         self.keep.iter().try_fold(experiment, |experiment, path| experiment.with_kept(path))
     }
@@ -81,12 +78,14 @@ impl Run {
         self.json.iter().chain(&self.keep).try_for_each(|path| experiment.write(path))
     }
 
-    /// Prints the table, puts it between these markers of the document, and writes the figures.
-    pub fn publish(&self, marker: &str, text: &str, experiment: &Experiment) -> Result<()> {
-        println!("{text}");
-        self.save(experiment)?;
-        let update = |path: &Path| document::update(path, marker, text);
-        self.markdown.as_deref().map_or(Ok(()), update)
+    /// Prints the table as it stands on its page, and writes the figures.
+    pub fn publish(
+        &self,
+        render: impl Fn(&Experiment) -> String,
+        experiment: &Experiment,
+    ) -> Result<()> {
+        println!("{}", experiment.page(&render(experiment)));
+        self.save(experiment)
     }
 }
 

@@ -58,7 +58,7 @@ pub fn trace(args: &TraceArgs) -> Result<()> {
     experiment.run(args.run.rounds, &POINTS, &SERVERS, |discards, who| {
         measure(args, &trace, *who, *discards)
     })?;
-    args.run.publish("trace", &render(&experiment), &experiment)
+    args.run.publish(render, &experiment)
 }
 
 /// Renders the table.

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use flowstone_experiment::command::number;
+use flowstone_experiment::host::Host;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -26,6 +27,9 @@ impl Cell {
 pub struct Data {
     /// The commit that was run.
     pub commit: String,
+    /// The machine, and the date; older results lack them.
+    #[serde(default)]
+    pub host: Option<Host>,
     /// In the order of the table's commands.
     pub cells: Vec<Cell>,
 }
@@ -36,11 +40,22 @@ impl Data {
         serde_json::from_str(&text).with_context(|| path.display().to_string())
     }
 
+    /// Says what was run, when and where, in a line of a page.
+    pub fn origin(&self) -> String {
+        let Self { commit, host, .. } = self;
+        host.as_ref().map_or_else(
+            || format!("At {commit}"),
+            |Host { date, cpu, kernel, .. }| format!("{date}, at {commit}, {cpu}, kernel {kernel}"),
+        )
+    }
+
     /// Writes one line per cell.
     pub fn write(&self, path: &Path) -> Result<()> {
         let cells = self.cells.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?;
-        let commit = serde_json::to_string(&self.commit)?;
-        let text = format!("{{\"commit\":{commit},\"cells\":[\n{}\n]}}\n", cells.join(",\n"));
+        let [commit, host] =
+            [serde_json::to_string(&self.commit)?, serde_json::to_string(&self.host)?];
+        let cells = cells.join(",\n");
+        let text = format!("{{\"commit\":{commit},\"host\":{host},\"cells\":[\n{cells}\n]}}\n");
         std::fs::write(path, text).with_context(|| path.display().to_string())
     }
 }

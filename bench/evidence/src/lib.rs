@@ -2,7 +2,7 @@
 //! reproducible commands.
 //!
 //! ```text
-//!   tables ──► flowstone replay, two at a time ──► docs/evidence/data/TABLE.json
+//!   tables ──► flowstone replay, two at a time ──► docs/results/TABLE.json
 //!                                                           └──► pages and pictures
 //! ```
 
@@ -27,18 +27,20 @@ use std::thread;
 use anyhow::{Result, ensure};
 use clap::Args;
 use flowstone_experiment::command::json;
-use flowstone_experiment::host::commit;
+use flowstone_experiment::host::{Host, require_commit};
 use serde_json::Value;
 
-pub use self::bench::Bench;
+pub use self::bench::{Bench, Plot};
 use self::data::{Cell, Data};
+pub use self::pages::page_of;
 use self::table::Table;
 use self::tables::{long, tables};
 
 /// Replays run in parallel; of large drives, whose models take much memory, one at a time.
 const AT_ONCE: usize = 2;
-/// Folder of the pages.
-const FOLDER: &str = "docs/evidence";
+/// Folder of the results.
+const RESULTS: &str = "docs/results";
+const TEXT: &str = "there is no docs/results here; run this in a clone";
 
 /// Options.
 #[derive(Clone, Debug, Args)]
@@ -80,8 +82,7 @@ pub fn evidence(args: &EvidenceArgs, benches: &[Bench]) -> Result<()> {
         };
     }
     if args.render {
-        ensure!(Path::new(FOLDER).exists(), "there is no {FOLDER} here; run this in a clone");
-        return pages::update(Path::new(FOLDER), benches);
+        return render(benches);
     }
     let is_wanted = |table: &Table| args.only.as_ref().is_none_or(|name| table.name == *name);
     let mut all = tables(args.quick);
@@ -96,36 +97,40 @@ pub fn evidence(args: &EvidenceArgs, benches: &[Bench]) -> Result<()> {
             println!("{}: {}", table.name, table.title);
             table.commands().for_each(|command| println!("    {}", command.join(" ")));
         }
-        if args.only.is_none() {
-            bench::list(benches);
-        }
         return Ok(());
     }
     let flowstone = match &args.flowstone {
         Some(path) => path.clone(),
         None => std::env::current_exe()?.with_file_name("flowstone"),
     };
-    let folder = Path::new(if args.quick { "target/evidence" } else { FOLDER });
-    ensure!(args.quick || folder.exists(), "there is no {FOLDER} here; run this in a clone");
-    std::fs::create_dir_all(folder.join("data"))?;
+    let folder = Path::new(if args.quick { "target/evidence" } else { RESULTS });
+    ensure!(args.quick || folder.exists(), "{TEXT}");
+    require_commit(folder)?;
+    std::fs::create_dir_all(folder)?;
     let wanted: Vec<_> = wanted.into_iter().filter(is_recorded).collect();
     ensure!(args.only.is_none() || !wanted.is_empty(), "nothing is left to run");
     // Before the replays, which may take long: the commit of what they run.
-    let commit = commit();
+    let host = Host::inspect(Vec::new(), folder);
     let (reports, failures) = run_all(&flowstone, &wanted, if args.long { 1 } else { AT_ONCE })?;
     let is_whole = |table: &&Table| table.commands().all(|it| reports.contains_key(&it));
     for table in wanted.iter().filter(is_whole) {
         let cell = |command: Vec<String>| Cell { report: table.kept(&reports[&command]), command };
         let cells = table.commands().map(cell).collect();
-        let data = Data { commit: commit.clone(), cells };
-        data.write(&folder.join("data").join(format!("{}.json", table.name)))?;
+        let data = Data { commit: host.commit.clone(), host: Some(host.clone()), cells };
+        data.write(&folder.join(format!("{}.json", table.name)))?;
         println!("### {}\n\n{}", table.title, table.render(&data)?);
     }
     if !args.quick {
-        pages::update(folder, benches)?;
+        pages::update(Path::new("."), benches)?;
     }
     ensure!(failures.is_empty(), "tables are left as they were: {}", failures.join("; "));
     Ok(())
+}
+
+/// Writes all pages from the results.
+pub fn render(benches: &[Bench]) -> Result<()> {
+    ensure!(Path::new(RESULTS).exists(), "{TEXT}");
+    pages::update(Path::new("."), benches)
 }
 
 /// Returns whether the traces replayed by a table exist; if not, its earlier results are kept.

@@ -5,49 +5,58 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use flowstone_experiment::document;
 
+use super::RESULTS;
 use super::bench::Bench;
 use super::data::Data;
 use super::pictures::PICTURES;
 use super::tables::{long, tables};
 
-/// Writes all tables and pictures that have data.
-pub fn update(folder: &Path, benches: &[Bench]) -> Result<()> {
-    for (name, text) in rendered(folder, benches)? {
-        document::update(&page_of(folder, name)?, name, &text)?;
+/// Folders of the pages.
+const FOLDERS: [&str; 3] = [".", "docs", "docs/evidence"];
+
+/// Writes all tables and pictures that have data into the pages of the project at `root`.
+pub fn update(root: &Path, benches: &[Bench]) -> Result<()> {
+    for (name, text) in rendered(root, benches)? {
+        document::update(&page_of(root, name)?, name, &text)?;
     }
-    benches.iter().try_for_each(|bench| bench.draw(folder, folder))?;
-    PICTURES.iter().try_for_each(|it| it.draw(folder, &folder.join(it.file())))
+    benches.iter().try_for_each(|bench| bench.draw(root, root))?;
+    PICTURES.iter().try_for_each(|it| it.draw(root, &root.join(it.file())))
 }
 
 /// Returns the page that has the markers of a table.
-fn page_of(folder: &Path, name: &str) -> Result<PathBuf> {
+pub fn page_of(root: &Path, name: &str) -> Result<PathBuf> {
     let mark = format!("<!-- {name}:begin -->");
-    let pages = std::fs::read_dir(folder)?.flatten().map(|entry| entry.path());
-    let mut pages = pages.filter(|path| path.extension().is_some_and(|it| it == "md"));
-    let page = pages.find(|path| std::fs::read_to_string(path).is_ok_and(|it| it.contains(&mark)));
-    page.with_context(|| format!("no page in {} has {mark}", folder.display()))
+    let mut pages = Vec::new();
+    for folder in FOLDERS {
+        pages.extend(std::fs::read_dir(root.join(folder))?.flatten().map(|entry| entry.path()));
+    }
+    pages.retain(|path| path.extension().is_some_and(|it| it == "md"));
+    let page = pages
+        .into_iter()
+        .find(|path| std::fs::read_to_string(path).is_ok_and(|it| it.contains(&mark)));
+    page.with_context(|| format!("no page of {FOLDERS:?} has {mark}"))
 }
 
 /// Returns each table that has data: its name and its text.
-pub fn rendered(folder: &Path, benches: &[Bench]) -> Result<Vec<(&'static str, String)>> {
+pub fn rendered(root: &Path, benches: &[Bench]) -> Result<Vec<(&'static str, String)>> {
     let mut found = Vec::new();
     let of_long = long().into_iter().map(|table| (table, "--long "));
     let tables = tables(false).into_iter().map(|table| (table, ""));
     for (table, option) in tables.chain(of_long) {
-        let path = folder.join("data").join(format!("{}.json", table.name));
+        let path = root.join(RESULTS).join(format!("{}.json", table.name));
         if path.exists() {
             let data = Data::read(&path)?;
             let text = format!(
-                "{}\n\nAt {}: `flowstone-bench evidence {option}--only {}`, `--list` has the commands.",
+                "{}\n\n{}: `flowstone-bench evidence {option}--only {}`, `--list` has the commands.",
                 table.render(&data)?.trim_end(),
-                data.commit,
+                data.origin(),
                 table.name
             );
             found.push((table.name, text));
         }
     }
     for bench in benches {
-        let text = bench.rendered(folder)?;
+        let text = bench.rendered(root)?;
         found.extend(text.map(|text| (bench.name, text)));
     }
     Ok(found)
@@ -60,12 +69,12 @@ mod tests {
     /// A figure changes only with its data, never by hand.
     #[test]
     fn the_pages_say_what_the_data_says() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/evidence");
-        let rendered = rendered(&folder, &[]).unwrap();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let rendered = rendered(&root, &[]).unwrap();
         let all = tables(false).len() + long().len();
         assert_eq!(rendered.len(), all, "a table has no data");
         for (name, text) in rendered {
-            let page = std::fs::read_to_string(page_of(&folder, name).unwrap()).unwrap();
+            let page = std::fs::read_to_string(page_of(&root, name).unwrap()).unwrap();
             assert!(page.contains(&text), "{name}: run `flowstone-bench evidence --only {name}`");
         }
     }

@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use flowstone_block::parse_size;
 use flowstone_experiment::plot::{Axes, Lines, draw};
 
+use super::RESULTS;
 use super::data::Data;
 use super::phases;
 use super::table::{Shown, Table};
@@ -38,14 +39,14 @@ const fn by_run(table: &'static str) -> Picture {
 }
 
 impl Picture {
-    /// Returns the name of its file.
+    /// Returns its file in the project.
     pub fn file(&self) -> String {
-        format!("{}.svg", self.table)
+        format!("docs/evidence/{}.svg", self.table)
     }
 
-    /// Draws it from the data in `folder`, if there is any.
-    pub fn draw(&self, folder: &Path, to: &Path) -> Result<()> {
-        let path = folder.join("data").join(format!("{}.json", self.table));
+    /// Draws it from the results below `root`, if there are any.
+    pub fn draw(&self, root: &Path, to: &Path) -> Result<()> {
+        let path = root.join(RESULTS).join(format!("{}.json", self.table));
         if !path.exists() {
             return Ok(());
         }
@@ -101,12 +102,12 @@ mod tests {
 
     #[test]
     fn pictures_show_what_the_data_says() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/evidence");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let place = tempfile::tempdir().unwrap();
+        let drawn = place.path().join("drawn.svg");
         for picture in &PICTURES {
-            let drawn = place.path().join(picture.file());
-            picture.draw(&folder, &drawn).unwrap();
-            let both = [drawn, folder.join(picture.file())];
+            picture.draw(&root, &drawn).unwrap();
+            let both = [drawn.clone(), root.join(picture.file())];
             let [drawn, kept] = both.map(|it| std::fs::read(it).unwrap());
             let name = picture.table;
             assert!(drawn == kept, "{name}: run `flowstone-bench evidence --render`");

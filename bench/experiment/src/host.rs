@@ -5,6 +5,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 
+use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
 /// The machine, the code, and how busy it was.
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub struct Host {
     /// UTC date and time of the start.
     pub date: String,
-    /// Commit of this repository, with `-dirty` if there are changes; or why it is unknown.
+    /// See [`commit`].
     pub commit: String,
     /// Kernel release.
     pub kernel: String,
@@ -66,12 +67,28 @@ impl Host {
     }
 }
 
-/// Returns the commit of this repository, with `-dirty` if there are changes; or why it is unknown.
+const DIRTY: &str = "-dirty";
+
+/// Returns the commit of this repository, with `-dirty` if anything but text and results differs
+/// from it; or why it is unknown.
 pub fn commit() -> String {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     let hash = said("git", &["-C", root, "rev-parse", "--short=12", "HEAD"]);
-    let changes = said("git", &["-C", root, "status", "--porcelain", "--untracked-files=no"]);
-    if changes.is_empty() { hash } else { format!("{hash}-dirty") }
+    let status = ["-C", root, "status", "--porcelain", "--untracked-files=no", "--", root];
+    let changes = said("git", &[&status[..], &[":!/docs", ":!/*.md"]].concat());
+    if changes.is_empty() { hash } else { format!("{hash}{DIRTY}") }
+}
+
+/// Refuses to measure into a file of `docs` what no commit has.
+pub fn require_commit(path: &Path) -> Result<()> {
+    let is_kept = path.components().any(|part| part.as_os_str() == "docs");
+    let commit = commit();
+    ensure!(
+        !is_kept || !commit.ends_with(DIRTY),
+        "{} is for figures of a commit, this is {commit}: commit first",
+        path.display()
+    );
+    Ok(())
 }
 
 /// Returns file system type and block device of a directory, or a device itself, with its sysfs

@@ -30,7 +30,7 @@ pub fn spread(values: Vec<f64>) -> String {
     shown(values, "-", thousands)
 }
 
-fn shown(mut values: Vec<f64>, to: &str, number: impl Fn(f64) -> String) -> String {
+pub(crate) fn shown(mut values: Vec<f64>, to: &str, number: impl Fn(f64) -> String) -> String {
     values.sort_by(f64::total_cmp);
     let Some(middle) = median(values.clone()) else {
         return "-".to_owned();

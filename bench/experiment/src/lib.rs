@@ -41,6 +41,9 @@ pub struct Experiment {
     command: Vec<String>,
     /// Machine, commit and date.
     host: Host,
+    /// How it was measured: a paragraph of the page.
+    #[serde(default)]
+    about: String,
     series: Vec<Series>,
 }
 
@@ -57,7 +60,7 @@ impl Experiment {
     /// Makes an empty experiment.
     pub fn new(of: &str, host: Host) -> Self {
         let command = std::env::args().collect();
-        Self { of: of.to_owned(), command, host, series: Vec::new() }
+        Self { of: of.to_owned(), command, host, about: String::new(), series: Vec::new() }
     }
 
     /// Adds the figures kept by an earlier run of the same kind, if the file exists.
@@ -89,11 +92,26 @@ impl Experiment {
         &self.host
     }
 
-    /// Describes the origin of the figures, in a line of a page.
-    pub fn origin(&self) -> String {
+    /// Adds a paragraph that says how it was measured.
+    pub fn describe(&mut self, about: &str) {
+        let gap = if self.about.is_empty() { "" } else { "\n\n" };
+        self.about += &format!("{gap}{about}");
+    }
+
+    /// Returns a table with how and where its figures were measured, as it stands on a page.
+    pub fn page(&self, table: &str) -> String {
         let arguments = self.command.iter().skip(1).map(String::as_str);
         let command: Vec<_> = ["flowstone-bench"].into_iter().chain(arguments).collect();
-        format!("{} `{}`", self.host.sentence(), command.join(" "))
+        let rounds = self.series.iter().map(|it| it.rounds.len()).max().unwrap_or(0);
+        let gap = if self.about.is_empty() { "" } else { "\n\n" };
+        format!(
+            "{}{gap}{}\n\n{} Most rounds of a point: {rounds}. `--dir` on {}. `{}`",
+            self.about,
+            table.trim_end(),
+            self.host.sentence(),
+            self.host.device,
+            command.join(" ")
+        )
     }
 
     /// Returns the contenders at a point, in the order of their first figures.

@@ -1,7 +1,7 @@
 //! Figures as the cells of a Markdown table.
 
 use crate::Experiment;
-use crate::interval::{interval, median, spread};
+use crate::interval::{interval, median, shown, spread};
 
 /// The figures of a contender at a point.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +28,11 @@ impl Of<'_> {
         self.rounds(figure).iter().copied().flatten().collect()
     }
 
+    /// Returns the number of all rounds, also of those without a figure.
+    pub fn all_rounds(&self, figure: &str) -> usize {
+        self.rounds(figure).len()
+    }
+
     /// Returns the median, if there are figures.
     pub fn median(&self, figure: &str) -> Option<f64> {
         median(self.all(figure))
@@ -48,6 +53,11 @@ impl Of<'_> {
     /// Shows the median.
     pub fn cell(&self, figure: &str, digits: usize) -> String {
         self.median(figure).map_or("-".to_owned(), |median| format!("{median:.digits$}"))
+    }
+
+    /// Shows the median with its interval.
+    pub fn spread(&self, figure: &str, digits: usize) -> String {
+        shown(self.all(figure), "-", |value| format!("{value:.digits$}"))
     }
 
     /// Shows the median of a count, with its interval.

@@ -16,16 +16,22 @@ const FILE_BYTES: usize = 256 << 10;
 const POINT: &str = "first reads after a restart";
 const SECONDS: &str = "seconds";
 
-/// Measures, and returns a table.
-pub fn again(program: &Path, rounds: usize, experiment: &mut Experiment) -> Result<String> {
-    let contenders = [("with copies and history", true), ("without", false)];
-    experiment.run(rounds, &[(POINT, ())], &contenders, |(), keeps| {
+const CONTENDERS: [(&str, bool); 2] = [("with copies and history", true), ("without", false)];
+
+/// Measures.
+pub fn again(program: &Path, rounds: usize, experiment: &mut Experiment) -> Result<()> {
+    experiment.describe("A source 1 ms and 100 Mbit/s away, 100 files of 256 KiB.");
+    experiment.run(rounds, &[(POINT, ())], &CONTENDERS, |(), keeps| {
         Ok(vec![(SECONDS, first_pass(program, *keeps)?.as_secs_f64())])
-    })?;
-    let [with, without] = contenders.map(|(name, _)| experiment.at(POINT, name));
-    let row = [with.cell(SECONDS, 3), without.cell(SECONDS, 3), without.ratio(with, SECONDS)];
-    let titles = "point | with copies and history, s | without, s | speed, ratio";
-    Ok(table(titles, [[&[POINT.to_owned()][..], &row].concat()]))
+    })
+}
+
+/// Renders the table.
+pub fn render(experiment: &Experiment) -> String {
+    let [with, without] = CONTENDERS.map(|(name, _)| experiment.at(POINT, name));
+    let row = [with.spread(SECONDS, 3), without.spread(SECONDS, 3), without.ratio(with, SECONDS)];
+    let titles = "files | with copies and history, s | without, s | speed, ratio";
+    table(titles, [[&[POINT.to_owned()][..], &row].concat()])
 }
 
 /// Returns the time that a second mount takes to read the files used by the first one.

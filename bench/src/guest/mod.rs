@@ -1,10 +1,10 @@
 //! `flowstone-bench guest`: benefits and costs of a guest's file cache, in front of a folder of
 //! this machine or of a FUSE server behind a simulated link.
 
-mod again;
+pub mod again;
 pub mod postmark;
-mod same_memory;
-mod speed;
+pub mod same_memory;
+pub mod speed;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 use flowstone_experiment::Experiment;
 use flowstone_experiment::command::json;
-use flowstone_experiment::host::Host;
+use flowstone_experiment::host::{Host, require_commit};
 use flowstone_testkit::process::{Ready, TempDir};
 use flowstone_testkit::{Daemon, DaemonCommand, HANG, wait_until};
 use serde_json::Value;
@@ -63,16 +63,29 @@ pub fn guest(args: &GuestArgs) -> Result<()> {
     let beside = std::env::current_exe()?.with_file_name("flowstone-guest");
     let program = args.guest.clone().unwrap_or(beside);
     ensure!(program.exists(), "{} is not there; build it or give --guest", program.display());
+    args.json.iter().try_for_each(|path| require_commit(path))?;
     let host = Host::inspect(Vec::new(), &std::env::temp_dir());
     let mut experiment = Experiment::new(&format!("{:?}", args.what), host);
     let to = &mut experiment;
     let text = match &args.what {
-        What::Postmark => postmark::postmark(&program, args.rounds, to),
-        What::SameMemory => same_memory::same_memory(&program, args.rounds, to),
-        What::Again => again::again(&program, args.rounds, to),
-        What::Speed(options) => speed::speed(options, &program, args.rounds, to),
-    }?;
-    println!("{text}");
+        What::Postmark => {
+            postmark::postmark(&program, args.rounds, to)?;
+            postmark::render(to)
+        }
+        What::SameMemory => {
+            same_memory::same_memory(&program, args.rounds, to)?;
+            same_memory::render(to)
+        }
+        What::Again => {
+            again::again(&program, args.rounds, to)?;
+            again::render(to)
+        }
+        What::Speed(options) => {
+            speed::speed(options, &program, args.rounds, to)?;
+            speed::render(to)
+        }
+    };
+    println!("{}", experiment.page(&text));
     args.json.as_ref().map_or(Ok(()), |path| experiment.write(path))
 }
 

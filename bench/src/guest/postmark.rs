@@ -42,14 +42,13 @@ const LOADS: [Load; 6] = [
 
 const MB_PER_S: &str = "mb_per_s";
 
-/// Measures, and returns a table.
-pub fn postmark(program: &Path, rounds: usize, experiment: &mut Experiment) -> Result<String> {
+/// Measures.
+pub fn postmark(program: &Path, rounds: usize, experiment: &mut Experiment) -> Result<()> {
     let points = LOADS.map(|load| (load.name(), load));
     let contenders = PARTS.map(|part| (cached(part), part));
     experiment.run(rounds, &points, &contenders, |load, part| {
         Ok(vec![(MB_PER_S, measure(program, *load, *part)?)])
-    })?;
-    Ok(render(experiment))
+    })
 }
 
 /// Returns the name of a share of cached reads.

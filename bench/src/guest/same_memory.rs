@@ -26,17 +26,18 @@ const PERCENT: u64 = 5;
 const POINT: &str = "all seeds";
 const MEMORY: &str = "memory_mib";
 const GIB: &str = "from_source_gib";
+const NAMES: [&str; 3] = ["read", "alone", "cached"];
 
-/// Measures one seed in each round, and returns a table.
-pub fn same_memory(program: &Path, rounds: usize, experiment: &mut Experiment) -> Result<String> {
+/// Measures one seed in each round.
+pub fn same_memory(program: &Path, rounds: usize, experiment: &mut Experiment) -> Result<()> {
     let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
-    let contenders = [("read", None), ("alone", None), ("cached", Some(program))];
+    let contenders = NAMES.into_iter().zip([None, None, Some(program)]);
     for seed in 1..=rounds as u64 {
         let lines = Load::Scan.lines(seed);
         let uses = &lines[..USES.min(lines.len())];
         let files: BTreeMap<_, _> = uses.iter().map(|it| (it.file.0, it.bytes)).collect();
         let limit = files.values().sum::<u64>() / 100 * PERCENT;
-        for (name, cache) in contenders {
+        for (name, cache) in contenders.clone() {
             let bytes = match name {
                 "read" => uses.iter().map(|it| it.bytes).sum(),
                 _ => bytes_from_source(uses, &files, limit, cache)?,
@@ -44,18 +45,23 @@ pub fn same_memory(program: &Path, rounds: usize, experiment: &mut Experiment) -
             experiment.add(POINT, name, &[(GIB, gib(bytes)), (MEMORY, (limit >> 20) as f64)]);
         }
     }
-    let [read, alone, cached] = contenders.map(|(name, _)| experiment.at(POINT, name));
+    Ok(())
+}
+
+/// Renders the table.
+pub fn render(experiment: &Experiment) -> String {
+    let [read, alone, cached] = NAMES.map(|name| experiment.at(POINT, name));
     let row = vec![
-        rounds.to_string(),
+        read.all(GIB).len().to_string(),
         read.cell(MEMORY, 0),
         read.cell(GIB, 2),
         alone.cell(GIB, 2),
         cached.cell(GIB, 2),
         cached.ratio(alone, GIB),
     ];
-    let titles = "seeds | memory, MiB | read, GiB | from the source alone, GiB | \
-                  with the file cache | ratio";
-    Ok(table(titles, [row]))
+    let titles = "seeds | memory, MiB | read, GiB | from the source alone, GiB | with the file \
+                  cache, GiB | ratio";
+    table(titles, [row])
 }
 
 /// Reads all files in turn, whole, in processes that have `limit` bytes of memory together. Returns

@@ -70,13 +70,13 @@ impl Round<'_> {
     }
 }
 
-/// Measures, and returns a table.
+/// Measures.
 pub fn speed(
     args: &SpeedArgs,
     program: &Path,
     rounds: usize,
     experiment: &mut Experiment,
-) -> Result<String> {
+) -> Result<()> {
     let places = Places::new(&["mount", "plain"])?;
     let source = match &args.dir {
         Some(dir) => tempfile::tempdir_in(dir)?,
@@ -104,16 +104,20 @@ pub fn speed(
     let opens = mounted.stats()?["opens"].clone();
     let used = |mode: &str| opens[mode].as_u64().unwrap_or(0) > u64::from(OPENS);
     ensure!(used("copy") && used("source"), "files were opened in other modes: {opens}");
+    let mib = figure_of(mounted.daemon.pid(), "status", "RssAnon:")? / 1024.0;
+    experiment.describe(&format!("Memory of the daemon with {FILES} files known: {mib:.0} MiB."));
+    plain.end()?;
+    mounted.end()
+}
+
+/// Renders the table.
+pub fn render(experiment: &Experiment) -> String {
     let rows = experiment.points().into_iter().map(|point| {
         let [ours, theirs] = [OURS, THEIRS].map(|place| experiment.at(point, place));
-        vec![point.to_owned(), ours.cell(MS, 2), theirs.cell(MS, 2), theirs.ratio(ours, MS)]
+        vec![point.to_owned(), ours.spread(MS, 2), theirs.cell(MS, 2), theirs.ratio(ours, MS)]
     });
-    let titles = "point | through the mount, ms | the file itself, ms | speed, part of its own";
-    let kib = figure_of(mounted.daemon.pid(), "status", "RssAnon:")?;
-    let text = table(titles, rows);
-    plain.end()?;
-    mounted.end()?;
-    Ok(format!("{text}\nmemory with {FILES} files known: {kib} KiB"))
+    let titles = "work | through the mount, ms | the file itself, ms | speed, part of its own";
+    table(titles, rows)
 }
 
 fn make_files(source: &Path) -> Result<()> {

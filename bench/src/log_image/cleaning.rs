@@ -52,8 +52,7 @@ pub fn measure(args: &CleaningArgs) -> Result<()> {
     experiment.run(args.run.rounds, &[(POINT, ())], &disks, |(), (disk, _)| round(disk))?;
     args.run.save(&experiment)?;
     disks.iter().try_for_each(|(_, (disk, _))| remove(&disk.image))?;
-    let text = format!("{}\n{}", render(&experiment), experiment.origin());
-    args.run.publish("cleaning", &text, &experiment)
+    args.run.publish(render, &experiment)
 }
 
 /// Overwrites the part, and waits until its segments have been cleaned.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Args;
+use flowstone_experiment::host::Host;
 use flowstone_experiment::{Experiment, Figures, IOPS, figures, interval, median, table};
 use flowstone_testkit::load::{Completion, LoadOptions};
 
@@ -49,6 +50,7 @@ pub fn compare(args: &CompareArgs) -> Result<()> {
         return Ok(());
     }
     let mut experiment = args.base.experiment("log")?;
+    experiment.describe(&args.about(experiment.host()));
     args.make(&chosen)?;
     for round in 0..args.base.run.rounds {
         for point in &chosen {
@@ -58,10 +60,31 @@ pub fn compare(args: &CompareArgs) -> Result<()> {
         args.base.run.save(&experiment)?;
     }
     args.remove()?;
-    args.base.run.publish("log", &report(args, &chosen, &experiment), &experiment)
+    args.base.run.publish(render, &experiment)
 }
 
 impl CompareArgs {
+    fn about(&self, host: &Host) -> String {
+        let settled = match self.settle {
+            Settle::Compact => "`flowstone compact`",
+            Settle::Idle => "the idle pass (`--resort`)",
+        };
+        let Base { place, runtime, size, .. } = &self.base;
+        format!(
+            "Raw and log images of {} MiB, every block written before, on {}, O_DIRECT; log images \
+             have {ROOM} times the room. Large writes go to new images, whose space the host \
+             allocates (fresh), or which the same daemon has written twice before (written). Server \
+             on CPU {}, client on CPU {}, waiting on its eventfd. {runtime} s a point after {} s of \
+             ramp, contenders in turn; requests per second; rates and the ratios of each round as \
+             medians with their 95 % intervals. Put in order by {settled}.",
+            size >> 20,
+            host.device,
+            place.server_cpu,
+            place.client_cpu,
+            RAMP.as_secs_f64(),
+        )
+    }
+
     /// Makes all images, with every block written. The raw one is kept for the next run.
     fn make(&self, points: &[Point]) -> Result<()> {
         fill(self.raw(), self.base.size)?;
@@ -165,30 +188,13 @@ impl CompareArgs {
     }
 }
 
-fn report(args: &CompareArgs, points: &[Point], experiment: &Experiment) -> String {
-    let settled = match args.settle {
-        Settle::Compact => "`flowstone compact`",
-        Settle::Idle => "the idle pass (`--resort`)",
-    };
-    let (host, place) = (experiment.host(), &args.base.place);
-    let rows = points.iter().flat_map(|point| {
+/// Renders the table.
+pub fn render(experiment: &Experiment) -> String {
+    let measured = experiment.points();
+    let rows = POINTS.iter().filter(|point| measured.contains(&point.name)).flat_map(|point| {
         point.targets.iter().map(|(to, target)| row(point, *to, *target, experiment))
     });
-    format!(
-        "{}\n\nRaw and log images of {} MiB, every block written before, on {}, O_DIRECT; log images \
-         have {ROOM} times the room. Large writes go to new images, whose space the host allocates \
-         (fresh), or which the same daemon has written twice before (written). Server on CPU {}, client on CPU {}, waiting on its eventfd. \
-         {} s a point after {} s of ramp, contenders in turn; requests per second; rates and the \
-         ratios of each round as medians with their 95 % intervals. Put in order by {settled}.\n\n{}",
-        host.sentence(),
-        args.base.size >> 20,
-        host.device,
-        place.server_cpu,
-        place.client_cpu,
-        args.base.runtime,
-        RAMP.as_secs_f64(),
-        table("point | beside | its rate | log | ratio | target | met", rows),
-    )
+    table("point | beside | its rate | log | ratio | target | met", rows)
 }
 
 fn row(point: &Point, to: Contender, target: f64, experiment: &Experiment) -> Vec<String> {
@@ -213,7 +219,6 @@ fn row(point: &Point, to: Contender, target: f64, experiment: &Experiment) -> Ve
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flowstone_experiment::host::Host;
 
     fn measured(rates: &[(f64, f64)]) -> Experiment {
         let mut experiment = Experiment::new("test", Host::default());

@@ -4,7 +4,7 @@
 //! The disks are written with zeroes, so a compressing device (zram) has room for disks that no
 //! other one of this machine has; headers and maps are as on any.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -32,9 +32,6 @@ pub struct GrowthArgs {
         value_parser = parse_size
     )]
     sizes: Vec<u64>,
-    /// Plot the times over the size into this SVG file.
-    #[arg(long, value_name = "FILE")]
-    plot: Option<PathBuf>,
     #[command(flatten)]
     run: Run,
     #[command(flatten)]
@@ -73,13 +70,14 @@ pub fn measure(args: &GrowthArgs) -> Result<()> {
         }
         remove(&disk.image)?;
     }
-    if let Some(path) = &args.plot {
-        let below = experiment.host().sentence();
-        let axes = Axes { x: "blocks of 4 KiB, millions", y: "seconds", is_log: true, below };
-        draw(path, &axes, &lines(&experiment))?;
-    }
-    let text = format!("{}\n{}", render(&experiment), experiment.origin());
-    args.run.publish("growth", &text, &experiment)
+    args.run.publish(render, &experiment)
+}
+
+/// Draws the times over the size.
+pub fn plot(path: &Path, experiment: &Experiment) -> Result<()> {
+    let below = experiment.host().sentence();
+    let axes = Axes { x: "blocks of 4 KiB, millions", y: "seconds", is_log: true, below };
+    draw(path, &axes, &lines(experiment))
 }
 
 /// Returns the table.

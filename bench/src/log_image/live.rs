@@ -34,6 +34,11 @@ const FREED: &str = "freed";
 pub fn measure(args: &SteadyArgs, share: f64) -> Result<()> {
     let of = format!("log steady {} {:?} {:?} {share}", args.size, args.create_arg, args.serve_arg);
     let mut experiment = args.run.experiment(&of)?;
+    experiment.describe(&format!(
+        "Disks of {} MiB; 4 KiB random writes, {RUN_SECONDS} s each, each run on the log image \
+         behind {UNMEASURED} unmeasured writes at QD{UNMEASURED_DEPTH}.",
+        args.size >> 20
+    ));
     let mut log = full_log(args, share)?;
     // Not beside the log image by name: sockets are called as their images are.
     let raw = args.run.dir.join("beside.raw");
@@ -57,14 +62,7 @@ pub fn measure(args: &SteadyArgs, share: f64) -> Result<()> {
     log.remove()?;
     stop(&mut server)?;
     remove(&raw)?;
-    let text = format!(
-        "{}\n\nDisks of {} MiB; 4 KiB random writes, {RUN_SECONDS} s each, each run on the log \
-         image behind {UNMEASURED} unmeasured writes at QD{UNMEASURED_DEPTH}.\n\n{}",
-        experiment.host().sentence(),
-        args.size >> 20,
-        render(&experiment)
-    );
-    args.run.publish("steady-live", &text, &experiment)
+    args.run.publish(render, &experiment)
 }
 
 /// Makes an image with this share.
@@ -114,7 +112,7 @@ fn figures_of(report: &LoadReport) -> Figures {
 }
 
 /// Returns the table.
-fn render(experiment: &Experiment) -> String {
+pub fn render(experiment: &Experiment) -> String {
     let row = |(name, _): &(&str, u16)| {
         let [raw, log] = [RAW, LOG].map(|image| experiment.at(name, image));
         let model = log.median(LIVE_PERCENT).map_or(f64::NAN, |live| greedy(live / 100.0));

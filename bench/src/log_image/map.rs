@@ -4,16 +4,54 @@ use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::Instant;
 
+use anyhow::Result;
+use clap::Args;
+use flowstone_experiment::{Experiment, table};
 use flowstone_log::BlockMap;
 use flowstone_log_format::{Address, MapEntry};
+
+use crate::run::Run;
 
 const ENTRIES: usize = 10_000_000;
 /// Blocks of the disk: 64 GiB, so that the entries are sparse, as with random writes.
 const BLOCKS: u64 = 1 << 24;
 
-/// Prints nanoseconds per operation and bytes per entry.
-pub fn measure() {
-    let mut random = fastrand::Rng::with_seed(1);
+/// Options.
+#[derive(Clone, Debug, Args)]
+pub struct MapArgs {
+    #[command(flatten)]
+    run: Run,
+}
+
+const MAP: &str = "map";
+const TREE: &str = "BTreeMap";
+const POINT: &str = "10 million random blocks of 64 GiB";
+const INSERT_NS: &str = "insert_ns";
+const LOOKUP_NS: &str = "lookup_ns";
+const BYTES: &str = "bytes_per_block";
+
+/// Measures both, and prints the table.
+pub fn measure(args: &MapArgs) -> Result<()> {
+    let mut experiment = args.run.experiment("log map")?;
+    for seed in 1..=args.run.rounds as u64 {
+        one_round(seed, &mut experiment);
+    }
+    args.run.publish(render, &experiment)
+}
+
+/// Renders the table.
+pub fn render(experiment: &Experiment) -> String {
+    let [map, tree] = [MAP, TREE].map(|name| experiment.at(POINT, name));
+    let row = |(what, figure): (&str, &str)| {
+        let own = map.spread(figure, 1);
+        vec![what.to_owned(), own, tree.spread(figure, 1), tree.ratio(map, figure)]
+    };
+    let rows = [("insert, ns", INSERT_NS), ("lookup, ns", LOOKUP_NS), ("bytes of a block", BYTES)];
+    table(&format!("{POINT} | {MAP} | {TREE} | ratio (95 %)"), rows.map(row))
+}
+
+fn one_round(seed: u64, experiment: &mut Experiment) {
+    let mut random = fastrand::Rng::with_seed(seed);
     let keys: Vec<u64> = (0..ENTRIES).map(|_| random.u64(0..BLOCKS)).collect();
     let asked: Vec<u64> = (0..ENTRIES).map(|_| random.u64(0..BLOCKS)).collect();
     let word = |index: usize| MapEntry::new(Address::new(index as u32 + 1), index as u32);
@@ -23,21 +61,17 @@ pub fn measure() {
         time(|| keys.iter().enumerate().for_each(|(i, key)| drop_word(map.replace(*key, word(i)))));
     let (lookup, found) = time(|| asked.iter().filter(|key| map.get(**key).is_mapped()).count());
     let bytes = map.memory_bytes(BLOCKS) as f64 / map.mapped() as f64;
+    experiment.add(POINT, MAP, &[(INSERT_NS, insert), (LOOKUP_NS, lookup), (BYTES, bytes)]);
 
     let mut tree = BTreeMap::new();
-    let (tree_insert, _) = time(|| {
+    let (insert, _) = time(|| {
         for (i, key) in keys.iter().enumerate() {
             tree.insert(*key, word(i).bits());
         }
     });
-    let (tree_lookup, tree_found) =
-        time(|| asked.iter().filter(|key| tree.contains_key(key)).count());
+    let (lookup, tree_found) = time(|| asked.iter().filter(|key| tree.contains_key(key)).count());
     assert_eq!(found, tree_found, "both maps hold the same");
-
-    println!("| 10 M random blocks of 64 GiB | map | BTreeMap | ratio |\n|---|---|---|---|");
-    println!("| insert, ns | {insert:.0} | {tree_insert:.0} | {:.1} |", tree_insert / insert);
-    println!("| lookup, ns | {lookup:.0} | {tree_lookup:.0} | {:.1} |", tree_lookup / lookup);
-    println!("| bytes per mapped block | {bytes:.1} | - | - |");
+    experiment.add(POINT, TREE, &[(INSERT_NS, insert), (LOOKUP_NS, lookup)]);
 }
 
 fn drop_word(word: MapEntry) {

@@ -7,15 +7,15 @@
 //! the map alone.
 
 pub mod cleaning;
-mod compare;
+pub mod compare;
 pub mod growth;
-mod live;
-mod map;
+pub mod live;
+pub mod map;
 mod parts;
 mod point;
 mod settle;
 mod share;
-mod steady;
+pub mod steady;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -43,16 +43,13 @@ enum Other {
     /// medium that compresses zeroes.
     Cleaning(cleaning::CleaningArgs),
     /// Lookup and insert of 10 million random blocks, beside a BTreeMap.
-    Map,
+    Map(map::MapArgs),
 }
 
 /// Carries out the subcommand.
 pub fn log(args: &LogArgs) -> Result<()> {
     match &args.command {
-        Some(Other::Map) => {
-            map::measure();
-            Ok(())
-        }
+        Some(Other::Map(args)) => map::measure(args),
         Some(Other::Growth(args)) => growth::measure(args),
         Some(Other::Cleaning(args)) => cleaning::measure(args),
         Some(Other::Steady(args)) => match args.live {

@@ -13,7 +13,6 @@ use clap::Args;
 use flowstone_experiment::{Experiment, GAP_MS, IOPS, interval, table};
 use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, LoadOptions, LoadReport};
-use rustix::fs::statfs;
 use serde_json::Value;
 
 use super::parts::Parts;
@@ -126,19 +125,14 @@ pub fn measure(args: &SteadyArgs) -> Result<()> {
     ensure!(args.measured > 0, "nothing is measured in no overwrites");
     let of = format!("log steady {} {:?} {:?}", args.size, args.create_arg, args.serve_arg);
     let mut experiment = args.run.experiment(&of)?;
+    experiment.describe(&about(args));
     for _ in 0..args.run.rounds {
         for case in &chosen {
             one_case(args, case, &mut experiment).with_context(|| case.name)?;
             args.run.save(&experiment)?;
         }
     }
-    let marker = if is_memory(&args.run.dir) { "steady" } else { "steady-disk" };
-    args.run.publish(marker, &report(args, &experiment), &experiment)
-}
-
-fn is_memory(dir: &Path) -> bool {
-    const TMPFS_MAGIC: i64 = 0x0102_1994;
-    statfs(dir).is_ok_and(|answer| answer.f_type == TMPFS_MAGIC)
+    args.run.publish(render, &experiment)
 }
 
 fn one_case(args: &SteadyArgs, case: &Case, experiment: &mut Experiment) -> Result<()> {
@@ -233,22 +227,26 @@ impl<'a> Disk<'a> {
     }
 }
 
-fn report(args: &SteadyArgs, experiment: &Experiment) -> String {
+fn about(args: &SteadyArgs) -> String {
     let create = [&["--format log".to_owned()][..], &args.create_arg].concat().join(" ");
-    let rows = CASES.iter().filter_map(|case| row(case, experiment));
     format!(
-        "{}\n\nDisks of {} MiB (`create {create}`), on {}; written in sequence, then overwritten \
-         {} times at random before and {} times while measuring, 4 KiB QD{IODEPTH}, without \
-         flushes. Blocks appended for each block of the guest; \"live\" is what the disk takes of \
-         the whole image; the ratios of latencies are to the same load on an image where nothing \
-         is cleaned; the longest pause is that in which no write completed.\n\n{}\nThe p99 ratio is \
-         to be at most {P99_TARGET} in the fullest image.",
-        experiment.host().sentence(),
+        "Disks of {} MiB (`create {create}`); written in sequence, then overwritten {} times at \
+         random before and {} times while measuring, 4 KiB QD{IODEPTH}, without flushes. Blocks \
+         appended for each block of the guest; \"live\" is what the disk takes of the whole image; \
+         the ratios of latencies are to the same load on an image where nothing is cleaned; the \
+         longest pause is that in which no write completed.",
         args.size >> 20,
-        experiment.host().device,
         args.before,
         args.measured,
-        table(TITLES, rows),
+    )
+}
+
+/// Renders the table.
+pub fn render(experiment: &Experiment) -> String {
+    let rows = CASES.iter().filter_map(|case| row(case, experiment));
+    format!(
+        "{}\nThe p99 ratio is to be at most {P99_TARGET} in the fullest image.",
+        table(TITLES, rows)
     )
 }
 
@@ -264,7 +262,7 @@ fn row(case: &Case, experiment: &Experiment) -> Option<Vec<String>> {
     Some(vec![
         case.name.to_owned(),
         own.cell(LIVE_PERCENT, 1),
-        own.cell("amplification", 3),
+        own.spread("amplification", 3),
         ["headers", "seals"].map(|kind| own.cell(kind, 3)).join(", "),
         own.cell("maps", 3),
         own.cell("copies", 3),
@@ -272,12 +270,12 @@ fn row(case: &Case, experiment: &Experiment) -> Option<Vec<String>> {
         interval(of_model),
         format!("{:.2}", case.target),
         met.to_owned(),
-        own.cell(IOPS, 0),
+        own.count(IOPS),
         own.cell(P50_MS, 2),
         own.ratio(room, P50_MS),
         own.cell(P99_MS, 2),
         own.ratio(room, P99_MS),
-        own.cell(GAP_MS, 0),
+        own.spread(GAP_MS, 0),
     ])
 }
 
@@ -310,7 +308,7 @@ mod tests {
         experiment.add(CASES[2].name, ROOM, &[(P99_MS, 2.5)]);
         let row = row(&CASES[2], &experiment).unwrap().join(" | ");
         let wanted = "uniform-max | 80.0 | 2.930 | 0.040, 0.010 | 0.010 | 1.870 | 2.69 | 1.088 | \
-                      1.08 | no | 20000 | 1.00 | - | 5.00 | 2.000 | 12";
+                      1.08 | no | 20,000 | 1.00 | - | 5.00 | 2.000 | 12";
         assert_eq!(row, wanted);
     }
 }

@@ -14,33 +14,42 @@ const DISKS: usize = 4;
 pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String> {
     let cpus = [args.place.server_cpu, args.place.client_cpu];
     let disks = Disks::on_tmpfs(DISKS);
-    let mut rows = Vec::new();
     for budget in BUDGETS {
         let keys = budget.map_or(String::new(), |percent| format!("cpu-budget = \"{percent}%\"\n"));
         let servers =
             Servers(vec![Server::start(&args.place, Who::Flowstone("2"), disks, &cpus, &keys)?]);
-        let what = budget.map_or("none".to_owned(), |percent| format!("{percent} %"));
-        let point = format!("budget {what}");
-        interleave(args, &point, &servers, experiment, |load| {
+        interleave(args, &point(budget), &servers, experiment, |load| {
             let mut load = load.workload("read").iodepth(8);
             (load.block_bytes, load.completion) = (256 << 10, Completion::Eventfd);
             load
         })?;
-        let used = experiment.at(&point, &servers.0[0].name).all(CPU_PERCENT);
-        let off = budget.map_or("-".to_owned(), |percent| {
-            signed(used.iter().map(|used| used / f64::from(percent) - 1.0).collect())
-        });
-        rows.push(vec![what, spread(used), off]);
         servers.stop()?;
     }
     Ok(format!(
         "`cpu-budget` of the process, two pollers, {DISKS} disks on tmpfs with sequential reads of \
          256 KiB at QD8; server on CPUs {} and {}, the client on the latter, asleep while it \
-         waits. {} rounds of {} s. To reach: within 5 %.\n\n{}",
-        cpus[0],
-        cpus[1],
-        args.run.rounds,
-        args.runtime,
-        table("budget | used, % of a CPU | off by", rows),
+         waits. {} s a round. To reach: within 5 %.",
+        cpus[0], cpus[1], args.runtime,
     ))
+}
+
+fn name(budget: Option<u32>) -> String {
+    budget.map_or("none".to_owned(), |percent| format!("{percent} %"))
+}
+
+fn point(budget: Option<u32>) -> String {
+    format!("budget {}", name(budget))
+}
+
+/// Renders the table.
+pub fn render(experiment: &Experiment) -> String {
+    let row = |budget: Option<u32>| {
+        let point = point(budget);
+        let used = experiment.at(&point, experiment.contenders(&point).first()?).all(CPU_PERCENT);
+        let off = budget.map_or("-".to_owned(), |percent| {
+            signed(used.iter().map(|used| used / f64::from(percent) - 1.0).collect())
+        });
+        Some(vec![name(budget), spread(used), off])
+    };
+    table("budget | used, % of a CPU | off by", BUDGETS.into_iter().filter_map(row))
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use flowstone_experiment::{Experiment, table};
+use flowstone_experiment::{Experiment, spread, table, turns};
 
 use super::PollersArgs;
 use crate::disks::Who;
@@ -18,25 +18,43 @@ const WHO: [Who; 4] =
 
 /// Watches few and many disks of each server.
 pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String> {
-    let [few, many] = COUNTS;
-    let points = COUNTS.map(|count| format!("{count} disks, idle"));
-    for who in WHO {
-        for (point, count) in points.iter().zip(COUNTS) {
-            experiment.add(point, &who.name(), &watch_idle(&args.place, who, count, WATCH)?);
+    for round in 0..args.run.rounds {
+        for who in turns(round, &WHO) {
+            for count in COUNTS {
+                let figures = watch_idle(&args.place, *who, count, WATCH)?;
+                experiment.add(&point(count), &who.name(), &figures);
+            }
         }
     }
+    Ok(format!(
+        "{} disks with connected drivers, one queue of 128 each, that have done one write and one \
+         read, watched for {} s. Memory of one disk is the difference to {} disks, divided; guests' \
+         memory that a server has touched is not its own. To reach: 0.0 %, 64 KiB.",
+        COUNTS[1],
+        WATCH.as_secs(),
+        COUNTS[0],
+    ))
+}
+
+fn point(count: usize) -> String {
+    format!("connected, {count} disks")
+}
+
+/// Renders the table.
+pub fn render(experiment: &Experiment) -> String {
+    let points = COUNTS.map(point);
     let rows = WHO.map(|who| {
         let name = who.name();
         let [small, large] = points.each_ref().map(|point| experiment.at(point, &name));
         let each = |figure| {
-            let of_many = large.median(figure).zip(small.median(figure));
-            let each = of_many.map(|(large, small)| (large - small) * 1024.0 / (many - few) as f64);
-            each.map_or("-".to_owned(), |kib| format!("{kib:.0}"))
+            let of_both = large.all(figure).into_iter().zip(small.all(figure));
+            let disks = (COUNTS[1] - COUNTS[0]) as f64;
+            spread(of_both.map(|(large, small)| (large - small) * 1024.0 / disks).collect())
         };
         vec![
             name.clone(),
-            large.cell(CPU_PERCENT, 3),
-            large.cell(WAKEUPS, 1),
+            large.spread(CPU_PERCENT, 3),
+            large.spread(WAKEUPS, 1),
             large.cell(THREADS, 0),
             each(ANONYMOUS_MIB),
             each(RSS_MIB),
@@ -44,10 +62,5 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
     });
     let titles = "server | CPU % | wake-ups/s | threads | own memory of a disk, KiB | \
                   with its guest's, KiB";
-    Ok(format!(
-        "{many} disks with connected drivers, one queue of 128 each, that have done one write and \
-         one read. Memory of one disk is the difference to {few} disks, divided; guests' memory \
-         that a server has touched is not its own. To reach: 0.0 %, 64 KiB.\n\n{}",
-        table(titles, rows),
-    ))
+    table(titles, rows)
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use flowstone_experiment::noise::{HANDOVER_NS, handover_ns};
-use flowstone_experiment::{Experiment, IOPS, figures, median, table, thousands};
+use flowstone_experiment::{Experiment, IOPS, figures, median, spread, table};
 use flowstone_testkit::process::Ready;
 use flowstone_testkit::{Daemon, DaemonCommand};
 use tempfile::tempdir_in;
@@ -52,12 +52,8 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
          which polls. A line of memory that both CPUs write in turn takes a time that depends on \
          where the host runs them: *near* are runs before and after which it took less than \
          {NEAR} times the median of all. {} runs of {} s each, in turn. To reach: the worst \
-         run 2.5, 2.0 and 2.2 times QSD's median.\n\n{}",
-        args.place.server_cpu,
-        args.place.client_cpu,
-        args.run.rounds,
-        args.runtime,
-        render(experiment),
+         run 2.5, 2.0 and 2.2 times QSD's median.",
+        args.place.server_cpu, args.place.client_cpu, args.run.rounds, args.runtime,
     ))
 }
 
@@ -93,10 +89,7 @@ pub fn render(experiment: &Experiment) -> String {
             (Some(rate), Some(to)) => format!("{:.2}", rate / to),
             _ => "-".to_owned(),
         };
-        let rates = |runs: &[f64]| {
-            let rate = middle(runs).map_or("-".to_owned(), thousands);
-            format!("{rate} ({})", runs.len())
-        };
+        let rates = |runs: &[f64]| format!("{} of {}", spread(runs.to_vec()), runs.len());
         let worst = near.iter().copied().reduce(f64::min);
         vec![
             point[PREFIX.len()..].to_owned(),
@@ -109,8 +102,8 @@ pub fn render(experiment: &Experiment) -> String {
             ratio(middle(&far), &peer_far),
         ]
     });
-    let titles = "load | near: IOPS (runs) | QSD's | ratio | worst run to QSD's median | far: IOPS \
-                  (runs) | QSD's | ratio";
+    let titles = "load | near: IOPS, of runs | QSD's | ratio | worst run to QSD's median | far: IOPS, \
+                  of runs | QSD's | ratio";
     let at = |end: fn(f64, f64) -> f64| times.iter().copied().reduce(end).unwrap_or(f64::NAN);
     format!(
         "{}\nThe line takes {middle_ns:.0} ns ({:.0}-{:.0}).\n",

@@ -43,14 +43,13 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
         "{DISKS} disks on one poller, QD{DEPTH} each, against one disk, QD{}, on a poller (`1`) and \
          on a thread of its own (`per-queue`); random, 4 KiB, {} MiB in all; server on CPU {}, one \
          client thread on CPU {}, which polls or sleeps. {} rounds of {} s. To reach: 0.95 of the \
-         rate, 1.1 of the CPU time.\n\n{}",
+         rate, 1.1 of the CPU time.",
         DISKS as u16 * DEPTH,
         BYTES >> 20,
         args.place.server_cpu,
         args.place.client_cpu,
         args.run.rounds,
         args.runtime,
-        render(experiment),
     ))
 }
 

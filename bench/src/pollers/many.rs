@@ -65,12 +65,8 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
     Ok(format!(
         "Random reads of 4 KiB on tmpfs, {IN_FLIGHT} in flight over all busy disks or queues, or one \
          for each; server on CPU {}, one client thread on CPU {}, which polls. Memory is the \
-         server's own. {} rounds of {} s.\n\n{}",
-        args.place.server_cpu,
-        args.place.client_cpu,
-        args.run.rounds,
-        args.runtime,
-        render(experiment),
+         server's own. {} rounds of {} s.",
+        args.place.server_cpu, args.place.client_cpu, args.run.rounds, args.runtime,
     ))
 }
 

@@ -4,19 +4,17 @@
 //! Each part starts its servers once, drives one after the other in each round, and begins the next
 //! round with another one. One client thread drives all disks of a server.
 
-mod budget;
+pub mod budget;
 pub mod busy;
-mod connected;
+pub mod connected;
 pub mod cost;
 pub mod depth;
 pub mod equal;
 pub mod forms;
 pub mod many;
-mod moves;
-mod share;
+pub mod moves;
+pub mod share;
 pub mod stages;
-
-use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use clap::Args;
@@ -39,41 +37,40 @@ pub struct PollersArgs {
     /// budget, busy, depth, many); may be given several times.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
-    /// Draw the rates of one to four disks into this file.
-    #[arg(long, value_name = "SVG")]
-    plot: Option<PathBuf>,
     #[command(flatten)]
     run: Run,
     #[command(flatten)]
     place: Place,
 }
 
-type Part = fn(&PollersArgs, &mut Experiment) -> Result<String>;
+/// Measures a part, and returns how that was done.
+type Measure = fn(&PollersArgs, &mut Experiment) -> Result<String>;
+type Render = fn(&Experiment) -> String;
 
-const PARTS: [(&str, Part); 11] = [
-    ("share", share::measure),
-    ("equal", equal::measure),
-    ("forms", forms::measure),
-    ("stages", stages::measure),
-    ("cost", cost::measure),
-    ("connected", connected::measure),
-    ("moves", moves::measure),
-    ("budget", budget::measure),
-    ("busy", busy::measure),
-    ("depth", depth::measure),
-    ("many", many::measure),
+const PARTS: [(&str, Measure, Render); 11] = [
+    ("share", share::measure, share::render),
+    ("equal", equal::measure, equal::render),
+    ("forms", forms::measure, forms::render),
+    ("stages", stages::measure, stages::render),
+    ("cost", cost::measure, cost::render),
+    ("connected", connected::measure, connected::render),
+    ("moves", moves::measure, moves::render),
+    ("budget", budget::measure, budget::render),
+    ("busy", busy::measure, busy::render),
+    ("depth", depth::measure, depth::render),
+    ("many", many::measure, many::render),
 ];
 
 /// Carries out the subcommand.
 pub fn pollers(args: &PollersArgs) -> Result<()> {
-    let chosen = PARTS.iter().filter(|(name, _)| selected(name, &args.only));
+    let chosen = PARTS.iter().filter(|(name, ..)| selected(name, &args.only));
     ensure!(chosen.clone().count() > 0, "no part matches {:?}", args.only);
     ensure!(args.run.rounds > 0, "no rounds");
     let mut experiment = args.run.experiment(&format!("pollers {}", args.runtime))?;
-    for (name, measure) in chosen {
-        let text = measure(args, &mut experiment)?;
-        let text = format!("{}\n\n{text}", experiment.host().sentence());
-        args.run.publish(&format!("pollers-{name}"), &text, &experiment)?;
+    for (_, measure, render) in chosen {
+        let about = measure(args, &mut experiment)?;
+        experiment.describe(&about);
+        args.run.publish(render, &experiment)?;
     }
     Ok(())
 }
@@ -110,18 +107,4 @@ fn cells(experiment: &Experiment, point: &str, server: &str, to: &str) -> [Strin
         own.cell(P50_US, 1),
         own.cell(P99_US, 1),
     ]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_have_places_in_the_document() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/benchmarks.md");
-        let text = std::fs::read_to_string(path).unwrap();
-        for (name, _) in PARTS {
-            assert!(text.contains(&format!("<!-- pollers-{name}:begin -->")), "{name}");
-        }
-    }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use flowstone_experiment::command::number;
-use flowstone_experiment::{Experiment, GAP_MS, interval, table};
+use flowstone_experiment::{Experiment, GAP_MS, table, turns};
 use flowstone_testkit::load::{Completion, LoadOptions};
 use serde_json::Value;
 
@@ -13,6 +13,11 @@ use crate::disks::{Disks, Server, Who};
 use crate::place::seconds;
 
 const DISKS: usize = 4;
+const CHOICES: [&str; 2] = ["2", "auto"];
+const POINT: &str = "moves";
+const MOVES: &str = "moves";
+const MEAN_US: &str = "mean_us";
+const LONGEST_US: &str = "longest_us";
 /// Long enough for two moves: loads are checked every 100 ms, and a moved queue stays for 500 ms.
 const PHASE: f64 = 0.9;
 const PHASES_PER_ROUND: usize = 4;
@@ -22,37 +27,48 @@ const HARD: [[usize; 2]; 6] = [[0, 1], [2, 3], [0, 2], [1, 3], [0, 3], [1, 2]];
 /// Measures with two pollers, and with as many as are needed.
 pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String> {
     let cpus = [args.place.server_cpu, args.place.client_cpu];
-    let disks = Disks::on_tmpfs(DISKS);
-    let mut rows = Vec::new();
-    for choice in ["2", "auto"] {
-        let server = Server::start(&args.place, Who::Flowstone(choice), disks, &cpus, "")?;
-        for phase in 0..args.run.rounds * PHASES_PER_ROUND {
-            let gap_ms = drive(args, &server, HARD[phase % HARD.len()])?;
-            experiment.add("moves", choice, &[(GAP_MS, gap_ms)]);
+    for round in 0..args.run.rounds {
+        for choice in turns(round, &CHOICES) {
+            let disks = Disks::on_tmpfs(DISKS);
+            let server = Server::start(&args.place, Who::Flowstone(choice), disks, &cpus, "")?;
+            let mut gap_ms = 0.0_f64;
+            for phase in 0..PHASES_PER_ROUND {
+                let hard = HARD[(round * PHASES_PER_ROUND + phase) % HARD.len()];
+                gap_ms = gap_ms.max(drive(args, &server, hard)?);
+            }
+            let [moves, mean, longest] = moved(&server.stats()?)?;
+            server.stop()?;
+            let figures =
+                [(MOVES, moves), (MEAN_US, mean), (LONGEST_US, longest), (GAP_MS, gap_ms)];
+            experiment.add(POINT, choice, &figures);
         }
-        let [moves, mean, longest] = moved(&server.stats()?)?;
-        let gaps = experiment.at("moves", choice).all(GAP_MS);
-        rows.push(vec![
-            server.name.clone(),
-            moves.to_string(),
-            format!("{mean:.1}"),
-            format!("{longest:.1}"),
-            format!("{:.1}", gaps.iter().copied().fold(0.0, f64::max)),
-            interval(gaps),
-        ]);
-        server.stop()?;
     }
-    let titles = "pollers | moves | mean, us | longest, us | longest gap without an answer, ms | \
-                  longest gap of a phase, ms";
     Ok(format!(
         "{DISKS} disks on tmpfs; in turn two of them have random reads of 4 KiB at QD32, the others \
          1,000 a second at QD1, so that queues move. Server on CPUs {} and {}, the client on the \
          latter, asleep while it waits. From the last drained completion of a queue on one poller \
-         until it may submit on the other. To reach: 200 us.\n\n{}",
-        cpus[0],
-        cpus[1],
-        table(titles, rows),
+         until it may submit on the other. To reach: 200 us.",
+        cpus[0], cpus[1],
     ))
+}
+
+/// Renders the table.
+pub fn render(experiment: &Experiment) -> String {
+    let rows = CHOICES.map(|choice| {
+        let own = experiment.at(POINT, choice);
+        let longest = own.all(LONGEST_US).into_iter().fold(0.0, f64::max);
+        vec![
+            format!("`{choice}`"),
+            own.count(MOVES),
+            own.spread(MEAN_US, 1),
+            own.spread(LONGEST_US, 1),
+            format!("{longest:.1}"),
+            own.spread(GAP_MS, 1),
+        ]
+    });
+    let titles = "pollers | moves of a round | mean, us | longest of a round, us | of all, us | \
+                  longest gap without an answer, ms";
+    table(titles, rows)
 }
 
 /// Drives all disks for a phase. Returns the longest time without a completion.

@@ -104,13 +104,12 @@ pub fn measure(args: &PollersArgs, experiment: &mut Experiment) -> Result<String
     Ok(format!(
         "Disks of {} MiB on tmpfs with `--pollers per-queue`; server on CPUs {} and {}, one client \
          thread on the latter, asleep while it waits. {} rounds of {} s, in turn; medians, 95 % \
-         intervals.\n\n{}",
+         intervals.",
         BYTES >> 20,
         args.place.server_cpu,
         args.place.client_cpu,
         args.run.rounds,
         args.runtime,
-        render(experiment),
     ))
 }
 

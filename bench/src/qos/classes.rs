@@ -81,15 +81,14 @@ struct Disk {
 
 impl Bench<'_> {
     /// Measures commits, and the share of a VM all of whose writes are journal blocks.
-    pub(super) fn classes(&self, experiment: &mut Experiment) -> Result<String> {
+    pub(super) fn classes(&self, experiment: &mut Experiment) -> Result<()> {
         let disks = [self.ext4("commits")?, self.ext4("bulk")?];
         experiment.run(self.args.base.run.rounds, &BULKS, &KINDS, |bulk, kind| {
             self.commits(&disks, bulk, *kind)
         })?;
         experiment.run(self.args.base.run.rounds, &[(GREEDY, ())], &KINDS, |(), kind| {
             self.greedy(&disks, *kind)
-        })?;
-        Ok(render(experiment))
+        })
     }
 
     fn commits(&self, [own, other]: &[Disk; 2], bulk: &Bulk, kind: Kind) -> Result<Figures> {
@@ -185,7 +184,8 @@ fn longest(truth: &Truth, holds: Option<Holds>) -> Option<Range<u64>> {
     runs.max_by_key(|run| run.len()).map(|run| run[0]..run[0] + run.len() as u64)
 }
 
-fn render(experiment: &Experiment) -> String {
+/// Renders the tables.
+pub fn render(experiment: &Experiment) -> String {
     let row = |(bulk, _): &(&str, Bulk)| {
         let [journal, data] = KINDS.map(|(kind, _)| experiment.at(bulk, kind));
         let mut cells = vec![(*bulk).to_owned()];
@@ -204,7 +204,7 @@ fn render(experiment: &Experiment) -> String {
     let [journal, data] = KINDS.map(|(kind, _)| experiment.at(GREEDY, kind));
     let share = |(kind, _): (&str, Kind)| {
         let at = experiment.at(GREEDY, kind);
-        vec![kind.to_owned(), at.cell(IOPS, 0), at.cell(BULK_IOPS, 0), at.cell(SHARE, 3)]
+        vec![kind.to_owned(), at.count(IOPS), at.count(BULK_IOPS), at.spread(SHARE, 3)]
     };
     let mut shares: Vec<_> = KINDS.map(share).to_vec();
     let ratio = |figure| journal.ratio(data, figure);

@@ -17,6 +17,10 @@ use crate::place::seconds;
 const DEPTH: u16 = 32;
 const SYNC_P99_US: &str = "sync_p99_us";
 const OTHER_IOPS: &str = "other_iops";
+/// End, and beginning, of the points' names.
+const SHARES: &str = " of the light one";
+const BESIDE: &str = "beside a VM at QD128, ";
+const SYNCED: &str = "writes, each synced";
 /// The daemon recognises VMs after half a second.
 const KNOWN_AFTER: Duration = Duration::from_millis(750);
 
@@ -46,13 +50,12 @@ impl Loaded {
 
 impl Bench<'_> {
     /// Measures the shares of VMs of weights 4 : 1, and the effect of a light VM on a heavy one.
-    pub(super) fn vms(&self, experiment: &mut Experiment) -> Result<String> {
-        let mut rows = Vec::new();
+    pub(super) fn vms(&self, experiment: &mut Experiment) -> Result<()> {
         let of_device = ["randread", "randwrite"].map(|rw| [(rw, false, 1), (rw, false, 4)]);
         let cases = of_device.into_iter().flatten().chain([("randread", true, 1)]);
         for (rw, is_cached, disks) in cases {
             let place = if is_cached { "from the host's cache, " } else { "" };
-            let point = format!("{rw}, {place}{disks} of the light one");
+            let point = format!("{rw}, {place}{disks}{SHARES}");
             let mut loads = vec![Loaded::heavy(DEPTH, 400, false)];
             loads.extend((0..disks).map(|number| Loaded::light(number, DEPTH)));
             loads.iter_mut().for_each(|load| load.is_cached = is_cached);
@@ -62,18 +65,12 @@ impl Bench<'_> {
                 experiment.add(&point, "heavy", &[(IOPS, reports[0].iops)]);
                 experiment.add(&point, "light", &[(IOPS, light)]);
             }
-            let [heavy, light] = ["heavy", "light"].map(|vm| experiment.at(&point, vm));
-            let rates = [heavy.cell(IOPS, 0), light.cell(IOPS, 0), heavy.ratio(light, IOPS)];
-            rows.push([&[point.clone()][..], &rates].concat());
         }
-        let titles = "4 KiB, raw images, VMs of weights 4 : 1 | heavy/s | light/s | \
-                      heavy : light, by rounds";
-        Ok(table(titles, rows) + "\n" + &self.protection(experiment)?)
+        self.protection(experiment)
     }
 
     /// Measures a VM at queue depth 1, alone and beside a greedy one.
-    fn protection(&self, experiment: &mut Experiment) -> Result<String> {
-        let mut rows = Vec::new();
+    fn protection(&self, experiment: &mut Experiment) -> Result<()> {
         for (rw, syncs) in [("randread", false), ("randwrite", false), ("randwrite", true)] {
             let heavy = |weight| Loaded::heavy(1, weight, syncs);
             let light = || Loaded::light(0, HOG_DEPTH);
@@ -82,8 +79,8 @@ impl Bench<'_> {
                 ("weights 4 : 1", vec![heavy(400), light()]),
                 ("equal weights", vec![heavy(100), light()]),
             ];
-            let what = if syncs { "writes, each synced" } else { rw };
-            let point = format!("beside a VM at QD{HOG_DEPTH}, {what}");
+            let what = if syncs { SYNCED } else { rw };
+            let point = format!("{BESIDE}{what}");
             experiment.run(self.args.base.run.rounds, &[(&point, ())], &cases, |(), loads| {
                 let reports = self.loaded(loads, rw)?;
                 Ok(vec![
@@ -92,22 +89,8 @@ impl Bench<'_> {
                     (OTHER_IOPS, reports.get(1).map_or(f64::NAN, |report| report.iops)),
                 ])
             })?;
-            let alone = experiment.at(&point, "alone");
-            rows.extend(cases.iter().map(|(name, _)| {
-                let own = experiment.at(&point, name);
-                vec![
-                    format!("{what}, {name}"),
-                    own.cell(P99_US, 0),
-                    own.ratio(alone, P99_US),
-                    own.cell(SYNC_P99_US, 0),
-                    if syncs { own.ratio(alone, SYNC_P99_US) } else { "-".to_owned() },
-                    own.cell(OTHER_IOPS, 0),
-                ]
-            }));
         }
-        let titles = "beside a VM at QD128 | QD1 p99, us | of alone | fsync p99, us | of alone | \
-                      other/s";
-        Ok(table(titles, rows))
+        Ok(())
     }
 
     /// Runs all loads at once.
@@ -131,4 +114,39 @@ impl Bench<'_> {
         served.end()?;
         reports
     }
+}
+
+/// Renders the tables.
+pub fn render(experiment: &Experiment) -> String {
+    let points = || experiment.points().into_iter();
+    let shares = points().filter_map(|point| {
+        point.strip_suffix(SHARES)?;
+        let [heavy, light] = ["heavy", "light"].map(|vm| experiment.at(point, vm));
+        Some(vec![point.to_owned(), heavy.count(IOPS), light.count(IOPS), heavy.ratio(light, IOPS)])
+    });
+    let beside = points().filter_map(|point| Some((point.strip_prefix(BESIDE)?, point)));
+    let beside = beside.flat_map(|(what, point)| {
+        let alone = experiment.at(point, "alone");
+        experiment.contenders(point).into_iter().map(move |name| {
+            let own = experiment.at(point, name);
+            let [sync, to_alone] = if what == SYNCED {
+                [own.cell(SYNC_P99_US, 0), own.ratio(alone, SYNC_P99_US)]
+            } else {
+                ["-".to_owned(), "-".to_owned()]
+            };
+            vec![
+                format!("{what}, {name}"),
+                own.spread(P99_US, 0),
+                own.ratio(alone, P99_US),
+                sync,
+                to_alone,
+                own.cell(OTHER_IOPS, 0),
+            ]
+        })
+    });
+    let titles = "4 KiB, raw images, VMs of weights 4 : 1 | heavy/s | light/s | \
+                  heavy : light, by rounds";
+    let titles_beside = "beside a VM at QD128 | p99 at QD1, us | of alone | p99 of the sync, us | \
+                         of alone | the other's requests/s";
+    table(titles, shares) + "\n" + &table(titles_beside, beside)
 }

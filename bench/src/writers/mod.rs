@@ -76,7 +76,7 @@ pub fn writers(args: &WritersArgs) -> Result<()> {
         }
         args.run.save(&experiment)?;
     }
-    args.run.publish("writers", &render(&experiment), &experiment)
+    args.run.publish(render, &experiment)
 }
 
 /// Measures everything in one environment, which is removed even on failure.
