@@ -14,7 +14,6 @@
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
 
-mod buckets;
 mod file;
 mod groups;
 mod label;
@@ -30,11 +29,11 @@ use flowstone_control::Address;
 use flowstone_runner::{CpuList, CpuShare, Pipeline, PollMode, PollersConfig};
 use toml::{Table, Value};
 
-pub use self::buckets::MetricsBuckets;
 pub use self::groups::{Groups, limit_of_group};
 use self::label::check_label;
 pub use self::table::{Keys, key_of, keys_of, table_of, typed_disk};
 pub use self::vm::VmSpec;
+use crate::families::MetricsBuckets;
 use crate::stack::{SharedArgs, StackArgs};
 use crate::{SocketAccess, SocketGroup, SocketMode};
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use clap::ValueEnum;
 use flowstone_block::{Family, Metric, MetricKind};
 use flowstone_runner::Snapshot;
 use prometheus::proto::{
@@ -9,11 +10,19 @@ use prometheus::proto::{
 };
 use prometheus::{Encoder, TextEncoder};
 
-use crate::config::MetricsBuckets;
-
 /// Binary logarithms of the bucket ends in nanoseconds, which are exact ends of
 /// [`Histogram`](flowstone_runner::Histogram) buckets.
 const ENDS: [u32; 13] = [10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 33];
+
+/// Buckets of the histograms of `GET /metrics`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum MetricsBuckets {
+    /// One bucket for every second power of two of nanoseconds
+    #[default]
+    Coarse,
+    /// All buckets of the daemon: eight for each power of two
+    Fine,
+}
 
 /// The metrics collected in a scrape.
 #[derive(Default)]

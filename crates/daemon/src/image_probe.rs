@@ -7,7 +7,7 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use flowstone_block::{lock, mutated};
-use flowstone_image::{Image, LogState, Space};
+use flowstone_image::{Image, OwnState, Space};
 
 /// Time that a report waits for the hosts of all its disks together.
 pub const PATIENCE: Duration = Duration::from_secs(1);
@@ -15,15 +15,16 @@ pub const PATIENCE: Duration = Duration::from_secs(1);
 const STACK_BYTES: usize = 128 << 10;
 
 /// Answers of an image.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Told {
     /// `None` if the image cannot tell.
     pub space: Option<Space>,
-    pub log: Option<LogState>,
+    /// State that only images of its format have.
+    pub own: Option<Arc<OwnState>>,
 }
 
 /// The latest known answer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Known {
     /// `None` if the image has never answered.
     pub told: Option<Told>,
@@ -52,6 +53,12 @@ struct State {
     failed: bool,
     /// The last answer, and the time of its query.
     last: Option<(Instant, Told)>,
+}
+
+impl State {
+    fn told(&self) -> Option<Told> {
+        self.last.as_ref().map(|(_, told)| told.clone())
+    }
 }
 
 impl Shared {
@@ -96,7 +103,7 @@ struct Question(Arc<Shared>, Option<Told>);
 
 impl Drop for Question {
     fn drop(&mut self) {
-        self.0.answer(self.1);
+        self.0.answer(self.1.take());
     }
 }
 
@@ -113,13 +120,14 @@ impl ImageProbe {
         let image = Arc::clone(&self.image);
         // The image is dropped before the answer is stored: the waiting thread may then release the
         // disk.
-        self.shared.ask(move || Told { space: image.space().ok(), log: image.log_state() });
+        self.shared
+            .ask(move || Told { space: image.space().ok(), own: image.own_state().map(Arc::new) });
     }
 
     /// Returns the last answer without waiting. Starts a query if it is older than `age`.
     pub fn last(&self, age: Duration) -> Told {
-        let last = lock(&self.shared.state).last;
-        if last.is_none_or(|(at, _)| at.elapsed() > age) {
+        let last = lock(&self.shared.state).last.clone();
+        if last.as_ref().is_none_or(|(at, _)| at.elapsed() > age) {
             self.begin();
         }
         last.map(|(_, told)| told).unwrap_or_default()
@@ -133,16 +141,15 @@ impl ImageProbe {
             let until = deadline.min(asked + PATIENCE);
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let told = state.last.map(|(_, told)| told);
-                let since = state.last.map_or(asked, |(at, _)| at);
-                return Known { told, stale: Some(since.elapsed()) };
+                let since = state.last.as_ref().map_or(asked, |(at, _)| *at);
+                return Known { told: state.told(), stale: Some(since.elapsed()) };
             }
             let woken = self.shared.answered.wait_timeout(state, left);
             state = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
-        let age = state.last.map(|(at, _)| at.elapsed());
+        let age = state.last.as_ref().map(|(at, _)| at.elapsed());
         let stale = state.failed.then_some(age.unwrap_or_default());
-        Known { told: state.last.map(|(_, told)| told), stale }
+        Known { told: state.told(), stale }
     }
 }
 

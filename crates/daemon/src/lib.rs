@@ -37,9 +37,9 @@ pub const CONTROL_VARIABLE: &str = "FLOWSTONE_CONTROL";
 pub const CONTROL_DEFAULT: &str = "/run/flowstone/control.sock";
 
 pub use config::{
-    Config, DaemonConfig, DiskConfig, DiskTable, MetricsBuckets, VmSpec, key_of, keys_of,
-    typed_disk,
+    Config, DaemonConfig, DiskConfig, DiskTable, VmSpec, key_of, keys_of, typed_disk,
 };
+pub use families::MetricsBuckets;
 pub use flowstone_host::{SocketAccess, SocketGroup, SocketMode};
 pub use serve::serve;
 pub use stack::{Pdc, PdcArgs};

@@ -9,9 +9,8 @@ mod process;
 use flowstone_block::{Metric, MetricKind};
 use flowstone_cache::Cache;
 
-use crate::config::MetricsBuckets;
 use crate::disks::Disks;
-use crate::families::Families;
+use crate::families::{Families, MetricsBuckets};
 
 /// Content type of the text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use flowstone_block::OpKind;
-use flowstone_image::LogState;
 use flowstone_resources::Heard;
 use flowstone_runner::{FailureReport, Histogram, PollerReport, QueueCounters, Snapshot};
 use serde::Serialize;
@@ -76,7 +75,7 @@ struct DiskReport {
     readonly: bool,
     /// Log images only.
     #[serde(skip_serializing_if = "Option::is_none")]
-    log: Option<LogState>,
+    log: Option<Value>,
     /// Counters of the stages above the image.
     #[serde(flatten)]
     stages: Map<String, Value>,
@@ -181,7 +180,8 @@ impl DiskReport {
         let all: Vec<&QueueCounters> = queues.iter().map(|(_, counters)| &**counters).collect();
         let image = disk.stack.image.as_deref();
         let known = disk.probe.as_ref().map(|probe| probe.known(deadline));
-        let told = known.and_then(|known| known.told).unwrap_or_default();
+        let (told, stale) = known.map(|it| (it.told, it.stale)).unwrap_or_default();
+        let told = told.unwrap_or_default();
         let space = told.space.zip(image).map(|(space, image)| SpaceReport::of(space, image));
         let total = QueueReport::of(None, &all, buckets);
         Self {
@@ -201,10 +201,10 @@ impl DiskReport {
             capacity_bytes: disk.shared.capacity().bytes(),
             allocated_bytes: space.as_ref().map(|it| it.space.allocated_bytes),
             space,
-            stale_s: known.and_then(|known| known.stale).map(|age| age.as_secs_f64()),
+            stale_s: stale.map(|age| age.as_secs_f64()),
             write_through: disk.shared.write_through(),
             readonly: disk.stack.top.geometry().readonly,
-            log: told.log,
+            log: told.own.map(|own| own.json.clone()),
             stages: disk.stack.figures(),
             discards: image.map(|image| {
                 DiscardReport::of(total.requests[OpKind::Discard.name()], image.discards())

@@ -21,7 +21,7 @@ use flowstone_image::{Damages, DiscardMode, Discards, Format, Image, Progress};
 use flowstone_layers::{
     DetectZeroes, LayerArgs, LayerCounters, Mem, Null, Record, Recorder, ZeroCounters, ZeroesArgs,
 };
-use flowstone_log::CopyMemory;
+use flowstone_log::{CopyMemory, LogState};
 use flowstone_memory::sizer::Limits;
 use flowstone_qos::{
     DeviceVm, Devices, DiskLimits, DiskShare, Group, GroupArgs, QosReport, ShareArgs,
@@ -217,6 +217,8 @@ impl Stack {
         let image = stack.and_then(|it| it.image.as_deref());
         families.read(Discards::METRICS, image.map(|it| it.discards()).as_ref());
         families.read(Damages::METRICS, image.map(|it| it.damages()).as_ref());
+        // An image passes on the values itself.
+        families.read(LogState::METRICS, None);
     }
 
     /// Sets the VM that uses the disk, for the devices that hold its files.

@@ -3,9 +3,10 @@
 use std::io;
 
 use clap::ValueEnum;
-use flowstone_block::{Extent, Layer, Metric, MetricKind, Result, Sector, SectorCount};
+use flowstone_block::{Extent, Family, Layer, Metric, MetricKind, Result, Sector, SectorCount};
 use flowstone_fileio::FileIo;
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::damage::{DamageWatcher, Damages};
 use crate::format::Format;
@@ -151,105 +152,26 @@ impl Discards {
     ];
 }
 
-/// Costs of a log besides the blocks that guests write, since the image was opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct LogCosts {
-    /// Headers of records of all kinds.
-    pub header_blocks: u64,
-    /// Seals at the ends of segments.
-    pub seal_blocks: u64,
-    /// Segments whose live blocks the cleaner has copied.
-    pub cleaned_segments: u64,
-    /// Blocks that the cleaner has copied, without headers.
-    pub copied_blocks: u64,
-    /// Time spent cleaning, without the rests for guests.
-    pub cleaning_seconds: f64,
+/// State that only images of one format have.
+#[derive(Debug)]
+pub struct OwnState {
+    /// Its JSON.
+    pub json: Value,
+    /// Its metrics, each with its family and the value of the label.
+    pub metrics: Vec<(Family, String, f64)>,
 }
 
-/// State of an open log image.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct LogState {
-    /// Bytes of the disk that are mapped.
-    pub live_bytes: u64,
-    /// Memory of the map in bytes.
-    pub map_memory_bytes: u64,
-    /// Segments that the image may use.
-    pub segments_limit: u32,
-    /// Segments in use.
-    pub segments_used: u32,
-    /// Segments that are ready to be written.
-    pub segments_ready: u32,
-    /// Segments that wait for a checkpoint to be freed.
-    pub segments_dead: u32,
-    /// Blocks that guests have written since the image was created.
-    pub guest_blocks: u64,
-    /// Blocks written to the file since the image was created: data, headers, copies and maps.
-    pub appended_blocks: u64,
-    /// Of the appended blocks, copies made by the cleaner, with their headers.
-    pub relocated_blocks: u64,
-    /// Of the appended blocks, leaves and roots of the map, with their headers.
-    pub map_blocks: u64,
-    /// Write amplification: appended blocks per guest block.
-    pub write_amplification: f64,
-    /// Costs of the log besides the blocks of guests.
-    #[serde(flatten)]
-    pub costs: LogCosts,
-    /// Number of the newest checkpoint.
-    pub checkpoint: u64,
-    /// Blocks appended since the newest checkpoint.
-    pub since_checkpoint_blocks: u64,
-    /// Bytes of dead segments that are still allocated on the host.
-    pub untold_dead_bytes: u64,
-    /// Whether dead segments are deallocated at once, so that the drive knows.
-    pub telling: bool,
-    /// Bytes of copies that the cleaner writes in a row; 0 while it holds no copy memory because it
-    /// has nothing to copy.
-    pub run_bytes: u64,
-    /// Bytes that the re-sorting pass has written since the image was opened.
-    pub resorted_bytes: u64,
-    /// Completed re-sorting passes over the whole disk.
-    pub resort_passes: u64,
-    /// Whether writes are refused for lack of space.
-    pub full: bool,
-}
-
-impl LogState {
-    /// Metrics of a log image.
-    pub const METRICS: &[Metric<Self>] = &[
-        Metric::each(
-            MetricKind::Gauge,
-            "flowstone_log_segments",
-            "state",
-            "Segments of a log image: used, ready, dead (free after the next checkpoint), limit",
-            |it, add| {
-                add("limit", f64::from(it.segments_limit));
-                add("used", f64::from(it.segments_used));
-                add("ready", f64::from(it.segments_ready));
-                add("dead", f64::from(it.segments_dead));
-            },
-        ),
-        Metric::each(
-            MetricKind::Counter,
-            "flowstone_log_appended_blocks_total",
-            "kind",
-            "Blocks written to a log image since it was made: guest, copy, map, other",
-            |it, add| {
-                let known = it.guest_blocks + it.relocated_blocks + it.map_blocks;
-                add("guest", it.guest_blocks as f64);
-                add("copy", it.relocated_blocks as f64);
-                add("map", it.map_blocks as f64);
-                add("other", it.appended_blocks.saturating_sub(known) as f64);
-            },
-        ),
-        Metric::counter(
-            "flowstone_log_cleaning_seconds_total",
-            "Time of cleaning, without its pauses",
-            |it| it.costs.cleaning_seconds,
-        ),
-        Metric::gauge("flowstone_log_full", "1 if a log image refuses writes", |it| {
-            f64::from(u8::from(it.full))
-        }),
-    ];
+impl OwnState {
+    /// Reads the JSON and the metrics of a state.
+    pub fn of<S: Serialize>(state: &S, metrics: &[Metric<S>]) -> Self {
+        let mut all = Vec::new();
+        for metric in metrics {
+            metric.read(state, &mut |which, value| {
+                all.push((metric.family, which.to_owned(), value));
+            });
+        }
+        Self { json: serde_json::to_value(state).unwrap_or_default(), metrics: all }
+    }
 }
 
 /// An open disk image.
@@ -285,8 +207,8 @@ pub trait Image: Layer {
     /// block. Only the first watcher set is kept.
     fn watch_damages(&self, _watcher: DamageWatcher) {}
 
-    /// Returns the state that only a log image has.
-    fn log_state(&self) -> Option<LogState> {
+    /// Returns the state that only images of its format have.
+    fn own_state(&self) -> Option<OwnState> {
         None
     }
 

@@ -26,9 +26,7 @@ pub use damage::{DamageList, DamageWatcher, Damages, Flaw};
 pub use format::Format;
 #[cfg(any(test, feature = "testing"))]
 pub use fuzzing::use_it;
-pub use image::{
-    CompactProgress, DiscardMode, Discards, Image, Layout, LogCosts, LogState, Space, Tell,
-};
+pub use image::{CompactProgress, DiscardMode, Discards, Image, Layout, OwnState, Space, Tell};
 pub use progress::Progress;
 pub use refusal::{data_beyond_end, refuse_readonly};
 pub use report::{CheckOptions, CheckProgress, CheckReport, ERRORS_LISTED_MAX};

@@ -13,23 +13,23 @@ use flowstone_fileio::{Access, FileIo};
 use flowstone_image::runtime::worker::{self, Worker};
 use flowstone_image::{
     CompactProgress, DamageWatcher, Damages, DiscardMode, Discards, Format, Image, Layout,
-    LogState, Progress, Space, Tell, data_beyond_end, refuse_readonly, valid_capacity,
+    OwnState, Progress, Space, Tell, data_beyond_end, refuse_readonly, valid_capacity,
 };
 use flowstone_log_format::{Address, BLOCK_BYTES, BLOCK_SECTORS, blocks_of};
 use tracing::error;
 
 use super::channel::LogChannel;
 use super::command::Command;
-use super::inspect::log_state;
 use super::log::Log;
 use super::maintenance::Maintenance;
 use super::session::{Unbegun, load_for};
+use super::state::LogState;
 use super::streams::Streams;
 use super::upkeep_options::UpkeepOptions;
 
 /// An open log image.
 pub struct LogImage {
-    log: Arc<Log>,
+    pub(crate) log: Arc<Log>,
     discard: DiscardMode,
     readonly: bool,
     maintenance: Worker,
@@ -217,8 +217,8 @@ impl Image for LogImage {
         self.log.volume.discards.read(self.log.store.file().punched())
     }
 
-    fn log_state(&self) -> Option<LogState> {
-        Some(log_state(&self.log))
+    fn own_state(&self) -> Option<OwnState> {
+        Some(OwnState::of(&LogState::of(&self.log), LogState::METRICS))
     }
 
     fn close(&self) -> Result<()> {

@@ -2,14 +2,11 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use flowstone_block::sync::atomic::Ordering;
 use flowstone_block::{Result, SECTOR_BYTES};
 use flowstone_fileio::FileIo;
-use flowstone_image::LogState;
 use flowstone_log_format::{BLOCK_BYTES, newest};
 use serde::Serialize;
 
-use super::log::Log;
 use super::refusal::LoadError;
 use super::slots::read_slots;
 use super::streams::Streams;
@@ -62,36 +59,6 @@ pub struct LogInfo {
 
 fn share(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
-}
-
-/// Returns the state of an open image; takes the log's lock briefly.
-pub fn log_state(log: &Log) -> LogState {
-    let map_memory_bytes = log.volume.map.memory_bytes(log.volume.blocks());
-    let state = log.append_state();
-    let (segments, accounting) = (state.segments(), state.accounting());
-    let totals = accounting.totals();
-    LogState {
-        live_bytes: log.volume.live_bytes(),
-        map_memory_bytes,
-        segments_limit: segments.limit(),
-        segments_used: segments.used() + 1,
-        segments_ready: segments.ready(),
-        segments_dead: segments.dead_count(),
-        guest_blocks: accounting.clock(),
-        appended_blocks: totals.appended_blocks,
-        relocated_blocks: totals.relocated_blocks,
-        map_blocks: totals.map_blocks,
-        write_amplification: totals.appended_blocks as f64 / accounting.clock().max(1) as f64,
-        costs: accounting.costs(),
-        checkpoint: state.generation(),
-        since_checkpoint_blocks: accounting.since_checkpoint(),
-        untold_dead_bytes: u64::from(segments.untold()) * log.shape.segment_bytes(),
-        telling: log.telling.load(Ordering::Relaxed),
-        run_bytes: log.run_bytes.load(Ordering::Relaxed),
-        resorted_bytes: log.volume.resorting.written(),
-        resort_passes: log.volume.resorting.passes(),
-        full: state.is_full(),
-    }
 }
 
 /// Reads the superblocks of an image that a daemon may be writing.

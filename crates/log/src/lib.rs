@@ -4,7 +4,7 @@
 //! From the bottom up, on `flowstone-log-format` and `flowstone-log-store`: a disk and its map
 //! (`volume`), the log that it is on (`log`), loading (`load`, `replay`, `lost_tail`), a queue
 //! (`channel`), the thread behind it (`maintenance`), its start (`session`), the image as a whole
-//! (`disk`, `inspect`), check and repair (`check`), and deliberate corruption for tests
+//! (`disk`, `state`, `inspect`), check and repair (`check`), and deliberate corruption for tests
 //! (`corrupter`, `fuzzing`).
 
 mod channel;
@@ -28,6 +28,7 @@ mod replay;
 mod resort;
 mod session;
 mod slots;
+mod state;
 mod streams;
 mod upkeep_options;
 mod volume;
@@ -38,6 +39,7 @@ pub use create::{LogOptions, create};
 pub use disk::LogImage;
 pub use inspect::{LogInfo, inspect};
 pub use resort::ResortLimit;
+pub use state::LogState;
 pub use streams::Streams;
 pub use upkeep_options::UpkeepOptions;
 pub use volume::map::BlockMap;

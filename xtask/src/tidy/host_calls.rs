@@ -46,7 +46,7 @@ pub const RULE: Rule = Rule {
         "canonicalize",
         "allocated_bytes",
         "space",
-        "log_state",
+        "own_state",
         "next_data",
         "set_size",
         "set_len",

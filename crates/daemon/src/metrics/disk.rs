@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flowstone_block::{Family, Metric, MetricKind};
-use flowstone_image::{LogState, Space};
+use flowstone_image::Space;
 use flowstone_runner::{Failures, QueueCounters};
 
 use crate::disk::Disk;
@@ -80,5 +80,7 @@ fn read(disk: Option<&Disk>, families: &mut Families) {
     let probe = disk.and_then(|it| it.probe.as_ref());
     let told = probe.map(|it| it.last(TOLD_AGE)).unwrap_or_default();
     families.read(Space::METRICS, told.space.as_ref());
-    families.read(LogState::METRICS, told.log.as_ref());
+    for (family, which, value) in told.own.iter().flat_map(|own| &own.metrics) {
+        families.add(family, &[(family.labels, which)], *value);
+    }
 }

@@ -3,8 +3,23 @@
 
 use std::time::Duration;
 
-use flowstone_image::LogCosts;
 use flowstone_log_format::{Kind, Totals};
+use serde::Serialize;
+
+/// Costs of a log besides the blocks that guests write, since the image was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct LogCosts {
+    /// Headers of records of all kinds.
+    pub header_blocks: u64,
+    /// Seals at the ends of segments.
+    pub seal_blocks: u64,
+    /// Segments whose live blocks the cleaner has copied.
+    pub cleaned_segments: u64,
+    /// Blocks that the cleaner has copied, without headers.
+    pub copied_blocks: u64,
+    /// Time spent cleaning, without the rests for guests.
+    pub cleaning_seconds: f64,
+}
 
 /// See the module.
 #[derive(Clone, Copy, Debug, Default)]

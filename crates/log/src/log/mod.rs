@@ -19,7 +19,7 @@ use flowstone_log_format::{BLOCK_SECTORS, Codec, MapEntry, Sequence, Shape};
 use flowstone_log_store::SegmentStore;
 use tracing::{error, info, warn};
 
-pub use self::accounting::Accounting;
+pub use self::accounting::{Accounting, LogCosts};
 use self::append::{AppendState, Draft, Effects, Full, Health, Place, PlaceError};
 use crate::command::Command;
 use crate::copy_memory::CopyMemory;

@@ -11,11 +11,11 @@ use flowstone_sim::{Call, Fate, Fault};
 use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup, begin};
 use super::history_model::HistoryModel;
 use crate::copy_memory::CopyMemory;
-use crate::inspect::log_state;
 use crate::log::append::FULL_RETRY;
 use crate::log::reserve::{FREED_TOGETHER, told_from};
 use crate::log::segments::State;
 use crate::maintenance::Progress;
+use crate::state::LogState;
 
 /// Number of ready segments that are kept for a guest that writes little.
 const KEPT: u32 = 2;
@@ -112,9 +112,9 @@ fn dead_segments_are_given_back_at_once_where_the_drive_hears_of_it() {
         }
         let dead = fixture.log.append_state().segments().dead_count();
         assert!(dead > 4, "{dead}");
-        assert_eq!(log_state(&fixture.log).untold_dead_bytes, u64::from(dead) * SEGMENT_BYTES);
+        assert_eq!(LogState::of(&fixture.log).untold_dead_bytes, u64::from(dead) * SEGMENT_BYTES);
         fixture.checkpoint().unwrap();
-        let state = log_state(&fixture.log);
+        let state = LogState::of(&fixture.log);
         assert_eq!(state.telling, telling);
         assert_eq!(state.untold_dead_bytes == 0, telling, "{state:?}");
         let punched = fixture.log.volume.discards.read(fixture.log.store.file().punched()).merged;

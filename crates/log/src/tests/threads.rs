@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use flowstone_block::{BlockingDisk, Extent, Op, Sector, SectorCount};
 use flowstone_fileio::Access;
-use flowstone_image::{DiscardMode, Image};
+use flowstone_image::DiscardMode;
 use flowstone_sim::{Schedule, SimDisk};
 use flowstone_testkit::{wait_for, wait_until};
 
@@ -18,6 +18,7 @@ use super::fixture::{BLOCK_SECTORS, Setup};
 use super::history_model::{read_stamps, stamp};
 use crate::disk::LogImage;
 use crate::maintenance::QUIET_TIME;
+use crate::state::LogState;
 
 /// Far longer than the tests take.
 const HANGS: Duration = flowstone_testkit::HANG;
@@ -84,7 +85,7 @@ fn idle_maintenance_is_woken_when_segments_die() {
     let image = open(&disk);
     let mut guest = BlockingDisk::new(&*image).unwrap();
     let mut bytes = vec![1; 1 << 20];
-    let dead = || image.log_state().unwrap().segments_dead;
+    let dead = || LogState::of(&image.log).segments_dead;
     // On a busy machine it may be woken and be late all the same.
     wait_until("dead space is given back before the maintenance worker wakes by itself", || {
         guest.write(Sector::new(0), &mut bytes).unwrap();
@@ -114,7 +115,7 @@ fn what_is_discarded_between_blocks_that_stay_goes_back_when_the_guest_pauses() 
         stamp(&mut bytes, lba * BLOCK_SECTORS, 1);
         guest.write(start_of(lba), &mut bytes).unwrap();
     }
-    let used = || image.log_state().unwrap().segments_used;
+    let used = || LogState::of(&image.log).segments_used;
     let full = used();
     for lba in (0..setup.blocks).filter(|lba| lba % 16 != 0) {
         let block = Extent::new(start_of(lba), SectorCount::new(BLOCK_SECTORS)).unwrap();

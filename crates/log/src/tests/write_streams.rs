@@ -12,6 +12,7 @@ use flowstone_sim::Wrapped;
 
 use super::fixture::{BLOCK_SECTORS, Setup};
 use crate::disk::LogImage;
+use crate::state::LogState;
 
 /// Blocks written, without a stream and in the first one.
 type Written = Arc<[AtomicU64; 2]>;
@@ -57,7 +58,7 @@ fn blocks_written(write_streams: u8) -> ([u64; 2], u64) {
         guest.write(Sector::new(lba * BLOCK_SECTORS), &mut [7; 4096]).unwrap();
     }
     drop(guest);
-    let relocated = || image.log_state().expect("a log").relocated_blocks;
+    let relocated = || LogState::of(&image.log).relocated_blocks;
     let cleaned = relocated();
     image.compact(&mut |_, _| ()).unwrap();
     let relocated = relocated();
