@@ -212,6 +212,7 @@ impl Stack {
     pub fn read(stack: Option<&Self>, families: &mut Families) {
         families.read(DiskLimits::METRICS, stack.map(|it| &*it.limits));
         families.read(DiskShare::METRICS, stack.map(|it| &*it.share));
+        families.read(ZeroCounters::METRICS, stack.and_then(|it| it.zeroes.as_deref()));
         let cached = stack.and_then(|it| it.cached.as_deref());
         families.read(QueueCounters::METRICS, cached.map(CachedDisk::counters));
         let image = stack.and_then(|it| it.image.as_deref());

@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use clap::{Args, ValueEnum};
 use flowstone_block::{
-    Channel, Completion, Extent, IoVec, Layer, Op, QueueContext, Request, Token, TokenSource,
-    is_whole,
+    Channel, Completion, Extent, IoVec, Layer, Metric, Op, QueueContext, Request, Token,
+    TokenSource, is_whole,
 };
 use serde::Serialize;
 use slab::Slab;
@@ -61,6 +61,22 @@ pub struct ZeroCounters {
     pub requests: AtomicU64,
     /// Their bytes.
     pub bytes: AtomicU64,
+}
+
+impl ZeroCounters {
+    /// Their metrics.
+    pub const METRICS: &[Metric<Self>] = &[
+        Metric::counter(
+            "flowstone_detected_zeroes_requests_total",
+            "Writes found to be all zero, with --detect-zeroes",
+            |it| it.requests.load(Ordering::Relaxed) as f64,
+        ),
+        Metric::counter(
+            "flowstone_detected_zeroes_bytes_total",
+            "Bytes of writes found to be all zero",
+            |it| it.bytes.load(Ordering::Relaxed) as f64,
+        ),
+    ];
 }
 
 /// The zero-detecting layer.
