@@ -6,16 +6,16 @@
 //! and reports that memory separately.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::sync::{Arc, LazyLock, Mutex, Weak};
 
 use flowstone_block::{LogBudget, Peer, format_size, lock, mutated};
+use flowstone_host::OwnProcess;
 use serde::Serialize;
 use tracing::warn;
 
 use crate::config::{DiskConfig, VmSpec};
 use crate::front_end::{Device, expect_disks};
-use flowstone_memory::reading::{host_memory, memory_limit, number_after};
+use flowstone_memory::reading::{host_memory, memory_limit};
 
 /// The daemon's memory in the output of `stats`.
 #[derive(Debug, Serialize)]
@@ -34,11 +34,10 @@ pub struct MemoryReport {
 impl MemoryReport {
     /// Reads the current state; `guest_bytes` is the memory shared by guests.
     pub fn of(guest_bytes: u64) -> Self {
-        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let bytes = |name: &str| number_after(&status, name).unwrap_or(0) << 10;
+        let process = OwnProcess::look();
         Self {
-            resident_bytes: bytes("VmRSS:"),
-            guest_resident_bytes: bytes("RssShmem:"),
+            resident_bytes: process.resident_bytes().unwrap_or(0),
+            guest_resident_bytes: process.shared_resident_bytes().unwrap_or(0),
             guest_bytes,
             cgroup_limit_bytes: memory_limit(),
         }

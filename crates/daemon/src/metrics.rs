@@ -4,10 +4,10 @@
 //! not answer delays no other disk's metrics.
 
 mod disk;
-mod process;
 
 use flowstone_block::{Metric, MetricKind};
 use flowstone_cache::Cache;
+use flowstone_host::OwnProcess;
 
 use crate::disks::Disks;
 use crate::families::{Families, MetricsBuckets};
@@ -32,7 +32,7 @@ pub fn text(disks: &Disks, cache: Option<&Cache>, buckets: MetricsBuckets) -> St
 fn collect(disks: &Disks, cache: Option<&Cache>, buckets: MetricsBuckets) -> Families {
     let mut families = Families::new(buckets);
     families.read(BUILD, Some(&()));
-    process::collect(&mut families);
+    families.read(OwnProcess::METRICS, Some(&OwnProcess::look()));
     families.read(Cache::METRICS, cache);
     disk::collect(disks, &mut families);
     families

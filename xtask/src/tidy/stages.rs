@@ -36,7 +36,7 @@ const MAY_KNOW: [(&str, &str); 31] = [
     ("classify", "block"),
     ("cache", "block"),
     ("qos", "block fileio"),
-    ("host", "block"),
+    ("host", "block memory"),
     ("frontend", "block host"),
     ("control", "block host"),
     ("resources", "block host memory cache"),
