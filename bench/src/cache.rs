@@ -224,7 +224,7 @@ fn merge(traces: &[Accesses]) -> Vec<BlockId> {
 /// Accesses a block of a simulated cache.
 type Access = Box<dyn FnMut(BlockId) -> Became>;
 
-/// What became of a block that was accessed.
+/// The fate of a block that was accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Became {
     Hit,

@@ -40,7 +40,7 @@ struct Group {
     before: Before,
 }
 
-/// What the server has done before it is measured.
+/// The server's work before it is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Before {
     /// It is new, and the page cache is empty.

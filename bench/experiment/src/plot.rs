@@ -17,9 +17,9 @@ type Drawn = std::result::Result<(), Box<dyn Error>>;
 
 /// Titles of the axes, and whether the x axis is logarithmic.
 pub struct Axes {
-    /// What the x axis shows.
+    /// Label of the x axis.
     pub x: &'static str,
-    /// What the y axis shows.
+    /// Label of the y axis.
     pub y: &'static str,
     /// Whether the x axis is logarithmic.
     pub is_log: bool,

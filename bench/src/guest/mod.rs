@@ -39,7 +39,7 @@ pub struct GuestArgs {
     /// Write every figure of every round as JSON.
     #[arg(long, global = true, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// What is measured.
+    /// The measurement.
     #[command(subcommand)]
     what: What,
 }

@@ -20,7 +20,7 @@ pub mod steady;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-/// What to measure.
+/// The measurement.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct LogArgs {

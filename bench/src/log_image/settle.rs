@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use crate::place::{Place, stats, stop};
 
-/// Who does it.
+/// The sorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Settle {
-    /// `flowstone compact`, while nobody uses the image.
+    /// `flowstone compact`, while the image is not in use.
     Compact,
     /// A daemon without a guest, with `--resort`.
     Idle,

@@ -153,7 +153,7 @@ fn of_postmark(
     Recording { name, title, disk, phases, is_for_four: false, tools }
 }
 
-/// What a run of Postmark does.
+/// The work of a run of Postmark.
 struct Postmark {
     files: u32,
     /// Least and greatest size of a file.
