@@ -178,7 +178,7 @@ pub fn render(experiment: &Experiment) -> String {
         let ratio = |policy: &&str| experiment.at(size, policy).cell(HIT_RATIO, 3);
         [(*size).to_owned()].into_iter().chain(policies.iter().map(ratio)).collect()
     });
-    let titles = format!("cache | `{}`", policies.join("` | `"));
+    let titles = format!("hit ratio, cache of | `{}`", policies.join("` | `"));
     table(&titles, rows)
 }
 
@@ -352,7 +352,7 @@ mod tests {
         let lines = [("lru", 1 << 20, 0.1), ("lru", 1 << 30, 0.2), ("default", 1 << 20, 0.3)]
             .map(|(policy, bytes, ratio)| line(policy, bytes, ratio));
         let text = render(&experiment(&lines));
-        assert!(text.contains("| cache | `lru` | `default` |"), "{text}");
+        assert!(text.contains("| hit ratio, cache of | `lru` | `default` |"), "{text}");
         assert!(text.ends_with("| 1 MiB | 0.100 | 0.300 |\n| 1024 MiB | 0.200 | - |\n"), "{text}");
     }
 }

@@ -77,7 +77,7 @@ pub fn render(experiment: &Experiment) -> String {
         }
     }
     let titles =
-        "requests | server | a second | to qemu-storage-daemon (95 %) | us of its CPU each";
+        "requests | server | requests/s | to qemu-storage-daemon (95 %) | us of its CPU each";
     table(titles, rows)
 }
 

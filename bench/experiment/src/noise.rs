@@ -1,4 +1,5 @@
-//! Influences on a figure besides the program: other processes, and where the host runs this machine's CPUs.
+//! Influences on a figure besides the program: other processes, and where the host runs this
+//! machine's CPUs.
 //!
 //! Busy time, minus that of this program and of the children it has reaped, belongs to other
 //! processes. A few percent are the kernel's own work for the disk; a larger share means that the

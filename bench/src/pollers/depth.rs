@@ -102,8 +102,8 @@ pub fn render(experiment: &Experiment) -> String {
             ratio(middle(&far), &peer_far),
         ]
     });
-    let titles = "load | near: IOPS, of runs | QSD's | ratio | worst run to QSD's median | far: IOPS, \
-                  of runs | QSD's | ratio";
+    let titles = "load | near: IOPS, of runs | QSD's IOPS | ratio | worst run to QSD's median | far: IOPS, \
+                  of runs | QSD's IOPS | ratio";
     let at = |end: fn(f64, f64) -> f64| times.iter().copied().reduce(end).unwrap_or(f64::NAN);
     format!(
         "{}\nThe line takes {middle_ns:.0} ns ({:.0}-{:.0}).\n",

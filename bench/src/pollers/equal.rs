@@ -95,8 +95,8 @@ pub fn render(experiment: &Experiment) -> String {
         }));
     }
     let titles = format!(
-        "load | one disk | {DISKS} disks | one disk | ratio (95 %) | CPU us/IO | one disk's | \
-         ratio (95 %) | p99 us | one disk's"
+        "load | one disk | {DISKS} disks, IOPS | one disk, IOPS | ratio (95 %) | CPU us/IO | one \
+         disk's, us/IO | ratio (95 %) | p99 us | one disk's, us"
     );
     table(&titles, rows)
 }

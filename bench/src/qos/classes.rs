@@ -200,7 +200,7 @@ pub fn render(experiment: &Experiment) -> String {
         cells
     };
     let titles = "commits beside | p99 of the write, us: in the journal | elsewhere | ratio | \
-                  p99 of write and sync, us: in the journal | elsewhere | ratio | bulk/s | ratio";
+                  p99 of write and sync, us: in the journal | elsewhere | ratio | bulk writes/s | ratio";
     let [journal, data] = KINDS.map(|(kind, _)| experiment.at(GREEDY, kind));
     let share = |(kind, _): (&str, Kind)| {
         let at = experiment.at(GREEDY, kind);

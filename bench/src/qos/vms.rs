@@ -144,7 +144,7 @@ pub fn render(experiment: &Experiment) -> String {
             ]
         })
     });
-    let titles = "4 KiB, raw images, VMs of weights 4 : 1 | heavy/s | light/s | \
+    let titles = "4 KiB, raw images, VMs of weights 4 : 1 | heavy, requests/s | light, requests/s | \
                   heavy : light, by rounds";
     let titles_beside = "beside a VM at QD128 | p99 at QD1, us | of alone | p99 of the sync, us | \
                          of alone | the other's requests/s";
