@@ -67,6 +67,8 @@ pub struct ImageOptions {
     /// Exponent of the age of segments in the choice of the next one that a log image cleans;
     /// `None` for its own.
     pub age_power: Option<f64>,
+    /// Number of lifetimes by which a log image keeps copies apart; `None` for all that it has.
+    pub copy_lifetimes: Option<u8>,
     /// Whether a qcow2 image has a redo file for the daemon that follows a killed one. A new image
     /// that is being filled is made anew instead.
     pub has_redo: bool,
@@ -88,6 +90,7 @@ impl ImageOptions {
             args: ImageArgs { resort: Some(ResortLimit::Off), ..ImageArgs::default() },
             copy_memory,
             age_power: None,
+            copy_lifetimes: None,
             has_redo: true,
             progress,
             chain_depth: 0,
@@ -97,14 +100,16 @@ impl ImageOptions {
     /// Returns how a log image keeps itself up.
     pub(crate) fn upkeep(&self) -> UpkeepOptions {
         let ImageArgs { resort, tell, .. } = self.args;
-        let (resort, age_power) = (resort.unwrap_or(ResortLimit::Tenth), self.age_power);
-        UpkeepOptions { resort, tell, copy_memory: self.copy_memory.clone(), age_power }
+        let Self { age_power, copy_lifetimes, .. } = *self;
+        let (resort, copy_memory) =
+            (resort.unwrap_or(ResortLimit::Tenth), self.copy_memory.clone());
+        UpkeepOptions { resort, tell, copy_memory, age_power, copy_lifetimes }
     }
 
     /// Refuses options that the format does not support.
     pub fn check(&self, name: &str, format: Format) -> Result<()> {
         let ImageArgs { discard, tell, streams, resort, .. } = self.args;
-        let of_log_images: [(bool, &str, &'static str); 4] = [
+        let of_log_images: [(bool, &str, &'static str); 5] = [
             (
                 matches!(resort, Some(ResortLimit::Bytes(_))),
                 "only a log image is put in order",
@@ -116,6 +121,11 @@ impl ImageOptions {
                 self.age_power.is_some(),
                 "only a log image chooses segments to clean",
                 "leave out --age-power",
+            ),
+            (
+                self.copy_lifetimes.is_some(),
+                "only a log image has lifetimes",
+                "leave out --lifetimes",
             ),
         ];
         let given = of_log_images.into_iter().find(|(given, ..)| *given);

@@ -35,6 +35,25 @@ pub enum Kind {
     Map = 4,
 }
 
+impl Kind {
+    const fn from_number(number: u32) -> Option<Self> {
+        match number {
+            1 => Some(Self::Writes),
+            2 => Some(Self::Seal),
+            3 => Some(Self::Relocated),
+            4 => Some(Self::Map),
+            _ => None,
+        }
+    }
+
+    /// Returns the kind of the record that begins with this block, if it looks like a header. Only
+    /// for statistics: no checksum is compared.
+    pub fn of_header(block: &[u8]) -> Option<Self> {
+        let (header, _) = RawHeader::ref_from_prefix(block).ok()?;
+        Self::from_number(header.kind.get()).filter(|_| header.magic == MAGIC)
+    }
+}
+
 /// One entry of a record. Checksums are CRC32C of the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
@@ -255,13 +274,7 @@ impl Codec {
         if raw.header.magic != MAGIC || !fits {
             return None;
         }
-        let kind = match raw.header.kind.get() {
-            1 => Kind::Writes,
-            2 => Kind::Seal,
-            3 => Kind::Relocated,
-            4 => Kind::Map,
-            _ => return None,
-        };
+        let kind = Kind::from_number(raw.header.kind.get())?;
         let raw_entries = raw.entries.get(..raw.header.entries.get() as usize)?;
         let mut payload = 0u32;
         for raw in raw_entries {
@@ -332,6 +345,8 @@ mod tests {
         let mut entries = Vec::new();
         assert_eq!(codec.decode(&block, &mut entries), Some(HEADER));
         assert_eq!(entries, ENTRIES);
+        assert_eq!(Kind::of_header(&block), Some(HEADER.kind));
+        assert_eq!(Kind::of_header(&[0; BLOCK_BYTES]), None);
     }
 
     #[test]

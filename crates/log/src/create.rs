@@ -34,6 +34,13 @@ impl LogOptions {
         self.segment_bytes.unwrap_or_else(|| Shape::default_segment_bytes(bytes, unit))
     }
 
+    /// Returns the most data blocks that a segment holds, for a disk of `bytes` bytes.
+    pub fn segment_data_blocks(&self, bytes: u64) -> u32 {
+        let segment_blocks = (self.segment_bytes_of(bytes) / BLOCK_BYTES as u64) as u32;
+        // The others make no difference to a segment.
+        Shape { segment_blocks, reserve_percent: 0, streams: 1 }.data_blocks_most()
+    }
+
     /// Returns the maximum size of the file of an image of a disk of `bytes` bytes.
     pub fn file_bytes(&self, name: &str, bytes: u64) -> Result<u64> {
         let (shape, segments) = self.shape(name, bytes)?;

@@ -58,13 +58,14 @@ impl LogImage {
 
     /// Sets how it keeps itself up; once, before the first cleaning.
     pub fn set_upkeep(&self, options: UpkeepOptions) {
-        let UpkeepOptions { resort, tell, copy_memory, age_power } = options;
+        let UpkeepOptions { resort, tell, copy_memory, age_power, copy_lifetimes } = options;
         self.log.volume.resorting.set_limit(resort.bytes(self.log.volume.capacity().bytes()));
         self.log.inbox.schedule_pass();
         let telling = tell == Tell::Always || self.log.store.file().tells_drive();
         self.log.telling.store(telling, Ordering::Relaxed);
         let _ = self.log.copy_memory.set(copy_memory);
         let _ = age_power.map(|power| self.log.age_power.set(power));
+        let _ = copy_lifetimes.map(|count| self.log.copy_lifetimes.set(count));
     }
 
     /// Returns whether the block in which a disk of this size ends holds data behind that end,

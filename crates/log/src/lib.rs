@@ -32,6 +32,7 @@ mod state;
 mod streams;
 mod upkeep_options;
 mod volume;
+mod written;
 
 pub use check::{check, repair};
 pub use copy_memory::CopyMemory;
@@ -43,6 +44,7 @@ pub use state::LogState;
 pub use streams::Streams;
 pub use upkeep_options::UpkeepOptions;
 pub use volume::map::BlockMap;
+pub use written::Written;
 
 #[cfg(test)]
 mod tests;

@@ -34,14 +34,27 @@ impl Candidate {
 
 /// Classifies copies by expected lifetime (after SepBIT, FAST'22): blocks that survived together
 /// die together.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Lifetimes {
     /// Running mean of the age at which segments of guest data are cleaned, in guest blocks
     /// written.
     typical: f64,
+    /// The coldest class that is used.
+    coldest: u8,
+}
+
+impl Default for Lifetimes {
+    fn default() -> Self {
+        Self { typical: 0.0, coldest: LIFETIME_COLD }
+    }
 }
 
 impl Lifetimes {
+    /// Keeps copies in this many classes, the first of them: at least one, at most all.
+    pub fn limit(&mut self, count: u8) {
+        self.coldest = (LIFETIME_GUEST_MAX + count).clamp(LIFETIME_CLEANED, LIFETIME_COLD);
+    }
+
     /// Returns the class for the live blocks of a victim of this class and age.
     pub fn lifetime_for(&mut self, victim: u8, age: u64) -> u8 {
         let age = age as f64;
@@ -49,13 +62,14 @@ impl Lifetimes {
             self.typical = if self.typical == 0.0 { age } else { self.typical * 0.9 + age * 0.1 };
             return LIFETIME_CLEANED;
         }
-        if age < 4.0 * self.typical {
+        let class = if age < 4.0 * self.typical {
             LIFETIME_WARM
         } else if age < 16.0 * self.typical {
             LIFETIME_COOL
         } else {
             LIFETIME_COLD
-        }
+        };
+        class.min(self.coldest)
     }
 }
 
@@ -80,5 +94,9 @@ mod tests {
         assert_eq!(lifetimes.lifetime_for(LIFETIME_CLEANED, 300), LIFETIME_WARM);
         assert_eq!(lifetimes.lifetime_for(LIFETIME_WARM, 1500), LIFETIME_COOL);
         assert_eq!(lifetimes.lifetime_for(LIFETIME_COOL, 1700), LIFETIME_COLD);
+        for (count, class) in [(1, LIFETIME_CLEANED), (2, LIFETIME_WARM), (3, LIFETIME_COOL)] {
+            lifetimes.limit(count);
+            assert_eq!(lifetimes.lifetime_for(LIFETIME_COOL, 1700), class);
+        }
     }
 }

@@ -21,6 +21,8 @@ pub struct LogState {
     pub segments_ready: u32,
     /// Segments that wait for a checkpoint to be freed.
     pub segments_dead: u32,
+    /// Closed segments with blocks of the disk.
+    pub segments_of_data: u32,
     /// Blocks that guests have written since the image was created.
     pub guest_blocks: u64,
     /// Blocks written to the file since the image was created: data, headers, copies and maps.
@@ -97,6 +99,8 @@ impl LogState {
         let state = log.append_state();
         let (segments, accounting) = (state.segments(), state.accounting());
         let totals = accounting.totals();
+        let not_of_data =
+            segments.open_for_data() + segments.used_for_maps() + segments.dead_count();
         Self {
             live_bytes: log.volume.live_bytes(),
             map_memory_bytes,
@@ -104,6 +108,7 @@ impl LogState {
             segments_used: segments.used() + 1,
             segments_ready: segments.ready(),
             segments_dead: segments.dead_count(),
+            segments_of_data: segments.used().saturating_sub(not_of_data),
             guest_blocks: accounting.clock(),
             appended_blocks: totals.appended_blocks,
             relocated_blocks: totals.relocated_blocks,

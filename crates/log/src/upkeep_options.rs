@@ -17,4 +17,6 @@ pub struct UpkeepOptions {
     /// Exponent of the age of segments in the choice of the next one to clean. Default:
     /// [`AGE_POWER`](crate::policy::AGE_POWER).
     pub age_power: Option<f64>,
+    /// Number of lifetimes by which copies are kept apart. Default: all that the format has.
+    pub copy_lifetimes: Option<u8>,
 }

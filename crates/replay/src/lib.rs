@@ -11,6 +11,8 @@
 //! everything else waits. So the same load gives the same figures, on any machine.
 
 mod guest;
+mod ideal;
+mod kinds;
 mod load;
 mod medium;
 mod model;
@@ -23,6 +25,8 @@ mod stack;
 
 pub use flowstone_ssd::{SsdOptions, TrimMode};
 pub use flowstone_trace::{Class, Event, Kind, Phase, Trace, read as read_trace};
+pub use ideal::Ideal;
+pub use kinds::{KindBlocks, Kinds};
 pub use load::Generator;
 pub use options::{CacheOptions, Load, Onto, ReplayOptions, Timing};
 pub use report::{ClassHits, Figures, Hits, PhaseFigures, Report};

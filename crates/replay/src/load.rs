@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use flowstone_trace::{Event, Kind};
+use flowstone_trace::{Class, Event, Kind};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rand_distr::{Distribution, Zipf};
@@ -113,9 +113,47 @@ impl Iterator for Writes {
     }
 }
 
+/// Share of the disk that is written, at most, between two writes of a block that is soon written
+/// again.
+const SOON_SHARE: u32 = 4;
+
+/// Tells apart the blocks that are soon written again, as SepBIT (FAST'22) infers it: those that
+/// replace a block written not long before.
+pub struct SoonAgain {
+    /// Number of the last write to each block, from 1.
+    last: Vec<u64>,
+    writes: u64,
+}
+
+impl SoonAgain {
+    pub fn new(blocks: u32) -> Self {
+        Self { last: vec![0; blocks as usize], writes: 0 }
+    }
+
+    /// Returns a write of one block with its class: metadata, if it soon comes again.
+    pub fn classified(&mut self, event: Event) -> Event {
+        self.writes += 1;
+        let soon = self.last.len() as u64 / u64::from(SOON_SHARE);
+        let last = &mut self.last[(event.offset / BLOCK_BYTES) as usize];
+        let before = std::mem::replace(last, self.writes);
+        let is_soon = before > 0 && self.writes - before <= soon;
+        Event { class: is_soon.then_some(Class::Metadata), ..event }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_block_that_was_written_not_long_ago_is_soon_written_again() {
+        let mut soon = SoonAgain::new(8);
+        let classes = [0, 1, 0, 1, 5, 6, 7, 0].map(|block| {
+            let event = Event::new(Kind::Write, block * BLOCK_BYTES, BLOCK_BYTES);
+            soon.classified(event).class.is_some()
+        });
+        assert_eq!(classes, [false, false, true, true, false, false, false, false]);
+    }
 
     fn counts(generator: Generator) -> Vec<u32> {
         let mut counts = vec![0; 1000];

@@ -49,6 +49,11 @@ pub trait Medium {
         None
     }
 
+    /// Returns the closed segments with blocks of the disks, of log images on a model.
+    fn segments_of_data(&self) -> Option<u32> {
+        None
+    }
+
     /// Returns the counts of all guests together.
     fn asked(&self) -> Asked {
         let of_each = self.guests().iter().map(|guest| guest.borrow().asked());

@@ -13,11 +13,12 @@ use anyhow::{Result, anyhow, bail, ensure};
 use flowstone_block::{Class, NextLook, TimeSource as _, format_size};
 use flowstone_cache::CacheCount;
 use flowstone_formats::{CreateOptions, create_in, open_stepped};
-use flowstone_image::Upkeep;
+use flowstone_image::{Format, Upkeep};
 use flowstone_memory::reading::Reader;
 use flowstone_ssd::{ModelTime, Ssd, SsdFile, SsdOptions, beside, in_charge};
 
 use crate::guest::Guest;
+use crate::kinds;
 use crate::medium::{Counted, Medium};
 use crate::options::ReplayOptions;
 use crate::stack::Stack;
@@ -62,6 +63,9 @@ impl Model {
             check_memory(drive_bytes, &options.ssd, reading.available)?;
         }
         let ssd = Ssd::new(drive_bytes, options.ssd).map_err(|why| anyhow!(why))?;
+        if options.format == Format::Log {
+            ssd.set_labeller(kinds::label);
+        }
         let make = |_| -> Result<_> {
             let file = ssd.file(file_bytes).map_err(|why| anyhow!(why))?;
             create_in(NAME, &file, options.format, disk_bytes, create)?;
@@ -153,6 +157,11 @@ impl Medium for Model {
 
     fn erases(&self) -> Option<(f64, u32)> {
         Some(self.ssd.erases())
+    }
+
+    fn segments_of_data(&self) -> Option<u32> {
+        let of = |disk: &Disk| disk.stack.image().own_state()?.json["segments_of_data"].as_u64();
+        self.disks.iter().map(|disk| of(disk).map(|count| count as u32)).sum()
     }
 }
 

@@ -83,6 +83,9 @@ pub struct ReplayOptions {
     pub passes: u64,
     /// Seed of all random choices.
     pub seed: u64,
+    /// Whether a generated load tells apart the blocks that it soon writes again, as metadata: an
+    /// image with two streams keeps them apart.
+    pub tells_soon: bool,
 }
 
 impl ReplayOptions {
@@ -105,6 +108,7 @@ impl ReplayOptions {
             warmup: None,
             passes: 1,
             seed: 1,
+            tells_soon: false,
         }
     }
 

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use flowstone_trace::{Event, Kind, Trace};
 
 use crate::guest::requests_of;
-use crate::load::{BLOCK_BYTES, Writes};
+use crate::load::{BLOCK_BYTES, SoonAgain, Writes};
 use crate::options::{Load, ReplayOptions, Timing};
 
 /// Bytes of a write that fills the disk.
@@ -71,7 +71,11 @@ impl Plan {
         let requests = requests.context("--warmup and --ops are too many")?;
         let blocks = u32::try_from(blocks).context("the disk is too large")?;
         ensure!(options.timing == Timing::Asap, "a made load has no times; leave --timing out");
+        let soon = options.tells_soon.then(|| SoonAgain::new(blocks));
         let writes = writes(blocks).take(requests as usize);
+        let writes = writes.scan(soon, |soon, event| {
+            Some(soon.as_mut().map_or(event, |soon| soon.classified(event)))
+        });
         let held = Box::new(fill(0..disk_bytes));
         Ok(Self { held, load: Box::new(writes), requests, warmup, phases: Vec::new() })
     }

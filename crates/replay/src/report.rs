@@ -4,6 +4,9 @@ use flowstone_block::Class;
 use flowstone_cache::CacheCount;
 use serde::Serialize;
 
+use crate::ideal::Ideal;
+use crate::kinds::Kinds;
+
 /// Cache hits of reads of a class, in blocks.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ClassHits {
@@ -101,6 +104,12 @@ pub struct Report {
     pub erases_most: Option<u32>,
     /// Reads seen by the cache, if there was one.
     pub hits: Option<Hits>,
+    /// The writes of log images on a model by their kind.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kinds: Option<Kinds>,
+    /// An ideal log under the same writes, of log images on a model with a generated load.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ideal: Option<Ideal>,
     /// Format of the image.
     pub format: String,
     /// Size of the guests' disks in bytes, together.

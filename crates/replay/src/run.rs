@@ -10,7 +10,9 @@ use flowstone_log::LogOptions;
 use flowstone_ssd::Ssd;
 
 use crate::guest::{Asked, Pace};
-use crate::load::BLOCK_BYTES;
+use crate::ideal::{self, Ideal};
+use crate::kinds::Kinds;
+use crate::load::{BLOCK_BYTES, Writes};
 use crate::medium::{Counted, Medium};
 use crate::model::{Model, NAME, drive_bytes};
 use crate::onto::Host;
@@ -46,8 +48,11 @@ pub fn replay(options: &ReplayOptions, progress: Progress<'_>) -> Result<Report>
     let disk_bytes = disk_bytes(options)?;
     let plans = Plan::of_all(options, disk_bytes)?;
     let mut scene = Scene::set(options, disk_bytes)?;
+    let (warmup, requests) = (plans[0].warmup, plans[0].requests);
     let begins = scene.run(options, plans, progress)?;
-    Ok(scene.report(options, &begins))
+    let report = scene.report(options, &begins);
+    let ideal = scene.ideal(options, warmup, requests, report.figures.total_waf);
+    Ok(Report { ideal, ..report })
 }
 
 /// The images with their guests.
@@ -156,6 +161,26 @@ impl Scene {
         Moment { asked: self.medium.asked(), counted: self.medium.count() }
     }
 
+    /// Runs the writes of a guest on an ideal log with the live share of the images.
+    fn ideal(
+        &self,
+        options: &ReplayOptions,
+        warmup: u64,
+        requests: u64,
+        total_waf: Option<f64>,
+    ) -> Option<Ideal> {
+        let Load::Generated(generator, _) = options.load else { return None };
+        let images = options.images as u64;
+        let segments = self.medium.segments_of_data()? / images as u32;
+        let blocks = self.log?.segment_data_blocks(self.disk_bytes / images);
+        let disk_blocks = u32::try_from(self.disk_bytes / images / BLOCK_BYTES).ok()?;
+        let writes = Writes::new(generator, disk_blocks, options.seed).take(requests as usize);
+        let writes = writes.map(|event| (event.offset / BLOCK_BYTES) as u32);
+        let waf = ideal::amplification(writes, warmup, disk_blocks, segments, blocks)?;
+        let live_share = f64::from(disk_blocks) / (f64::from(segments) * f64::from(blocks));
+        Some(Ideal { live_share, waf, total_to_ideal: total_waf.map(|total| total / waf) })
+    }
+
     fn report(&self, options: &ReplayOptions, begins: &Begins) -> Report {
         let end = self.moment();
         let unit_bytes = options.ssd.unit_bytes;
@@ -166,6 +191,7 @@ impl Scene {
             figures: begin.figures(end, unit_bytes),
         });
         let (counted, earlier) = (&end.counted, &begins.all.counted);
+        let drive = earlier.drive.as_ref().zip(counted.drive.as_ref());
         let erases = self.medium.erases();
         Report {
             figures: begins.all.figures(&end, unit_bytes),
@@ -173,6 +199,10 @@ impl Scene {
             erases_mean: erases.map(|(mean, _)| mean),
             erases_most: erases.map(|(_, most)| most),
             hits: counted.hits.zip(earlier.hits).map(|(now, earlier)| Hits::since(now, earlier)),
+            kinds: drive
+                .filter(|_| self.log.is_some())
+                .map(|(earlier, now)| Kinds::between(earlier, now, unit_bytes)),
+            ideal: None,
             format: options.format.to_string(),
             disk_bytes: self.disk_bytes,
             drive_bytes: self.drive_bytes,

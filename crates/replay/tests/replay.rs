@@ -9,10 +9,10 @@ use flowstone_cache::PolicyKind;
 use flowstone_fileio::{Access, OpenOptions};
 use flowstone_formats::CreateOptions;
 use flowstone_image::Format;
-use flowstone_log::{CopyMemory, LogOptions, ResortLimit};
+use flowstone_log::{CopyMemory, LogOptions, ResortLimit, Streams};
 use flowstone_replay::{
-    CacheOptions, Class, Event, Kind, Load, Onto, Phase, ReplayOptions, Report, SsdOptions, Timing,
-    Trace, TrimMode, replay,
+    CacheOptions, Class, Event, Kind, KindBlocks, Load, Onto, Phase, ReplayOptions, Report,
+    SsdOptions, Timing, Trace, TrimMode, replay,
 };
 
 const MIB: u64 = 1 << 20;
@@ -88,6 +88,74 @@ fn a_log_that_is_not_full_costs_its_headers() {
     let (host, device) = (report.figures.host_waf.unwrap(), report.figures.device_waf.unwrap());
     assert!((1.02..1.2).contains(&host), "{report:?}");
     assert!((0.99..1.01).contains(&device), "{report:?}");
+}
+
+/// What the image writes and the drive copies, by kind, is all that they do.
+#[test]
+fn the_kinds_of_writes_add_up() {
+    let (size, fill, warmup) = (Some(256 * MIB), 0.6, Some(120_000));
+    let load = generated("zipf:0.99", 120_000);
+    let options = ReplayOptions { size, fill, warmup, ..options(Format::Log, load) };
+    let drive = SsdOptions { block_bytes: 2 * MIB, unit_bytes: 8 << 10, ..options.ssd };
+    let report = run(&ReplayOptions { ssd: drive, ..options.clone() });
+    let (figures, kinds) = (&report.figures, report.kinds.expect("a log image"));
+    let sum = |of: fn(&KindBlocks) -> f64| kinds.named().iter().map(|(_, it)| of(it)).sum::<f64>();
+    assert_eq!(Some(sum(|it| it.host_blocks)), figures.host_blocks, "{kinds:?}");
+    // A write of half a unit programs the other half, too.
+    let copied = figures.device_blocks.unwrap() - figures.host_blocks.unwrap();
+    let seen = sum(|it| it.copied_blocks);
+    assert!(seen > 0.5 * copied && seen <= copied, "{seen} of {copied}: {kinds:?}");
+    // But for the records that are in flight at either end.
+    assert!((kinds.data.host_blocks - figures.guest_blocks).abs() < 100.0, "{kinds:?}");
+    for (name, it) in kinds.named() {
+        assert_eq!(it.host_blocks > 0.0, name != "earlier data", "{name}: {kinds:?}");
+    }
+    let copies = kinds.copies.copied_blocks + kinds.data.copied_blocks;
+    assert!(copies > 0.8 * seen, "{kinds:?}");
+    let is_aged = SsdOptions { is_aged: true, trim: TrimMode::Off, ..drive };
+    let aged = run(&ReplayOptions { ssd: is_aged, ..options.clone() }).kinds.unwrap();
+    assert!(aged.earlier.copied_blocks > 0.0 && aged.earlier.host_blocks == 0.0, "{aged:?}");
+    assert_eq!(run(&ReplayOptions { format: Format::Raw, ..options }).kinds, None);
+}
+
+/// The image is compared with a log that has nothing but the data, and no spare segments.
+#[test]
+fn an_ideal_log_with_the_live_share_of_the_image_writes_less() {
+    let load = |name| generated(name, 2 * 65_536);
+    let (size, fill, warmup) = (Some(256 * MIB), 0.6, Some(4 * 65_536));
+    for (name, least) in [("uniform", 0.75), ("zipf:0.99", 0.75), ("sequential", 0.85)] {
+        let mut options = ReplayOptions { size, fill, warmup, ..options(Format::Log, load(name)) };
+        options.create.log.segment_bytes = Some(MIB);
+        let report = run(&options);
+        let (ideal, host) = (report.ideal.expect("a log image"), report.figures.host_waf.unwrap());
+        assert!((0.5..1.0).contains(&ideal.live_share), "{name}: {ideal:?}");
+        assert!((least..1.0).contains(&(ideal.waf / host)), "{name}: {ideal:?}, host {host}");
+        let ratio = report.figures.total_waf.unwrap() / ideal.waf;
+        assert_eq!(ideal.total_to_ideal, Some(ratio), "{name}");
+    }
+    let raw = ReplayOptions { size, fill, warmup, ..options(Format::Raw, load("uniform")) };
+    assert_eq!(run(&raw).ideal, None);
+}
+
+/// Fewer lifetimes of copies, and a stream of its own for what is soon written again, make a
+/// difference.
+#[test]
+fn lifetimes_are_fewer_or_more_as_asked() {
+    let with = |lifetimes: Option<u8>, tells_soon| {
+        let (size, fill, warmup) = (Some(256 * MIB), 0.6, Some(120_000));
+        let load = generated("zipf:0.99", 40_000);
+        let mut options = ReplayOptions { size, fill, warmup, ..options(Format::Log, load) };
+        options.create.log.segment_bytes = Some(MIB);
+        options.image.copy_lifetimes = lifetimes;
+        options.tells_soon = tells_soon;
+        if tells_soon {
+            options.create.log.streams = Streams::Class;
+        }
+        run(&options).figures.host_waf.unwrap()
+    };
+    let [one, two, all] = [Some(1), Some(2), Some(4)].map(|count| with(count, false));
+    assert_eq!(all, with(None, false), "all are the default");
+    assert!(one != two && two != all && with(None, true) != all, "{one} {two} {all}");
 }
 
 /// Records of guests and of copies that share an erase block die at different times.

@@ -70,7 +70,7 @@ impl SsdChannel {
                 self.memory.resize(held, 0);
                 gather(pieces, 0, &mut self.memory);
                 place.grow(offset.get() + bytes);
-                Ok(state.write(first, &self.memory, request.write_stream))
+                Ok(state.write(first, &self.memory, request.write_stream, offset))
             }
             FileOp::Datasync => Ok(state.command()),
             FileOp::Punch { offset, bytes } | FileOp::Discard { offset, bytes } => {

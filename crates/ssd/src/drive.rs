@@ -5,17 +5,18 @@ use std::time::Duration;
 
 use crate::contents::BLOCK_BYTES;
 use crate::file::SsdFile;
-use crate::ftl::{Counts, Ftl, Shape};
+use crate::ftl::{Counts, Ftl, LABELS, Shape, since};
 use crate::options::{OP_PERCENT_MAX, SsdOptions};
 use crate::place::Place;
 use crate::shared::Shared;
-use crate::state::State;
+use crate::state::{Labeller, State};
 use crate::time::ModelTime;
 use crate::timing::Work;
 
 /// Memory per block for its content, and per end of a unit's mapping.
 const CONTENT_BYTES: u64 = 16;
 const PLACE_BYTES: u64 = 4;
+const LABEL_BYTES: u64 = 1;
 const TOO_LARGE: &str = "the drive has more than 4 billion mapping units";
 
 /// Work received by a drive, and its cost.
@@ -23,6 +24,8 @@ const TOO_LARGE: &str = "the drive has more than 4 billion mapping units";
 pub struct Tally {
     /// Bytes written to files.
     pub host_bytes: u64,
+    /// The same by [label](Ssd::set_labeller).
+    host_bytes_of: [u64; LABELS],
     /// Ranges punched from files.
     pub punches: u64,
     /// Activity of the flash, in mapping units.
@@ -35,6 +38,12 @@ impl Tally {
     #[must_use]
     pub fn flash_since(&self, before: &Self) -> Counts {
         self.flash.since(&before.flash)
+    }
+
+    /// Returns the bytes written to files since `before`, by [label](Ssd::set_labeller).
+    #[must_use]
+    pub fn host_bytes_since(&self, before: &Self) -> [u64; LABELS] {
+        since(&self.host_bytes_of, &before.host_bytes_of)
     }
 
     /// Returns the time for which the drive was busy since `before`.
@@ -109,7 +118,8 @@ impl Ssd {
     pub fn memory_bytes(bytes: u64, options: &SsdOptions) -> u64 {
         let units = bytes / options.unit_bytes;
         let places = (units as f64 * (1.0 + options.over_provisioning)) as u64;
-        bytes / BLOCK_BYTES as u64 * CONTENT_BYTES + (units + places) * PLACE_BYTES
+        let of_units = units * (PLACE_BYTES + LABEL_BYTES) + places * PLACE_BYTES;
+        bytes / BLOCK_BYTES as u64 * CONTENT_BYTES + of_units
     }
 
     /// Returns the drive's time.
@@ -117,11 +127,18 @@ impl Ssd {
         &self.shared.time
     }
 
+    /// Has blocks labelled as they are written to files, to count those written, and those copied
+    /// by the collector, by label.
+    pub fn set_labeller(&self, labeller: Labeller) {
+        self.shared.state().labeller = Some(labeller);
+    }
+
     /// Returns the counters.
     pub fn tally(&self) -> Tally {
         let state = self.shared.state();
         Tally {
             host_bytes: state.host_bytes,
+            host_bytes_of: state.host_bytes_of,
             punches: state.punches,
             flash: state.ftl.counts(),
             work: state.work.clone(),

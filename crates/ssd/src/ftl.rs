@@ -14,6 +14,8 @@ use crate::victims::{Policy, Victims};
 
 /// Erased blocks kept: a write may need a new block, and the collector another one.
 const ERASED_KEPT: usize = 2;
+/// Labels that data may have, which tell what is copied.
+pub const LABELS: usize = 8;
 /// No place, or no unit.
 const NONE: u32 = u32::MAX;
 
@@ -28,6 +30,8 @@ pub struct Counts {
     pub erased: u64,
     /// Live units trimmed by the host.
     pub trimmed: u64,
+    /// The copied units, by [label](Ftl::label).
+    pub copied_of: [u64; LABELS],
 }
 
 impl Counts {
@@ -39,8 +43,14 @@ impl Counts {
             copied: self.copied - earlier.copied,
             erased: self.erased - earlier.erased,
             trimmed: self.trimmed - earlier.trimmed,
+            copied_of: since(&self.copied_of, &earlier.copied_of),
         }
     }
+}
+
+/// Returns the growth of counters since `earlier`.
+pub fn since(now: &[u64; LABELS], earlier: &[u64; LABELS]) -> [u64; LABELS] {
+    std::array::from_fn(|label| now[label] - earlier[label])
 }
 
 /// The geometry of a drive.
@@ -80,6 +90,8 @@ pub struct Ftl {
     shape: Shape,
     /// Place of each unit: block x units per block + index.
     place_of: Vec<u32>,
+    /// Label of each unit.
+    labels: Vec<u8>,
     /// Unit at each place, live or dead.
     unit_at: Vec<u32>,
     blocks: Vec<Block>,
@@ -126,6 +138,7 @@ impl Ftl {
         }
         Self {
             place_of: vec![NONE; shape.units as usize],
+            labels: vec![0; shape.units as usize],
             unit_at: vec![NONE; places as usize],
             blocks,
             erased,
@@ -157,6 +170,12 @@ impl Ftl {
         while self.erased.len() < ERASED_KEPT {
             self.collect();
         }
+    }
+
+    /// Labels a unit: its copies are counted under this number, below [`LABELS`]. Without a label
+    /// it is 0.
+    pub fn label(&mut self, unit: u32, label: u8) {
+        self.labels[unit as usize] = label;
     }
 
     /// Trims a unit.
@@ -235,6 +254,7 @@ impl Ftl {
                     let die = self.program(unit, stream, moved);
                     self.programs[die].copied += 1;
                     self.counts.copied += 1;
+                    self.counts.copied_of[usize::from(self.labels[unit as usize])] += 1;
                 }
             }
         }

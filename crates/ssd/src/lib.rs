@@ -26,8 +26,9 @@ mod victims;
 
 pub use drive::{Ssd, Tally};
 pub use file::SsdFile;
-pub use ftl::{Counts, Ftl, Shape};
+pub use ftl::{Counts, Ftl, LABELS, Shape};
 pub use options::{SsdOptions, TrimMode};
+pub use state::Labeller;
 pub use time::{ModelTime, beside, in_charge};
 pub use timing::Timing;
 pub use victims::Policy;

@@ -3,11 +3,17 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use flowstone_fileio::FileOffset;
+
 use crate::contents::{BLOCK_BYTES, Contents};
-use crate::ftl::Ftl;
+use crate::ftl::{Ftl, LABELS};
 use crate::options::{SsdOptions, TrimMode};
 use crate::time::ModelTime;
 use crate::timing::{DieWork, Work};
+
+/// Returns the label of a block of 4 KiB of a write: from the block's number within the write, the
+/// write's offset in its file, and all its bytes. Labels are below [`LABELS`].
+pub type Labeller = fn(usize, FileOffset, &[u8]) -> u8;
 
 /// State of a drive.
 pub struct State {
@@ -21,6 +27,8 @@ pub struct State {
     in_use: Vec<u64>,
     pub work: Work,
     pub host_bytes: u64,
+    pub labeller: Option<Labeller>,
+    pub host_bytes_of: [u64; LABELS],
     pub punches: u64,
     pub punched_bytes: u64,
     /// Bytes written since the last TRIM of all free space.
@@ -66,6 +74,8 @@ impl State {
             in_use: vec![0; (blocks as usize).div_ceil(64)],
             work: Work::new(&options.timing),
             host_bytes: 0,
+            labeller: None,
+            host_bytes_of: [0; LABELS],
             punches: 0,
             punched_bytes: 0,
             since_trim: 0,
@@ -73,14 +83,17 @@ impl State {
         }
     }
 
-    /// Writes bytes at any offset. Returns when that completes.
-    pub fn write(&mut self, first: u64, bytes: &[u8], stream: u8) -> u64 {
+    /// Writes bytes at any offset, `offset` in their file. Returns when that completes.
+    pub fn write(&mut self, first: u64, bytes: &[u8], stream: u8, offset: FileOffset) -> u64 {
         let end = first + bytes.len() as u64;
         for Piece { block, within, at } in pieces(first..end) {
             self.put(block, &within, &bytes[at..at + within.len()]);
             self.set_in_use(block, true);
         }
         self.host_bytes += bytes.len() as u64;
+        if let Some(labeller) = self.labeller {
+            self.label(first, bytes, |block| labeller(block, offset, bytes));
+        }
         let erased = self.ftl.counts().erased;
         for unit in self.units(first, end) {
             self.ftl.write(unit, stream);
@@ -94,6 +107,17 @@ impl State {
             self.trim_all_free();
         }
         done
+    }
+
+    /// Labels the blocks of a write. A mapping unit has the label of its last one.
+    fn label(&mut self, first: u64, bytes: &[u8], label: impl Fn(usize) -> u8) {
+        for (number, block) in bytes.chunks(BLOCK_BYTES).enumerate() {
+            let at = first + (number * BLOCK_BYTES) as u64;
+            let label = label(number);
+            self.host_bytes_of[usize::from(label)] += block.len() as u64;
+            let units = self.units(at, at + block.len() as u64);
+            units.for_each(|unit| self.ftl.label(unit, label));
+        }
     }
 
     const fn units(&self, first: u64, end: u64) -> Range<u32> {

@@ -55,6 +55,19 @@ fn assert_near(what: &str, seen: f64, expected: f64, within: f64) {
     assert!((seen / expected - 1.0).abs() <= within, "{what}: {seen} for {expected}");
 }
 
+/// Data of a label that is never written again is copied, and counted as such.
+#[test]
+fn copies_are_counted_by_label() {
+    let (mut ftl, shape) = drive(32, 0.2, Policy::Greedy);
+    (0..shape.units).step_by(2).for_each(|unit| ftl.label(unit, 3));
+    let mut rng = fastrand::Rng::with_seed(1);
+    (0..shape.units).for_each(|unit| ftl.write(unit, 0));
+    (0..4 * shape.units).for_each(|_| ftl.write(rng.u32(0..shape.units / 2) * 2 + 1, 0));
+    let Counts { copied, copied_of, .. } = ftl.counts();
+    assert_eq!(copied_of.iter().sum::<u64>(), copied);
+    assert!(copied_of[3] > 0 && copied_of[0] > 0 && copied_of[1] == 0, "{copied_of:?}");
+}
+
 #[test]
 fn the_formulas_give_the_values_that_are_known() {
     assert_near("greedy, 128 units, 7 %", greedy(128.0, 1.07), 7.386, 0.001);

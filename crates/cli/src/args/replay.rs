@@ -9,9 +9,14 @@ use flowstone_daemon::PdcArgs;
 use flowstone_fileio::FileArgs;
 use flowstone_formats::{CopyArgs, CreateOptions, ImageArgs};
 use flowstone_image::Format;
+use flowstone_log::Streams;
 use flowstone_replay::{Generator, SsdOptions, TrimMode};
 
 use super::{LogArgs, Qcow2Args};
+
+/// Lifetimes of copies, and all of SepBIT: two of guests' writes come on top.
+const COPY_LIFETIMES: u8 = 4;
+const LIFETIMES_SEPBIT: u8 = 2 + COPY_LIFETIMES;
 
 /// Arguments of `replay`.
 #[derive(Debug, ClapArgs)]
@@ -100,6 +105,11 @@ pub struct Replay {
     /// with 0 the emptiest is cleaned [default: 0.5, as `serve`]
     #[arg(long, value_name = "N", value_parser = age_power)]
     pub age_power: Option<f64>,
+    /// Log images: number of lifetimes by which blocks are kept apart, 2 to 6: guests' writes, and
+    /// copies in one class up to four; 6 (SepBIT) also keeps apart what a generated load soon
+    /// writes again [default: 5, as `serve`]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=6))]
+    pub lifetimes: Option<u8>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -149,9 +159,23 @@ impl Replay {
             segment: self.log.segment.or(log.segment),
             erase_unit: self.log.erase_unit.or(log.erase_unit),
             reserve: self.log.reserve.or(log.reserve),
-            streams: self.log.streams.or(log.streams),
+            streams: self
+                .log
+                .streams
+                .or(log.streams)
+                .or(self.tells_soon().then_some(Streams::Class)),
         };
         Ok(CreateOptions { log: log.options(), qcow2: qcow2.options() })
+    }
+
+    /// Returns whether blocks that are soon written again are kept apart.
+    pub fn tells_soon(&self) -> bool {
+        self.lifetimes == Some(LIFETIMES_SEPBIT)
+    }
+
+    /// Returns the number of lifetimes of copies.
+    pub fn copy_lifetimes(&self) -> Option<u8> {
+        self.lifetimes.map(|count| (count - 1).min(COPY_LIFETIMES))
     }
 
     /// Returns how the image is opened, and what is cached.

@@ -8,8 +8,8 @@ use flowstone_daemon::Pdc;
 use flowstone_fileio::{Access, FileOpener, OpenOptions};
 use flowstone_formats::ImageOptions;
 use flowstone_replay::{
-    CacheOptions, ClassHits, Hits, Load, Onto, PhaseFigures, ReplayOptions, Report, SsdOptions,
-    Timing, Trace, read_trace, replay,
+    CacheOptions, ClassHits, Hits, Ideal, KindBlocks, Kinds, Load, Onto, PhaseFigures,
+    ReplayOptions, Report, SsdOptions, Timing, Trace, read_trace, replay,
 };
 
 use super::print_report;
@@ -40,6 +40,9 @@ fn refused(why: String) -> Error {
 
 fn options(args: &Replay, opener: FileOpener) -> Result<ReplayOptions> {
     let load = match (&args.trace, args.generate) {
+        (Some(_), _) if args.tells_soon() => {
+            return Err(refused("a trace has classes of its own: --lifetimes is 2 to 5".into()));
+        }
         (Some(path), _) => Load::Trace(trace_at(path)?),
         (None, Some(generator)) => Load::Generated(generator, args.ops),
         (None, None) => return Err(refused("there is no --trace and no --generate".into())),
@@ -52,7 +55,11 @@ fn options(args: &Replay, opener: FileOpener) -> Result<ReplayOptions> {
         fill: args.fill,
         format: args.format,
         create: args.create_options()?,
-        image: ImageOptions { age_power: args.age_power, ..image_options(&storage, opener) },
+        image: ImageOptions {
+            age_power: args.age_power,
+            copy_lifetimes: args.copy_lifetimes(),
+            ..image_options(&storage, opener)
+        },
         cache: cache_options(&storage)?,
         onto: args.onto.clone().map(|path| Onto { path, overwrite: args.overwrite }),
         ssd: SsdOptions {
@@ -68,6 +75,7 @@ fn options(args: &Replay, opener: FileOpener) -> Result<ReplayOptions> {
         warmup: args.warmup,
         passes: args.passes,
         seed: args.seed,
+        tells_soon: args.tells_soon(),
     })
 }
 
@@ -112,6 +120,8 @@ fn print(report: &Report, images: usize) {
         ("", format!("{} to the file, {} host WAF", number(it.host_blocks), ratio(it.host_waf))),
     ];
     rows.extend(of_drive(report));
+    rows.extend(report.ideal.iter().map(of_ideal));
+    rows.extend(report.kinds.iter().flat_map(|kinds| of_kinds(kinds, it.host_blocks)));
     rows.push(("punches", it.punches.to_string()));
     rows.extend(report.hits.iter().flat_map(of_cache));
     rows.push(match it.device_seconds {
@@ -173,6 +183,32 @@ fn of_drive(report: &Report) -> Vec<(&'static str, String)> {
             ),
         ),
     ]
+}
+
+fn of_ideal(ideal: &Ideal) -> (&'static str, String) {
+    let Ideal { live_share, waf, total_to_ideal } = ideal;
+    let ratio = ratio(*total_to_ideal);
+    let text = format!(
+        "{waf:.3} WAF (simulated: two lifetimes, cost-benefit) where {live_share:.3} is live; \
+         total WAF is {ratio} x that"
+    );
+    ("ideal log", text)
+}
+
+/// Returns the writes of a log image by their kind, and what each adds to the drive's WAF.
+fn of_kinds(kinds: &Kinds, host_blocks: Option<f64>) -> Vec<(&'static str, String)> {
+    let is_there = |(_, it): &(&str, KindBlocks)| it.host_blocks + it.copied_blocks > 0.0;
+    let row = |(name, it): (&'static str, KindBlocks)| {
+        let KindBlocks { host_blocks: written, copied_blocks: copied } = it;
+        let added = ratio(host_blocks.map(|all| copied / all));
+        (
+            name,
+            format!(
+                "{written:.0} to the file, {copied:.0} copied by the drive: {added} of its WAF"
+            ),
+        )
+    };
+    kinds.named().into_iter().filter(is_there).map(row).collect()
 }
 
 fn of_cache(hits: &Hits) -> Vec<(&'static str, String)> {

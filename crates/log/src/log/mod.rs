@@ -41,6 +41,8 @@ pub struct Log {
     pub copy_memory: OnceLock<CopyMemory>,
     /// See [`AGE_POWER`](crate::policy::AGE_POWER), the default.
     pub age_power: OnceLock<f64>,
+    /// Number of lifetimes of copies; by default all that there are.
+    pub copy_lifetimes: OnceLock<u8>,
     /// Whether dead segments are deallocated at once.
     pub telling: AtomicBool,
     /// Bytes of copies that are written in a row now; 0 while none are made.
@@ -75,6 +77,7 @@ impl Log {
             clock,
             copy_memory: OnceLock::new(),
             age_power: OnceLock::new(),
+            copy_lifetimes: OnceLock::new(),
             telling: AtomicBool::new(false),
             run_bytes: AtomicU64::new(0),
             committed: AtomicU64::new(state.committed().get()),

@@ -178,6 +178,9 @@ impl Cleaner {
             return writer.checkpoint_without(&[number]);
         }
         let age = self.log.append_state().accounting().clock().saturating_sub(segment.birth);
+        if let Some(count) = self.log.copy_lifetimes.get() {
+            self.lifetimes.limit(*count);
+        }
         let mut lifetime = self.lifetimes.lifetime_for(segment.lifetime, age);
         if writer.space.view().is_tight() {
             lifetime = writer.streams.merge(lifetime);
