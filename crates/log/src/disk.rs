@@ -26,10 +26,12 @@ use super::session::{Unbegun, load_for};
 use super::state::LogState;
 use super::streams::Streams;
 use super::upkeep_options::UpkeepOptions;
+use super::volume::Volume;
 
 /// An open log image.
 pub struct LogImage {
     pub(crate) log: Arc<Log>,
+    pub(crate) volume: Arc<Volume>,
     discard: DiscardMode,
     readonly: bool,
     maintenance: Worker,
@@ -48,18 +50,18 @@ impl LogImage {
     ) -> Result<Self> {
         let name = path.display().to_string();
         let readonly = access != Access::Write;
-        let (log, unbegun) = load_for(name, file, readonly, streams, progress)?;
+        let (log, volume, unbegun) = load_for(name, file, readonly, streams, progress)?;
         if let Some(progress) = progress.filter(|_| !readonly) {
             progress.begin_writing(&log.name)?;
         }
         let maintenance = unbegun.map(start_maintenance).transpose()?.unwrap_or_default();
-        Ok(Self { log, discard, readonly, maintenance })
+        Ok(Self { log, volume, discard, readonly, maintenance })
     }
 
     /// Sets how it keeps itself up; once, before the first cleaning.
     pub fn set_upkeep(&self, options: UpkeepOptions) {
         let UpkeepOptions { resort, tell, copy_memory, age_power, copy_lifetimes } = options;
-        self.log.volume.resorting.set_limit(resort.bytes(self.log.volume.capacity().bytes()));
+        self.volume.resorting.set_limit(resort.bytes(self.volume.capacity().bytes()));
         self.log.inbox.schedule_pass();
         let telling = tell == Tell::Always || self.log.store.file().tells_drive();
         self.log.telling.store(telling, Ordering::Relaxed);
@@ -72,7 +74,7 @@ impl LogImage {
     /// which would reappear when the disk grows again.
     fn has_data_in_block_behind(&self, capacity: SectorCount) -> Result<bool> {
         let host = |error: io::Error| Error::host(&*self.log.name, error, "check the image");
-        let (first, before) = (capacity.get(), self.log.volume.capacity().get());
+        let (first, before) = (capacity.get(), self.volume.capacity().get());
         let last = first.next_multiple_of(BLOCK_SECTORS).min(before);
         if first >= last {
             return Ok(false);
@@ -84,7 +86,7 @@ impl LogImage {
     }
 
     pub(crate) fn queue(&self, context: &QueueContext) -> io::Result<LogChannel> {
-        LogChannel::new(Arc::clone(&self.log), context, self.readonly)
+        LogChannel::new(Arc::clone(&self.log), Arc::clone(&self.volume), context, self.readonly)
     }
 
     /// Sends the maintenance worker a command, and waits for its reply.
@@ -100,9 +102,12 @@ impl LogImage {
         discard: DiscardMode,
         streams: Option<Streams>,
     ) -> Result<(Self, Maintenance)> {
-        let (log, unbegun) = load_for(name, file, false, streams, None)?;
+        let (log, volume, unbegun) = load_for(name, file, false, streams, None)?;
         let maintenance = unbegun.expect("it is open for writing").begin()?;
-        Ok((Self { log, discard, readonly: false, maintenance: Worker::default() }, maintenance))
+        Ok((
+            Self { log, volume, discard, readonly: false, maintenance: Worker::default() },
+            maintenance,
+        ))
     }
 }
 
@@ -125,7 +130,7 @@ impl Layer for LogImage {
         Geometry {
             discards: self.discard == DiscardMode::Deallocate && !self.readonly,
             readonly: self.readonly,
-            ..Geometry::with_capacity(self.log.volume.capacity())
+            ..Geometry::with_capacity(self.volume.capacity())
         }
     }
 
@@ -142,29 +147,29 @@ impl Image for LogImage {
     fn space(&self) -> io::Result<Space> {
         let garbage = self.log.append_state().segments().garbage_blocks();
         Ok(Space {
-            virtual_bytes: self.log.volume.capacity().bytes(),
-            live_bytes: Some(self.log.volume.live_bytes()),
+            virtual_bytes: self.volume.capacity().bytes(),
+            live_bytes: Some(self.volume.live_bytes()),
             allocated_bytes: self.log.store.file().allocated_bytes()?,
             dead_bytes: Some(garbage * BLOCK_BYTES as u64),
         })
     }
 
     fn next_data(&self, from: Sector) -> io::Result<Option<Extent>> {
-        let blocks = self.log.volume.blocks();
+        let blocks = self.volume.blocks();
         let first = from.get() / BLOCK_SECTORS;
-        let Some(start) = self.log.volume.map.next_mapped(first..blocks) else { return Ok(None) };
-        let end = self.log.volume.map.next_unmapped(start..blocks).unwrap_or(blocks);
+        let Some(start) = self.volume.map.next_mapped(first..blocks) else { return Ok(None) };
+        let end = self.volume.map.next_unmapped(start..blocks).unwrap_or(blocks);
         let first = (start * BLOCK_SECTORS).max(from.get());
-        let last = (end * BLOCK_SECTORS).min(self.log.volume.capacity().get());
+        let last = (end * BLOCK_SECTORS).min(self.volume.capacity().get());
         Ok(Extent::new(Sector::new(first), SectorCount::new(last - first)))
     }
 
     fn damages(&self) -> Damages {
-        self.log.volume.damages.get()
+        self.volume.damages.get()
     }
 
     fn watch_damages(&self, watcher: DamageWatcher) {
-        self.log.volume.damages.watch(watcher);
+        self.volume.damages.watch(watcher);
     }
 
     fn resize(&self, capacity: SectorCount) -> Result<()> {
@@ -183,21 +188,21 @@ impl Image for LogImage {
                 "convert it to an image with a larger --segment",
             ));
         };
-        let beyond = blocks..self.log.volume.blocks().max(blocks);
-        if self.log.volume.map.next_mapped(beyond).is_some()
+        let beyond = blocks..self.volume.blocks().max(blocks);
+        if self.volume.map.next_mapped(beyond).is_some()
             || self.has_data_in_block_behind(capacity)?
         {
             return Err(data_beyond_end(&name));
         }
         let command = Command::Resize { capacity: capacity.get(), segments };
-        let resized = self.log.volume.resize_while(capacity, || self.log.inbox.ask(command).wait());
+        let resized = self.volume.resize_while(capacity, || self.log.inbox.ask(command).wait());
         resized.map_err(|errno| Error::host(name, errno, "check the host's file system"))
     }
 
     fn layout(&self) -> io::Result<Layout> {
         let mut layout = Layout::of(self.log.store.file())?;
         let mut before: Option<Address> = None;
-        for (_, map_entry) in self.log.volume.map.all_mapped(self.log.volume.blocks()) {
+        for (_, map_entry) in self.volume.map.all_mapped(self.volume.blocks()) {
             let address = map_entry.address();
             layout.data_runs += u64::from(!before.is_some_and(|it| it.is_followed_by(address)));
             before = Some(address);
@@ -215,11 +220,11 @@ impl Image for LogImage {
     }
 
     fn discards(&self) -> Discards {
-        self.log.volume.discards.read(self.log.store.file().punched())
+        self.volume.discards.read(self.log.store.file().punched())
     }
 
     fn own_state(&self) -> Option<OwnState> {
-        Some(OwnState::of(&LogState::of(&self.log), LogState::METRICS))
+        Some(OwnState::of(&LogState::of(&self.log, &self.volume), LogState::METRICS))
     }
 
     fn close(&self) -> Result<()> {

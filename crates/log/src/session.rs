@@ -27,7 +27,7 @@ pub fn load_for(
     readonly: bool,
     streams: Option<Streams>,
     progress: Option<&Progress>,
-) -> Result<(Arc<Log>, Option<Unbegun>)> {
+) -> Result<(Arc<Log>, Arc<Volume>, Option<Unbegun>)> {
     let mut loaded = load(&*file, progress).map_err(|error| error.explain(&name))?;
     if let Some(flaw) = loaded.replay.damage.take() {
         return Err(LoadError::Damaged(flaw).explain(&name));
@@ -46,7 +46,7 @@ pub fn of_loaded(
     file: Box<dyn FileIo>,
     loaded: Loaded,
     readonly: bool,
-) -> Result<(Arc<Log>, Option<Unbegun>)> {
+) -> Result<(Arc<Log>, Arc<Volume>, Option<Unbegun>)> {
     let features = loaded.superblock.readonly_features();
     if features != 0 && !readonly {
         let why = format!("it uses features {features:#x} that this version can only read");
@@ -79,9 +79,12 @@ pub fn of_loaded(
     state.segments_mut().raise_limit_for(wanted, most);
     state.find_trim_heads(&volume);
     superblock.segments = superblock.segments.max(state.segments().limit());
-    let log = Arc::new(Log::new(name, SegmentStore::new(file, shape), codec, volume, state));
-    let session = Unbegun { log: Arc::clone(&log), superblock, leaves, is_changed, starts_anew };
-    Ok((log, (!readonly).then_some(session)))
+    let log = Arc::new(Log::new(name, SegmentStore::new(file, shape), codec, state));
+    let volume = Arc::new(volume);
+    let (of_log, of_volume) = (Arc::clone(&log), Arc::clone(&volume));
+    let session =
+        Unbegun { log: of_log, volume: of_volume, superblock, leaves, is_changed, starts_anew };
+    Ok((log, volume, (!readonly).then_some(session)))
 }
 
 /// Returns the segments beyond its own limit that an image keeps: as many as the spare segments and
@@ -93,6 +96,7 @@ const fn kept_beyond(own: u32) -> u32 {
 /// A session for writing that has written nothing yet.
 pub struct Unbegun {
     pub log: Arc<Log>,
+    volume: Arc<Volume>,
     superblock: Superblock,
     leaves: LeafPlaces,
     /// Its streams change.
@@ -105,7 +109,7 @@ impl Unbegun {
     /// Begins the session: marks the image as in use, and makes a checkpoint with new heads if it
     /// needs them. The worker belongs to the calling thread.
     pub fn begin(self) -> Result<Maintenance> {
-        let Self { log, superblock, leaves, is_changed, starts_anew } = self;
+        let Self { log, volume, superblock, leaves, is_changed, starts_anew } = self;
         let host =
             |error: io::Error| Error::host(&*log.name, error, "check the host's file system");
         let failed = |errno: Errno| match is_changed {
@@ -113,7 +117,7 @@ impl Unbegun {
             false => host(errno.into()),
         };
         let mut maintenance =
-            Maintenance::new(Arc::clone(&log), superblock, leaves).map_err(host)?;
+            Maintenance::new(Arc::clone(&log), volume, superblock, leaves).map_err(host)?;
         if is_changed && !mutant("log.streams.begins-without-room") {
             // Before the image is marked as in use.
             maintenance.writer.space.get_ahead(segments_to_change(log.shape)).map_err(failed)?;

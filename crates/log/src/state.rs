@@ -5,6 +5,7 @@ use flowstone_block::{Metric, MetricKind};
 use serde::Serialize;
 
 use super::log::{Log, LogCosts};
+use super::volume::Volume;
 
 /// State of an open log image.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -94,15 +95,15 @@ impl LogState {
     ];
 
     /// Returns the state of an open image; takes the log's lock briefly.
-    pub(crate) fn of(log: &Log) -> Self {
-        let map_memory_bytes = log.volume.map.memory_bytes(log.volume.blocks());
+    pub(crate) fn of(log: &Log, volume: &Volume) -> Self {
+        let map_memory_bytes = volume.map.memory_bytes(volume.blocks());
         let state = log.append_state();
         let (segments, accounting) = (state.segments(), state.accounting());
         let totals = accounting.totals();
         let not_of_data =
             segments.open_for_data() + segments.used_for_maps() + segments.dead_count();
         Self {
-            live_bytes: log.volume.live_bytes(),
+            live_bytes: volume.live_bytes(),
             map_memory_bytes,
             segments_limit: segments.limit(),
             segments_used: segments.used() + 1,
@@ -120,8 +121,8 @@ impl LogState {
             untold_dead_bytes: u64::from(segments.untold()) * log.shape.segment_bytes(),
             telling: log.telling.load(Ordering::Relaxed),
             run_bytes: log.run_bytes.load(Ordering::Relaxed),
-            resorted_bytes: log.volume.resorting.written(),
-            resort_passes: log.volume.resorting.passes(),
+            resorted_bytes: volume.resorting.written(),
+            resort_passes: volume.resorting.passes(),
             full: state.is_full(),
         }
     }

@@ -45,6 +45,7 @@ use self::records::{Placement, Records};
 use self::writes::Writes;
 use super::log::Log;
 use super::log::append::PlaceError;
+use super::volume::Volume;
 
 /// Purpose of a file request, in the upper half of its tag; the lower half is an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +78,7 @@ impl Purpose {
 /// State that every part of a queue uses.
 struct Queue {
     log: Arc<Log>,
+    volume: Arc<Volume>,
     waker: Arc<QueueWaker>,
     store: StoreQueue,
     /// Requests ready to be returned.
@@ -99,7 +101,12 @@ pub struct LogChannel {
 }
 
 impl LogChannel {
-    pub fn new(log: Arc<Log>, context: &QueueContext, readonly: bool) -> io::Result<Self> {
+    pub fn new(
+        log: Arc<Log>,
+        volume: Arc<Volume>,
+        context: &QueueContext,
+        readonly: bool,
+    ) -> io::Result<Self> {
         let store = log.store.queue(context)?;
         let waker = log.wakers.add(&context.reactor);
         let writes = Writes::new(log.shape, log.store.heeds_hints());
@@ -108,6 +115,7 @@ impl LogChannel {
         Ok(Self {
             queue: Queue {
                 log,
+                volume,
                 waker,
                 store,
                 completed,
@@ -138,7 +146,7 @@ impl LogChannel {
     #[cfg(test)]
     pub fn waits(&self) -> BTreeSet<Wait> {
         let Self { queue, reads, writes, records, done: _, readonly: _, reactor: _ } = self;
-        let Queue { log, flushes, waker: _, store: _, completed: _, covered: _ } = queue;
+        let Queue { log, flushes, volume: _, waker: _, store: _, completed: _, covered: _ } = queue;
         let mut waits = BTreeSet::new();
         if !reads.is_idle() {
             waits.insert(Wait::Host);

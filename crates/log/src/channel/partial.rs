@@ -55,7 +55,7 @@ impl PartialBlock {
 
     /// Looks the old content up, and reads it if necessary; the read has this tag.
     fn fetch(&mut self, queue: &mut Queue, recent: &PartialCache, tag: usize) -> Old {
-        let map_entry = queue.log.volume.map.get(self.lba);
+        let map_entry = queue.volume.map.get(self.lba);
         if !map_entry.is_mapped() {
             self.content.fill(0);
         } else if let Some(content) = recent.get(self.lba, map_entry) {
@@ -80,7 +80,7 @@ impl PartialBlock {
     /// `covering` all that the disk has of the block.
     fn finish(&mut self, queue: &mut Queue, tag: usize, outcome: Outcome, covering: bool) -> Old {
         let fits = crc32c::crc32c(&self.content) == self.reading.checksum();
-        let map_entry = queue.log.volume.map.get(self.lba);
+        let map_entry = queue.volume.map.get(self.lba);
         let gone = map_entry == self.reading && self.tries >= TRIES_MAX;
         if outcome.is_ok() && fits {
             self.expected = Some(self.reading);
@@ -92,7 +92,8 @@ impl PartialBlock {
             return Old::Known;
         }
         if gone {
-            queue.log.report_damage(
+            queue.volume.report_damage(
+                &queue.log.name,
                 self.lba,
                 map_entry,
                 "a part of a block is written and the rest is unreadable",
@@ -223,7 +224,7 @@ impl Partials {
     ) -> Old {
         let Some(partial) = &mut self.blocks[tag % 2] else { return Old::Coming };
         // The write covers all that the disk has of its last block: no old content is kept.
-        let covering = extent.end().get() == queue.log.volume.capacity().get()
+        let covering = extent.end().get() == queue.volume.capacity().get()
             && extent.start().get() <= partial.lba * BLOCK_SECTORS;
         let old = partial.finish(queue, tag, outcome, covering);
         self.missing -= u32::from(old != Old::Coming);

@@ -77,7 +77,7 @@ impl Reads {
     }
 
     pub fn submit(&mut self, queue: &mut Queue, request: Box<Request>, extent: Extent) {
-        queue.log.volume.resorting.note_read();
+        queue.volume.resorting.note_read();
         let index = self.requests.insert(Reading { request, parts_left: 1, outcome: Ok(()) });
         self.plan(queue, index, extent);
         self.part_done(queue, index, Ok(()));
@@ -89,7 +89,7 @@ impl Reads {
         let block_start = |lba: u64| lba * BLOCK_SECTORS;
         let mut run: Option<BlockRun> = None;
         for lba in start / BLOCK_SECTORS..end.div_ceil(BLOCK_SECTORS) {
-            let map_entry = queue.log.volume.map.get(lba);
+            let map_entry = queue.volume.map.get(lba);
             let (from, to) = (start.max(block_start(lba)), end.min(block_start(lba + 1)));
             let at = ((from - start) * 512) as usize;
             let bytes = ((to - from) * 512) as usize;
@@ -198,7 +198,7 @@ impl Reads {
         }
         let map_entry = match mutant("log.read.does-not-look-again") {
             true => single.map_entry,
-            false => queue.log.volume.map.get(single.lba),
+            false => queue.volume.map.get(single.lba),
         };
         if !map_entry.is_mapped() {
             request.fill_zero(single.at..single.at + single.wanted.len());
@@ -214,7 +214,7 @@ impl Reads {
             } else {
                 "the checksum of a block does not fit"
             };
-            queue.log.report_damage(single.lba, map_entry, what);
+            queue.volume.report_damage(&queue.log.name, single.lba, map_entry, what);
             return Err(outcome.err().unwrap_or(Errno::IO));
         }
         self.requests[reading].parts_left += 1;

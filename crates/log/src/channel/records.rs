@@ -165,7 +165,7 @@ impl Records {
             only_trims: record.only_trims(),
         };
         self.refused_at = queue.log.room_made();
-        match queue.log.place(&draft, &queue.waker) {
+        match queue.log.place(&draft, &queue.volume, &queue.waker) {
             Ok(Place { record: placed, seal }) => {
                 if let Some((seal, entry)) = seal {
                     let mut end = self.begin_draft(0);
@@ -211,7 +211,8 @@ impl Records {
         if let Some(start) = record.start.take() {
             self.device.end(start, queue.log.clock.now());
         }
-        queue.log.written(record.sequence, outcome.is_ok(), &queue.waker);
+        let map = &queue.volume.map;
+        queue.log.written(record.sequence, outcome.is_ok(), map, &queue.waker);
     }
 
     /// Takes out a record that has committed, or never will; returns it with its outcome.

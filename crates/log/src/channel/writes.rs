@@ -79,12 +79,12 @@ impl Writes {
     /// Submits a write, discard or zeroing. The latter two unmap whole blocks; parts of blocks
     /// become zeroes.
     pub fn submit(&mut self, queue: &mut Queue, request: Box<Request>, extent: Extent) {
-        let log = &queue.log;
-        if !extent.fits(log.volume.capacity()) {
+        let volume = &queue.volume;
+        if !extent.fits(volume.capacity()) {
             queue.completed.push(Completion { request, outcome: Err(Errno::INVAL) });
             return;
         }
-        let waiting = log.volume.discards.come_in(request.op);
+        let waiting = volume.discards.come_in(request.op);
         let zeroes = !matches!(request.op, Op::Write(_));
         let mut pending = PendingWrite {
             request,
@@ -99,8 +99,8 @@ impl Writes {
         };
         // An unmapped block reads as zeroes already. It is left out: by the time the rest is put
         // into a record, another request may have written its other part.
-        let known = zeroes && log.unmapped_is_zero();
-        let is_zero = |lba| known && !log.volume.map.get(lba).is_mapped();
+        let known = zeroes && queue.log.unmapped_is_zero();
+        let is_zero = |lba| known && !volume.map.get(lba).is_mapped();
         let [first, last] = pending.partials.leave_out(is_zero);
         pending.cursor += u64::from(first);
         pending.end -= u64::from(last);
@@ -168,7 +168,7 @@ impl Writes {
                 at += 1;
                 continue;
             }
-            if !pending.extent.fits(queue.log.volume.capacity()) {
+            if !pending.extent.fits(queue.volume.capacity()) {
                 // The disk has shrunk meanwhile.
                 pending.outcome = Err(Errno::INVAL);
                 pending.cursor = pending.end;
@@ -378,7 +378,7 @@ impl PendingWrite {
     fn put_trim(&mut self, record: &mut PendingRecord, queue: &Queue) -> bool {
         let end = self.partials.last().unwrap_or(self.end);
         let lba = match queue.log.unmapped_is_zero() {
-            true => queue.log.volume.map.next_mapped(self.cursor..end),
+            true => queue.volume.map.next_mapped(self.cursor..end),
             false => (self.cursor < end).then_some(self.cursor),
         };
         let Some(lba) = lba else {

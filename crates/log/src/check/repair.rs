@@ -126,7 +126,7 @@ impl Examination<'_> {
 
 /// Writes the loaded state as a new checkpoint with new heads.
 fn write_anew(name: &str, file: Box<dyn FileIo>, loaded: Loaded) -> Result<Arc<Log>> {
-    let (log, unbegun) = of_loaded(name.into(), file, loaded, false)?;
+    let (log, _, unbegun) = of_loaded(name.into(), file, loaded, false)?;
     let host = |errno| Error::host(name, errno, "check the host's file system");
     if let Some(unbegun) = unbegun {
         unbegun.begin()?.close().map_err(host)?;

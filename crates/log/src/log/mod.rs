@@ -10,12 +10,11 @@ use std::sync::{Arc, OnceLock, PoisonError};
 
 use flowstone_block::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use flowstone_block::sync::{Mutex, MutexGuard};
-use flowstone_block::{Clock, Errno, Sector, mutant};
-use flowstone_image::Flaw;
+use flowstone_block::{Clock, Errno, mutant};
 use flowstone_image::runtime::group_sync::GroupSync;
 use flowstone_image::runtime::inbox::Inbox;
 use flowstone_image::runtime::wakers::{QueueWaker, Wakers};
-use flowstone_log_format::{BLOCK_SECTORS, Codec, MapEntry, Sequence, Shape};
+use flowstone_log_format::{Codec, Sequence, Shape};
 use flowstone_log_store::SegmentStore;
 use tracing::{error, info, warn};
 
@@ -24,8 +23,10 @@ use self::append::{AppendState, Draft, Effects, Full, Health, Place, PlaceError}
 use crate::command::Command;
 use crate::copy_memory::CopyMemory;
 use crate::volume::Volume;
+use crate::volume::map::BlockMap;
 
-/// The log of an open image: appends records, commits them, and counts what is live.
+/// The log of an open image: appends records, commits them to the map of the [volume](Volume) on it,
+/// and counts what that map names as live. The volume is handed in.
 pub struct Log {
     /// The image's path, for messages.
     pub name: String,
@@ -34,7 +35,6 @@ pub struct Log {
     pub clock: Clock,
     pub codec: Codec,
     pub shape: Shape,
-    pub volume: Volume,
     pub sync: GroupSync,
     pub inbox: Inbox<Command>,
     /// Memory in which the cleaner gathers copies, once the image's owner has set it.
@@ -57,13 +57,7 @@ pub struct Log {
 }
 
 impl Log {
-    pub fn new(
-        name: String,
-        store: SegmentStore,
-        codec: Codec,
-        volume: Volume,
-        mut state: AppendState,
-    ) -> Self {
+    pub fn new(name: String, store: SegmentStore, codec: Codec, mut state: AppendState) -> Self {
         let clock = store.clock();
         state.set_time(clock.clone());
         Self {
@@ -71,7 +65,6 @@ impl Log {
             store,
             codec,
             shape: state.shape(),
-            volume,
             sync: GroupSync::default(),
             inbox: Inbox::new(clock.clone()),
             clock,
@@ -158,24 +151,35 @@ impl Log {
     }
 
     /// Gives a record its place in the file and in the order.
-    pub fn place(&self, draft: &Draft<'_>, owner: &Arc<QueueWaker>) -> Result<Place, PlaceError> {
+    pub fn place(
+        &self,
+        draft: &Draft<'_>,
+        volume: &Volume,
+        owner: &Arc<QueueWaker>,
+    ) -> Result<Place, PlaceError> {
         let mut effects = Effects::default();
         let placed = {
             let mut state = self.append_state();
             // This reads the disk's size under the lock: a resize that shrinks the disk checks for
             // records in flight beyond the new end.
-            state.place(draft, &self.volume, owner, &mut effects)
+            state.place(draft, volume, owner, &mut effects)
         };
         self.apply_effects(effects, owner);
         placed
     }
 
-    /// Marks a record of `owner` as written or failed.
-    pub fn written(&self, sequence: Sequence, succeeded: bool, owner: &Arc<QueueWaker>) {
+    /// Marks a record of `owner` as written or failed. Records that commit are applied to the map.
+    pub fn written(
+        &self,
+        sequence: Sequence,
+        succeeded: bool,
+        map: &BlockMap,
+        owner: &Arc<QueueWaker>,
+    ) {
         let mut effects = Effects::default();
         {
             let mut state = self.append_state();
-            state.written(sequence, succeeded, &self.volume.map, &mut effects);
+            state.written(sequence, succeeded, map, &mut effects);
             self.show(&state);
         }
         if !succeeded {
@@ -227,11 +231,5 @@ impl Log {
             .iter()
             .filter(|waker| !Arc::ptr_eq(waker, except))
             .for_each(|waker| waker.wake());
-    }
-
-    /// Records that a block of the disk is lost.
-    pub fn report_damage(&self, lba: u64, map_entry: MapEntry, what: &str) {
-        let flaw = Flaw::new(what).at(map_entry.address().offset());
-        self.volume.damages.add(&self.name, flaw.of(Sector::new(lba * BLOCK_SECTORS)));
     }
 }

@@ -32,7 +32,7 @@ impl Maintenance {
             state.segments_mut().set_limit(limit);
             // If the checkpoint failed, no superblock need cover more segments.
             if durable.is_ok() {
-                let wanted = state.kept_from_writes(&self.log.volume) + SLACK_SEGMENTS;
+                let wanted = state.kept_from_writes(&self.volume) + SLACK_SEGMENTS;
                 state.segments_mut().raise_limit_for(wanted, most);
             }
         }
@@ -50,21 +50,20 @@ impl Maintenance {
     /// many as an image can have.
     fn sorted_segments(&self) -> u32 {
         let shape = self.log.shape;
-        let wanted =
-            self.log.volume.map.mapped().div_ceil(u64::from(shape.data_blocks_packed())) + 1;
-        let most = u64::from(shape.segments_most(self.log.volume.blocks()));
+        let wanted = self.volume.map.mapped().div_ceil(u64::from(shape.data_blocks_packed())) + 1;
+        let most = u64::from(shape.segments_most(self.volume.blocks()));
         let state = self.log.append_state();
-        let kept = u64::from(state.kept_from_writes(&self.log.volume));
+        let kept = u64::from(state.kept_from_writes(&self.volume));
         let limit = u64::from(state.segments().limit());
         (wanted + 2 * kept).min(most.saturating_sub(limit)) as u32
     }
 
     /// Rewrites the blocks that are not in order yet.
     fn sort(&mut self) -> Outcome {
-        let blocks = self.log.volume.blocks();
+        let blocks = self.volume.blocks();
         let mut buffer = AlignedBuf::zeroed(moves_most(BATCH_BLOCKS) * BLOCK_BYTES);
         let mut next = 0;
-        while let Some(moves) = next_moves(&self.log, &mut next, BATCH_BLOCKS) {
+        while let Some(moves) = next_moves(&self.volume, &mut next, BATCH_BLOCKS) {
             if !is_in_order(&moves) {
                 self.rewrite(&moves, &mut buffer)?;
             }

@@ -27,6 +27,7 @@ use super::command::Command;
 use super::load::LeafPlaces;
 use super::log::Log;
 use super::log::append::Health;
+use super::volume::Volume;
 
 #[cfg(test)]
 pub use self::turns::QUIET_TIME;
@@ -35,6 +36,7 @@ pub use self::writer::CheckpointKind;
 /// See the module.
 pub struct Maintenance {
     log: Arc<Log>,
+    volume: Arc<Volume>,
     pub writer: Writer,
     pub cleaner: Cleaner,
     pub resort: Resort,
@@ -59,14 +61,22 @@ pub enum Progress {
 }
 
 impl Maintenance {
-    /// A worker of a log whose newest superblock and leaves of the map are these.
-    pub fn new(log: Arc<Log>, superblock: Superblock, leaves: LeafPlaces) -> io::Result<Self> {
+    /// A worker of a log and the volume on it, whose newest superblock and leaves of the map are
+    /// these.
+    pub fn new(
+        log: Arc<Log>,
+        volume: Arc<Volume>,
+        superblock: Superblock,
+        leaves: LeafPlaces,
+    ) -> io::Result<Self> {
+        let both = || (Arc::clone(&log), Arc::clone(&volume));
         Ok(Self {
-            writer: Writer::new(Arc::clone(&log), superblock, leaves)?,
-            cleaner: Cleaner::new(Arc::clone(&log)),
-            resort: Resort::new(Arc::clone(&log)),
-            restart: Restart::new(Arc::clone(&log)),
+            writer: Writer::new(both(), superblock, leaves)?,
+            cleaner: Cleaner::new(both()),
+            resort: Resort::new(both()),
+            restart: Restart::new(both()),
             log,
+            volume,
             seen: Sequence::default(),
             deadline: None,
             quiet_at: None,
@@ -156,9 +166,7 @@ impl Maintenance {
         let segments = {
             let mut state = self.log.append_state();
             let ends = blocks_of_sectors(capacity)..blocks_of_sectors(before.capacity_sectors);
-            if state.is_any_in_flight(ends.clone())
-                || self.log.volume.map.next_mapped(ends).is_some()
-            {
+            if state.is_any_in_flight(ends.clone()) || self.volume.map.next_mapped(ends).is_some() {
                 // Written since the caller checked; no write can get a place there from now on.
                 return Err(Errno::BUSY);
             }
@@ -168,7 +176,7 @@ impl Maintenance {
             let used = state.segments().highest_used().get() + 1;
             state.segments_mut().set_limit(segments.max(if is_smaller { used } else { limit }));
             let most = self.log.shape.segments_most(blocks_of_sectors(capacity));
-            let wanted = state.kept_from_writes(&self.log.volume);
+            let wanted = state.kept_from_writes(&self.volume);
             state.segments_mut().raise_limit_for(wanted, most);
             state.segments().limit()
         };

@@ -16,6 +16,7 @@ use crate::log::Log;
 use crate::log::reserve::SLACK_SEGMENTS;
 use crate::log::segments::Segment;
 use crate::resort::{Budget, GuestLoad};
+use crate::volume::Volume;
 
 /// Blocks are rewritten if their runs are shorter than this on average: a read of 128 KiB then
 /// takes two or more reads of the file.
@@ -37,6 +38,7 @@ const COPIES_SEGMENTS: u32 = 2;
 /// See the module.
 pub struct Resort {
     log: Arc<Log>,
+    volume: Arc<Volume>,
     budget: Budget,
     /// First block that this pass has not reached.
     next: u64,
@@ -59,9 +61,10 @@ enum Room {
 }
 
 impl Resort {
-    pub fn new(log: Arc<Log>) -> Self {
+    pub fn new((log, volume): (Arc<Log>, Arc<Volume>)) -> Self {
         Self {
             log,
+            volume,
             budget: Budget::default(),
             next: 0,
             used_most: None,
@@ -80,7 +83,7 @@ impl Resort {
     /// Returns when the pass may work: now, or when the budget is renewed; `None` if it has no
     /// work.
     pub fn due_at(&self, now: Instant) -> Option<Instant> {
-        let next = self.budget.next(self.log.volume.resorting.limit(), now)?;
+        let next = self.budget.next(self.volume.resorting.limit(), now)?;
         let clock = self.log.append_state().accounting().clock();
         let wanted = self.done_at.is_none_or(|done| clock >= done + WRITTEN_MIN_BLOCKS);
         wanted.then_some(next)
@@ -92,7 +95,7 @@ impl Resort {
         let (now, committed) = (self.log.clock.now(), self.log.commits());
         let load = self.load.get_or_insert(GuestLoad::unknown(now));
         let records = committed.since(std::mem::replace(&mut self.committed, committed));
-        let requests = u64::from(self.log.volume.resorting.take_reads()) + records;
+        let requests = u64::from(self.volume.resorting.take_reads()) + records;
         load.look(requests, now);
         (requests, load.is_light_at())
     }
@@ -117,7 +120,7 @@ impl Resort {
         while sorted.is_ok() && self.may_go_on() {
             let Some(moves) = self.next_scattered() else {
                 self.end_pass();
-                self.log.volume.resorting.end_pass();
+                self.volume.resorting.end_pass();
                 break;
             };
             let first = moves[0].lba;
@@ -174,7 +177,7 @@ impl Resort {
 
     fn charge(&mut self, bytes: u64) {
         self.budget.spend(bytes, self.log.clock.now());
-        self.log.volume.resorting.add(bytes);
+        self.volume.resorting.add(bytes);
     }
 
     fn end_pass(&mut self) {
@@ -186,7 +189,7 @@ impl Resort {
     /// Returns whether no guest has made a request since the last look, no other work is due, and
     /// the budget is not spent.
     fn may_go_on(&mut self) -> bool {
-        let limit = self.log.volume.resorting.limit();
+        let limit = self.volume.resorting.limit();
         let is_idle = self.look_at_guests().0 == 0 || mutant("log.resort.ignores-guests");
         let is_paid = self.budget.left(limit, self.log.clock.now()) > 0;
         is_idle
@@ -200,7 +203,7 @@ impl Resort {
         let together = self.sorted_together();
         let mut next = self.next;
         let found = loop {
-            let moves = next_moves(&self.log, &mut next, together);
+            let moves = next_moves(&self.volume, &mut next, together);
             if moves.as_deref().is_none_or(is_scattered) {
                 break moves;
             }

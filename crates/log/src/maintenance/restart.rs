@@ -13,17 +13,19 @@ use crate::log::Log;
 use crate::log::append::{FULL_RETRY, Full, Head, Health};
 use crate::log::reserve::Opener;
 use crate::log::segments::State;
+use crate::volume::Volume;
 
 /// See the module.
 pub struct Restart {
     log: Arc<Log>,
+    volume: Arc<Volume>,
     /// When the host last had no space for new heads.
     tried: Option<Instant>,
 }
 
 impl Restart {
-    pub const fn new(log: Arc<Log>) -> Self {
-        Self { log, tried: None }
+    pub fn new((log, volume): (Arc<Log>, Arc<Volume>)) -> Self {
+        Self { log, volume, tried: None }
     }
 
     /// After a failed record: once the owners of all records have given them up, opens new heads
@@ -90,7 +92,7 @@ impl Restart {
             }
             let for_trims = {
                 let state = self.log.append_state();
-                let reserve = state.reserve(&self.log.volume, true);
+                let reserve = state.reserve(&self.volume, true);
                 let available = writer.space.available(&state);
                 !reserve.may_open(Opener::Write, available, state.trim_heads())
             };
@@ -100,7 +102,7 @@ impl Restart {
             self.log.append_state().set_head(stream, head);
         }
         let map_segments = self.log.append_state().segments().used_for_maps();
-        if map_segments > self.log.append_state().reserve(&self.log.volume, true).map_full {
+        if map_segments > self.log.append_state().reserve(&self.volume, true).map_full {
             // Each restart takes a segment for the map, and there may be many before the next
             // cleaning.
             writer.outdate_sparse_map();

@@ -48,7 +48,7 @@ pub fn run(seed: u64, moments: usize) {
     let (split, queues) = (!seed.is_multiple_of(3), 1 + seed as usize % 3);
     let setup = Setup { blocks: 1024, split, queues, segment_bytes, ..Setup::default() };
     let mut fixture = nearly_full(setup, seed);
-    fixture.log.volume.resorting.set_limit(1 << 40);
+    fixture.volume.resorting.set_limit(1 << 40);
     fixture.guests().mix = mix(setup, seed);
     let copied = fixture.log.append_state().accounting().costs().copied_blocks;
     for round in 0..8u64 {

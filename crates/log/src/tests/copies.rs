@@ -69,7 +69,7 @@ fn troubled(seed: u64) -> (Fixture, Moment) {
             let _ = fixture.checkpoint();
         }
         if (seed + round) % 9 == 3 {
-            fixture.log.volume.resorting.set_limit(1 << 40);
+            fixture.volume.resorting.set_limit(1 << 40);
             fixture.maintenance(|it| it.resort.look_at_guests());
             let _ = fixture.maintenance(|it| it.resort.run(&mut it.cleaner, &mut it.writer));
         }
@@ -134,13 +134,13 @@ fn copies_on_their_way_survive_failures_and_cuts() {
 fn blocks_in(fixture: &Fixture, is_it: impl Fn(SegmentId, &Segment) -> bool) -> Vec<u64> {
     let state = fixture.log.append_state();
     let is_there = |lba: &u64| {
-        let map_entry = fixture.log.volume.map.get(*lba);
+        let map_entry = fixture.volume.map.get(*lba);
         map_entry.is_mapped() && {
             let number = fixture.log.shape.segment_of(map_entry.address());
             is_it(number, &state.segments().get(number))
         }
     };
-    (0..fixture.log.volume.blocks()).filter(is_there).collect()
+    (0..fixture.volume.blocks()).filter(is_there).collect()
 }
 
 /// Copies of a second record were in the map although the first one, which replay must find before,

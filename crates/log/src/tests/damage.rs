@@ -27,12 +27,12 @@ pub fn look(disk: &SimDisk, setup: Setup, expected: &[Stamp]) -> Found {
     let reader = load_for("image".into(), Box::new(disk.clone()), true, None, None);
     let read_only = match &reader {
         Err(_) => Found::Refused,
-        Ok((log, _)) => lacking(&readable_contents(log), expected),
+        Ok((log, volume, _)) => lacking(&readable_contents(log, volume), expected),
     };
     let model = HistoryModel::new(expected.to_vec(), 1 << 32);
     let writable = match Fixture::open(disk, setup, model, 1) {
         Err(_) => Found::Refused,
-        Ok(fixture) => lacking(&readable_contents(&fixture.log), expected),
+        Ok(fixture) => lacking(&readable_contents(&fixture.log, &fixture.volume), expected),
     };
     assert_eq!(read_only, writable, "reader and writer");
     writable
@@ -116,7 +116,7 @@ fn damage_to_records_that_were_promised_is_no_end_of_the_log() {
     fixture.run(60);
     fixture.flush().unwrap();
     fixture.write_blocks(255..256).unwrap();
-    let last = fixture.log.volume.map.get(255).address().get();
+    let last = fixture.volume.map.get(255).address().get();
     let heads: Vec<u32> =
         fixture.log.append_state().heads().iter().map(|head| head.place.segment.get()).collect();
     let (disk, model) = fixture.abandon();

@@ -69,7 +69,7 @@ fn place(fixture: &Fixture, owner: &Arc<QueueWaker>) -> Sequence {
     let entries = [Entry::Data { lba: 5, checksum: 1 }];
     let draft =
         Draft { stream: 0, entries: &entries, payload_blocks: 1, expected: &[], only_trims: false };
-    fixture.log.place(&draft, owner).unwrap().record.header.sequence
+    fixture.log.place(&draft, &fixture.volume, owner).unwrap().record.header.sequence
 }
 
 /// The maintenance worker restarts the log when every owner knows that its record has failed. It
@@ -82,8 +82,8 @@ fn a_failed_record_has_not_committed_however_late_its_owner_looks() {
     let owner = QueueWaker::new(&Reactor::new().unwrap());
     let failed = place(&fixture, &owner);
     let behind = place(&fixture, &owner);
-    fixture.log.written(failed, false, &owner);
-    fixture.log.written(behind, true, &owner);
+    fixture.log.written(failed, false, &fixture.volume.map, &owner);
+    fixture.log.written(behind, true, &fixture.volume.map, &owner);
     fixture.quiet();
     assert!(fixture.log.is_broken(), "the owner of the failed records has not looked yet");
     assert!(!fixture.log.has_committed(failed) && !fixture.log.give_up(failed));
@@ -103,11 +103,11 @@ fn a_record_that_fails_as_the_log_goes_on_has_failed() {
     fixture.write_blocks(0..4).unwrap();
     let owner = QueueWaker::new(&Reactor::new().unwrap());
     let first = place(&fixture, &owner);
-    fixture.log.written(first, false, &owner);
+    fixture.log.written(first, false, &fixture.volume.map, &owner);
     assert!(!fixture.log.give_up(first));
     let outcome = fixture.maintenance.restart.run(&mut fixture.maintenance.writer);
     let failed = place(&fixture, &owner);
-    fixture.log.written(failed, false, &owner);
+    fixture.log.written(failed, false, &fixture.volume.map, &owner);
     fixture.maintenance.restart.ended(outcome);
     assert!(fixture.log.is_broken(), "the failure is forgotten");
     assert!(!fixture.log.has_committed(failed) && !fixture.log.give_up(failed));

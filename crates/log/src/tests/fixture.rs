@@ -31,6 +31,7 @@ use crate::log::segments::{Segment, State};
 use crate::maintenance::{CheckpointKind, Maintenance, Progress};
 use crate::session::load_for;
 use crate::streams::Streams;
+use crate::volume::Volume;
 
 /// The smallest segment, so that little data fills many.
 pub const SEGMENT_BYTES: u64 = 256 << 10;
@@ -394,6 +395,7 @@ pub struct Fixture {
     pub guests: Rc<RefCell<Guests>>,
     pub maintenance: Maintenance,
     pub log: Arc<Log>,
+    pub volume: Arc<Volume>,
     pub disk: SimDisk,
     pub setup: Setup,
     /// When it had been opened: its content at that moment was durable.
@@ -406,8 +408,8 @@ impl Fixture {
     /// Opens for writing the image that `model` describes.
     pub fn open(disk: &SimDisk, setup: Setup, model: HistoryModel, seed: u64) -> Result<Self> {
         let file = Box::new(scheduled(disk));
-        let (log, maintenance) = begin(file, Some(setup.streams()))?;
-        let queues = (0..setup.queues).map(|_| queue(&log, false)).collect();
+        let (log, volume, maintenance) = begin(file, Some(setup.streams()))?;
+        let queues = (0..setup.queues).map(|_| queue(&log, &volume, false)).collect();
         let guests = Guests {
             queues,
             pending: BTreeMap::new(),
@@ -423,7 +425,16 @@ impl Fixture {
         };
         let guests = Rc::new(RefCell::new(guests));
         let opened = disk.now();
-        Ok(Self { guests, maintenance, log, disk: disk.clone(), setup, opened, awake: false })
+        Ok(Self {
+            guests,
+            maintenance,
+            log,
+            volume,
+            disk: disk.clone(),
+            setup,
+            opened,
+            awake: false,
+        })
     }
 
     /// Returns the guests, to control them.
@@ -463,7 +474,7 @@ impl Fixture {
 
     /// Returns whether the address holds a block of another LBA.
     pub fn in_use_again(&self, place: Address) -> bool {
-        (10..self.log.volume.blocks()).any(|lba| self.log.volume.map.get(lba).address() == place)
+        (10..self.volume.blocks()).any(|lba| self.volume.map.get(lba).address() == place)
     }
 
     /// Lets guests make `requests` requests; returns when all have completed.
@@ -518,7 +529,7 @@ impl Fixture {
         let state = self.log.append_state();
         let (ready, dead, obtainable) =
             (state.segments().ready(), state.segments().dead(), state.segments().obtainable());
-        let keep = state.kept_from_writes(&self.log.volume);
+        let keep = state.kept_from_writes(&self.volume);
         let (wanted, heads) = (state.wants_room(), state.trim_heads());
         let used: Vec<String> = state
             .segments()
@@ -579,7 +590,7 @@ impl Fixture {
     }
 
     pub fn contents(&self) -> Vec<Stamp> {
-        contents(&self.log)
+        contents(&self.log, &self.volume)
     }
 
     /// Checks that everything readable is as the guests have left it, and that the counts are
@@ -599,14 +610,14 @@ impl Fixture {
         let shape = self.log.shape;
         let mut live = BTreeMap::<SegmentId, u32>::new();
         let mut places = BTreeSet::new();
-        for lba in 0..self.log.volume.blocks() {
-            let map_entry = self.log.volume.map.get(lba);
+        for lba in 0..self.volume.blocks() {
+            let map_entry = self.volume.map.get(lba);
             if map_entry.is_mapped() {
                 assert!(places.insert(map_entry.address().get()), "block {lba} shares its place");
                 *live.entry(shape.segment_of(map_entry.address())).or_default() += 1;
             }
         }
-        assert_eq!(places.len() as u64, self.log.volume.map.mapped());
+        assert_eq!(places.len() as u64, self.volume.map.mapped());
         let mut ready = 0;
         for (number, segment) in state.segments().iter() {
             let live = live.remove(&number).unwrap_or(0);
@@ -658,21 +669,20 @@ impl Fixture {
     }
 }
 
-pub fn queue(log: &Arc<Log>, readonly: bool) -> LogChannel {
+pub fn queue(log: &Arc<Log>, volume: &Arc<Volume>, readonly: bool) -> LogChannel {
     let context = QueueContext::alone(QueueDepth(64)).unwrap();
-    LogChannel::new(Arc::clone(log), &context, readonly).unwrap()
+    LogChannel::new(Arc::clone(log), Arc::clone(volume), &context, readonly).unwrap()
 }
 
 /// Returns the whole content of a disk, by sector. Unmapped blocks hold zeroes and are not read.
-pub fn contents(log: &Arc<Log>) -> Vec<Stamp> {
-    let mut seen = vec![0; log.volume.capacity().get() as usize];
-    let mut channel = queue(log, true);
+pub fn contents(log: &Arc<Log>, volume: &Arc<Volume>) -> Vec<Stamp> {
+    let mut seen = vec![0; volume.capacity().get() as usize];
+    let mut channel = queue(log, volume, true);
     let mut at = 0;
-    while let Some(first) = log.volume.map.next_mapped(at..log.volume.blocks()) {
-        let end =
-            log.volume.map.next_unmapped(first..log.volume.blocks()).unwrap_or(log.volume.blocks());
+    while let Some(first) = volume.map.next_mapped(at..volume.blocks()) {
+        let end = volume.map.next_unmapped(first..volume.blocks()).unwrap_or(volume.blocks());
         at = end.min(first + 32);
-        let sectors = first * BLOCK_SECTORS..(at * BLOCK_SECTORS).min(log.volume.capacity().get());
+        let sectors = first * BLOCK_SECTORS..(at * BLOCK_SECTORS).min(volume.capacity().get());
         let bytes = read_now(&mut channel, &sectors).unwrap_or_else(|errno| {
             panic!("reading {sectors:?}: {errno}");
         });
@@ -705,28 +715,32 @@ pub fn read_now(
 ///
 /// # Panics
 /// If a block holds content that was never written to it.
-pub fn readable_contents(log: &Arc<Log>) -> Vec<Option<Vec<Stamp>>> {
-    let mut channel = queue(log, true);
+pub fn readable_contents(log: &Arc<Log>, volume: &Arc<Volume>) -> Vec<Option<Vec<Stamp>>> {
+    let mut channel = queue(log, volume, true);
     let read = |lba| {
         let sectors = lba * BLOCK_SECTORS..(lba + 1) * BLOCK_SECTORS;
         let bytes = read_now(&mut channel, &sectors).ok()?;
         Some(read_stamps(&bytes, sectors.start).unwrap())
     };
-    (0..log.volume.blocks()).map(read).collect()
+    (0..volume.blocks()).map(read).collect()
 }
 
 /// Loads an image and begins a session of it.
-pub fn begin(file: Box<dyn FileIo>, streams: Option<Streams>) -> Result<(Arc<Log>, Maintenance)> {
-    let (log, unbegun) = load_for("image".into(), file, false, streams, None)?;
-    Ok((log, unbegun.unwrap().begin()?))
+pub fn begin(
+    file: Box<dyn FileIo>,
+    streams: Option<Streams>,
+) -> Result<(Arc<Log>, Arc<Volume>, Maintenance)> {
+    let (log, volume, unbegun) = load_for("image".into(), file, false, streams, None)?;
+    Ok((log, volume, unbegun.unwrap().begin()?))
 }
 
 /// Returns the content that a read-only open finds on a disk.
 pub fn contents_read_only(disk: &SimDisk) -> Result<Vec<Stamp>> {
     let before = disk.now();
-    let (log, unbegun) = load_for("image".into(), Box::new(disk.clone()), true, None, None)?;
+    let (log, volume, unbegun) =
+        load_for("image".into(), Box::new(disk.clone()), true, None, None)?;
     assert!(unbegun.is_none());
-    let seen = contents(&log);
+    let seen = contents(&log, &volume);
     assert_eq!(disk.now(), before, "a reader has changed the disk");
     Ok(seen)
 }

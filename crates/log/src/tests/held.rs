@@ -21,6 +21,7 @@ use crate::channel::LogChannel;
 use crate::log::Log;
 use crate::maintenance::{CheckpointKind, Maintenance, Progress};
 use crate::session::load_for;
+use crate::volume::Volume;
 use flowstone_log_format::LIFETIME_CLEANED;
 
 /// Far longer than the whole test takes.
@@ -75,6 +76,7 @@ struct Change {
 struct Guest {
     me: u64,
     log: Arc<Log>,
+    volume: Arc<Volume>,
     disk: SimDisk,
     random: Rng,
     changes: Vec<Change>,
@@ -82,21 +84,22 @@ struct Guest {
 }
 
 impl Guest {
-    fn new(me: u64, log: &Arc<Log>, disk: &SimDisk) -> Self {
-        let (log, disk) = (Arc::clone(log), disk.clone());
+    fn new(me: u64, log: &Arc<Log>, volume: &Arc<Volume>, disk: &SimDisk) -> Self {
+        let (log, volume, disk) = (Arc::clone(log), Arc::clone(volume), disk.clone());
         let (random, buffer) = (Rng::with_seed(me), vec![0; 4096]);
-        Self { me, log, disk, random, changes: Vec::new(), buffer }
+        Self { me, log, volume, disk, random, changes: Vec::new(), buffer }
     }
 
     fn queue(&self) -> (LogChannel, Reactor) {
         let context = QueueContext::alone(QueueDepth(1)).unwrap();
-        (LogChannel::new(Arc::clone(&self.log), &context, false).unwrap(), context.reactor.clone())
+        let (log, volume) = (Arc::clone(&self.log), Arc::clone(&self.volume));
+        let channel = LogChannel::new(log, volume, &context, false).unwrap();
+        (channel, context.reactor)
     }
 
     /// Starts a write to any block of this guest.
     fn submit(&mut self, queue: &mut LogChannel) {
-        let lba =
-            self.random.u64(..self.log.volume.blocks() / (GUESTS + 1)) * (GUESTS + 1) + self.me;
+        let lba = self.random.u64(..self.volume.blocks() / (GUESTS + 1)) * (GUESTS + 1) + self.me;
         let sectors = lba * BLOCK_SECTORS..(lba + 1) * BLOCK_SECTORS;
         let number = 1 + self.me * 1_000_000 + self.changes.len() as u64;
         stamp(&mut self.buffer, sectors.start, number);
@@ -276,20 +279,20 @@ fn a_write_that_is_held_takes_along_what_comes_meanwhile() {
 fn guests_that_are_held_go_on_leave_are_stopped_and_killed_and_lose_nothing() {
     let setup = Setup { blocks: 1024, reserve: Some(5), ..Setup::default() };
     let disk = setup.image();
-    let (log, unbegun) =
+    let (log, volume, unbegun) =
         load_for("image".into(), Box::new(slow(&disk)), false, None, None).unwrap();
     let (done, all_done) = channel();
     let worker = spawn(&done, WORKER, || unbegun.unwrap().begin().unwrap().run().unwrap());
     let (stop, left) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
     let mut guests: Vec<_> = (0..GUESTS)
         .map(|me| {
-            let (guest, stop) = (Guest::new(me, &log, &disk), Arc::clone(&stop));
+            let (guest, stop) = (Guest::new(me, &log, &volume, &disk), Arc::clone(&stop));
             spawn(&done, "guest", move || guest.stay(&stop))
         })
         .collect();
     guests.push(spawn(&done, "leaver", {
         let (guest, stop, left) =
-            (Guest::new(LEAVER, &log, &disk), Arc::clone(&stop), left.clone());
+            (Guest::new(LEAVER, &log, &volume, &disk), Arc::clone(&stop), left.clone());
         move || guest.come_and_go(&stop, &left)
     }));
     // Moments at which a guest is held.

@@ -138,7 +138,8 @@ fn resize(fixture: &mut Fixture, blocks: u64) {
     let capacity = SectorCount::new(blocks * BLOCK_SECTORS);
     let segments = fixture.log.shape.segments_for(blocks).unwrap();
     let log = std::sync::Arc::clone(&fixture.log);
-    let _ = log.volume.resize_while(capacity, || {
+    let volume = std::sync::Arc::clone(&fixture.volume);
+    let _ = volume.resize_while(capacity, || {
         let answer = log.inbox.ask(Command::Resize { capacity: capacity.get(), segments });
         fixture.maintenance(Maintenance::run_commands);
         answer.wait()

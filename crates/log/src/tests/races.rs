@@ -96,7 +96,7 @@ fn a_read_finds_its_block_though_its_place_is_used_again_meanwhile() {
     fixture.guests().mix = Mix::writes(10..blocks);
     for round in 0..6 {
         fixture.write_blocks(0..8).unwrap();
-        let place = fixture.log.volume.map.get(3).address();
+        let place = fixture.volume.map.get(3).address();
         let (whole, part) = {
             let mut guests = fixture.guests();
             let whole = guests.read(1, 0..8 * BLOCK_SECTORS);
@@ -105,7 +105,7 @@ fn a_read_finds_its_block_though_its_place_is_used_again_meanwhile() {
             (whole, part)
         };
         let mut tries = 0;
-        while fixture.log.volume.map.get(3).address() == place || !fixture.in_use_again(place) {
+        while fixture.volume.map.get(3).address() == place || !fixture.in_use_again(place) {
             let lba = 10 + fixture.guests().random.u64(..blocks - 18);
             fixture.guests().write(0, lba * BLOCK_SECTORS..(lba + 8) * BLOCK_SECTORS);
             while fixture.guests().in_flight() > 2 {
@@ -136,8 +136,10 @@ fn a_flush_that_another_queue_serves_ends_the_sleep_of_its_thread() {
     const LONG: Duration = flowstone_testkit::HANG;
     let fixture = Setup::default().fixture(1);
     let contexts = [(); 2].map(|()| QueueContext::alone(QueueDepth(8)).unwrap());
-    let [mut leader, mut other] = [0, 1]
-        .map(|n: usize| LogChannel::new(Arc::clone(&fixture.log), &contexts[n], false).unwrap());
+    let [mut leader, mut other] = [0, 1].map(|n: usize| {
+        let (log, volume) = (Arc::clone(&fixture.log), Arc::clone(&fixture.volume));
+        LogChannel::new(log, volume, &contexts[n], false).unwrap()
+    });
     for channel in [&mut leader, &mut other] {
         channel.submit(Request::new(Op::Flush, 0));
         channel.kick();

@@ -35,8 +35,8 @@ pub fn resize_alone(fixture: &mut Fixture, capacity: u64) -> Outcome {
 fn resize_while(fixture: &mut Fixture, capacity: u64, work: impl FnOnce(&mut Fixture)) -> Outcome {
     let blocks = capacity.div_ceil(BLOCK_SECTORS);
     let segments = fixture.log.shape.segments_for(blocks).unwrap();
-    let log = Arc::clone(&fixture.log);
-    log.volume.resize_while(SectorCount::new(capacity), || {
+    let (log, volume) = (Arc::clone(&fixture.log), Arc::clone(&fixture.volume));
+    volume.resize_while(SectorCount::new(capacity), || {
         let answer = log.inbox.ask(Command::Resize { capacity, segments });
         work(fixture);
         answer.wait()

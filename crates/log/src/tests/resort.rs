@@ -21,7 +21,7 @@ fn scattered(seed: u64) -> (Setup, Fixture) {
     let setup = Setup { blocks: 3 * LEAF_BLOCKS - 100, segment_bytes: 1 << 20, ..Setup::default() };
     let (disk, model) = disordered(setup, setup.blocks, seed);
     let fixture = Fixture::open(&disk, setup, model, seed).unwrap();
-    fixture.log.volume.resorting.set_limit(UNLIMITED);
+    fixture.volume.resorting.set_limit(UNLIMITED);
     (setup, fixture)
 }
 
@@ -47,8 +47,8 @@ fn hours_of_sleep(fixture: &mut Fixture) -> Option<u64> {
 
 /// Returns the contiguous pieces of the file that a read of the whole disk touches.
 fn runs(fixture: &Fixture) -> usize {
-    let map = &fixture.log.volume.map;
-    let mapped = (0..fixture.log.volume.blocks()).filter(|lba| map.get(*lba).is_mapped());
+    let map = &fixture.volume.map;
+    let mapped = (0..fixture.volume.blocks()).filter(|lba| map.get(*lba).is_mapped());
     let places: Vec<_> = mapped.map(|lba| map.get(lba).address()).collect();
     1 + places.windows(2).filter(|pair| !pair[0].is_followed_by(pair[1])).count()
 }
@@ -61,14 +61,14 @@ fn scattered_blocks_come_in_order() {
     assert!(before.0 > 1000 && runs(&fixture) < 60, "{} runs of {}", runs(&fixture), before.0);
     assert!(fixture.contents() == before.1);
     fixture.check();
-    assert_eq!(fixture.log.volume.resorting.passes(), 1);
-    let written = fixture.log.volume.resorting.written();
+    assert_eq!(fixture.volume.resorting.passes(), 1);
+    let written = fixture.volume.resorting.written();
     assert!(written > 6000 * 4096, "{written} bytes");
     // All is in order: another pass writes nothing.
     fixture.quiet();
     resort(&mut fixture).unwrap();
-    assert_eq!(fixture.log.volume.resorting.passes(), 2);
-    assert_eq!(fixture.log.volume.resorting.written(), written);
+    assert_eq!(fixture.volume.resorting.passes(), 2);
+    assert_eq!(fixture.volume.resorting.written(), written);
     // The image stays in use, and scattered blocks are not searched for before there are many.
     assert!(!fixture.maintenance.resort.is_due());
     fixture.guests().mix = Mix::writes(0..1000);
@@ -83,14 +83,14 @@ fn scattered_blocks_come_in_order() {
 fn its_budget_is_kept() {
     let (_, mut fixture) = scattered(2);
     let limit = 9 << 20;
-    fixture.log.volume.resorting.set_limit(limit);
+    fixture.volume.resorting.set_limit(limit);
     (0..3).for_each(|_| resort(&mut fixture).unwrap());
-    let written = fixture.log.volume.resorting.written();
+    let written = fixture.volume.resorting.written();
     // One leaf is begun while some budget is left, with the cleaning for it.
     assert!((limit..limit + (40 << 20)).contains(&written), "{written} bytes");
-    assert_eq!(fixture.log.volume.resorting.passes(), 0);
+    assert_eq!(fixture.volume.resorting.passes(), 0);
     assert!(!fixture.maintenance.resort.is_due());
-    fixture.log.volume.resorting.set_limit(0);
+    fixture.volume.resorting.set_limit(0);
     assert!(!fixture.maintenance.resort.is_due());
 }
 
@@ -98,13 +98,13 @@ fn its_budget_is_kept() {
 #[test]
 fn a_pass_without_a_budget_goes_on_when_its_day_is_over() {
     let (_, mut fixture) = scattered(2);
-    fixture.log.volume.resorting.set_limit(9 << 20);
+    fixture.volume.resorting.set_limit(9 << 20);
     while fixture.maintenance.resort.is_due() {
         resort(&mut fixture).unwrap();
     }
     assert_eq!(hours_of_sleep(&mut fixture), Some(24));
     // An image in order, or not to be changed, does not wake the worker.
-    fixture.log.volume.resorting.set_limit(UNLIMITED);
+    fixture.volume.resorting.set_limit(UNLIMITED);
     resort(&mut fixture).unwrap();
     assert_eq!(hours_of_sleep(&mut fixture), None);
 }
@@ -120,10 +120,10 @@ fn guests_that_do_anything_stop_it() {
             fixture.write_blocks(0..1).unwrap();
         }
         fixture.maintenance(|it| it.resort.run(&mut it.cleaner, &mut it.writer)).unwrap();
-        assert_eq!(fixture.log.volume.resorting.written(), 0);
+        assert_eq!(fixture.volume.resorting.written(), 0);
         // From then on they are idle.
         fixture.maintenance(|it| it.resort.run(&mut it.cleaner, &mut it.writer)).unwrap();
-        assert!(fixture.log.volume.resorting.written() > 0);
+        assert!(fixture.volume.resorting.written() > 0);
     }
 }
 
@@ -141,7 +141,7 @@ fn guests_find_room_while_it_is_at_work() {
         }
         assert_eq!(fixture.guests().failures, [], "{}", fixture.describe());
         fixture.check();
-        assert!(fixture.log.volume.resorting.written() > 0);
+        assert!(fixture.volume.resorting.written() > 0);
     }
 }
 
@@ -194,14 +194,14 @@ fn power_cuts_in_it_lose_nothing() {
         let (disk, model) = disordered(setup, setup.blocks, seed);
         disk.set_schedule(Schedule::Shuffled { seed });
         let mut fixture = Fixture::open(&disk, setup, model, seed).unwrap();
-        fixture.log.volume.resorting.set_limit(UNLIMITED);
+        fixture.volume.resorting.set_limit(UNLIMITED);
         fixture.guests().mix = Mix { depth: 12, ..Mix::on(setup.blocks) };
         for _ in 0..3 {
             fixture.guests().quota = 60;
             let _ = resort(&mut fixture);
             fixture.run(30);
         }
-        assert!(fixture.log.volume.resorting.written() > 0);
+        assert!(fixture.volume.resorting.written() > 0);
         fixture.guests().quota = 0;
         fixture.drain();
         assert_eq!(fixture.guests().failures, []);
@@ -219,16 +219,16 @@ fn what_is_in_order_is_left_alone_in_segments_of_any_size() {
         let setup = Setup { blocks: 2 * LEAF_BLOCKS, segment_bytes, ..Setup::default() };
         let (disk, model) = disordered(setup, setup.blocks, 1);
         let mut fixture = Fixture::open(&disk, setup, model, 1).unwrap();
-        fixture.log.volume.resorting.set_limit(UNLIMITED);
-        while fixture.log.volume.resorting.passes() < 1 {
+        fixture.volume.resorting.set_limit(UNLIMITED);
+        while fixture.volume.resorting.passes() < 1 {
             resort(&mut fixture).unwrap();
         }
-        let written = fixture.log.volume.resorting.written();
+        let written = fixture.volume.resorting.written();
         assert!(written > 4096 * setup.blocks / 2, "{written} bytes");
         fixture.quiet();
         resort(&mut fixture).unwrap();
-        assert_eq!(fixture.log.volume.resorting.passes(), 2);
-        let more = fixture.log.volume.resorting.written() - written;
+        assert_eq!(fixture.volume.resorting.passes(), 2);
+        let more = fixture.volume.resorting.written() - written;
         assert!(more <= written / 20, "{more} bytes more after {written}");
     }
 }
@@ -244,12 +244,12 @@ fn what_is_in_order_is_read_in_one_piece() {
         for first in (5..setup.blocks - 3).step_by(97) {
             fixture.zero(first * 8..(first + 1 + first % 3) * 8).unwrap();
         }
-        fixture.log.volume.resorting.set_limit(UNLIMITED);
+        fixture.volume.resorting.set_limit(UNLIMITED);
         match by_compact {
             true => fixture.maintenance(Maintenance::compact).unwrap(),
             false => resort(&mut fixture).unwrap(),
         }
-        let map = &fixture.log.volume.map;
+        let map = &fixture.volume.map;
         let in_pieces = (0..setup.blocks - 1).filter(|lba| {
             let (this, next) = (map.get(*lba), map.get(lba + 1));
             let both = this.is_mapped() && next.is_mapped() && (lba + 1) % 32 != 0;
@@ -271,7 +271,7 @@ fn what_is_in_order_is_read_in_one_piece() {
 fn a_block_that_cannot_be_read_does_not_keep_others_from_being_put_in_order() {
     let (_, mut fixture) = scattered(5);
     let before = runs(&fixture);
-    let bad = fixture.log.volume.map.get(20).address().offset().get();
+    let bad = fixture.volume.map.get(20).address().offset().get();
     let fault = Fault::fail(Errno::IO).on(Call::Read).within(bad..bad + 4096);
     fixture.disk.inject(fault.always());
     for _ in 0..3 {
@@ -292,15 +292,15 @@ fn a_pass_with_breaks_takes_no_more_segments_than_one_without() {
     fixture.guests().mix = Mix { depth: 32, ..Mix::writes(0..3 * LEAF_BLOCKS) };
     fixture.run(4000);
     fixture.checkpoint().unwrap();
-    fixture.log.volume.resorting.set_limit(UNLIMITED);
+    fixture.volume.resorting.set_limit(UNLIMITED);
     let used = |fixture: &Fixture| fixture.log.append_state().segments().used();
     let (first, mut most) = (used(&fixture), 0);
     for _ in 0..400 {
         fixture.quiet();
         fixture.maintenance(|it| it.resort.look_at_guests());
-        let log = std::sync::Arc::clone(&fixture.log);
+        let volume = std::sync::Arc::clone(&fixture.volume);
         with_hook(
-            move || log.volume.resorting.note_read(),
+            move || volume.resorting.note_read(),
             || {
                 let it = &mut fixture.maintenance;
                 it.resort.run(&mut it.cleaner, &mut it.writer)
@@ -308,11 +308,11 @@ fn a_pass_with_breaks_takes_no_more_segments_than_one_without() {
         )
         .unwrap();
         most = most.max(used(&fixture));
-        if fixture.log.volume.resorting.passes() > 0 {
+        if fixture.volume.resorting.passes() > 0 {
             break;
         }
     }
-    assert_eq!(fixture.log.volume.resorting.passes(), 1);
+    assert_eq!(fixture.volume.resorting.passes(), 1);
     assert!(most <= first + first / 4 + 6, "{most} segments, {first} in the beginning");
 }
 
@@ -329,7 +329,7 @@ fn guests_writes_are_not_charged_to_the_budget() {
     let after = fixture.log.append_state().accounting().totals();
     let own =
         after.relocated_blocks - before.relocated_blocks + after.map_blocks - before.map_blocks;
-    let charged = fixture.log.volume.resorting.written() / 4096;
+    let charged = fixture.volume.resorting.written() / 4096;
     assert!(charged > 0 && after.appended_blocks - before.appended_blocks > own);
     assert!(charged <= own + own / 10 + 8, "{charged} blocks charged of {own}");
 }
@@ -338,15 +338,15 @@ fn guests_writes_are_not_charged_to_the_budget() {
 #[test]
 fn a_disk_that_shrinks_between_two_parts_of_a_pass_ends_it() {
     let (_, mut fixture) = scattered(7);
-    fixture.log.volume.resorting.set_limit(4 << 20);
+    fixture.volume.resorting.set_limit(4 << 20);
     resort(&mut fixture).unwrap();
-    assert_eq!(fixture.log.volume.resorting.passes(), 0);
+    assert_eq!(fixture.volume.resorting.passes(), 0);
     fixture.zero(8 * 100..fixture.setup.sectors()).unwrap();
     super::resize::resize_alone(&mut fixture, 100 * 8).unwrap();
     fixture.quiet();
-    fixture.log.volume.resorting.set_limit(UNLIMITED);
+    fixture.volume.resorting.set_limit(UNLIMITED);
     resort(&mut fixture).unwrap();
-    assert_eq!(fixture.log.volume.resorting.passes(), 1);
+    assert_eq!(fixture.volume.resorting.passes(), 1);
     assert!(!fixture.maintenance.resort.is_due());
     // And on a disk without any data.
     fixture.zero(0..100 * 8).unwrap();
@@ -366,7 +366,7 @@ fn an_idle_image_comes_to_rest() {
         for first in (0..setup.blocks).step_by(3) {
             fixture.zero(first * 8..first * 8 + 8).unwrap();
         }
-        fixture.log.volume.resorting.set_limit(UNLIMITED);
+        fixture.volume.resorting.set_limit(UNLIMITED);
         let mut written = Vec::new();
         for _ in 0..60 {
             fixture.quiet();

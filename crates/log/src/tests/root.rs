@@ -49,7 +49,7 @@ fn a_root_that_grows_while_segments_are_noted_names_its_own() {
         let setup = Setup { blocks: 500 * SEGMENT_BLOCKS, ..Setup::default() };
         let mut fixture = setup.fixture(before);
         let counts = |fixture: &Fixture| {
-            let leaves = u64::from(fixture.log.volume.map.leaf_count());
+            let leaves = u64::from(fixture.volume.map.leaf_count());
             (leaves, u64::from(fixture.log.append_state().segments().used()))
         };
         let mut written = 0;

@@ -14,13 +14,13 @@ fn rotted(setup: Setup, lba: u64) -> Fixture {
     let end = setup.sectors();
     fixture.write(0..end).unwrap();
     let fixture = fixture.reopen().unwrap();
-    let offset = fixture.log.volume.map.get(lba).address().offset().get();
+    let offset = fixture.volume.map.get(lba).address().offset().get();
     fixture.disk.flip_bit(offset + 100, 2);
     fixture
 }
 
 fn try_read(fixture: &Fixture, sectors: Range<u64>) -> Result<Vec<u8>, Errno> {
-    let mut channel = queue(&fixture.log, true);
+    let mut channel = queue(&fixture.log, &fixture.volume, true);
     read_now(&mut channel, &sectors)
 }
 
@@ -37,14 +37,14 @@ fn a_part_is_not_written_onto_what_has_rotted() {
     for part in parts {
         for zeroes in [false, true] {
             let mut fixture = rotted(Setup { blocks: 40, ..Setup::default() }, 3);
-            let map_entry = fixture.log.volume.map.get(3);
+            let map_entry = fixture.volume.map.get(3);
             fixture.guests().change(0, part.clone(), zeroes, |_| ()).unwrap();
             fixture.guests().kick(0);
             fixture.drain();
             assert_eq!(fixture.guests().failures.len(), 1, "{part:?} {zeroes}");
             assert_eq!(fixture.guests().failures[0].errno, Errno::IO);
             assert_eq!(
-                fixture.log.volume.map.get(3),
+                fixture.volume.map.get(3),
                 map_entry,
                 "the rot has been given a new checksum"
             );
@@ -68,12 +68,12 @@ fn what_has_rotted_is_not_moved_by_the_idle_time_pass() {
     for lba in (0..256).filter(|lba| lba % 2 == 0) {
         fixture.write_blocks(lba..lba + 1).unwrap();
     }
-    let (bad, good) = (fixture.log.volume.map.get(3), fixture.log.volume.map.get(5));
-    fixture.log.volume.resorting.set_limit(1 << 40);
+    let (bad, good) = (fixture.volume.map.get(3), fixture.volume.map.get(5));
+    fixture.volume.resorting.set_limit(1 << 40);
     fixture.maintenance(|it| it.resort.look_at_guests());
     fixture.maintenance(|it| it.resort.run(&mut it.cleaner, &mut it.writer)).unwrap();
-    assert_ne!(fixture.log.volume.map.get(5), good, "nothing was put in order");
-    assert_eq!(fixture.log.volume.map.get(3), bad);
+    assert_ne!(fixture.volume.map.get(5), good, "nothing was put in order");
+    assert_eq!(fixture.volume.map.get(3), bad);
     assert_eq!(try_read(&fixture, 24..32), Err(Errno::IO));
     fixture.disk.flip_bit(bad.address().offset().get() + 100, 2);
     fixture.check();
@@ -112,13 +112,13 @@ fn the_rotted_end_of_an_odd_disk_can_be_written_again() {
 fn cleaning_does_not_launder_rot() {
     let setup = Setup::default();
     let mut fixture = rotted(setup, 3);
-    let map_entry = fixture.log.volume.map.get(3);
+    let map_entry = fixture.volume.map.get(3);
     for round in 0..600 {
         let lba = 10 + round * 7 % (setup.blocks - 20);
         fixture.write_blocks(lba..lba + 3).unwrap();
         fixture.step();
     }
-    assert_eq!(fixture.log.volume.map.get(3), map_entry);
+    assert_eq!(fixture.volume.map.get(3), map_entry);
     assert_eq!(try_read(&fixture, 24..32), Err(Errno::IO));
     fixture.maintenance(Maintenance::compact).unwrap();
     assert_eq!(try_read(&fixture, 24..32), Err(Errno::IO));

@@ -32,7 +32,7 @@ pub fn full_disk(seed: u64, requests: u32) {
     fixture.guests().mix = Mix { unaligned_percent: 20, depth: 16, ..Mix::writes(all) };
     fixture.run(requests);
     assert_eq!(fixture.guests().failures, []);
-    assert_eq!(fixture.log.volume.map.mapped(), setup.blocks);
+    assert_eq!(fixture.volume.map.mapped(), setup.blocks);
     fixture.check();
     let limit = u64::from(fixture.log.append_state().segments().limit()) * SEGMENT_BYTES;
     assert!(fixture.disk.allocated_bytes().unwrap() <= limit);
@@ -274,14 +274,14 @@ fn dies_in_checkpoint(mut waits: u32) -> bool {
     let setup = Setup { blocks: 2048, ..Setup::default() };
     let mut fixture = setup.fixture(1);
     fixture.write_blocks(0..8).unwrap();
-    let first = fixture.log.volume.map.get(0).address();
+    let first = fixture.volume.map.get(0).address();
     for lba in (8..256).step_by(8) {
         fixture.write_blocks(lba..lba + 8).unwrap();
     }
     fixture.flush().unwrap();
     let victim = fixture.log.shape.segment_of(first);
     let in_victim = |fixture: &Fixture, lba: u64| {
-        let map_entry = fixture.log.volume.map.get(lba);
+        let map_entry = fixture.volume.map.get(lba);
         map_entry.is_mapped() && fixture.log.shape.segment_of(map_entry.address()) == victim
     };
     let overwritten: Vec<u64> = (0..256).filter(|lba| in_victim(&fixture, *lba)).collect();

@@ -85,7 +85,7 @@ fn idle_maintenance_is_woken_when_segments_die() {
     let image = open(&disk);
     let mut guest = BlockingDisk::new(&*image).unwrap();
     let mut bytes = vec![1; 1 << 20];
-    let dead = || LogState::of(&image.log).segments_dead;
+    let dead = || LogState::of(&image.log, &image.volume).segments_dead;
     // On a busy machine it may be woken and be late all the same.
     wait_until("dead space is given back before the maintenance worker wakes by itself", || {
         guest.write(Sector::new(0), &mut bytes).unwrap();
@@ -115,7 +115,7 @@ fn what_is_discarded_between_blocks_that_stay_goes_back_when_the_guest_pauses() 
         stamp(&mut bytes, lba * BLOCK_SECTORS, 1);
         guest.write(start_of(lba), &mut bytes).unwrap();
     }
-    let used = || LogState::of(&image.log).segments_used;
+    let used = || LogState::of(&image.log, &image.volume).segments_used;
     let full = used();
     for lba in (0..setup.blocks).filter(|lba| lba % 16 != 0) {
         let block = Extent::new(start_of(lba), SectorCount::new(BLOCK_SECTORS)).unwrap();

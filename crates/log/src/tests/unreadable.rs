@@ -101,9 +101,9 @@ fn an_unreadable_block_where_a_durable_record_is_is_never_passed_over() {
             let bad = without_block(&disk, block);
             let opened = load_for("image".into(), Box::new(bad), true, None, None);
             assert!(opened.is_err() || !needed.contains(&block), "opened without a record");
-            let Ok((log, _)) = opened else { continue };
+            let Ok((log, volume, _)) = opened else { continue };
             // All readable content is right; at most the one block is unreadable.
-            let found = readable_contents(&log);
+            let found = readable_contents(&log, &volume);
             let lacks = found.iter().filter(|block| block.is_none()).count();
             assert!(lacks <= 1);
             for (found, expected) in found.iter().zip(expected.chunks(8)) {

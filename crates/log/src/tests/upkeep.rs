@@ -61,7 +61,7 @@ fn leaves_changed_since_the_head_was_opened_have_room_in_the_next_checkpoint() {
         let latest = fixture.guests().model.latest();
         let next = fixture.guests().model.next_stamp();
         let described = fixture.describe();
-        let changed = fixture.log.volume.map.changed_count();
+        let changed = fixture.volume.map.changed_count();
         let now = fixture.disk.now();
         let crashed = fixture.disk.crash_at(now, &mut Fate::everything());
         crashed.set_capacity(Some(segments * SEGMENT_BYTES + 17 * 4096));

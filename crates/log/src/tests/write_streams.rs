@@ -58,7 +58,7 @@ fn blocks_written(write_streams: u8) -> ([u64; 2], u64) {
         guest.write(Sector::new(lba * BLOCK_SECTORS), &mut [7; 4096]).unwrap();
     }
     drop(guest);
-    let relocated = || LogState::of(&image.log).relocated_blocks;
+    let relocated = || LogState::of(&image.log, &image.volume).relocated_blocks;
     let cleaned = relocated();
     image.compact(&mut |_, _| ()).unwrap();
     let relocated = relocated();

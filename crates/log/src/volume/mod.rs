@@ -5,10 +5,10 @@ pub mod map;
 use std::sync::Arc;
 
 use flowstone_block::sync::atomic::{AtomicU64, Ordering};
-use flowstone_block::{Outcome, SectorCount, mutant};
-use flowstone_image::DamageList;
+use flowstone_block::{Outcome, Sector, SectorCount, mutant};
 use flowstone_image::runtime::discards::DiscardCounters;
-use flowstone_log_format::{BLOCK_BYTES, blocks_of_sectors};
+use flowstone_image::{DamageList, Flaw};
+use flowstone_log_format::{BLOCK_BYTES, BLOCK_SECTORS, MapEntry, blocks_of_sectors};
 
 use self::map::{BlockMap, LEAF_BLOCKS};
 use crate::resort::Resorting;
@@ -66,6 +66,12 @@ impl Volume {
     /// block may be partial).
     pub fn live_bytes(&self) -> u64 {
         (self.map.mapped() * BLOCK_BYTES as u64).min(self.capacity().bytes())
+    }
+
+    /// Records that a block of the disk is lost; `name` is the image's.
+    pub fn report_damage(&self, name: &str, lba: u64, map_entry: MapEntry, what: &str) {
+        let flaw = Flaw::new(what).at(map_entry.address().offset());
+        self.damages.add(name, flaw.of(Sector::new(lba * BLOCK_SECTORS)));
     }
 
     /// Returns the leaves of the map when every block is mapped.

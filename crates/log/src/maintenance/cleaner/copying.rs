@@ -114,7 +114,7 @@ impl Cleaner {
     fn copy_staged(&mut self, writer: &mut Writer, copies: &mut Copies) -> Outcome {
         let mut stage = std::mem::take(&mut copies.survey.stage);
         for (moved, content) in stage.in_order() {
-            if self.log.volume.map.get(moved.lba) != moved.old {
+            if self.volume.map.get(moved.lba) != moved.old {
                 continue;
             }
             if copies.builder.payload() == 0 {

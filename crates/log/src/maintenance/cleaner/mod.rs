@@ -26,6 +26,7 @@ use crate::log::Log;
 use crate::log::append::Health;
 use crate::log::reserve::Step;
 use crate::policy::Lifetimes;
+use crate::volume::Volume;
 
 /// Sparse segments cleaned before other work gets its turn.
 const SPARSE_TOGETHER: u32 = 8;
@@ -36,6 +37,7 @@ const QUIET_RECORDS: u64 = 32;
 /// See the module.
 pub struct Cleaner {
     log: Arc<Log>,
+    volume: Arc<Volume>,
     lifetimes: Lifetimes,
     /// The lifetime whose stream is being filled.
     filling: Option<u8>,
@@ -56,9 +58,10 @@ pub struct Cleaner {
 }
 
 impl Cleaner {
-    pub fn new(log: Arc<Log>) -> Self {
+    pub fn new((log, volume): (Arc<Log>, Arc<Volume>)) -> Self {
         Self {
             log,
+            volume,
             lifetimes: Lifetimes::default(),
             filling: None,
             guest_clock: 0,

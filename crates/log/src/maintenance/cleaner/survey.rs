@@ -92,7 +92,7 @@ impl Cleaner {
 
     /// Stages the block at this place of the victim, if the map still refers to it.
     fn stage_if_live(&self, pipe: &mut Pipe, survey: &mut Survey, lba: u64, at: u32) {
-        let map_entry = self.log.volume.map.get(lba);
+        let map_entry = self.volume.map.get(lba);
         if map_entry.address() != self.log.shape.address(survey.victim, at) {
             return;
         }
@@ -103,7 +103,7 @@ impl Cleaner {
         };
         if !is_here || !is_whole() {
             let what = "the checksum of a block does not fit (found while cleaning)";
-            self.log.report_damage(lba, map_entry, what);
+            self.volume.report_damage(&self.log.name, lba, map_entry, what);
             survey.unreadable += 1;
             return;
         }

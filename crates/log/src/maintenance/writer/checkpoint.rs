@@ -44,12 +44,12 @@ impl Writer {
             self.log.end_copying();
         }
         let (next, frozen) = self.freeze();
-        let changed = self.log.volume.map.take_changed(self.log.volume.blocks());
+        let changed = self.volume.map.take_changed(self.volume.blocks());
         let made = self.make_durable(next, &changed, &frozen.dead, kind);
         match made {
             Ok(()) => self.finish_checkpoint(frozen),
             Err(_) => {
-                changed.iter().for_each(|leaf| self.log.volume.map.touch(*leaf));
+                changed.iter().for_each(|leaf| self.volume.map.touch(*leaf));
                 let mut state = self.log.append_state();
                 state.accounting_mut().undo_checkpoint(frozen.appended);
                 state.segments_mut().keep_dead(frozen.dead);
@@ -121,7 +121,7 @@ impl Writer {
         let cut_off = self.leaves.split_off(&(leaves as u32));
         self.outdated.extend(cut_off.into_values().map(|old| (old.address, LEAF_ON_DISK_BLOCKS)));
         for &leaf in changed {
-            if self.log.volume.map.copy_leaf(leaf, &mut bytes) == 0 {
+            if self.volume.map.copy_leaf(leaf, &mut bytes) == 0 {
                 if let Some(old) = self.leaves.remove(&leaf) {
                     self.outdated.push((old.address, LEAF_ON_DISK_BLOCKS));
                 }
@@ -230,7 +230,7 @@ impl Writer {
                 // A queue that still exists must not append to the image.
                 self.log.change_health(&mut state, Health::Stopped);
             }
-            superblock.totals.live_blocks = self.log.volume.map.mapped();
+            superblock.totals.live_blocks = self.volume.map.mapped();
             superblock.totals.used_segments =
                 u64::from(state.segments().used()).saturating_sub(dead.len() as u64);
             superblock.segments =
@@ -271,7 +271,7 @@ impl Writer {
         let mut count = |address: Address, blocks: u32| {
             *live.entry(self.log.shape.segment_of(address)).or_insert(0u32) += blocks;
         };
-        let mapped = self.log.volume.map.all_mapped(self.log.volume.blocks());
+        let mapped = self.volume.map.all_mapped(self.volume.blocks());
         mapped.for_each(|(_, map_entry)| count(map_entry.address(), 1));
         self.leaves.values().for_each(|place| count(place.address, LEAF_ON_DISK_BLOCKS));
         count(self.root.address, self.root.blocks);
@@ -284,7 +284,7 @@ impl Writer {
     /// Returns whether a checkpoint frees the dead segments at a lower cost than cleaning this
     /// victim.
     pub fn is_checkpoint_cheaper(&self, view: &View, victim: Option<&Segment>) -> bool {
-        let leaves = u64::from(self.log.volume.map.changed_count());
+        let leaves = u64::from(self.volume.map.changed_count());
         let blocks = leaves * u64::from(1 + LEAF_ON_DISK_BLOCKS) + u64::from(self.root.blocks);
         view.checkpoint_is_cheaper(blocks, victim.map(|it| it.live))
     }

@@ -48,7 +48,7 @@ impl Writer {
     /// elsewhere; all at once, since each checkpoint also writes a root, which in a segment of its
     /// own would gain nothing. Returns the segments.
     pub fn outdate_sparse_map(&mut self) -> Vec<SegmentId> {
-        let most = self.log.append_state().reserve(&self.log.volume, true).leaves;
+        let most = self.log.append_state().reserve(&self.volume, true).leaves;
         let mut sparse = Vec::new();
         look_through(&self.log, |number, segment| {
             if segment.lifetime == LIFETIME_MAP && is_worth_cleaning(self.log.shape, &segment) {
@@ -60,7 +60,7 @@ impl Writer {
         for (_, victim) in sparse {
             self.outdate_map_segment(victim);
             chosen.push(victim);
-            if u64::from(self.log.volume.map.changed_count()) >= most {
+            if u64::from(self.volume.map.changed_count()) >= most {
                 break;
             }
         }
@@ -72,7 +72,7 @@ impl Writer {
     pub fn outdate_map_segment(&mut self, victim: SegmentId) {
         for place in self.leaves.values() {
             if self.log.shape.segment_of(place.address) == victim {
-                self.log.volume.map.touch(place.leaf);
+                self.volume.map.touch(place.leaf);
             }
         }
     }

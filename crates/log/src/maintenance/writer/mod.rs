@@ -17,6 +17,7 @@ use flowstone_log_format::{Address, RootPlace, SegmentId, Superblock};
 use super::Progress;
 use crate::load::LeafPlaces;
 use crate::log::Log;
+use crate::volume::Volume;
 
 pub use self::checkpoint::CheckpointKind;
 pub use self::sorted::{moves_most, next_moves};
@@ -37,6 +38,7 @@ const HELD_MOST: Duration = Duration::from_millis(1);
 /// See the module.
 pub struct Writer {
     pub log: Arc<Log>,
+    volume: Arc<Volume>,
     pub space: Space,
     pub streams: Streams,
     pub superblock: Superblock,
@@ -50,11 +52,16 @@ pub struct Writer {
 }
 
 impl Writer {
-    pub fn new(log: Arc<Log>, superblock: Superblock, leaves: LeafPlaces) -> io::Result<Self> {
+    pub fn new(
+        (log, volume): (Arc<Log>, Arc<Volume>),
+        superblock: Superblock,
+        leaves: LeafPlaces,
+    ) -> io::Result<Self> {
         Ok(Self {
-            space: Space::new(Arc::clone(&log))?,
-            streams: Streams::new(Arc::clone(&log)),
+            space: Space::new(Arc::clone(&log), Arc::clone(&volume))?,
+            streams: Streams::new(Arc::clone(&log), Arc::clone(&volume)),
             log,
+            volume,
             root: superblock.root,
             superblock,
             leaves,

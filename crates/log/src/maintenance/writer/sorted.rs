@@ -4,7 +4,7 @@ use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_log_format::{BLOCK_BYTES, Entry, Kind, LIFETIME_SORTED, RecordBuilder, SegmentId};
 
 use super::{CheckpointKind, Move, Writer};
-use crate::log::Log;
+use crate::volume::Volume;
 
 /// Aligned group of blocks that is copied into one record: a request of 128 KiB reads them from one
 /// place. A record header lies between groups of different records.
@@ -12,15 +12,15 @@ const TOGETHER_BLOCKS: u64 = 32;
 
 /// Returns the next `count` live blocks of the disk, in LBA order, plus the rest of the last
 /// group.
-pub fn next_moves(log: &Log, next: &mut u64, count: usize) -> Option<Vec<Move>> {
-    let end = log.volume.blocks();
+pub fn next_moves(volume: &Volume, next: &mut u64, count: usize) -> Option<Vec<Move>> {
+    let end = volume.blocks();
     let mut moves: Vec<Move> = Vec::with_capacity(moves_most(count));
-    while let Some(lba) = log.volume.map.next_mapped(*next..end) {
+    while let Some(lba) = volume.map.next_mapped(*next..end) {
         let goes_along = |last: &Move| last.lba / TOGETHER_BLOCKS == lba / TOGETHER_BLOCKS;
         if moves.len() >= count && !moves.last().is_some_and(goes_along) {
             break;
         }
-        moves.push(Move { lba, old: log.volume.map.get(lba) });
+        moves.push(Move { lba, old: volume.map.get(lba) });
         *next = lba + 1;
     }
     (!moves.is_empty()).then_some(moves)

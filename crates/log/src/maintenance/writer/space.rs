@@ -19,6 +19,7 @@ use crate::log::Log;
 use crate::log::append::{AppendState, FULL_RETRY};
 use crate::log::reserve::{SLACK_SEGMENTS, View, told_from};
 use crate::maintenance::Progress;
+use crate::volume::Volume;
 
 /// Ready segments kept beyond the reserve, even when nothing is written.
 const READY_KEPT: u32 = 2;
@@ -58,6 +59,7 @@ impl SpaceAhead {
 /// The store, as the maintenance worker uses it.
 pub struct Space {
     log: Arc<Log>,
+    volume: Arc<Volume>,
     /// Stays out of the host's page cache: maps are not read again before the next open, and blocks
     /// that are put in order are cold, or a journal.
     pub store: BlockingStore,
@@ -67,10 +69,10 @@ pub struct Space {
 }
 
 impl Space {
-    pub fn new(log: Arc<Log>) -> io::Result<Self> {
+    pub fn new(log: Arc<Log>, volume: Arc<Volume>) -> io::Result<Self> {
         let mut store = log.store.blocking()?;
         store.keep_out_of_page_cache();
-        Ok(Self { log, store, ahead: SpaceAhead::NONE, host_full: None })
+        Ok(Self { log, volume, store, ahead: SpaceAhead::NONE, host_full: None })
     }
 
     /// Makes everything durable that has been written to the file.
@@ -105,7 +107,7 @@ impl Space {
         let (wanted, ready, most, unused) = {
             let state = self.log.append_state();
             let unused = state.next_sequence() == checkpointed && !state.wants_room();
-            let wanted = state.kept_from_writes(&self.log.volume) + READY_KEPT;
+            let wanted = state.kept_from_writes(&self.volume) + READY_KEPT;
             let most = AHEAD_BYTES / self.log.shape.segment_bytes();
             let most = (most as u32).min(state.segments().limit() / POOL_SHARE);
             (wanted, state.segments().ready(), most, unused)
@@ -230,7 +232,7 @@ impl Space {
         let mut sorted = segments.to_vec();
         sorted.sort_unstable();
         let runs: Vec<_> = sorted.chunk_by(|one, next| next.get() == one.get() + 1).collect();
-        self.log.volume.discards.count_runs(runs.len());
+        self.volume.discards.count_runs(runs.len());
         for run in runs {
             if let Err(errno) = self.store.free(run[0]..run[run.len() - 1].next()) {
                 // They stay free; only their host space is not deallocated.
@@ -269,7 +271,7 @@ impl Space {
         let state = self.log.append_state();
         let pool = interval as u32 / self.log.shape.segment_blocks;
         let pool = pool.min(state.segments().limit() / POOL_SHARE).max(READY_KEPT);
-        state.kept_from_writes(&self.log.volume) + pool
+        state.kept_from_writes(&self.volume) + pool
     }
 
     /// Returns what decides whether room must be made.
@@ -278,7 +280,7 @@ impl Space {
         let (dead, freeable) = state.segments().dead();
         let segment_blocks = self.log.shape.segment_blocks;
         let view = View {
-            reserve: state.reserve(&self.log.volume, true),
+            reserve: state.reserve(&self.volume, true),
             available: self.available(&state),
             trim_heads: state.trim_heads(),
             dead,
@@ -300,7 +302,7 @@ impl Space {
 
     /// Returns whether there are more ready segments than are kept when nothing is written.
     pub fn has_surplus(&self, state: &AppendState) -> bool {
-        state.segments().ready() > state.kept_from_writes(&self.log.volume) + READY_KEPT
+        state.segments().ready() > state.kept_from_writes(&self.volume) + READY_KEPT
     }
 
     /// Deallocates the host space of all ready segments.
@@ -313,7 +315,7 @@ impl Space {
     pub fn trim_reserve(&mut self) {
         let surplus = {
             let mut state = self.log.append_state();
-            let keep = state.kept_from_writes(&self.log.volume) + READY_KEPT;
+            let keep = state.kept_from_writes(&self.volume) + READY_KEPT;
             state.segments_mut().release_ready(keep)
         };
         self.punch(&surplus);

@@ -12,6 +12,7 @@ use flowstone_log_format::{
 use super::Writer;
 use crate::log::Log;
 use crate::log::reserve::Opener;
+use crate::volume::Volume;
 
 /// Minimum room for copies at the end of a segment; less is not used.
 const COPIES_LEAST: u32 = 4;
@@ -38,14 +39,15 @@ pub struct Move {
 /// The streams of the maintenance worker.
 pub struct Streams {
     log: Arc<Log>,
+    volume: Arc<Volume>,
     open: [Option<AppendStream>; LIFETIMES],
     /// Number of records written; the sequence number of the next one.
     records: u64,
 }
 
 impl Streams {
-    pub fn new(log: Arc<Log>) -> Self {
-        Self { log, open: Default::default(), records: 0 }
+    pub fn new(log: Arc<Log>, volume: Arc<Volume>) -> Self {
+        Self { log, volume, open: Default::default(), records: 0 }
     }
 
     /// Returns the stream of a lifetime, if one is open.
@@ -155,10 +157,10 @@ impl Streams {
             address = address.forward(1);
             let new = MapEntry::new(address, moved.old.checksum());
             let stale = mutant("log.clean.overwrites-newer-data") && {
-                let map_entry = self.log.volume.map.get(moved.lba);
-                map_entry.is_mapped() && self.log.volume.map.replace_if(moved.lba, map_entry, new)
+                let map_entry = self.volume.map.get(moved.lba);
+                map_entry.is_mapped() && self.volume.map.replace_if(moved.lba, map_entry, new)
             };
-            let dies = if stale || self.log.volume.map.replace_if(moved.lba, moved.old, new) {
+            let dies = if stale || self.volume.map.replace_if(moved.lba, moved.old, new) {
                 moved.old.address()
             } else {
                 // The guest has written the block meanwhile: the copy is dead.
@@ -245,7 +247,7 @@ impl Writer {
     /// addition.
     fn may_open(&self, lifetime: u8, replaces: bool) -> bool {
         let state = self.log.append_state();
-        let reserve = state.reserve(&self.log.volume, replaces);
+        let reserve = state.reserve(&self.volume, replaces);
         let (opener, available) = match lifetime {
             // The last resort tries a full host once more.
             LIFETIME_MAP => (Opener::Map, state.segments().ready_or_obtainable()),
