@@ -72,11 +72,11 @@ pub fn of_loaded(
     let most = shape.segments_most(volume.blocks());
     let stored = state.segments().limit();
     let own = shape.segments_for(volume.blocks()).unwrap_or(stored).min(most);
-    state.segments_mut().set_limit(stored.min(own + kept_beyond(own)).max(own));
+    while !state.segments_mut().move_limit(stored.min(own + kept_beyond(own)).max(own)) {}
     // One stream more takes new heads before anything is cleaned.
     let slack = if is_changed { SLACK_SEGMENTS } else { 0 };
     let wanted = state.kept_from_writes(&volume) + slack;
-    state.segments_mut().raise_limit_for(wanted, most);
+    while !state.segments_mut().raise_limit_for(wanted, most) {}
     state.find_trim_heads(&volume);
     superblock.segments = superblock.segments.max(state.segments().limit());
     let log = Arc::new(Log::new(name, SegmentStore::new(file, shape), codec, state));

@@ -8,6 +8,7 @@
 //! | host space that belongs to nothing | given back |
 //! | map, data, anything else | nothing: an I/O error is better than zeroes in place of data |
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use flowstone_block::{Error, Result};
@@ -19,7 +20,7 @@ use flowstone_log_store::BlockingStore;
 use super::Examination;
 use crate::load::Loaded;
 use crate::log::Log;
-use crate::log::segments::{SegmentTable, State};
+use crate::log::segments::{Segment, SegmentTable, State};
 use crate::session::of_loaded;
 
 /// Checks an image, repairs it where possible, and checks it again.
@@ -139,10 +140,11 @@ fn give_back(name: &str, file: &dyn FileIo, shape: Shape, segments: &SegmentTabl
     let host = |error: std::io::Error| Error::host(name, error, "check the host's file system");
     let size = file.size().map_err(host)?;
     let mut store = BlockingStore::open(file, shape).map_err(host)?;
-    let holds =
-        |segment| matches!(segments.get(segment).state, State::Open | State::Sealed | State::Dead);
+    let in_use = |segment: &Segment| !matches!(segment.state, State::Free | State::Ready);
+    let held: BTreeSet<SegmentId> =
+        segments.iter().filter(|(_, it)| in_use(it)).map(|(number, _)| number).collect();
     let in_file = size.div_ceil(shape.segment_bytes()).min(u64::from(segments.limit())) as u32;
-    for segment in SegmentId::range(1..in_file).filter(|segment| !holds(*segment)) {
+    for segment in SegmentId::range(1..in_file).filter(|segment| !held.contains(segment)) {
         let freed = store.free_within(segment..segment.next(), size);
         freed.map_err(|errno| host(errno.into()))?;
     }

@@ -2,14 +2,15 @@
 
 mod accounting;
 pub mod append;
+mod hold;
 pub mod rate;
 pub mod reserve;
 pub mod segments;
 
 use std::sync::{Arc, OnceLock, PoisonError};
 
+use flowstone_block::sync::Mutex;
 use flowstone_block::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use flowstone_block::sync::{Mutex, MutexGuard};
 use flowstone_block::{Clock, Errno, mutant};
 use flowstone_image::runtime::group_sync::GroupSync;
 use flowstone_image::runtime::inbox::Inbox;
@@ -20,6 +21,7 @@ use tracing::{error, info, warn};
 
 pub use self::accounting::{Accounting, LogCosts};
 use self::append::{AppendState, Draft, Effects, Full, Health, Place, PlaceError};
+use self::hold::Hold;
 use crate::command::Command;
 use crate::copy_memory::CopyMemory;
 use crate::volume::Volume;
@@ -82,8 +84,18 @@ impl Log {
     }
 
     /// Takes the lock. Held only briefly, never across I/O.
-    pub fn append_state(&self) -> MutexGuard<'_, AppendState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn append_state(&self) -> Hold<'_> {
+        Hold::begin(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Sets the limit of segments, which passes a few free ones per hold of the lock.
+    pub fn set_limit(&self, limit: u32) {
+        while !self.append_state().segments_mut().move_limit(limit) {}
+    }
+
+    /// Raises the limit of segments until `wanted` are ready or obtainable.
+    pub fn raise_limit_for(&self, wanted: u32, most: u32) {
+        while !self.append_state().segments_mut().raise_limit_for(wanted, most) {}
     }
 
     /// Returns whether the record with this sequence number has committed.

@@ -5,36 +5,43 @@
 //! made since it was sealed, or replay would read its records. A dead segment is not written
 //! before.
 
+mod buckets;
+mod dead;
 mod free;
 mod ready;
 mod segment;
+mod slots;
 mod tally;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
-use flowstone_block::mutant;
 use flowstone_log_format::{Address, Incarnation, SegmentId, Shape};
 
+use self::buckets::Buckets;
+pub use self::buckets::Kind;
+use self::dead::DeadSegments;
+use self::free::FreeSegments;
 use self::ready::ReadySegments;
 pub use self::segment::{Segment, State};
+pub use self::slots::LOOK_MOST;
+use self::slots::Slots;
 use self::tally::Tally;
-
-/// Maximum number of segments looked at in one hold of the log's lock.
-pub const LOOK_MOST: usize = 64;
 
 /// All segments of an image.
 pub struct SegmentTable {
     shape: Shape,
-    /// By number; grows to the highest number ever used, so an empty image needs no memory for it.
-    segments: Vec<Segment>,
+    segments: Slots,
     /// Number of segments that the image may use, including segment 0.
     limit: u32,
-    /// In order of their release: reusing the oldest first lets neighbours die together.
-    free: VecDeque<SegmentId>,
+    free: FreeSegments,
     ready: ReadySegments,
-    dead: Vec<SegmentId>,
-    /// Segments that only a checkpoint frees.
-    pinned: BTreeSet<SegmentId>,
+    /// Those that are not free.
+    taken: BTreeSet<SegmentId>,
+    buckets: Buckets,
+    /// Closed segments that only a checkpoint frees.
+    pinned: Vec<SegmentId>,
+    dead: DeadSegments,
+    deaths: u64,
     tally: Tally,
     session: u64,
     incarnations: u32,
@@ -45,12 +52,15 @@ impl SegmentTable {
         Self {
             shape,
             // Segment 0 holds the superblocks and never changes.
-            segments: vec![Segment { state: State::Open, ..Segment::default() }],
+            segments: Slots::new(Segment { state: State::Open, ..Segment::default() }),
             limit,
-            free: VecDeque::new(),
+            free: FreeSegments::default(),
             ready: ReadySegments::default(),
-            dead: Vec::new(),
-            pinned: BTreeSet::new(),
+            taken: BTreeSet::new(),
+            buckets: Buckets::new(shape),
+            pinned: Vec::new(),
+            dead: DeadSegments::default(),
+            deaths: 0,
             tally: Tally::default(),
             session,
             incarnations: 0,
@@ -58,23 +68,25 @@ impl SegmentTable {
     }
 
     pub fn get(&self, segment: SegmentId) -> Segment {
-        self.segments.get(segment.index()).copied().unwrap_or_default()
+        self.segments.get(segment)
     }
 
     /// Returns up to [`LOOK_MOST`] segments, beginning with `first`.
     pub fn few_from(&self, first: SegmentId) -> impl Iterator<Item = (SegmentId, Segment)> {
-        let few = self.segments.get(first.index()..).unwrap_or_default();
-        (first.get()..).map(SegmentId::new).zip(few.iter().copied()).take(LOOK_MOST)
+        let few = first.get()..self.segments.len().min(first.get() + LOOK_MOST as u32);
+        SegmentId::range(few).map(|number| (number, self.get(number)))
     }
 
     /// Iterates over the segments that have been used, with their numbers. Not for use while others
     /// wait for the log's lock: there may be very many.
     pub fn iter(&self) -> impl Iterator<Item = (SegmentId, Segment)> {
-        (0..)
-            .map(SegmentId::new)
-            .zip(&self.segments)
-            .skip(1)
-            .map(|(number, segment)| (number, *segment))
+        self.segments.iter().skip(1)
+    }
+
+    /// Returns the number of segments looked at since the last call.
+    #[cfg(debug_assertions)]
+    pub fn take_looks(&mut self) -> usize {
+        self.segments.take_looks()
     }
 
     /// Recovery only: sets a segment to its state in the file.
@@ -84,73 +96,61 @@ impl SegmentTable {
 
     /// Recovery only: rebuilds the lists from the segments, once all have been set and counted.
     pub fn rebuild_lists(&mut self) {
-        self.free.clear();
-        self.dead.clear();
-        for number in SegmentId::range(1..self.segments.len() as u32) {
+        self.free = FreeSegments::default();
+        (self.dead, self.pinned) = (DeadSegments::default(), Vec::new());
+        for number in SegmentId::range(1..self.segments.len()) {
             let segment = self.get(number);
+            if segment.pinned && segment.is_closed() {
+                self.pinned.push(number);
+            }
             match segment.state {
-                State::Free if number.get() < self.limit => self.free.push_back(number),
-                State::Sealed if segment.live == 0 => self.bury(number),
-                State::Dead => self.dead.push(number),
-                State::Free | State::Ready | State::Open | State::Sealed => {}
+                State::Free => self.free.add(number, self.limit),
+                State::Sealed => self.bury(number),
+                State::Dead => self.dead.add(number, &segment),
+                State::Ready | State::Open => {}
             }
         }
     }
 
-    /// Every change of a segment goes through here, except those of its live blocks alone.
+    /// Every change of a segment goes through here, except those of its live blocks and its death.
     fn change(&mut self, number: SegmentId, change: impl FnOnce(&mut Segment)) {
-        while self.segments.len() <= number.index() {
-            self.segments.push(Segment::default());
-        }
-        let segment = &mut self.segments[number.index()];
+        let segment = self.segments.get_mut(number);
         let before = *segment;
         change(segment);
-        self.tally.change(&before, segment);
-        match (before.pinned, segment.pinned) {
-            (false, true) => drop(self.pinned.insert(number)),
-            (true, false) => drop(self.pinned.remove(&number)),
+        let after = *segment;
+        self.note_change(number, &before, &after);
+    }
+
+    fn note_change(&mut self, number: SegmentId, before: &Segment, after: &Segment) {
+        self.tally.change(before, after);
+        self.buckets.change(number, before, after);
+        match (before.state == State::Free, after.state == State::Free) {
+            (true, false) => drop(self.taken.insert(number)),
+            (false, true) => drop(self.taken.remove(&number)),
             _ => {}
+        }
+        let waits = |segment: &Segment| segment.pinned && segment.is_closed();
+        if waits(after) && !waits(before) {
+            self.pinned.push(number);
         }
     }
 
     /// Changes the number of live blocks.
     fn change_live(&mut self, number: SegmentId, change: impl FnOnce(u32) -> u32) -> u32 {
-        let segment = &mut self.segments[number.index()];
-        let before = segment.live;
-        segment.live = change(before);
-        if segment.is_closed() {
-            let closed_live = self.tally.closed_live + u64::from(segment.live);
-            self.tally.closed_live = closed_live - u64::from(before);
+        let segment = self.segments.live_mut(number);
+        let before = *segment;
+        segment.live = change(before.live);
+        let after = *segment;
+        if after.is_closed() {
+            let closed_live = self.tally.closed_live + u64::from(after.live);
+            self.tally.closed_live = closed_live - u64::from(before.live);
+            self.buckets.change(number, &before, &after);
         }
-        segment.live
+        after.live
     }
 
     pub fn limit(&self) -> u32 {
         self.limit
-    }
-
-    /// Sets the limit. Free segments beyond it are no longer handed out; those that come within it
-    /// are.
-    pub fn set_limit(&mut self, limit: u32) {
-        self.limit = limit;
-        self.free.retain(|number| number.get() < limit);
-        let listed: BTreeSet<SegmentId> = self.free.iter().copied().collect();
-        let known = limit.min(self.segments.len() as u32);
-        let is_free = |number: &SegmentId| {
-            !listed.contains(number) && self.segments[number.index()].state == State::Free
-        };
-        self.free.extend(SegmentId::range(1..known).filter(is_free));
-    }
-
-    /// Raises the limit, up to `most`, until `wanted` segments are ready or obtainable. `compact`
-    /// may have left all of the others in use.
-    pub fn raise_limit_for(&mut self, wanted: u32, most: u32) {
-        if self.ready_or_obtainable() >= wanted {
-            return;
-        }
-        self.set_limit(self.limit.max((self.segments.len() as u32).min(most)));
-        let short = wanted.saturating_sub(self.ready_or_obtainable());
-        self.set_limit(self.limit.max(self.limit.saturating_add(short).min(most)));
     }
 
     /// Returns an incarnation that no use of a segment has had.
@@ -166,7 +166,7 @@ impl SegmentTable {
 
     /// Returns the number of segments that can be made ready if the host has space.
     pub fn obtainable(&self) -> u32 {
-        self.free.len() as u32 + self.limit.saturating_sub(self.segments.len() as u32)
+        self.free.count() + self.limit.saturating_sub(self.segments.len())
     }
 
     /// Returns the number of segments that are ready or can be made so.
@@ -187,9 +187,10 @@ impl SegmentTable {
         self.make_ready(number);
     }
 
-    /// Frees ready segments beyond `keep`, and returns them: their host space must be deallocated.
+    /// Frees ready segments beyond `keep`, a few at a time, and returns them: their host space must
+    /// be deallocated.
     pub fn release_ready(&mut self, keep: u32) -> Vec<SegmentId> {
-        let surplus = self.ready().saturating_sub(keep);
+        let surplus = self.ready().saturating_sub(keep).min(LOOK_MOST as u32);
         let released = self.ready.release(surplus);
         for number in &released {
             self.change(*number, |segment| *segment = Segment::default());
@@ -224,14 +225,6 @@ impl SegmentTable {
         self.bury(number);
     }
 
-    fn bury(&mut self, number: SegmentId) {
-        let segment = self.get(number);
-        if segment.live == 0 && segment.state == State::Sealed {
-            self.change(number, |segment| segment.state = State::Dead);
-            self.dead.push(number);
-        }
-    }
-
     /// Adds `count` live blocks to the segment.
     pub fn gain(&mut self, number: SegmentId, count: u32) {
         self.change_live(number, |live| live + count);
@@ -259,86 +252,33 @@ impl SegmentTable {
         self.dead_count() + self.ready.recycled()
     }
 
-    /// Returns the number of dead segments.
-    pub fn dead_count(&self) -> u32 {
-        self.dead.len() as u32
-    }
-
-    /// Returns the number of dead segments, and how many of them need no checkpoint.
-    pub fn dead(&self) -> (u32, u32) {
-        let freeable = self.dead.iter().filter(|number| !self.get(**number).pinned).count();
-        (self.dead_count(), freeable as u32)
-    }
-
-    /// Takes the segments that are dead now, for a checkpoint that begins now.
-    pub fn take_dead(&mut self) -> Vec<SegmentId> {
-        std::mem::take(&mut self.dead)
-    }
-
-    /// Takes the dead segments that are free once everything written until now is durable.
-    pub fn take_freeable(&mut self) -> Vec<SegmentId> {
-        let segments = &self.segments;
-        let all = mutant("log.free.ignores-pins");
-        self.dead.extract_if(.., |number| all || !segments[number.index()].pinned).collect()
-    }
-
-    /// Pins a segment: only a checkpoint frees it from now on.
-    pub fn pin(&mut self, number: SegmentId) {
-        self.change(number, |segment| segment.pinned = true);
-    }
-
-    /// Returns the pinned segments that are closed: a checkpoint that begins now covers them.
-    pub fn pinned_and_closed(&self) -> Vec<SegmentId> {
-        let closed = |number: &SegmentId| self.get(*number).is_closed();
-        self.pinned.iter().copied().filter(closed).collect()
-    }
-
-    /// Unpins segments: the checkpoint that covers them is durable.
-    pub fn unpin(&mut self, numbers: &[SegmentId]) {
-        for number in numbers {
-            self.change(*number, |segment| segment.pinned = false);
-        }
-    }
-
-    /// Puts dead segments back: the checkpoint did not become durable.
-    pub fn keep_dead(&mut self, numbers: Vec<SegmentId>) {
-        self.dead.extend(numbers);
-    }
-
     /// Frees dead segments after a durable checkpoint. They become ready for reuse, with their
     /// space, until `keep` of those exist; the others are returned, to be deallocated on the host.
-    pub fn release_dead(&mut self, mut numbers: Vec<SegmentId>, keep: u32) -> Vec<SegmentId> {
-        for number in &numbers {
+    pub fn release_dead<'a>(&mut self, numbers: &'a [SegmentId], keep: u32) -> &'a [SegmentId] {
+        for number in numbers {
             assert_eq!(self.get(*number).state, State::Dead, "segment {number} is freed");
         }
         let kept = keep.saturating_sub(self.ready.recycled()).min(numbers.len() as u32);
-        let released = numbers.split_off(kept as usize);
-        for number in numbers {
+        let (kept, released) = numbers.split_at(kept as usize);
+        for number in kept {
             let ready = Segment { state: State::Ready, ..Segment::default() };
-            self.change(number, |segment| *segment = ready);
-            self.ready.add_recycled(number);
+            self.change(*number, |segment| *segment = ready);
+            self.ready.add_recycled(*number);
         }
-        for number in &released {
+        for number in released {
             self.change(*number, |segment| *segment = Segment::default());
         }
         released
     }
 
-    /// Adds segments whose host space has been deallocated to the free ones. Those beyond the limit
-    /// were borrowed: they are not used again.
-    pub fn add_free(&mut self, numbers: &[SegmentId]) {
-        self.free.extend(numbers.iter().filter(|number| number.get() < self.limit));
-    }
-
     /// Returns the lowest segment that has never been used, as far as the image knows.
     pub fn never_used(&self) -> SegmentId {
-        SegmentId::new(self.segments.len() as u32)
+        SegmentId::new(self.segments.len())
     }
 
     /// Returns the highest segment in use.
     pub fn highest_used(&self) -> SegmentId {
-        let highest = self.segments.iter().rposition(|segment| segment.state != State::Free);
-        highest.map_or(SegmentId::SUPERBLOCKS, |number| SegmentId::new(number as u32))
+        self.taken.last().copied().unwrap_or(SegmentId::SUPERBLOCKS)
     }
 
     /// Returns the number of segments that blocks of guests are being appended to.
@@ -362,11 +302,23 @@ impl SegmentTable {
         self.tally.used
     }
 
-    /// Debug builds: checks the running counts against the segments.
+    /// Debug builds: checks the running counts and the lists against the segments.
     pub fn audit(&self) {
-        assert_eq!(self.tally, Tally::counted(self.segments.iter().skip(1)), "segments by kind");
-        let pinned = self.iter().filter(|(_, segment)| segment.pinned).map(|(number, _)| number);
-        assert!(pinned.eq(self.pinned.iter().copied()), "pinned segments");
+        let all: BTreeMap<SegmentId, Segment> = self.iter().collect();
+        assert_eq!(self.tally, Tally::counted(all.values()), "segments by kind");
+        let numbers = |fits: &dyn Fn(&Segment) -> bool| -> BTreeSet<SegmentId> {
+            all.iter().filter(|(_, segment)| fits(segment)).map(|(number, _)| *number).collect()
+        };
+        let pinned: BTreeSet<SegmentId> = self.pinned.iter().copied().collect();
+        assert_eq!(pinned, numbers(&|it| it.pinned && it.is_closed()), "pinned segments");
+        assert_eq!(
+            self.taken,
+            numbers(&|it| it.state != State::Free),
+            "segments that are not free"
+        );
+        assert_eq!(self.free.all(), numbers(&|it| it.state == State::Free), "free segments");
+        self.dead.audit(|number| all[&number]);
+        self.buckets.audit(self.iter());
     }
 }
 
@@ -395,12 +347,12 @@ mod tests {
         assert_eq!(table.dead(), (0, 0));
         table.lose(SHAPE.address(number, 5));
         assert_eq!(table.dead(), (1, 0));
-        assert_eq!(table.take_freeable(), []);
+        assert_eq!(table.take_freeable().in_order(), []);
         assert_eq!(table.get(number).state, State::Dead);
         let ready = table.ready();
-        let dead = table.take_dead();
+        let dead = table.take_dead().in_order();
         assert_eq!(table.ready(), ready);
-        assert_eq!(table.release_dead(dead, 0), [number]);
+        assert_eq!(table.release_dead(&dead, 0), [number]);
         table.add_free(&[number]);
         assert_eq!(table.take_free(), Some(number));
     }
@@ -414,8 +366,9 @@ mod tests {
         assert_eq!((table.get(number).state, table.dead().0), (State::Open, 0));
         table.seal(number, 0);
         assert_eq!(table.dead(), (1, 0));
-        table.unpin(&table.pinned_and_closed());
-        assert_eq!(table.take_freeable(), [number]);
+        let covered = table.take_pinned();
+        table.unpin(&covered);
+        assert_eq!(table.take_freeable().in_order(), [number]);
     }
 
     #[test]
@@ -423,17 +376,17 @@ mod tests {
         let mut table = table();
         let all = table.release_ready(0);
         table.add_free(&all);
-        table.set_limit(5);
+        assert!(table.move_limit(5));
         assert_eq!((table.obtainable(), table.limit()), (4, 5));
         let taken: Vec<SegmentId> = std::iter::from_fn(|| table.take_free()).collect();
         assert_eq!(taken, [1, 2, 3, 4].map(SegmentId::new));
         taken.iter().for_each(|number| table.make_ready(*number));
-        table.set_limit(9);
+        assert!(table.move_limit(9));
         assert_eq!(table.obtainable(), 4);
-        table.set_limit(5);
-        table.raise_limit_for(10, 20);
+        assert!(table.move_limit(5));
+        while !table.raise_limit_for(10, 20) {}
         assert_eq!((table.ready_or_obtainable(), table.limit()), (10, 11));
-        table.raise_limit_for(100, 12);
+        while !table.raise_limit_for(100, 12) {}
         assert_eq!(table.limit(), 12);
     }
 

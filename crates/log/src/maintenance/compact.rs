@@ -19,7 +19,7 @@ impl Maintenance {
     pub fn compact(&mut self) -> Outcome {
         let limit = self.log.append_state().segments().limit();
         let most = limit.saturating_add(self.sorted_segments());
-        self.log.append_state().segments_mut().set_limit(most);
+        self.log.set_limit(most);
         // The superblock must cover a borrowed segment before it is used: guests may get one, and
         // replay does not follow a seal beyond the end of the image.
         let sorted = self.writer.checkpoint(CheckpointKind::Running).and_then(|()| self.sort());
@@ -27,14 +27,11 @@ impl Maintenance {
         // Sorted blocks are kept, even if sorting is incomplete. Once they are durable there are
         // enough segments for the usual limit, or for nearly that, if all of them are in use.
         let durable = self.writer.checkpoint(CheckpointKind::Running);
-        {
-            let mut state = self.log.append_state();
-            state.segments_mut().set_limit(limit);
-            // If the checkpoint failed, no superblock need cover more segments.
-            if durable.is_ok() {
-                let wanted = state.kept_from_writes(&self.volume) + SLACK_SEGMENTS;
-                state.segments_mut().raise_limit_for(wanted, most);
-            }
+        self.log.set_limit(limit);
+        // If the checkpoint failed, no superblock need cover more segments.
+        if durable.is_ok() {
+            let kept = self.log.append_state().kept_from_writes(&self.volume);
+            self.log.raise_limit_for(kept + SLACK_SEGMENTS, most);
         }
         durable?;
         match sorted {

@@ -163,23 +163,23 @@ impl Maintenance {
     fn resize(&mut self, capacity: u64, segments: u32) -> Outcome {
         let before = self.writer.superblock.clone();
         let limit = self.log.append_state().segments().limit();
-        let segments = {
-            let mut state = self.log.append_state();
+        let used = {
+            let state = self.log.append_state();
             let ends = blocks_of_sectors(capacity)..blocks_of_sectors(before.capacity_sectors);
             if state.is_any_in_flight(ends.clone()) || self.volume.map.next_mapped(ends).is_some() {
                 // Written since the caller checked; no write can get a place there from now on.
                 return Err(Errno::BUSY);
             }
-            // What is beyond the limit is neither scanned nor given back, so only a smaller disk
-            // has a lower one.
-            let is_smaller = capacity < before.capacity_sectors;
-            let used = state.segments().highest_used().get() + 1;
-            state.segments_mut().set_limit(segments.max(if is_smaller { used } else { limit }));
-            let most = self.log.shape.segments_most(blocks_of_sectors(capacity));
-            let wanted = state.kept_from_writes(&self.volume);
-            state.segments_mut().raise_limit_for(wanted, most);
-            state.segments().limit()
+            state.segments().highest_used().get() + 1
         };
+        // What is beyond the limit is neither scanned nor given back, so only a smaller disk has a
+        // lower one.
+        let is_smaller = capacity < before.capacity_sectors;
+        self.log.set_limit(segments.max(if is_smaller { used } else { limit }));
+        let most = self.log.shape.segments_most(blocks_of_sectors(capacity));
+        let wanted = self.log.append_state().kept_from_writes(&self.volume);
+        self.log.raise_limit_for(wanted, most);
+        let segments = self.log.append_state().segments().limit();
         self.writer.superblock.capacity_sectors = capacity;
         self.writer.superblock.segments = segments;
         let resized = self.writer.checkpoint(CheckpointKind::Running);
@@ -188,7 +188,7 @@ impl Maintenance {
             self.writer.superblock.capacity_sectors = before.capacity_sectors;
             self.writer.superblock.segments = before.segments;
             // Segments that no superblock knows of must not be used.
-            self.log.append_state().segments_mut().set_limit(limit);
+            self.log.set_limit(limit);
         }
         resized
     }

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
-use flowstone_log_format::{BLOCK_BYTES, LIFETIME_MAP, LIFETIME_SORTED, Sequence};
+use flowstone_log_format::{BLOCK_BYTES, LIFETIME_SORTED, Sequence};
 
-use super::candidates::{emptiest, is_worth_cleaning};
+use super::candidates::emptiest;
 use super::cleaner::Cleaner;
 use super::writer::{CheckpointKind, Move, Writer, moves_most, next_moves};
 use crate::log::Log;
 use crate::log::reserve::SLACK_SEGMENTS;
-use crate::log::segments::Segment;
+use crate::log::segments::Kind;
 use crate::resort::{Budget, GuestLoad};
 use crate::volume::Volume;
 
@@ -234,17 +234,12 @@ fn make_room_to_sort(
     if has_room(writer) {
         return Ok(Room::Found);
     }
-    let shape = writer.log.shape;
-    let fits = |segment: &Segment| {
-        let is_other = !matches!(segment.lifetime, LIFETIME_MAP | LIFETIME_SORTED);
-        is_other && is_worth_cleaning(shape, segment)
-    };
     free_sources(writer)?;
     for _ in 0..VICTIMS_TOGETHER {
         if has_room(writer) {
             return Ok(Room::Made);
         }
-        let Some(victim) = emptiest(&writer.log, fits) else { break };
+        let Some(victim) = emptiest(&writer.log, &[Kind::Guests, Kind::Copies]) else { break };
         cleaner.clean(writer, victim)?;
         if writer.space.view().dead >= DEAD_TOGETHER {
             free_sources(writer)?;
@@ -260,7 +255,7 @@ fn make_room_to_sort(
 /// needed.
 fn free_sources(writer: &mut Writer) -> Outcome {
     if mutant("log.resort.frees-without-checkpoint") {
-        let closed = writer.log.append_state().segments().pinned_and_closed();
+        let closed = writer.log.append_state().segments_mut().take_pinned();
         writer.log.append_state().segments_mut().unpin(&closed);
         return writer.release_freeable();
     }

@@ -18,10 +18,10 @@ fn a_segment_that_replay_reads_is_sealed_and_pinned_in_its_present_use() {
     segments.set(segment, Segment { live: 5, birth: 7, sealed: 8, ..Segment::default() });
     let cursor = Cursor::new(LIFETIME_COLD, HeadPlace { incarnation, segment, block: 2 });
     note_segment(&mut segments, &cursor);
-    let Segment { state, lifetime, pinned, incarnation: noted, live, birth, sealed, damaged } =
+    let Segment { state, lifetime, pinned, incarnation: noted, live, birth, sealed, damaged, died } =
         segments.get(segment);
     assert_eq!((state, lifetime, pinned), (State::Sealed, LIFETIME_COLD, true));
-    assert_eq!((noted, live, birth, sealed, damaged), (incarnation, 5, 7, 8, false));
+    assert_eq!((noted, live, birth, sealed, damaged, died), (incarnation, 5, 7, 8, false, 0));
 }
 
 #[test]

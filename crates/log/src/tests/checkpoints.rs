@@ -112,7 +112,7 @@ fn a_superblock_reaches_as_far_as_the_limit_and_as_the_last_segment_in_use() {
     let mut fixture = wide();
     fixture.write_blocks(0..300).unwrap();
     let mut made = |limit: u32| {
-        fixture.log.append_state().segments_mut().set_limit(limit);
+        fixture.log.set_limit(limit);
         fixture.maintenance.writer.checkpoint(CheckpointKind::Running).unwrap();
         let highest = fixture.log.append_state().segments().highest_used().get();
         assert!(highest > 2);

@@ -178,7 +178,7 @@ fn a_busy_guest_keeps_an_eighth_of_the_image_or_what_a_checkpoint_frees() {
         [(SEGMENT_BYTES, 80, 10), (SEGMENT_BYTES, 9, 2), (64 << 20, 200, 8)]
     {
         let fixture = Setup { blocks: 4096, segment_bytes, ..Setup::default() }.fixture(1);
-        fixture.log.append_state().segments_mut().set_limit(segments);
+        fixture.log.set_limit(segments);
         let kept = kept_from_writes(&fixture);
         assert!(kept > 1);
         assert_eq!(

@@ -14,6 +14,7 @@ mod freed;
 mod gather;
 mod held;
 mod history_model;
+mod holds;
 mod host_space;
 mod hostile;
 mod kill;

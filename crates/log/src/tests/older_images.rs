@@ -20,7 +20,7 @@ const BEYOND: u32 = 9;
 fn older(setup: Setup, seed: u64) -> (Fixture, u32) {
     let mut fixture = setup.fixture(seed);
     let own = fixture.log.append_state().segments().limit();
-    fixture.log.append_state().segments_mut().set_limit(own + BEYOND);
+    fixture.log.set_limit(own + BEYOND);
     fixture.maintenance.writer.superblock.segments = own + BEYOND;
     fixture.checkpoint().unwrap();
     (fixture, own)

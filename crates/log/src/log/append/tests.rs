@@ -316,7 +316,7 @@ fn a_head_that_trims_opened_is_for_trims_until_there_is_room() {
     let live = Segment { live: 0, ..log.state.segments.get(head) };
     log.state.segments.set(head, live);
     log.state.find_trim_heads(&log.volume);
-    log.state.segments.set_limit(200);
+    while !log.state.segments.move_limit(200) {}
     while let Some(free) = log.state.segments.take_free() {
         log.state.segments.make_ready(free);
     }

@@ -213,7 +213,7 @@ impl Model {
         let done = match view.next_step() {
             Step::Nothing => return Err(NoRoom),
             Step::SyncAndFree => {
-                let freeable = self.state.segments_mut().take_freeable();
+                let freeable = self.state.segments_mut().take_freeable().in_order();
                 self.release(freeable);
                 Ok(())
             }
@@ -366,7 +366,7 @@ impl Model {
                 break;
             }
             self.checkpoint()?;
-            let freeable = self.state.segments_mut().take_freeable();
+            let freeable = self.state.segments_mut().take_freeable().in_order();
             self.release(freeable);
             if self.state.segments().used_for_maps() < before {
                 return Ok(());
@@ -395,8 +395,8 @@ impl Model {
 
     fn checkpoint(&mut self) -> Result<(), NoRoom> {
         self.count("checkpoints");
-        let closed = self.state.segments().pinned_and_closed();
-        let dead = self.state.segments_mut().take_dead();
+        let closed = self.state.segments_mut().take_pinned();
+        let dead = self.state.segments_mut().take_dead().in_order();
         let changed = self.volume.map.take_changed(self.blocks);
         let mut outdated = Vec::new();
         let per_record =
@@ -433,15 +433,15 @@ impl Model {
 
     fn release(&mut self, dead: Vec<SegmentId>) {
         let keep = self.random.u32(..9);
-        let free = self.state.segments_mut().release_dead(dead, keep);
-        self.state.segments_mut().add_free(&free);
+        let free = self.state.segments_mut().release_dead(&dead, keep);
+        self.state.segments_mut().add_free(free);
         self.provide();
     }
 
     /// Restarts after a failed record or a crash: heads end, and new ones take their place.
     fn restart(&mut self) -> Result<(), NoRoom> {
         self.count("restarts");
-        let freeable = self.state.segments_mut().take_freeable();
+        let freeable = self.state.segments_mut().take_freeable().in_order();
         self.release(freeable);
         self.state.end_heads([false; STREAMS_MAX]);
         for stream in 0..self.state.shape().streams as u8 {

@@ -36,6 +36,8 @@ pub struct Segment {
     pub birth: u64,
     /// The log's clock when it was sealed; after an open, `birth`.
     pub sealed: u64,
+    /// Order of the deaths of segments.
+    pub died: u64,
 }
 
 impl Segment {

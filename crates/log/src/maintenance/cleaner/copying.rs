@@ -11,7 +11,7 @@ use super::Cleaner;
 use super::pipe::{CopyRecord, Pipe};
 use super::survey::{Survey, earn};
 use crate::log::reserve::Step;
-use crate::maintenance::candidates::{Chosen, is_worth_cleaning};
+use crate::maintenance::candidates::Chosen;
 use crate::maintenance::writer::{Move, Space, Streams, Writer};
 
 /// Duration of one wait for guests, and maximum number of waits before the next record.
@@ -103,9 +103,10 @@ impl Cleaner {
     /// Returns the victim that has been surveyed in part, if it still qualifies.
     pub fn begun_victim(&self) -> Option<Chosen> {
         let next = self.next.as_ref()?;
-        let segment = self.log.append_state().segments().get(next.victim);
+        let state = self.log.append_state();
+        let segment = state.segments().get(next.victim);
         let is_one =
-            next.is_of(next.victim, &segment) && is_worth_cleaning(self.log.shape, &segment);
+            next.is_of(next.victim, &segment) && state.segments().is_worth_cleaning(&segment);
         is_one.then_some((next.victim, segment))
     }
 

@@ -1,10 +1,10 @@
 //! Selection of segments to clean.
 
-use flowstone_log_format::{LIFETIME_MAP, SegmentId};
+use flowstone_log_format::SegmentId;
 
 use super::Cleaner;
-use crate::log::segments::{Segment, State};
-use crate::maintenance::candidates::{Chosen, emptiest, is_worth_cleaning, look_through};
+use crate::log::segments::Kind;
+use crate::maintenance::candidates::{Chosen, emptiest};
 use crate::policy::{AGE_POWER, Candidate};
 
 /// Inverse of the maximum share of live blocks in segments that are cleaned while guests are quiet.
@@ -18,12 +18,8 @@ impl Cleaner {
         if self.sparse_tried == Some(self.log.append_state().committed()) {
             return None;
         }
-        emptiest(&self.log, |segment| {
-            segment.state == State::Sealed
-                && !segment.damaged
-                && segment.lifetime != LIFETIME_MAP
-                && (1..=most).contains(&segment.live)
-        })
+        let found = emptiest(&self.log, &[Kind::Guests, Kind::Copies, Kind::Sorted]);
+        found.filter(|(_, segment)| segment.live <= most)
     }
 
     /// Returns the victim with the best score. While a stream is being filled, prefers victims
@@ -33,31 +29,39 @@ impl Cleaner {
         self.choose_victim_but(None)
     }
 
-    /// Returns the victim with the best score, excluding the one being cleaned.
+    /// Returns the victim with the best score, excluding the one being cleaned. The best score is
+    /// exact as [`search`](crate::log::segments::SegmentTable::search) says; the best of those that
+    /// belong in the stream is the best of those that it looks at, which has the oldest of each
+    /// bucket.
     pub fn choose_victim_but(&self, except: Option<SegmentId>) -> Option<Chosen> {
         let blocks = self.log.shape.data_blocks_most();
-        let clock = self.log.append_state().accounting().clock();
         let age_power = *self.log.age_power.get().unwrap_or(&AGE_POWER);
-        let mut best: Option<(f64, (SegmentId, Segment))> = None;
-        let mut best_filling: Option<(f64, (SegmentId, Segment))> = None;
-        look_through(&self.log, |number, segment| {
-            if Some(number) == except || !is_worth_cleaning(self.log.shape, &segment) {
-                return;
+        let state = self.log.append_state();
+        let clock = state.accounting().clock();
+        let score = |live, sealed| {
+            let age = clock.saturating_sub(sealed);
+            Candidate { live, blocks, age }.score(age_power)
+        };
+        let mut best: Option<(f64, Chosen)> = None;
+        let mut best_filling: Option<(f64, Chosen)> = None;
+        state.segments().search(&Kind::ALL, score, |number, segment| {
+            if Some(number) == except {
+                return false;
             }
-            let age = clock.saturating_sub(segment.sealed);
-            let score = Candidate { live: segment.live, blocks, age }.score(age_power);
-            let found = Some((score, (number, segment)));
-            if best.is_none_or(|(top, _)| score > top) {
-                best = found;
+            let found = (score(segment.live, segment.sealed), (number, segment));
+            let is_better = |best: Option<(f64, Chosen)>| best.is_none_or(|(top, _)| found.0 > top);
+            if is_better(best) {
+                best = Some(found);
             }
             let goes_along = self.filling.is_some_and(|filling| {
                 let mut lifetimes = self.lifetimes;
                 let age = clock.saturating_sub(segment.birth);
                 lifetimes.lifetime_for(segment.lifetime, age) == filling
             });
-            if goes_along && best_filling.is_none_or(|(top, _)| score > top) {
-                best_filling = found;
+            if goes_along && is_better(best_filling) {
+                best_filling = Some(found);
             }
+            true
         });
         let (top, found) = best?;
         match best_filling {

@@ -13,9 +13,8 @@ use tracing::error;
 use super::Writer;
 use crate::log::append::Health;
 use crate::log::reserve::View;
-use crate::log::segments::{Segment, State};
+use crate::log::segments::{LOOK_MOST, Segment, State};
 use crate::maintenance::Progress;
-use crate::maintenance::candidates::look_through;
 use crate::volume::map::LEAF_BLOCKS;
 
 /// The kind of a checkpoint.
@@ -50,9 +49,10 @@ impl Writer {
             Ok(()) => self.finish_checkpoint(frozen),
             Err(_) => {
                 changed.iter().for_each(|leaf| self.volume.map.touch(*leaf));
+                self.keep_dead(&frozen.dead);
                 let mut state = self.log.append_state();
                 state.accounting_mut().undo_checkpoint(frozen.appended);
-                state.segments_mut().keep_dead(frozen.dead);
+                state.segments_mut().keep_pinned(frozen.closed);
             }
         }
         made
@@ -94,11 +94,9 @@ impl Writer {
                 heads[usize::from(lifetime)] = stream.place;
             }
         }
-        let frozen = Frozen {
-            closed: state.segments().pinned_and_closed(),
-            dead: state.segments_mut().take_dead(),
-            appended: state.accounting_mut().begin_checkpoint(),
-        };
+        let closed = state.segments_mut().take_pinned();
+        let dead = state.segments_mut().take_dead();
+        let appended = state.accounting_mut().begin_checkpoint();
         let superblock = Superblock {
             segments: state.segments().limit(),
             next_sequence: state.committed(),
@@ -108,7 +106,8 @@ impl Writer {
             streams: self.log.shape.streams,
             ..self.superblock.clone()
         };
-        (superblock, frozen)
+        drop(state);
+        (superblock, Frozen { closed, dead: dead.in_order(), appended })
     }
 
     /// Step 2, leaves. Their old copies stay intact until the new ones are durable.
@@ -196,17 +195,22 @@ impl Writer {
     fn segment_notes(&self, dead: &BTreeSet<SegmentId>) -> Vec<SegmentNote> {
         let in_use = |state| matches!(state, State::Open | State::Sealed | State::Dead);
         let mut notes = Vec::new();
-        look_through(&self.log, |number, segment| {
-            if in_use(segment.state) && !dead.contains(&number) {
-                notes.push(SegmentNote {
-                    segment: number,
-                    lifetime: u32::from(segment.lifetime),
-                    incarnation: segment.incarnation,
-                    birth: segment.birth,
-                });
-            }
-        });
-        notes
+        let mut first = SegmentId::new(1);
+        loop {
+            let few: Vec<_> = self.log.append_state().segments().few_from(first).collect();
+            let Some((last, _)) = few.last() else { return notes };
+            first = last.next();
+            let used = few.iter().filter(|(number, it)| in_use(it.state) && !dead.contains(number));
+            notes.extend(used.map(|(number, segment)| SegmentNote {
+                segment: *number,
+                lifetime: u32::from(segment.lifetime),
+                incarnation: segment.incarnation,
+                birth: segment.birth,
+            }));
+            // Guests of a test may go on here.
+            #[cfg(test)]
+            crate::tests::run_hook();
+        }
     }
 
     /// Steps 3 and 4: everything that the superblock names becomes durable before the superblock
@@ -242,22 +246,24 @@ impl Writer {
     /// Step 5.
     fn finish_checkpoint(&mut self, frozen: Frozen) {
         self.streams.become_replayable();
-        let outdated = std::mem::take(&mut self.outdated);
-        {
+        self.log.append_state().set_generation(self.superblock.generation);
+        for few in frozen.closed.chunks(LOOK_MOST) {
+            self.log.append_state().segments_mut().unpin(few);
+        }
+        for few in std::mem::take(&mut self.outdated).chunks(LOOK_MOST) {
             let mut state = self.log.append_state();
-            state.set_generation(self.superblock.generation);
-            state.segments_mut().unpin(&frozen.closed);
-            for (address, blocks) in outdated {
-                let segment = self.log.shape.segment_of(address);
-                state.segments_mut().lose_many(segment, blocks);
+            for (address, blocks) in few {
+                let segment = self.log.shape.segment_of(*address);
+                state.segments_mut().lose_many(segment, *blocks);
             }
         }
         self.audit();
         let mut dead = frozen.dead;
         if mutant("log.checkpoint.frees-what-died-meanwhile") {
-            dead.extend(self.log.append_state().segments_mut().take_dead());
+            let died = self.log.append_state().segments_mut().take_dead();
+            dead.extend(died.in_order());
         }
-        self.release(dead);
+        self.release(&dead);
     }
 
     /// Debug builds: checks the counts of live blocks against the map.

@@ -1,10 +1,9 @@
 //! Segments of maps: sparse ones are freed by writing their leaves elsewhere.
 
 use flowstone_block::{Errno, Outcome};
-use flowstone_log_format::{LIFETIME_MAP, SegmentId};
+use flowstone_log_format::SegmentId;
 
 use super::{CheckpointKind, Writer};
-use crate::maintenance::candidates::{is_worth_cleaning, look_through};
 
 /// Maximum number of checkpoints to make the map take a segment less.
 const MAP_ATTEMPTS: u32 = 3;
@@ -49,15 +48,8 @@ impl Writer {
     /// own would gain nothing. Returns the segments.
     pub fn outdate_sparse_map(&mut self) -> Vec<SegmentId> {
         let most = self.log.append_state().reserve(&self.volume, true).leaves;
-        let mut sparse = Vec::new();
-        look_through(&self.log, |number, segment| {
-            if segment.lifetime == LIFETIME_MAP && is_worth_cleaning(self.log.shape, &segment) {
-                sparse.push((segment.live, number));
-            }
-        });
-        sparse.sort_unstable();
         let mut chosen = Vec::new();
-        for (_, victim) in sparse {
+        for (_, victim) in self.sparse_maps() {
             self.outdate_map_segment(victim);
             chosen.push(victim);
             if u64::from(self.volume.map.changed_count()) >= most {
@@ -65,6 +57,22 @@ impl Writer {
             }
         }
         chosen
+    }
+
+    /// Returns the live blocks and numbers of sparse map segments, the emptiest first. Between two
+    /// holds of the log's lock they stay as they are: only this thread writes maps.
+    fn sparse_maps(&self) -> Vec<(u32, SegmentId)> {
+        let mut found: Vec<(u32, SegmentId)> = Vec::new();
+        loop {
+            let behind = found.last().map(|(_, number)| *number);
+            let few = self.log.append_state().segments().few_sparse_maps(behind);
+            if few.is_empty() {
+                break;
+            }
+            found.extend(few.into_iter().map(|(number, segment)| (segment.live, number)));
+        }
+        found.sort_unstable();
+        found
     }
 
     /// Marks the leaves in a map segment as changed, so that the next checkpoint writes them

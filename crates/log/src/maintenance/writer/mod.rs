@@ -17,6 +17,7 @@ use flowstone_log_format::{Address, RootPlace, SegmentId, Superblock};
 use super::Progress;
 use crate::load::LeafPlaces;
 use crate::log::Log;
+use crate::log::segments::LOOK_MOST;
 use crate::volume::Volume;
 
 pub use self::checkpoint::CheckpointKind;
@@ -101,25 +102,36 @@ impl Writer {
         if self.sync_took > HELD_MOST {
             self.log.end_copying();
         }
-        let mut dead = self.log.append_state().segments_mut().take_freeable();
+        let dead = self.log.append_state().segments_mut().take_freeable();
+        let mut dead = dead.in_order();
         let start = self.log.clock.now();
         let synced = if mutant("log.free.skips-sync") { Ok(()) } else { self.space.sync() };
         self.sync_took = self.log.clock.since(start);
         if mutant("log.free.frees-what-died-during-the-sync") {
-            dead.extend(self.log.append_state().segments_mut().take_freeable());
+            let died = self.log.append_state().segments_mut().take_freeable();
+            dead.extend(died.in_order());
         }
         if let Err(errno) = synced {
-            self.log.append_state().segments_mut().keep_dead(dead);
+            self.keep_dead(&dead);
             return Err(errno);
         }
-        self.release(dead);
+        self.release(&dead);
         Ok(())
     }
 
+    fn keep_dead(&self, dead: &[SegmentId]) {
+        dead.chunks(LOOK_MOST)
+            .for_each(|few| self.log.append_state().segments_mut().keep_dead(few));
+    }
+
     /// Frees segments that nothing on the medium refers to any more.
-    fn release(&mut self, dead: Vec<SegmentId>) {
+    fn release(&mut self, dead: &[SegmentId]) {
         let keep = self.space.recycled_kept_in_use(self.interval());
-        let released = self.log.append_state().segments_mut().release_dead(dead, keep);
+        let mut released = Vec::new();
+        for few in dead.chunks(LOOK_MOST) {
+            let mut state = self.log.append_state();
+            released.extend_from_slice(state.segments_mut().release_dead(few, keep));
+        }
         self.space.punch(&released);
         self.log.announce_room();
     }

@@ -18,6 +18,7 @@ use tracing::warn;
 use crate::log::Log;
 use crate::log::append::{AppendState, FULL_RETRY};
 use crate::log::reserve::{SLACK_SEGMENTS, View, told_from};
+use crate::log::segments::LOOK_MOST;
 use crate::maintenance::Progress;
 use crate::volume::Volume;
 
@@ -220,6 +221,7 @@ impl Space {
             true => SegmentId::new(never_used.get() - 1),
             false => never_used,
         };
+        let free: Vec<SegmentId> = free.into_values().collect();
         self.punch(&free);
         let size = self.log.store.size().unwrap_or(0);
         if let Err(errno) = self.store.free_within(never_used..SegmentId::new(limit), size) {
@@ -240,7 +242,9 @@ impl Space {
                 warn!("{name}: cannot punch {count} segments from {} on: {errno}", run[0]);
             }
         }
-        self.log.append_state().segments_mut().add_free(segments);
+        for few in segments.chunks(LOOK_MOST) {
+            self.log.append_state().segments_mut().add_free(few);
+        }
     }
 
     /// Returns the number of segments that may be used: ready ones, and those that the host has not
@@ -307,18 +311,26 @@ impl Space {
 
     /// Deallocates the host space of all ready segments.
     pub fn release_reserve(&mut self) {
-        let ready = self.log.append_state().segments_mut().release_ready(0);
-        self.punch(&ready);
+        self.release_beyond(0);
     }
 
     /// Deallocates the host space of ready segments that only a busy guest needs.
     pub fn trim_reserve(&mut self) {
-        let surplus = {
-            let mut state = self.log.append_state();
-            let keep = state.kept_from_writes(&self.volume) + READY_KEPT;
-            state.segments_mut().release_ready(keep)
-        };
-        self.punch(&surplus);
+        let kept = self.log.append_state().kept_from_writes(&self.volume);
+        self.release_beyond(kept + READY_KEPT);
+    }
+
+    /// Deallocates the host space of ready segments beyond `keep`.
+    fn release_beyond(&mut self, keep: u32) {
+        let mut released = Vec::new();
+        loop {
+            let few = self.log.append_state().segments_mut().release_ready(keep);
+            if few.is_empty() {
+                break;
+            }
+            released.extend(few);
+        }
+        self.punch(&released);
     }
 }
 
