@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use flowstone_block::{AlignedBuf, Sector, mutant};
+use flowstone_block::{AlignedBuf, Sector, mutated};
 use flowstone_fileio::FileIo;
 use flowstone_image::{Flaw, Progress};
 use flowstone_log_format::{
@@ -61,11 +61,8 @@ pub fn load_from(
     let root = read_root(&mut reader, &superblock, bounds)?;
     let map = BlockMap::default();
     let leaves = read_leaves(&mut reader, &root.leaves, &map, bounds, bad_leaf)?;
-    let limit = if mutant("log.load.limit-of-a-new-image") {
-        shape.segments_for(bounds.blocks).unwrap_or(bounds.segments)
-    } else {
-        superblock.segments
-    };
+    let of_new = shape.segments_for(bounds.blocks).unwrap_or(bounds.segments);
+    let limit = mutated("log.load.limit-of-a-new-image", superblock.segments, of_new);
     let mut segments = SegmentTable::new(shape, limit, superblock.session + 1);
     note_sealed(&root, &superblock, file_blocks, &mut segments)?;
     let mut medium = Medium { reader: &mut reader, shape, codec, progress };
@@ -77,7 +74,8 @@ pub fn load_from(
         }
         replay(&mut medium, &superblock, &map, &mut segments)?
     };
-    if replay.damage.is_none() && !mutant("log.open.lost-tail-unchecked") {
+    let looks = mutated("log.open.lost-tail-unchecked", replay.damage.is_none(), false);
+    if looks {
         replay.damage = medium.find_lost_tail(&superblock, &replay, &segments)?;
         replay.is_stale = superblock.clean && replay.damage.is_some();
     }
@@ -119,13 +117,9 @@ fn reopen(replay: &Replay, segments: &mut SegmentTable) {
             continue;
         }
         let segment = segments.get(head.segment);
-        let open = Segment {
-            state: State::Open,
-            lifetime,
-            incarnation: head.incarnation,
-            pinned: !mutant("log.reopen.head-unpinned"),
-            ..segment
-        };
+        let pinned = mutated("log.reopen.head-unpinned", true, false);
+        let (state, incarnation) = (State::Open, head.incarnation);
+        let open = Segment { state, lifetime, incarnation, pinned, ..segment };
         segments.set(head.segment, open);
     }
 }

@@ -7,7 +7,7 @@
 //! An unreadable block is an error where the log would go on. Elsewhere it proves nothing, and the
 //! other blocks of its segment are read (docs/format.md section 8).
 
-use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
+use flowstone_block::{AlignedBuf, Errno, Outcome, mutated};
 use flowstone_image::Flaw;
 use flowstone_log_format::{
     BLOCK_BYTES, Header, Kind, LIFETIME_GUEST_MAX, STREAMS_MAX, SegmentId, Sequence, Shape,
@@ -60,8 +60,9 @@ impl Medium<'_, '_> {
         // or the superblock as a head of copies, may have died since, and have been reused.
         let was_replayed = |number: &SegmentId| {
             let segment = segments.get(*number);
-            let copies = mutant("log.lost-tail.trusts-heads-of-copies");
-            segment.pinned && (segment.lifetime <= LIFETIME_GUEST_MAX || copies)
+            let is_guests = segment.lifetime <= LIFETIME_GUEST_MAX;
+            let is_guests = mutated("log.lost-tail.trusts-heads-of-copies", is_guests, true);
+            segment.pinned && is_guests
         };
         let unused: Vec<SegmentId> =
             SegmentId::range(1..limit).filter(|number| !was_replayed(number)).collect();
@@ -70,7 +71,8 @@ impl Medium<'_, '_> {
             let place = |segment: &SegmentId| self.shape.address(*segment, 0);
             let reads = batch.iter().map(place).zip(buffer.chunks_exact_mut(BLOCK_BYTES)).collect();
             let outcomes = self.reader.read_each(reads);
-            if mutant("log.lost-tail.unreadable-free-space-is-the-end") {
+            let is_the_end = mutated("log.lost-tail.unreadable-free-space-is-the-end", false, true);
+            if is_the_end {
                 outcomes.iter().copied().collect::<Outcome>()?;
             }
             self.tell(batch.len());

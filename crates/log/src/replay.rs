@@ -10,7 +10,7 @@
 
 use std::ops::RangeInclusive;
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 use flowstone_image::{Flaw, Progress};
 use flowstone_log_format::{
     Address, Codec, Entry, HeadPlace, Header, Kind, LIFETIME_CLEANED, LIFETIME_COLD,
@@ -96,10 +96,10 @@ pub fn replay(
     let mut guests = medium.start(superblock, 0..=LIFETIME_GUEST_MAX, segments)?;
     let mut copies = medium.start(superblock, LIFETIME_CLEANED..=LIFETIME_COLD, segments)?;
     while let Some(cursor) = whose_turn(&mut guests, &mut copies, found.next_sequence) {
-        if cursor.header.is_some_and(|header| header.generation > superblock.generation)
-            && !mutant("log.replay.newer-generation-unchecked")
-            && cursor.lifetime <= LIFETIME_GUEST_MAX
-        {
+        let is_newer =
+            cursor.header.is_some_and(|header| header.generation > superblock.generation);
+        let is_newer = mutated("log.replay.newer-generation-unchecked", is_newer, false);
+        if is_newer && cursor.lifetime <= LIFETIME_GUEST_MAX {
             found.damage = Some(Flaw::new("a newer superblock than the ones found has existed"));
             found.is_stale = true;
             break;
@@ -115,7 +115,8 @@ pub fn replay(
         medium.look(cursor)?;
     }
     for cursor in &mut guests {
-        if found.damage.is_none() && !mutant("log.open.lost-tail-unchecked") {
+        let looks = mutated("log.open.lost-tail-unchecked", found.damage.is_none(), false);
+        if looks {
             found.damage = medium.find_promises(cursor, found.next_sequence)?;
         }
     }
@@ -133,8 +134,9 @@ fn whose_turn<'cursors>(
     next: Sequence,
 ) -> Option<&'cursors mut Cursor> {
     let is_next = |cursor: &&mut Cursor| {
-        let accepts_gap = mutant("log.replay.accepts-gap");
-        cursor.sequence().is_some_and(|it| it == next || it > next && accepts_gap)
+        let is_next = cursor.sequence().is_some_and(|it| it == next);
+        let is_later = cursor.sequence().is_some_and(|it| it >= next);
+        mutated("log.replay.accepts-gap", is_next, is_later)
     };
     let guest = guests.iter_mut().find(is_next);
     let copy = copies.iter_mut().filter(|it| it.header.is_some()).min_by_key(|it| it.sequence());
@@ -144,7 +146,8 @@ fn whose_turn<'cursors>(
             // entry is still the one it was copied from; a guest's record restores that entry only
             // with the same content at the same address, and the copy has that content too: replay
             // has checked it, and its segment is pinned until the next checkpoint.
-            let goes_first = copy.was_made_by(next) && !mutant("log.replay.copies-after-guests");
+            let goes_first = copy.was_made_by(next);
+            let goes_first = mutated("log.replay.copies-after-guests", goes_first, false);
             Some(if goes_first { copy } else { guest })
         }
         (one, other) => one.or(other),
@@ -225,9 +228,10 @@ impl Medium<'_, '_> {
             cursor.lifetime <= LIFETIME_GUEST_MAX || header.sequence > cursor.last
         };
         cursor.header = header.filter(|header| {
+            let is_current = header.incarnation == cursor.head.incarnation;
+            let is_current = mutated("log.replay.ignores-incarnation", is_current, true);
             is_later(header)
-                && (header.incarnation == cursor.head.incarnation
-                    || mutant("log.replay.ignores-incarnation"))
+                && is_current
                 && header.position == at
                 && (header.kind == data || header.kind == Kind::Seal)
         });
@@ -272,7 +276,8 @@ impl Medium<'_, '_> {
             _ => {
                 let address: Address = self.shape.address(cursor.head.segment, first);
                 found.guest_blocks += u64::from(header.payload_blocks);
-                if mutant("log.replay.forgets-trims") {
+                let trims = mutated("log.replay.forgets-trims", true, false);
+                if !trims {
                     cursor.entries.retain(|entry| !matches!(entry, Entry::Trim { .. }));
                 }
                 apply_entries(&cursor.entries, address, map, |_| {});
@@ -319,8 +324,9 @@ fn is_whole(cursor: &Cursor, blocks: u64) -> bool {
     cursor.entries.iter().all(|entry| match *entry {
         Entry::Data { lba, checksum } | Entry::Moved { lba, checksum, .. } => {
             block += 1;
-            let unchecked = mutant("log.replay.data-unchecked");
-            lba < blocks && (crc32c::crc32c(cursor.window.block(block)) == checksum || unchecked)
+            let fits = crc32c::crc32c(cursor.window.block(block)) == checksum;
+            let fits = mutated("log.replay.data-unchecked", fits, true);
+            lba < blocks && fits
         }
         Entry::Trim { lba, count } => {
             lba.checked_add(u64::from(count)).is_some_and(|end| end <= blocks)

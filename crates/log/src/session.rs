@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use flowstone_block::{Errno, Error, Outcome, Result, SectorCount, mutant};
+use flowstone_block::{Errno, Error, Outcome, Result, SectorCount, mutated};
 use flowstone_fileio::FileIo;
 use flowstone_image::Progress;
 use flowstone_log_format::{Shape, Superblock, blocks_of_sectors};
@@ -55,8 +55,10 @@ pub fn of_loaded(
     let Loaded { mut superblock, shape, codec, map, segments, leaves, replay } = loaded;
     // Whatever replay has found: whole records may follow the first torn one, and no new record may
     // lead to them.
-    let trusts = mutant("log.open.goes-on-at-a-head-where-nothing-was-replayed");
-    let is_clean = superblock.clean || trusts && replay.records == 0;
+    let is_empty = superblock.clean || replay.records == 0;
+    let is_clean = superblock.clean;
+    let is_clean =
+        mutated("log.open.goes-on-at-a-head-where-nothing-was-replayed", is_clean, is_empty);
     let is_changed = shape.streams != superblock.streams;
     let starts_anew = is_changed || !is_clean;
     let mut state = AppendState::new(shape, segments, replay.next_sequence);
@@ -118,7 +120,8 @@ impl Unbegun {
         };
         let mut maintenance =
             Maintenance::new(Arc::clone(&log), volume, superblock, leaves).map_err(host)?;
-        if is_changed && !mutant("log.streams.begins-without-room") {
+        let needs_room = mutated("log.streams.begins-without-room", is_changed, false);
+        if needs_room {
             // Before the image is marked as in use.
             maintenance.writer.space.get_ahead(segments_to_change(log.shape)).map_err(failed)?;
         }
@@ -154,7 +157,8 @@ fn no_other_streams(name: &str, shape: Shape, errno: Errno) -> Error {
 /// after another power cut.
 fn restart(maintenance: &mut Maintenance) -> Outcome {
     maintenance.restart.run(&mut maintenance.writer).or_else(|errno| {
-        if errno != Errno::NOSPC || mutant("log.open.gives-up-on-a-full-host") {
+        let is_full = mutated("log.open.gives-up-on-a-full-host", errno == Errno::NOSPC, false);
+        if !is_full {
             return Err(errno);
         }
         maintenance.writer.space.punch_free();

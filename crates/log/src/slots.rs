@@ -1,6 +1,6 @@
 //! Reads the two superblock slots of a file.
 
-use flowstone_block::{AlignedBuf, mutant};
+use flowstone_block::{AlignedBuf, mutated};
 use flowstone_fileio::FileIo;
 use flowstone_log_format::{
     Address, BLOCK_BYTES, SLOTS, Slots, Superblock, SuperblockError, lost_slot, newest,
@@ -33,7 +33,8 @@ pub fn read_slots(file: &dyn FileIo) -> Result<Slots, LoadError> {
 pub fn read_superblock(file: &dyn FileIo) -> Result<Superblock, LoadError> {
     let slots = read_slots(file)?;
     let superblock = newest(&slots)?;
-    match lost_slot(&slots).filter(|_| !mutant("log.open.lost-superblock-unchecked")) {
+    let lost = mutated("log.open.lost-superblock-unchecked", lost_slot(&slots), None);
+    match lost {
         None => Ok(superblock.clone()),
         Some(slot) => Err(damaged_at(
             SLOTS[usize::from(slot == 'B')],

@@ -1,7 +1,7 @@
 //! Flushes of one queue, and the effect of a sync on the log: records that had committed when it
 //! began are durable when it has ended.
 
-use flowstone_block::{Completion, Errno, Outcome, mutant};
+use flowstone_block::{Completion, Errno, Outcome, mutated};
 
 use super::{Purpose, Queue};
 
@@ -12,7 +12,8 @@ impl Queue {
             self.completed.push(Completion { outcome: Err(Errno::IO), ..completion });
             return;
         }
-        if mutant("log.flush.answers-before-sync") {
+        let syncs = mutated("log.flush.answers-before-sync", true, false);
+        if !syncs {
             self.completed.push(completion);
             return;
         }
@@ -32,10 +33,7 @@ impl Queue {
         let promises = outcome.is_ok() && !self.log.sync.has_failed();
         if let Some(durable) = self.covered.take().filter(|_| promises) {
             let mut state = self.log.append_state();
-            let durable = match mutant("log.flush.promises-what-came-later") {
-                true => state.committed(),
-                false => durable,
-            };
+            let durable = mutated("log.flush.promises-what-came-later", durable, state.committed());
             state.mark_durable_before(durable);
         }
         if self.flushes.finish(&self.log.sync, outcome) {

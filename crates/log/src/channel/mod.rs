@@ -30,7 +30,7 @@ use std::io;
 use std::sync::Arc;
 
 use flowstone_block::{
-    Channel, Completion, Errno, NextLook, Op, QueueContext, Reactor, Request, mutant,
+    Channel, Completion, Errno, NextLook, Op, QueueContext, Reactor, Request, mutated,
 };
 use flowstone_fileio::FileCompletion;
 #[cfg(test)]
@@ -265,14 +265,14 @@ impl Channel for LogChannel {
     }
 
     fn retire(&mut self) -> bool {
-        if !mutant("log.retire.goes-on-leading") {
+        let leaves = mutated("log.retire.goes-on-leading", true, false);
+        if leaves {
             self.queue.flushes.leave();
         }
         self.reap(&mut Vec::new());
-        let is_with_host =
-            !self.queue.store.is_idle() && !mutant("log.retire.does-not-ask-its-file");
-        let has_some = self.records.in_flight() || self.queue.flushes.is_leading() || is_with_host;
-        !has_some || mutant("log.channel.retires-while-it-leads")
+        let is_idle = mutated("log.retire.does-not-ask-its-file", self.queue.store.is_idle(), true);
+        let has_some = self.records.in_flight() || self.queue.flushes.is_leading() || !is_idle;
+        mutated("log.channel.retires-while-it-leads", !has_some, true)
     }
 }
 

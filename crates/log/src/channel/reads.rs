@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use flowstone_block::{
-    AlignedBuf, Class, Completion, Errno, Extent, IoVec, Outcome, Request, mutant,
+    AlignedBuf, Class, Completion, Errno, Extent, IoVec, Outcome, Request, mutated,
 };
 use flowstone_fileio::MemoryList;
 use flowstone_log_format::{Address, BLOCK_BYTES, BLOCK_SECTORS, MapEntry};
@@ -160,7 +160,8 @@ impl Reads {
         let verdict = match kind {
             PartKind::Run(run) => {
                 let fits = || {
-                    blocks_match(&run.pieces, &run.map_entries) || mutant("log.read.data-unchecked")
+                    let fits = blocks_match(&run.pieces, &run.map_entries);
+                    mutated("log.read.data-unchecked", fits, true)
                 };
                 if outcome.is_err() || !fits() {
                     self.read_one_by_one(queue, reading, &run);
@@ -189,17 +190,15 @@ impl Reads {
         mut single: Box<Single>,
         outcome: Outcome,
     ) -> Outcome {
-        let fits = crc32c::crc32c(&single.buffer) == single.map_entry.checksum()
-            || mutant("log.read.data-unchecked");
+        let fits = crc32c::crc32c(&single.buffer) == single.map_entry.checksum();
+        let fits = mutated("log.read.data-unchecked", fits, true);
         let request = &mut self.requests[reading].request;
         if outcome.is_ok() && fits {
             request.copy_in(single.at, &single.buffer[single.wanted.clone()]);
             return Ok(());
         }
-        let map_entry = match mutant("log.read.does-not-look-again") {
-            true => single.map_entry,
-            false => queue.volume.map.get(single.lba),
-        };
+        let map_entry = queue.volume.map.get(single.lba);
+        let map_entry = mutated("log.read.does-not-look-again", map_entry, single.map_entry);
         if !map_entry.is_mapped() {
             request.fill_zero(single.at..single.at + single.wanted.len());
             return Ok(());

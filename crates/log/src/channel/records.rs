@@ -8,7 +8,7 @@
 #[cfg(test)]
 use std::collections::BTreeSet;
 
-use flowstone_block::{Class, Errno, IoVec, Outcome, mutant};
+use flowstone_block::{Class, Errno, IoVec, Outcome, mutated};
 use flowstone_fileio::MemoryList;
 #[cfg(test)]
 use flowstone_image::Wait;
@@ -294,13 +294,14 @@ impl PendingRecord {
     /// determines its stream and, with `journals_apart`, whether it holds journal writes only.
     pub fn suits(&mut self, class: Class, shape: Shape, journals_apart: bool) -> bool {
         let stream = stream_of(class, shape);
-        if self.shares.is_empty() || mutant("log.gather.mixes-classes") {
+        let is_empty = self.shares.is_empty();
+        let decides = mutated("log.gather.mixes-classes", is_empty, true);
+        if decides {
             self.stream = stream;
         }
-        let mixes = journals_apart
-            && !self.shares.is_empty()
-            && self.only_journal != (class == Class::Journal)
-            && !mutant("log.gather.mixes-journals-with-others");
+        let is_other = self.only_journal != (class == Class::Journal);
+        let mixes = journals_apart && !is_empty && is_other;
+        let mixes = mutated("log.gather.mixes-journals-with-others", mixes, false);
         self.stream == stream && !mixes
     }
 

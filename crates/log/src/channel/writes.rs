@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::collections::VecDeque;
 
-use flowstone_block::{Class, Completion, Errno, Extent, Op, Outcome, Request, is_whole, mutant};
+use flowstone_block::{Class, Completion, Errno, Extent, Op, Outcome, Request, is_whole, mutated};
 #[cfg(test)]
 use flowstone_image::Wait;
 use flowstone_image::runtime::discards::Waiting;
@@ -162,8 +162,9 @@ impl Writes {
             let pending = &mut self.requests[index];
             let suits = record.suits(pending.request.class, self.shape, self.journals_apart);
             let overlaps = |other: &Extent| other.overlaps(pending.extent);
-            let overtakes = left_out.iter().any(overlaps) && !mutant("log.gather.overtakes");
-            if !suits || overtakes {
+            let must_wait = left_out.iter().any(overlaps);
+            let must_wait = mutated("log.gather.overtakes", must_wait, false);
+            if !suits || must_wait {
                 left_out.push(pending.extent);
                 at += 1;
                 continue;
@@ -199,7 +200,8 @@ impl Writes {
     /// the place of data.
     pub fn have_their_memory(&self, draft: &PendingRecord) -> bool {
         let is_there = |share: &Share| is_whole(&self.requests[share.write].request.memory);
-        draft.shares.iter().all(is_there) || mutant("log.draft.keeps-lost-data")
+        let are_there = draft.shares.iter().all(is_there);
+        mutated("log.draft.keeps-lost-data", are_there, true)
     }
 
     /// Ends the shares of a record that has committed, or never will.
@@ -231,9 +233,9 @@ impl Writes {
         }
         let PendingWrite { request, waiting, outcome, .. } = self.requests.remove(index);
         drop(waiting);
-        let durable = request.durable;
+        let durable = mutated("log.write-through.skips-sync", request.durable, false);
         let completion = Completion { request, outcome };
-        if durable && outcome.is_ok() && !mutant("log.write-through.skips-sync") {
+        if durable && outcome.is_ok() {
             queue.take_flush(completion);
         } else {
             queue.completed.push(completion);
@@ -305,9 +307,9 @@ impl Writes {
     /// Returns whether a record that conflicting requests wait for may have committed, or no record
     /// ever will: then they are refused a place, with the actual error.
     pub fn has_settled_conflicts(&self, log: &Log) -> bool {
-        let waits_on = mutant("log.conflict.waits-for-a-commit-only");
-        !self.conflicted.is_empty()
-            && (log.commits() != self.conflicts_at || log.has_stopped() && !waits_on)
+        let has_stopped =
+            || mutated("log.conflict.waits-for-a-commit-only", log.has_stopped(), false);
+        !self.conflicted.is_empty() && (log.commits() != self.conflicts_at || has_stopped())
     }
 
     /// Adds the states in which requests wait.

@@ -12,7 +12,7 @@ mod room;
 use std::ops::Range;
 use std::sync::Arc;
 
-use flowstone_block::{Clock, Errno, mutant};
+use flowstone_block::{Clock, Errno, mutated};
 use flowstone_image::runtime::wakers::QueueWaker;
 use flowstone_log_format::{
     Entry, HeadPlace, Kind, MapEntry, Placed, STREAMS_MAX, SegmentId, Sequence, Shape, Stamp,
@@ -198,7 +198,9 @@ impl AppendState {
                 self.watchers.push(Arc::clone(owner));
                 return Err(PlaceError::Stale { lba, in_flight: Some(self.committed()) });
             }
-            if volume.map.get(lba) != map_entry && !mutant("log.place.rest-of-block-unchecked") {
+            let is_current = volume.map.get(lba) == map_entry;
+            let is_current = mutated("log.place.rest-of-block-unchecked", is_current, true);
+            if !is_current {
                 return Err(PlaceError::Stale { lba, in_flight: None });
             }
         }
@@ -230,13 +232,14 @@ impl AppendState {
             return Err(self.refuse(opener, effects));
         }
         let room = head.place.room(self.shape);
-        let pays = opener == Opener::Write || mutant("log.rate.holds-trims");
+        let pays = mutated("log.rate.holds-trims", opener == Opener::Write, true);
         if pays && !self.rate.admit(room) {
             return Err(PlaceError::Wait);
         }
         if room > draft.payload_blocks {
-            let waits = !mutant("log.reserve.writes-fill-heads-of-trims");
-            if head.for_trims && opener == Opener::Write && waits {
+            let for_trims = head.for_trims;
+            let for_trims = mutated("log.reserve.writes-fill-heads-of-trims", for_trims, false);
+            if for_trims && opener == Opener::Write {
                 // Taking over a head of trims counts as opening one.
                 if !self.may_open_head(opener, volume) {
                     return Err(self.refuse(opener, effects));

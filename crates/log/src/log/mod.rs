@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock, PoisonError};
 
 use flowstone_block::sync::Mutex;
 use flowstone_block::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use flowstone_block::{Clock, Errno, mutant};
+use flowstone_block::{Clock, Errno, mutated};
 use flowstone_image::runtime::group_sync::GroupSync;
 use flowstone_image::runtime::inbox::Inbox;
 use flowstone_image::runtime::wakers::{QueueWaker, Wakers};
@@ -139,7 +139,8 @@ impl Log {
     /// Ends copying for now: no write waits for the space it frees.
     pub fn end_copying(&self) {
         let held = self.append_state().rate_mut().end();
-        if held && !mutant("log.rate.leaves-writes-behind") {
+        let held = mutated("log.rate.leaves-writes-behind", held, false);
+        if held {
             self.wake_waiting();
         }
     }
@@ -159,7 +160,7 @@ impl Log {
     /// guests got an error, so the outcome is undefined, but a later trim or zeroing of the block
     /// must hold.
     pub fn unmapped_is_zero(&self) -> bool {
-        !self.is_broken() || mutant("log.trim.ignores-failed-records")
+        mutated("log.trim.ignores-failed-records", !self.is_broken(), true)
     }
 
     /// Gives a record its place in the file and in the order.
@@ -235,7 +236,8 @@ impl Log {
         if effects.wake_maintenance {
             self.inbox.schedule_pass();
         }
-        if mutant("log.commit.wakes-nobody") {
+        let wakes = mutated("log.commit.wakes-nobody", true, false);
+        if !wakes {
             return;
         }
         effects

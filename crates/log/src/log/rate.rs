@@ -6,7 +6,7 @@
 //! It holds writes only between [`begin`](CleaningRate::begin) and [`end`](CleaningRate::end):
 //! while no copies are made, no write waits. Pure: numbers in, numbers out.
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 /// Price of one block of credit for each block written.
 const ONE: u64 = 256;
@@ -67,7 +67,7 @@ impl CleaningRate {
 
     /// Returns whether a write may go on in a head with room for `head_room` blocks.
     pub fn admit(&mut self, head_room: u32) -> bool {
-        let pays = self.copying || mutant("log.rate.holds-when-nothing-is-copied");
+        let pays = mutated("log.rate.holds-when-nothing-is-copied", self.copying, true);
         let admitted = !pays || self.credit > 0 || self.price(head_room) == 0;
         self.held |= !admitted;
         admitted

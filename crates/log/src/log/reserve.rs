@@ -4,7 +4,7 @@
 //!
 //! Pure: numbers in, numbers out. `reserve/tests.rs` holds the model that tries to refute it.
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 use flowstone_log_format::{self, Shape};
 
 #[cfg(test)]
@@ -154,7 +154,8 @@ pub enum Step {
 
 /// Returns [`View::told_from`] of an image of so many segments.
 pub fn told_from(limit: u32, is_telling: bool) -> Option<u32> {
-    let is_told = is_telling && limit >= TOLD_SEGMENTS_MIN && !mutant("log.tell.waits-for-need");
+    let is_told = is_telling && limit >= TOLD_SEGMENTS_MIN;
+    let is_told = mutated("log.tell.waits-for-need", is_told, false);
     is_told.then_some(limit.div_ceil(UNTOLD_SHARE))
 }
 

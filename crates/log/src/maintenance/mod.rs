@@ -14,7 +14,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use flowstone_block::{Errno, Outcome, mutant};
+use flowstone_block::{Errno, Outcome, mutated};
 use flowstone_image::runtime::inbox::PendingWork;
 use flowstone_log_format::{Sequence, Superblock, blocks_of_sectors};
 use tracing::warn;
@@ -89,15 +89,17 @@ impl Maintenance {
     pub fn begin_session(&mut self) -> Outcome {
         // Writes of a killed daemon need not be durable, including its last superblock: it must not
         // be lost together with the one that is about to be written into the other slot.
-        if !mutant("log.session.skips-first-sync") {
+        let syncs = mutated("log.session.skips-first-sync", true, false);
+        if syncs {
             self.writer.space.store.sync_alone()?;
         }
         let mut superblock = self.writer.superblock.clone();
-        superblock.session += u64::from(!mutant("log.session.reuses-incarnations"));
+        let more = mutated("log.session.reuses-incarnations", 1, 0);
+        superblock.session += more;
         superblock.clean = false;
-        if mutant("log.streams.named-before-they-have-heads") {
-            superblock.streams = self.log.shape.streams;
-        }
+        let (streams, all) = (superblock.streams, self.log.shape.streams);
+        let streams = mutated("log.streams.named-before-they-have-heads", streams, all);
+        superblock.streams = streams;
         self.writer.write_superblock(superblock)?;
         self.log.append_state().set_generation(self.writer.superblock.generation);
         Ok(())
@@ -121,7 +123,8 @@ impl Maintenance {
             // No head may be written to before there are new ones: the image must not become clean.
             _ => Err(Errno::NOSPC),
         };
-        let has_heads = health == Health::Running || mutant("log.close.clean-without-new-heads");
+        let has_heads = health == Health::Running;
+        let has_heads = mutated("log.close.clean-without-new-heads", has_heads, true);
         let may_stay = closed.is_err() && !changed && has_heads;
         match if may_stay { self.close_as_it_was().or(closed) } else { closed } {
             // Recovery needs no reserve any more: its space is freed, too.
@@ -197,7 +200,8 @@ impl Maintenance {
     pub fn step(&mut self) -> Progress {
         self.cleaner.goes_on = false;
         let progress = self.do_step();
-        if !self.cleaner.goes_on && !mutant("log.rate.holds-while-nothing-is-due") {
+        let ends = mutated("log.rate.holds-while-nothing-is-due", !self.cleaner.goes_on, false);
+        if ends {
             self.log.end_copying();
         }
         progress

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
+use flowstone_block::{AlignedBuf, Errno, Outcome, mutated};
 use flowstone_log_format::{BLOCK_BYTES, LIFETIME_SORTED, Sequence};
 
 use super::candidates::emptiest;
@@ -190,11 +190,10 @@ impl Resort {
     /// the budget is not spent.
     fn may_go_on(&mut self) -> bool {
         let limit = self.volume.resorting.limit();
-        let is_idle = self.look_at_guests().0 == 0 || mutant("log.resort.ignores-guests");
+        let is_idle = mutated("log.resort.ignores-guests", self.look_at_guests().0 == 0, true);
         let is_paid = self.budget.left(limit, self.log.clock.now()) > 0;
-        is_idle
-            && (is_paid || mutant("log.resort.ignores-its-budget"))
-            && !self.log.inbox.is_called()
+        let is_paid = mutated("log.resort.ignores-its-budget", is_paid, true);
+        is_idle && is_paid && !self.log.inbox.is_called()
     }
 
     /// Returns the next live blocks of the disk that are not in order, as many as are sorted
@@ -254,7 +253,8 @@ fn make_room_to_sort(
 /// Frees segments that died by copying: replay does not find those copies, so a checkpoint is
 /// needed.
 fn free_sources(writer: &mut Writer) -> Outcome {
-    if mutant("log.resort.frees-without-checkpoint") {
+    let checkpoints = mutated("log.resort.frees-without-checkpoint", true, false);
+    if !checkpoints {
         let closed = writer.log.append_state().segments_mut().take_pinned();
         writer.log.append_state().segments_mut().unpin(&closed);
         return writer.release_freeable();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use flowstone_block::{Errno, Outcome, mutant};
+use flowstone_block::{Errno, Outcome, mutated};
 use flowstone_log_format::HeadPlace;
 use tracing::{error, info, warn};
 
@@ -43,7 +43,8 @@ impl Restart {
     /// and writes are refused until there is space.
     pub fn put_off(&mut self, errno: Errno) -> Outcome {
         let is_full = is_lack_of_space(errno) && !self.log.sync.has_failed();
-        if !is_full || mutant("log.open.refuses-a-full-host") {
+        let is_full = mutated("log.open.refuses-a-full-host", is_full, false);
+        if !is_full {
             return Err(errno);
         }
         self.ended(Err(errno));
@@ -56,8 +57,9 @@ impl Restart {
         let (health, full) = match outcome {
             Ok(()) => {
                 info!("{}: writing goes on in a new place", self.log.name);
-                let forgets = mutant("log.restart.forgets-what-fails-meanwhile");
-                (forgets.then_some(Health::Running), None)
+                let running = Some(Health::Running);
+                let health = mutated("log.restart.forgets-what-fails-meanwhile", None, running);
+                (health, None)
             }
             Err(errno) if is_lack_of_space(errno) && !self.log.sync.has_failed() => {
                 if self.tried.is_none() {
@@ -127,5 +129,5 @@ impl Restart {
 
 /// Errors that may pass without an operator's help.
 pub fn is_lack_of_space(errno: Errno) -> bool {
-    matches!(errno, Errno::NOSPC | Errno::DQUOT) && !mutant("log.restart.full-host-is-the-end")
+    mutated("log.restart.full-host-is-the-end", matches!(errno, Errno::NOSPC | Errno::DQUOT), false)
 }

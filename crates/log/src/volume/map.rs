@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 use flowstone_block::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use flowstone_log_format::MapEntry;
 
@@ -84,7 +84,7 @@ impl BlockMap {
     fn mark_changed(&self, leaf: &Leaf) {
         // Always a swap, never a load first: the thread that clears the mark must see the entry
         // that was stored before it, or the mark must be set again.
-        let looks = mutant("log.map.looks-before-it-marks");
+        let looks = mutated("log.map.looks-before-it-marks", false, true);
         if looks && leaf.changed.load(Ordering::Acquire) {
             return;
         }

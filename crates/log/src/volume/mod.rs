@@ -5,7 +5,7 @@ pub mod map;
 use std::sync::Arc;
 
 use flowstone_block::sync::atomic::{AtomicU64, Ordering};
-use flowstone_block::{Outcome, Sector, SectorCount, mutant};
+use flowstone_block::{Outcome, Sector, SectorCount, mutated};
 use flowstone_image::runtime::discards::DiscardCounters;
 use flowstone_image::{DamageList, Flaw};
 use flowstone_log_format::{BLOCK_BYTES, BLOCK_SECTORS, MapEntry, blocks_of_sectors};
@@ -43,10 +43,7 @@ impl Volume {
     /// take away again.
     pub fn resize_while(&self, capacity: SectorCount, work: impl FnOnce() -> Outcome) -> Outcome {
         let before = self.capacity();
-        let meanwhile = match mutant("log.resize.told-before-durable") {
-            true => capacity,
-            false => capacity.min(before),
-        };
+        let meanwhile = mutated("log.resize.told-before-durable", capacity.min(before), capacity);
         self.set_capacity(meanwhile);
         let resized = work();
         self.set_capacity(if resized.is_ok() { capacity } else { before });

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 use flowstone_image::runtime::wakers::QueueWaker;
 use flowstone_log_format::{Address, Entry, Kind, MapEntry, Placed, Sequence};
 
@@ -75,7 +75,8 @@ impl CommitOrder {
     /// Commits the first record if it is written.
     pub fn commit(&mut self) -> Option<InFlightRecord> {
         let in_file = self.in_flight.front()?.written;
-        if !in_file && !mutant("log.commit.out-of-order") {
+        let in_file = mutated("log.commit.out-of-order", in_file, true);
+        if !in_file {
             return None;
         }
         self.committed = self.committed.next();
@@ -129,7 +130,8 @@ impl AppendState {
         effects: &mut Effects,
     ) {
         self.order.written(sequence);
-        if !succeeded && !mutant("log.commit.passes-over-failed-record") {
+        let succeeded = mutated("log.commit.passes-over-failed-record", succeeded, true);
+        if !succeeded {
             self.health = match self.health {
                 Health::Running => Health::Restarting,
                 other => other,

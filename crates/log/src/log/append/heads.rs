@@ -1,6 +1,6 @@
 //! The heads: where the streams of guests are appended to.
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 use flowstone_log_format::{HeadPlace, STREAMS_MAX, SegmentId};
 
 use super::AppendState;
@@ -29,7 +29,8 @@ impl AppendState {
             let HeadPlace { segment, incarnation, .. } = self.heads[stream].place;
             // After a crash they are sealed already; a new stream has no head yet.
             let is_open = self.segments.get(segment).state == State::Open;
-            if !incarnation.is_none() && is_open && !mutant("log.streams.leaves-a-head-open") {
+            let is_open = mutated("log.streams.leaves-a-head-open", is_open, false);
+            if !incarnation.is_none() && is_open {
                 self.seal(segment);
             }
         }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Clock, Errno, mutant};
+use flowstone_block::{Clock, Errno, mutated};
 
 use super::AppendState;
 use crate::log::reserve::{Demand, Opener, Reserve};
@@ -30,7 +30,7 @@ impl Full {
     /// Returns whether the attempt was recent. A later request waits until the host has been tried
     /// again: there may be room by then, and nothing else would find that out.
     pub fn is_fresh(self, clock: &Clock) -> bool {
-        clock.since(self.at) < FULL_RETRY || mutant("log.full.believed-for-ever")
+        mutated("log.full.believed-for-ever", clock.since(self.at) < FULL_RETRY, true)
     }
 }
 

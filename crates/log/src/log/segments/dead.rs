@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 use flowstone_log_format::SegmentId;
 
 use super::SegmentTable;
@@ -83,11 +83,11 @@ impl SegmentTable {
 
     /// Takes the dead segments that are free once everything written until now is durable.
     pub fn take_freeable(&mut self) -> DeadSegments {
-        if mutant("log.free.ignores-pins") {
-            return self.take_dead();
-        }
         let freeable = std::mem::take(&mut self.dead.freeable);
-        DeadSegments { freeable, ..DeadSegments::default() }
+        let heeds_pins = mutated("log.free.ignores-pins", true, false);
+        let pinned =
+            if heeds_pins { BTreeSet::new() } else { std::mem::take(&mut self.dead.pinned) };
+        DeadSegments { freeable, pinned }
     }
 
     /// Puts dead segments back: what was to free them did not become durable.

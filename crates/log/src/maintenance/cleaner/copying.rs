@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use flowstone_block::sync::atomic::Ordering;
-use flowstone_block::{Outcome, mutant};
+use flowstone_block::{Outcome, mutated};
 use flowstone_log_format::{Entry, Kind, LIFETIME_MAP, RecordBuilder};
 use tracing::warn;
 
@@ -179,8 +179,8 @@ impl Cleaner {
             self.let_guests_go_first();
         }
         // All records of a segment are written and applied to the map before it is sealed.
-        let stays = writer.streams.stays_in_segment(lifetime, payload)
-            || mutant("log.clean.seals-before-copies-are-in");
+        let stays = writer.streams.stays_in_segment(lifetime, payload);
+        let stays = mutated("log.clean.seals-before-copies-are-in", stays, true);
         let shape = self.log.shape;
         let most = if stays { copies.pipe.records_most(shape) - 1 } else { 0 };
         let must_wait = |pipe: &mut Pipe| {
@@ -196,7 +196,8 @@ impl Cleaner {
         let Copies { pipe, builder, moves, .. } = copies;
         let ticket = pipe.write(&self.log, builder, lifetime, &placed);
         let mut moves = std::mem::take(moves);
-        if mutant("log.clean.maps-copies-on-their-way") {
+        let maps_early = mutated("log.clean.maps-copies-on-their-way", false, true);
+        if maps_early {
             let birth = copies.survey.segment.birth;
             let moves = std::mem::take(&mut moves);
             writer.streams.apply_moves(lifetime, placed.address, &moves, birth);
@@ -231,7 +232,10 @@ impl Cleaner {
         if let Err(errno) = outcome {
             // The records behind it are lost with it, and their blocks stay in the victim.
             while let Some((behind, outcome)) = copies.pipe.finish_first() {
-                if outcome.is_ok() && mutant("log.clean.maps-copies-behind-a-failed-record") {
+                let is_behind = outcome.is_ok();
+                let maps =
+                    mutated("log.clean.maps-copies-behind-a-failed-record", false, is_behind);
+                if maps {
                     streams.apply_moves(
                         lifetime,
                         behind.placed.address,
@@ -248,7 +252,9 @@ impl Cleaner {
         streams.apply_moves(lifetime, record.placed.address, &record.moves, segment.birth);
         self.log.append_state().accounting_mut().copied(copied);
         earn(&self.log, &segment, copied);
-        if record.placed.header.link == 0 && !mutant("log.clean.does-not-pin-victims") {
+        let pins = record.placed.header.link == 0;
+        let pins = mutated("log.clean.does-not-pin-victims", pins, false);
+        if pins {
             // Replay would not find the copies.
             self.log.append_state().segments_mut().pin(copies.survey.victim);
         }

@@ -1,6 +1,6 @@
 //! Surveys a victim: finds its live blocks, and verifies them.
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 use flowstone_log_format::{Entry, Header, SegmentId};
 
 use super::Cleaner;
@@ -29,8 +29,9 @@ pub struct Survey {
 
 impl Survey {
     pub fn is_of(&self, victim: SegmentId, segment: &Segment) -> bool {
-        let is_same_use = self.segment.incarnation == segment.incarnation
-            || mutant("log.clean.believes-a-survey-of-an-earlier-use");
+        let is_same_use = self.segment.incarnation == segment.incarnation;
+        let is_same_use =
+            mutated("log.clean.believes-a-survey-of-an-earlier-use", is_same_use, true);
         self.victim == victim && is_same_use
     }
 }
@@ -41,7 +42,8 @@ pub fn earn(log: &Log, victim: &Segment, blocks: u32) {
     let gain = log.shape.data_blocks_most().saturating_sub(victim.live);
     let won = u64::from(blocks) * u64::from(gain);
     let go_on = log.append_state().rate_mut().won(won, 2 * u64::from(victim.live));
-    if go_on && !mutant("log.rate.tells-nobody") {
+    let go_on = mutated("log.rate.tells-nobody", go_on, false);
+    if go_on {
         log.wake_waiting();
     }
 }
@@ -99,7 +101,8 @@ impl Cleaner {
         let is_here = pipe.show(self.log.shape, at);
         let content = if is_here { pipe.ahead.block(at) } else { &[] };
         let is_whole = || {
-            crc32c::crc32c(content) == map_entry.checksum() || mutant("log.clean.data-unchecked")
+            let fits = crc32c::crc32c(content) == map_entry.checksum();
+            mutated("log.clean.data-unchecked", fits, true)
         };
         if !is_here || !is_whole() {
             let what = "the checksum of a block does not fit (found while cleaning)";

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use flowstone_block::{AlignedBuf, IoVec, Outcome, QueueContext, QueueDepth, Reactor, mutant};
+use flowstone_block::{AlignedBuf, IoVec, Outcome, QueueContext, QueueDepth, Reactor, mutated};
 use flowstone_fileio::{FileCompletion, MemoryList};
 use flowstone_log_format::Address;
 use slab::Slab;
@@ -73,7 +73,7 @@ impl Transfers {
         // SAFETY: as above.
         let list = unsafe { MemoryList::new(&*memory) };
         let key = self.started.insert(Transfer { buffer, memory, outcome: None });
-        let stays_out = !mutant("log.cleaner.fills-the-page-cache");
+        let stays_out = mutated("log.cleaner.fills-the-page-cache", true, false);
         submit(&mut self.store, list, key, Hints { stays_out, ..Hints::default() });
         self.store.kick();
         Ticket(key)

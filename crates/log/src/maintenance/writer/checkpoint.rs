@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
+use flowstone_block::{AlignedBuf, Errno, Outcome, mutated};
 use flowstone_log_format::{
     Address, BLOCK_BYTES, Entry, HEADS, HeadPlace, Kind, LEAF_ON_DISK_BLOCKS, LIFETIME_CLEANED,
     LIFETIME_COLD, LIFETIME_MAP, LeafPlace, RecordBuilder, Root, RootPlace, SegmentId, SegmentNote,
@@ -39,7 +39,8 @@ struct Frozen {
 impl Writer {
     /// Writes all committed changes to the map on disk, and frees dead segments.
     pub fn checkpoint(&mut self, kind: CheckpointKind) -> Outcome {
-        if !mutant("log.rate.holds-during-checkpoints") {
+        let ends = mutated("log.rate.holds-during-checkpoints", true, false);
+        if ends {
             self.log.end_copying();
         }
         let (next, frozen) = self.freeze();
@@ -168,7 +169,8 @@ impl Writer {
             let segments = self.segment_notes(&dead);
             most = segments.len() as u32;
             let fits = root_blocks(leaves.len() as u64, u64::from(most)) <= blocks_most;
-            if fits || mutant("log.checkpoint.root-outgrows-its-room") {
+            let fits = mutated("log.checkpoint.root-outgrows-its-room", fits, true);
+            if fits {
                 break segments;
             }
         };
@@ -216,19 +218,18 @@ impl Writer {
     /// Steps 3 and 4: everything that the superblock names becomes durable before the superblock
     /// does.
     fn publish(&mut self, next: Superblock, dead: &[SegmentId], kind: CheckpointKind) -> Outcome {
-        let skips = match kind {
-            CheckpointKind::Running => mutant("log.checkpoint.superblock-before-sync-of-map"),
-            CheckpointKind::Last => mutant("log.close.clean-before-sync"),
-        };
-        if !skips {
+        let running = mutated("log.checkpoint.superblock-before-sync-of-map", true, false);
+        let last = mutated("log.close.clean-before-sync", true, false);
+        let syncs = if kind == CheckpointKind::Last { last } else { running };
+        if syncs {
             self.space.sync()?;
         }
         let mut superblock = next;
         {
             let mut state = self.log.append_state();
             state.mark_durable_before(superblock.next_sequence);
-            let is_all = state.next_sequence() == superblock.next_sequence
-                || mutant("log.close.clean-beside-records");
+            let is_all = state.next_sequence() == superblock.next_sequence;
+            let is_all = mutated("log.close.clean-beside-records", is_all, true);
             superblock.clean = kind == CheckpointKind::Last && is_all;
             if superblock.clean {
                 // A queue that still exists must not append to the image.
@@ -259,7 +260,8 @@ impl Writer {
         }
         self.audit();
         let mut dead = frozen.dead;
-        if mutant("log.checkpoint.frees-what-died-meanwhile") {
+        let takes_more = mutated("log.checkpoint.frees-what-died-meanwhile", false, true);
+        if takes_more {
             let died = self.log.append_state().segments_mut().take_dead();
             dead.extend(died.in_order());
         }

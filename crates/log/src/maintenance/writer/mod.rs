@@ -11,7 +11,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flowstone_block::{Outcome, mutant};
+use flowstone_block::{Outcome, mutated};
 use flowstone_log_format::{Address, RootPlace, SegmentId, Superblock};
 
 use super::Progress;
@@ -89,7 +89,8 @@ impl Writer {
         // If this fails, the next attempt has the same generation, and so goes to the same slot:
         // the other one holds the valid superblock.
         self.space.store.write_superblock(&superblock)?;
-        if !mutant("log.checkpoint.frees-before-superblock-sync") {
+        let syncs = mutated("log.checkpoint.frees-before-superblock-sync", true, false);
+        if syncs {
             self.space.sync()?;
         }
         self.superblock = superblock;
@@ -105,9 +106,11 @@ impl Writer {
         let dead = self.log.append_state().segments_mut().take_freeable();
         let mut dead = dead.in_order();
         let start = self.log.clock.now();
-        let synced = if mutant("log.free.skips-sync") { Ok(()) } else { self.space.sync() };
+        let syncs = mutated("log.free.skips-sync", true, false);
+        let synced = if syncs { self.space.sync() } else { Ok(()) };
         self.sync_took = self.log.clock.since(start);
-        if mutant("log.free.frees-what-died-during-the-sync") {
+        let takes_more = mutated("log.free.frees-what-died-during-the-sync", false, true);
+        if takes_more {
             let died = self.log.append_state().segments_mut().take_freeable();
             dead.extend(died.in_order());
         }

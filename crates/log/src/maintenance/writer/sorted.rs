@@ -1,6 +1,6 @@
 //! Copies of live blocks from any segments, in LBA order.
 
-use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
+use flowstone_block::{AlignedBuf, Errno, Outcome, mutated};
 use flowstone_log_format::{BLOCK_BYTES, Entry, Kind, LIFETIME_SORTED, RecordBuilder, SegmentId};
 
 use super::{CheckpointKind, Move, Writer};
@@ -54,7 +54,9 @@ impl Writer {
             }
             for (moved, block) in part.iter().zip(&mut contents) {
                 let checksum = moved.old.checksum();
-                if crc32c::crc32c(block) != checksum && !mutant("log.sorted.data-unchecked") {
+                let fits = crc32c::crc32c(block) == checksum;
+                let fits = mutated("log.sorted.data-unchecked", fits, true);
+                if !fits {
                     // It was overwritten and its address reused meanwhile, or it is damaged: it is
                     // not moved.
                     continue;
@@ -95,7 +97,8 @@ impl Writer {
             other => other?,
         };
         let mut state = self.log.append_state();
-        if !mutant("log.compact.does-not-pin-sources") {
+        let pins = mutated("log.compact.does-not-pin-sources", true, false);
+        if pins {
             sources.into_iter().for_each(|segment| state.segments_mut().pin(segment));
         }
         let birth = state.accounting().clock();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flowstone_block::sync::atomic::Ordering;
-use flowstone_block::{Errno, Outcome, mutant};
+use flowstone_block::{Errno, Outcome, mutated};
 use flowstone_log_format::{Incarnation, SegmentId, Sequence};
 use flowstone_log_store::BlockingStore;
 use tracing::warn;
@@ -83,10 +83,8 @@ impl Space {
         match outcome {
             Ok(()) => {
                 let mut state = self.log.append_state();
-                let committed = match mutant("log.sync.promises-what-came-later") {
-                    true => state.committed(),
-                    false => committed,
-                };
+                let committed =
+                    mutated("log.sync.promises-what-came-later", committed, state.committed());
                 state.mark_durable_before(committed);
             }
             Err(_) => self.log.wakers.wake_all(),
@@ -160,8 +158,8 @@ impl Space {
     /// Makes a segment ready together with `more` that follow it, or deallocates those.
     fn obtain_run(&mut self, first: SegmentId, more: u32) -> bool {
         let end = first.get() + 1 + more;
-        let allocated = mutant("log.space.ready-without-space")
-            || self.store.allocate(first..SegmentId::new(end)).is_ok();
+        let allocated = self.store.allocate(first..SegmentId::new(end)).is_ok();
+        let allocated = mutated("log.space.ready-without-space", allocated, true);
         let behind: Vec<_> = SegmentId::range(first.get() + 1..end).collect();
         if allocated {
             let mut state = self.log.append_state();
@@ -217,10 +215,8 @@ impl Space {
             let segments = state.segments_mut();
             (segments.take_all_free(), segments.never_used(), segments.limit())
         };
-        let never_used = match mutant("log.space.punches-the-last-that-was-used") {
-            true => SegmentId::new(never_used.get() - 1),
-            false => never_used,
-        };
+        let last = SegmentId::new(never_used.get().saturating_sub(1));
+        let never_used = mutated("log.space.punches-the-last-that-was-used", never_used, last);
         let free: Vec<SegmentId> = free.into_values().collect();
         self.punch(&free);
         let size = self.log.store.size().unwrap_or(0);

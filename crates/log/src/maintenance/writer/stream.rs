@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use flowstone_block::{Errno, mutant};
+use flowstone_block::{Errno, mutated};
 use flowstone_log_format::{
     Address, HeadPlace, Kind, LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP, LIFETIMES, MapEntry,
     Placed, RecordBuilder, Sequence, Stamp,
@@ -156,11 +156,9 @@ impl Streams {
         for moved in moves {
             address = address.forward(1);
             let new = MapEntry::new(address, moved.old.checksum());
-            let stale = mutant("log.clean.overwrites-newer-data") && {
-                let map_entry = self.volume.map.get(moved.lba);
-                map_entry.is_mapped() && self.volume.map.replace_if(moved.lba, map_entry, new)
-            };
-            let dies = if stale || self.volume.map.replace_if(moved.lba, moved.old, new) {
+            let compares = mutated("log.clean.overwrites-newer-data", true, false);
+            let old = if compares { moved.old } else { self.volume.map.get(moved.lba) };
+            let dies = if self.volume.map.replace_if(moved.lba, old, new) {
                 moved.old.address()
             } else {
                 // The guest has written the block meanwhile: the copy is dead.
