@@ -84,9 +84,8 @@ impl Folder {
     /// Creates a file of this name, which must not exist.
     pub fn create(&self, name: &OsStr) -> io::Result<File> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let is_new = OFlags::EXCL;
-        let is_new = mutated("qcow2.redo.takes-a-name-that-is-taken", is_new, OFlags::empty());
-        Ok(File::from(openat(&self.file, name, flags | is_new, Mode::RUSR | Mode::WUSR)?))
+        let excl = mutated("qcow2.redo.takes-a-name-that-is-taken", OFlags::EXCL, OFlags::empty());
+        Ok(File::from(openat(&self.file, name, flags | excl, Mode::RUSR | Mode::WUSR)?))
     }
 
     /// Returns whether the name refers to `file`.
