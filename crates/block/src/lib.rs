@@ -55,7 +55,7 @@ pub use token::{Token, TokenSource};
 pub use flowstone_memory::size::{SizeChange, format_size, parse_size};
 #[cfg(feature = "model")]
 pub use flowstone_reactor::model;
-pub use flowstone_reactor::{NextLook, Reactor, Waker, mutant, mutated, sync};
+pub use flowstone_reactor::{NextLook, Reactor, Waker, mutated, sync};
 
 /// The host's error number, kept unchanged from the failing call to the completion.
 pub use rustix::io::Errno;

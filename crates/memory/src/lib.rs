@@ -14,4 +14,4 @@ pub mod reading;
 pub mod size;
 pub mod sizer;
 
-pub use mutant::{mutant, mutated};
+pub use mutant::mutated;

@@ -1,24 +1,6 @@
 //! Protocol mutants of this crate and of the guest's half, as explained in
 //! `crates/reactor/src/mutant.rs`. (The guest shares no other code with the daemon of the host.)
 
-/// Returns whether the step of the mutant `name` (`AREA.PLACE.what-is-wrong`) is to be broken.
-#[cfg(not(feature = "mutants"))]
-#[inline(always)]
-#[must_use]
-pub const fn mutant(_name: &'static str) -> bool {
-    false
-}
-
-/// Returns whether the step of the mutant `name` (`AREA.PLACE.what-is-wrong`) is to be broken.
-#[cfg(feature = "mutants")]
-#[must_use]
-pub fn mutant(name: &'static str) -> bool {
-    use std::sync::LazyLock;
-    static CHOSEN: LazyLock<Option<String>> =
-        LazyLock::new(|| std::env::var("FLOWSTONE_MUTANT").ok());
-    CHOSEN.as_deref() == Some(name)
-}
-
 /// Returns `right`, or `wrong` if the mutant `name` (`AREA.PLACE.what-is-wrong`) is chosen.
 #[cfg(not(feature = "mutants"))]
 #[inline(always)]
@@ -31,5 +13,8 @@ pub fn mutated<T>(_name: &'static str, right: T, _wrong: T) -> T {
 #[cfg(feature = "mutants")]
 #[must_use]
 pub fn mutated<T>(name: &'static str, right: T, wrong: T) -> T {
-    if mutant(name) { wrong } else { right }
+    use std::sync::LazyLock;
+    static CHOSEN: LazyLock<Option<String>> =
+        LazyLock::new(|| std::env::var("FLOWSTONE_MUTANT").ok());
+    if CHOSEN.as_deref() == Some(name) { wrong } else { right }
 }

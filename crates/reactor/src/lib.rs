@@ -22,7 +22,7 @@ pub mod sync;
 mod waker;
 mod watch;
 
-pub use mutant::{mutant, mutated};
+pub use mutant::mutated;
 pub use next_look::NextLook;
 pub use reactor::Reactor;
 pub use ring_user::RingUser;

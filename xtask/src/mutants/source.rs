@@ -24,7 +24,7 @@ impl Mutant {
     }
 }
 
-const CALLS: [&str; 2] = ["mutant(", "mutated("];
+const CALL: &str = "mutated(";
 const EQUIVALENT: &str = "EQUIVALENT:";
 /// Most lines between the comment and the call below it.
 const COMMENT_LINES_ABOVE: usize = 6;
@@ -44,9 +44,8 @@ pub fn find(folder: &Path) -> Result<Vec<Mutant>> {
 
 fn in_text(text: &str) -> Result<Vec<Mutant>> {
     let mut found = Vec::new();
-    let calls = CALLS.iter().flat_map(|call| text.match_indices(call));
-    for (at, call) in calls {
-        let arguments = text[at + call.len()..].trim_start();
+    for (at, _) in text.match_indices(CALL) {
+        let arguments = text[at + CALL.len()..].trim_start();
         let line = text[..at].lines().last().unwrap_or_default();
         let is_comment = line.trim_start().starts_with("//");
         let Some(name) = arguments.strip_prefix('"').filter(|_| !is_comment) else { continue };
@@ -63,7 +62,7 @@ fn reason_above(text: &str) -> Option<String> {
     let lines: Vec<&str> = text.lines().collect();
     let near = &lines[lines.len().saturating_sub(COMMENT_LINES_ABOVE + 1)..];
     let start = near.iter().rposition(|line| line.contains(EQUIVALENT))?;
-    if near[start..near.len() - 1].iter().any(|line| CALLS.iter().any(|call| line.contains(call))) {
+    if near[start..near.len() - 1].iter().any(|line| line.contains(CALL)) {
         return None; // it belongs to a mutant in between
     }
     let comment = near[start..].iter().map_while(|line| line.trim_start().strip_prefix("//"));
@@ -78,14 +77,14 @@ mod tests {
     #[test]
     fn names_and_reasons_are_found_and_comments_are_not_mutants() {
         let text = r#"
-            // `mutant("a.b.in-a-comment")` names one.
-            if !mutant("log.commit.skips-sync") { sync(); }
+            // `mutated("a.b.in-a-comment", true, false)` names one.
+            let syncs = mutated("log.commit.skips-sync", true, false);
             // EQUIVALENT: the host has written it
             // by then.
-            if mutant(
-                "raw.flush.late",
-            ) {}
-            if mutant("raw.flush.early") {}
+            let is_late = mutated(
+                "raw.flush.late", false, true,
+            );
+            let is_early = mutated("raw.flush.early", false, true);
         "#;
         let mutant = |name: &str, why: Option<&str>| Mutant {
             name: name.into(),
@@ -97,6 +96,6 @@ mod tests {
             mutant("raw.flush.early", None),
         ];
         assert_eq!(in_text(text).unwrap(), expected);
-        assert!(in_text(r#"mutant("nameless")"#).is_err());
+        assert!(in_text(r#"mutated("nameless", 1, 2)"#).is_err());
     }
 }

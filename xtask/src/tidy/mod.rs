@@ -40,6 +40,7 @@ pub fn run(workspace: &Path) -> Result<()> {
         anchors::check(&documents),
         named_tests::check(&documents, &sources),
         mutants::check(workspace)?,
+        mutants::check_form(&sources),
     ];
     let complaints = complaints.concat();
     ensure!(complaints.is_empty(), "the tree is not tidy:\n{}", complaints.join("\n"));
