@@ -3,16 +3,16 @@
 
 mod made_up;
 
-use flowstone_block::parse_size;
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
-use clap::Args;
-use flowstone_experiment::table;
-use flowstone_policy::simulator::{self, Line, Outcome};
+use clap::{Args, ValueEnum};
+use flowstone_block::parse_size;
+use flowstone_experiment::host::{Host, require_commit};
+use flowstone_experiment::{Experiment, table};
+use flowstone_policy::simulator::{self, Line};
 use flowstone_policy::{Link, PolicyKind};
-use serde_json::{Value, json};
 
 pub use self::made_up::Load;
 
@@ -22,9 +22,9 @@ pub struct FilecacheArgs {
     /// A trace: lines `r|w,FILE,BYTES`, each the use of a whole file.
     #[arg(long, value_name = "FILE", required_unless_present = "load")]
     trace: Option<PathBuf>,
-    /// A generated trace instead.
-    #[arg(long, value_enum, conflicts_with = "trace")]
-    load: Option<Load>,
+    /// Generated traces instead.
+    #[arg(long, value_enum, value_delimiter = ',', conflicts_with = "trace")]
+    load: Vec<Load>,
     /// Seed of a generated trace.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -38,69 +38,72 @@ pub struct FilecacheArgs {
     /// Sizes as parts of the bytes of all files of the trace.
     #[arg(long, value_name = "F", value_delimiter = ',')]
     fraction: Vec<f64>,
-    /// Print one JSON object per policy and size, one per line.
-    #[arg(long)]
-    json: bool,
+    /// Write the figures as JSON; into `docs` only those of a commit.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
 }
+
+/// Part of the time of all reads that is saved.
+const SAVED: &str = "saved";
 
 /// Carries out the subcommand.
 pub fn filecache(args: &FilecacheArgs) -> Result<()> {
-    let trace = match (&args.trace, args.load) {
-        (Some(path), _) => {
-            let text = std::fs::read_to_string(path)
-                .with_context(|| format!("read {}", path.display()))?;
-            simulator::parse(&text).map_err(|why| anyhow!("{}: {why}", path.display()))?
-        }
-        (None, Some(load)) => load.lines(args.seed),
-        (None, None) => unreachable!("clap asks for one of them"),
-    };
+    args.json.iter().try_for_each(|path| require_commit(path))?;
     let kinds = if args.policy.is_empty() { &PolicyKind::ALL[..] } else { &args.policy };
-    let (link, mut rows) = (Link::default(), Vec::new());
-    for bytes in args.sizes(&trace) {
-        for kind in kinds {
-            let done = simulator::run(&mut *kind.build(bytes, link), &trace, link);
-            if args.json {
-                println!("{}", json(kind.name(), bytes, &done));
-            } else {
-                rows.push(row(kind.name(), bytes, &done));
+    let host = Host::inspect(Vec::new(), Path::new("."));
+    let (link, mut experiment) = (Link::default(), Experiment::new("filecache", host));
+    for (name, trace) in args.traces()? {
+        for (size, bytes) in args.sizes(&trace) {
+            for kind in kinds {
+                let done = simulator::run(&mut *kind.build(bytes, link), &trace, link);
+                let figures = [
+                    (SAVED, done.saved_seconds / done.all_seconds),
+                    ("requests", done.requests as f64),
+                    ("hits", done.hits as f64),
+                    ("hit_bytes", done.hit_bytes as f64),
+                    ("read_bytes", done.read_bytes as f64),
+                ];
+                experiment.add(&format!("{name}, {size}"), kind.name(), &figures);
             }
         }
     }
-    if !args.json {
-        println!("{}", table(TITLES, rows));
-    }
-    Ok(())
+    println!("{}", experiment.page(&render(&experiment)));
+    args.json.as_ref().map_or(Ok(()), |path| experiment.write(path))
+}
+
+/// Renders the table.
+pub fn render(experiment: &Experiment) -> String {
+    let points = experiment.points();
+    let policies = points.first().map_or(Vec::new(), |point| experiment.contenders(point));
+    let rows = points.iter().map(|point| {
+        let saved = |policy: &&str| experiment.at(point, policy).cell(SAVED, 3);
+        [(*point).to_owned()].into_iter().chain(policies.iter().map(saved)).collect()
+    });
+    let titles = format!("part of the read time saved, cache of | `{}`", policies.join("` | `"));
+    table(&titles, rows)
 }
 
 impl FilecacheArgs {
-    fn sizes(&self, trace: &[Line]) -> Vec<u64> {
+    fn traces(&self) -> Result<Vec<(String, Vec<Line>)>> {
+        let Some(path) = &self.trace else {
+            let named = |load: &Load| {
+                let name = load.to_possible_value().map(|it| it.get_name().to_owned());
+                (name.unwrap_or_default(), load.lines(self.seed))
+            };
+            return Ok(self.load.iter().map(named).collect());
+        };
+        let name = path.display().to_string();
+        let text = std::fs::read_to_string(path).with_context(|| format!("read {name}"))?;
+        let lines = simulator::parse(&text).map_err(|why| anyhow!("{name}: {why}"))?;
+        Ok(vec![(name, lines)])
+    }
+
+    /// Returns all sizes, with their names.
+    fn sizes(&self, trace: &[Line]) -> Vec<(String, u64)> {
         let files: HashMap<_, _> = trace.iter().map(|line| (line.file, line.bytes)).collect();
         let all: u64 = files.values().sum();
-        let parts = self.fraction.iter().map(|part| (all as f64 * part) as u64);
-        self.bytes.iter().copied().chain(parts).collect()
+        let of_part = |part: &f64| (format!("{:.0} %", part * 100.0), (all as f64 * part) as u64);
+        let of_bytes = |bytes: &u64| (format!("{} MiB", bytes >> 20), *bytes);
+        self.bytes.iter().map(of_bytes).chain(self.fraction.iter().map(of_part)).collect()
     }
-}
-
-/// Returns the result of one policy at one size as JSON.
-fn json(policy: &str, bytes: u64, done: &Outcome) -> Value {
-    json!({
-        "policy": policy,
-        "bytes": bytes,
-        "requests": done.requests,
-        "hits": done.hits,
-        "hit_bytes": done.hit_bytes,
-        "read_bytes": done.read_bytes,
-        "saved_seconds": done.saved_seconds,
-        "saved": done.saved_seconds / done.all_seconds,
-    })
-}
-
-const TITLES: &str = "bytes | policy | hits | hit bytes | bytes read | time saved";
-
-/// Returns the same as a row of the table.
-fn row(policy: &str, bytes: u64, done: &Outcome) -> Vec<String> {
-    let [bytes, hits] = [bytes, done.hits].map(|it| it.to_string());
-    let [hit_bytes, read_bytes] = [done.hit_bytes, done.read_bytes].map(|it| it.to_string());
-    let saved = format!("{:.3}", done.saved_seconds / done.all_seconds);
-    vec![bytes, policy.to_owned(), hits, hit_bytes, read_bytes, saved]
 }

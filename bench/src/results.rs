@@ -18,15 +18,15 @@ use crate::pollers::{
 };
 use crate::qos::{classes, limits, neighbours, overhead, vms};
 use crate::{
-    cache, cached, compact, first_screen, markdown, operations, overlay, pdc, qcow2_image, record,
-    storm, trace, writers,
+    cache, cached, compact, filecache, first_screen, markdown, operations, overlay, pdc,
+    qcow2_image, record, storm, trace, writers,
 };
 
 const LARGE: &str = "320 GiB on a medium that compresses zeroes, by --dir";
 const TRACES: &str = "target/evidence/traces, by `evidence --record`";
 
 /// All of them.
-pub const BENCHES: [Bench; 41] = [
+pub const BENCHES: [Bench; 42] = [
     of("bench", "--rounds 7 --runtime 0.5", 16, markdown::render),
     Bench {
         data: "bench",
@@ -92,6 +92,12 @@ pub const BENCHES: [Bench; 41] = [
         )
     },
     of("guest-postmark", "guest postmark --rounds 3", 10, postmark::render),
+    of(
+        "filecache",
+        "filecache --load zipf9,scan,zipf7,uniform,moving,loop --fraction 0.01,0.1,0.2,0.4,0.8",
+        1,
+        filecache::render,
+    ),
     of("guest-speed", "guest speed --rounds 7 --dir /dev/shm", 5, speed::render),
     of("guest-again", "guest again --rounds 5", 1, again::render),
     of("guest-same-memory", "guest same-memory --rounds 5", 5, same_memory::render),
