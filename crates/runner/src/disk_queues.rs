@@ -10,10 +10,10 @@ use crate::counters::QueueCounters;
 use crate::cpu_budget::{CpuBudget, CpuShare};
 use crate::cpus::CpuList;
 use crate::failures::Failures;
-use crate::halves::{Whole, whole};
-use crate::pollers::{OwnThreads, Pipeline, PlacedQueue, Pollers};
-use crate::queue_run::QueueSpec;
+use crate::pollers::{Pipeline, Pollers, QueueHandle};
+use crate::queue::{Whole, whole};
 use crate::spin::PollMode;
+use crate::task::QueueSpec;
 
 /// The counters of a disk's queues, by queue number; queues that have never run have none.
 #[derive(Default)]
@@ -82,7 +82,7 @@ pub struct DiskQueues<T, S> {
     table: Arc<QueueTable>,
     /// Called when a queue has started.
     has_started: S,
-    running: Vec<Option<PlacedQueue>>,
+    running: Vec<Option<QueueHandle>>,
 }
 
 impl<T: Throttle, S: Fn() + Send> DiskQueues<T, S> {
@@ -120,14 +120,16 @@ impl<Q: GuestQueue, T: Throttle, S: Fn() + Send> QueueRunner<Q> for DiskQueues<T
             counters: self.table.of(index),
             poll: *poll,
             budget: self.budget.clone(),
+            name: format!("{name}/q{index}"),
+            cpus: self.cpus_of(index),
+            home: None,
         };
-        let own = OwnThreads { name: format!("{name}/q{index}"), cpus: self.cpus_of(index) };
         let queue = Whole { queue, throttle: Arc::clone(&self.throttle) };
-        let placed = self.pollers.run(queue, spec, *pipeline, own)?;
+        let handle = self.pollers.run(queue, spec, *pipeline)?;
         if self.running.len() <= index {
             self.running.resize_with(index + 1, || None);
         }
-        self.running[index] = Some(placed);
+        self.running[index] = Some(handle);
         (self.has_started)();
         Ok(())
     }

@@ -13,8 +13,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::PollMode;
-use crate::halves::Whole;
-use crate::queue_run::QueueSpec;
+use crate::queue::Whole;
+use crate::task::QueueSpec;
 
 /// Queue size.
 pub const SIZE: u16 = 128;
@@ -78,7 +78,9 @@ impl Intake for Unlimited {
 /// Returns the settings to run its queue over `layer`.
 pub fn spec_of(layer: Arc<dyn Layer>, poll: PollMode) -> QueueSpec {
     let origin = Origin::Queue { disk: 0, queue: 0 };
-    QueueSpec { layer, origin, counters: Arc::default(), poll, budget: None }
+    let (counters, name) = (Arc::default(), "queue".into());
+    let (budget, cpus, home) = Default::default();
+    QueueSpec { layer, origin, counters, poll, budget, name, cpus, home }
 }
 
 /// A guest with one queue and its memory.

@@ -5,8 +5,8 @@ mod activity;
 mod counters;
 mod handover;
 mod pass;
+mod scheduled;
 mod shares;
-mod task;
 mod thread;
 
 use std::io;
@@ -20,13 +20,13 @@ use tracing::{error, warn};
 pub use self::activity::Activity;
 pub use self::counters::PollerCounters;
 use self::handover::{Arrival, Cause, EndsInbox};
-pub use self::handover::{Inbox, NotRun, Orders, RunningQueue};
+pub use self::handover::{Inbox, Orders, TaskHandle};
+use self::scheduled::{Scheduled, THRIFT};
 use self::shares::Shares;
-use self::task::{THRIFT, Task};
 pub use self::thread::{PollerOptions, PollerThread};
 use crate::histogram::add;
-use crate::queue_run::TaskContext;
 use crate::spin::{FOR_DRIVER, FOR_DRIVER_SHARED};
+use crate::task::{NotRun, TaskContext};
 
 /// Turns between two reads of the clock while polling.
 const TURNS_PER_LOOK: u32 = 16;
@@ -39,7 +39,7 @@ struct Poller {
     // First: if the thread dies, a drop of the tasks may wait for hosts, and no queue is to come.
     _ends: EndsInbox,
     // Before the reactor's last handle: tasks have watches and rings in it.
-    tasks: Vec<Task>,
+    tasks: Vec<Scheduled>,
     reactor: Reactor,
     inbox: Arc<Inbox>,
     options: PollerOptions,
@@ -92,57 +92,59 @@ impl Poller {
     }
 
     fn begin(&mut self, arrival: Arrival) {
-        let Arrival { queue, spec, orders, ended, cause } = arrival;
+        let Arrival { part, spec, orders, ended, cause } = arrival;
         let patience = if self.options.is_shared { FOR_DRIVER_SHARED } else { FOR_DRIVER };
         let (reactor, leave) = (&self.reactor, orders.leave_flag());
         let context = TaskContext { spec: &spec, reactor, leave, patience };
         // A panic drops the queue; dropping the channels of `orders` tells the thread that waits
         // for it.
-        let made = catch_unwind(AssertUnwindSafe(|| queue.run(&context)));
+        let made = catch_unwind(AssertUnwindSafe(|| part.run(&context)));
         let Ok(made) = made else {
             return error!(queue = ?spec.origin, "a queue has panicked before its first turn");
         };
         match made {
-            Ok(queue) => {
+            Ok(task) => {
                 cause.succeed(&self.inbox.counters);
-                self.tasks.push(Task::new(queue, spec, orders, ended));
+                self.tasks.push(Scheduled::new(task, spec, orders, ended));
                 self.count_tasks();
             }
-            Err((queue, error)) => match cause {
-                Cause::Start(started) => {
-                    drop(started.send(Err(NotRun { error, queue: Some(queue) })));
+            Err(NotRun { error, part }) => match (cause, part) {
+                (Cause::Start(started), part) => {
+                    drop(started.send(Err(NotRun { error, part })));
                 }
-                Cause::Move { from, .. } => {
+                (Cause::Move { from, .. }, Some(part)) => {
                     warn!(%error, "a queue cannot run on another poller; it stays where it was");
                     orders.divert(&from);
                     let cause = Cause::Return;
-                    self.send(&from, Arrival { queue, spec, orders, ended, cause });
+                    self.send(&from, Arrival { part, spec, orders, ended, cause });
                 }
-                Cause::Return => error!(%error, "a queue cannot run any more"),
+                (Cause::Move { .. } | Cause::Return, _) => {
+                    error!(%error, "a queue cannot run any more");
+                }
             },
         }
     }
 
     fn count_tasks(&mut self) {
         self.inbox.counters.set_queues(self.tasks.len());
-        let places = self.shares.reset(self.tasks.iter().map(Task::disk));
+        let places = self.shares.reset(self.tasks.iter().map(Scheduled::disk));
         self.tasks.iter_mut().zip(places).for_each(|(task, place)| task.share = place);
     }
 
-    fn end(&self, task: Task, drained: Instant) {
+    fn end(&self, task: Scheduled, drained: Instant) {
         if task.lost {
             // The kernel may use the guest's memory, and a drop would wait for that with all disks
             // of the thread.
             error!(queue = ?task.spec.origin, "a queue that has panicked cannot be ended; its memory is kept");
-            std::mem::forget(task.queue);
+            std::mem::forget(task.task);
             return;
         }
         if task.dead {
             let _ = catch_unwind(AssertUnwindSafe(|| drop(task)));
             return;
         }
-        let Task { queue, spec, orders, ended, .. } = task;
-        let Ok(queue) = catch_unwind(AssertUnwindSafe(|| queue.finish())) else {
+        let Scheduled { task, spec, orders, ended, .. } = task;
+        let Ok(part) = catch_unwind(AssertUnwindSafe(|| task.finish())) else {
             return error!(queue = ?spec.origin, "a queue has panicked after its last turn");
         };
         match orders.depart() {
@@ -150,12 +152,12 @@ impl Poller {
                 // First: the thread that learns of the stop may release its disk, and another one
                 // may take it over.
                 drop(spec);
-                drop(ended.send(queue));
+                drop(ended.send(part));
             }
             Some(to) => {
                 let from = Arc::clone(&self.inbox);
                 let cause = Cause::Move { from, drained };
-                self.send(&to, Arrival { queue, spec, orders, ended, cause });
+                self.send(&to, Arrival { part, spec, orders, ended, cause });
             }
         }
     }
@@ -263,7 +265,7 @@ impl Poller {
         if !has_work {
             let Self { tasks, reactor, inbox, .. } = self;
             reactor.sleep(|| {
-                let looks = tasks.iter_mut().map(Task::next_look);
+                let looks = tasks.iter_mut().map(Scheduled::next_look);
                 // All of them: a look also starts deferred work.
                 let arrived = inbox.is_full();
                 let arrived = mutated("runner.poller.last-look-sees-no-arrivals", arrived, false);
@@ -274,7 +276,7 @@ impl Poller {
             self.options.activity.woke();
             self.tasks.iter_mut().for_each(|task| task.count_sleep(time));
         }
-        self.tasks.iter_mut().for_each(Task::unpark);
+        self.tasks.iter_mut().for_each(Scheduled::unpark);
         self.look_at_all = true;
     }
 }

@@ -4,13 +4,13 @@
 
 mod balance;
 mod balancer;
+mod form;
 mod form_changer;
 mod form_choice;
 mod load_watch;
-mod placed;
-mod placed_queue;
 mod places;
 mod report;
+mod running_queue;
 
 use std::io;
 use std::str::FromStr;
@@ -20,18 +20,17 @@ use std::thread::Builder;
 use clap::{Args, ValueEnum};
 use flowstone_block::{Error, GuestQueue, Throttle};
 
+use self::form::Form;
 use self::form_changer::FormChanger;
-use self::placed::Form;
-pub use self::placed_queue::PlacedQueue;
-pub use self::places::OwnThreads;
 use self::places::Places;
 pub use self::report::PollerReport;
+pub use self::running_queue::QueueHandle;
 use crate::CpuList;
 use crate::cpu_budget::CpuShare;
 use crate::cpus::set_niceness_of_this_thread;
-use crate::halves::Whole;
 use crate::numa::Topology;
-use crate::queue_run::QueueSpec;
+use crate::queue::Whole;
+use crate::task::QueueSpec;
 
 const NICE_ADVICE: &str = "give the daemon CAP_SYS_NICE, or its unit LimitNICE=";
 
@@ -130,18 +129,17 @@ impl Pollers {
         Ok(Self { places: Arc::new(places), forms: FormChanger::default() })
     }
 
-    /// Runs a queue: on its own threads, as `own` says, or on shared ones.
+    /// Runs a queue: on its own threads, or on shared ones.
     pub fn run<Q: GuestQueue, T: Throttle>(
         &self,
         whole: Whole<Q, T>,
         spec: QueueSpec,
         pipeline: Pipeline,
-        own: OwnThreads,
-    ) -> io::Result<PlacedQueue> {
+    ) -> io::Result<QueueHandle> {
         // A queue that is bound to its thread is always fused.
         let pipeline = if Q::IS_MOVABLE { pipeline } else { Pipeline::Fused };
         let form = if pipeline == Pipeline::Split { Form::Split } else { Form::Fused };
-        let queue = PlacedQueue::run(Arc::clone(&self.places), form, Box::new(whole), spec, own)?;
+        let queue = QueueHandle::run(Arc::clone(&self.places), form, Box::new(whole), spec)?;
         if pipeline == Pipeline::Auto {
             self.forms.add(&queue.0, &self.places.activity)?;
         }

@@ -4,7 +4,6 @@
 //! Only then does its poller read the order, so a later order to stop still takes effect, wherever
 //! the queue is.
 
-use std::io;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
@@ -14,37 +13,22 @@ use flowstone_block::sync::{Mutex, MutexGuard};
 use flowstone_block::{Waker, mutated};
 
 use super::counters::PollerCounters;
-use crate::queue_run::{Part, QueueSpec};
+use crate::task::{NotRun, Part, QueueSpec};
 
-/// A queue on its way to a poller.
+/// A part on its way to a poller.
 pub(super) struct Arrival {
-    pub queue: Part,
+    pub part: Box<dyn Part>,
     pub spec: QueueSpec,
     pub orders: Arc<Orders>,
-    pub ended: SyncSender<Part>,
+    pub ended: SyncSender<Box<dyn Part>>,
     pub cause: Cause,
-}
-
-/// A queue that could not be started.
-pub struct NotRun<T> {
-    /// The reason.
-    pub error: io::Error,
-    /// The queue, unless it was lost when the thread that was to run it died.
-    pub queue: Option<T>,
-}
-
-#[cfg(test)]
-impl<T> std::fmt::Debug for NotRun<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.error.fmt(f)
-    }
 }
 
 /// Reason of an arrival.
 pub(super) enum Cause {
     /// The queue is started; the thread that starts it waits for the result, and gets it back on
     /// failure.
-    Start(SyncSender<Result<(), NotRun<Part>>>),
+    Start(SyncSender<Result<(), NotRun>>),
     /// The queue was moved from another poller, where it was drained at `drained`.
     Move { from: Arc<Inbox>, drained: Instant },
     /// The queue could not run where it was moved to, and returns.
@@ -282,13 +266,14 @@ impl Orders {
     }
 }
 
-/// A queue running on a poller. Dropped without [`stop`](Self::stop), it stops asynchronously.
-pub struct RunningQueue {
+/// The handle of a task on a poller. Dropped without [`stop`](Self::stop), the task stops
+/// asynchronously.
+pub struct TaskHandle {
     pub(super) orders: Arc<Orders>,
-    pub(super) ended: Receiver<Part>,
+    pub(super) ended: Receiver<Box<dyn Part>>,
 }
 
-impl RunningQueue {
+impl TaskHandle {
     /// Returns its orders, for moving it.
     pub fn orders(&self) -> &Arc<Orders> {
         &self.orders
@@ -300,13 +285,13 @@ impl RunningQueue {
     }
 
     /// Waits until nothing is in flight and returns the queue; `None` if it has panicked.
-    pub fn stop(self) -> Option<Part> {
+    pub fn stop(self) -> Option<Box<dyn Part>> {
         self.begin_stop();
         self.ended.recv().ok()
     }
 }
 
-impl Drop for RunningQueue {
+impl Drop for TaskHandle {
     fn drop(&mut self) {
         // Its thread, which may be joined next, ends with its queues.
         self.begin_stop();

@@ -9,27 +9,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use flowstone_block::model::{check, spawn};
 use flowstone_block::sync::mpsc::sync_channel;
-use flowstone_block::{
-    Channel, Completion, Geometry, Layer, Origin, QueueContext, Request, SectorCount,
-};
+use flowstone_block::{Channel, Completion, Geometry, Layer, QueueContext, Request, SectorCount};
 use flowstone_layers::Null;
 
 use super::*;
 use crate::PollMode;
-use crate::fake_guest::{Asks, FakeGuest};
-use crate::halves::split;
-use crate::queue_run::{Part, QueueSpec};
+use crate::fake_guest::{Asks, FakeGuest, spec_of};
+use crate::queue::split;
+use crate::task::{Part, QueueSpec};
 
 const DISK: Null = Null::new(SectorCount::new(1 << 12));
 
 fn spec(layer: Arc<dyn Layer>) -> QueueSpec {
-    QueueSpec {
-        layer,
-        origin: Origin::Queue { disk: 0, queue: 0 },
-        counters: Arc::default(),
-        poll: PollMode::Never,
-        budget: None,
-    }
+    spec_of(layer, PollMode::Never)
 }
 
 fn poller(index: usize) -> PollerThread {
@@ -38,7 +30,7 @@ fn poller(index: usize) -> PollerThread {
 }
 
 /// Makes a queue with one chain available.
-fn queue() -> Part {
+fn queue() -> Box<dyn Part> {
     let (mut guest, queue) = FakeGuest::new(Asks::Flush);
     guest.offer(0);
     Box::new(queue)
@@ -92,9 +84,9 @@ fn what_is_posted_runs_or_comes_back() {
         let orders = Arc::new(Orders::new(Arc::clone(&inbox)));
         let (started, has_started) = sync_channel(1);
         let (ended, has_ended) = sync_channel(1);
-        let (queue, spec) = (queue(), spec(Arc::new(DISK)));
+        let (part, spec) = (queue(), spec(Arc::new(DISK)));
         let cause = Cause::Start(started);
-        let arrival = Arrival { queue, spec, orders: Arc::clone(&orders), ended, cause };
+        let arrival = Arrival { part, spec, orders: Arc::clone(&orders), ended, cause };
         let end = spawn(move || drop(poller));
         let posted = inbox.post(arrival).is_ok();
         let runs = matches!(has_started.recv(), Ok(Ok(())));
@@ -119,14 +111,14 @@ fn a_queue_that_moves_to_a_poller_that_ends_is_not_waited_for() {
 }
 
 /// Runs a split queue with one chain available. Returns its halves when they have stopped.
-fn run_split(layer: Arc<dyn Layer>) -> [Option<Part>; 2] {
+fn run_split(layer: Arc<dyn Layer>) -> [Option<Box<dyn Part>>; 2] {
     let (mut guest, queue) = FakeGuest::new(Asks::Flush);
     guest.offer(0);
     let (front, back) = split(queue);
     let pollers = [0, 1].map(poller);
     let back = pollers[1].assign(Box::new(back), spec(Arc::clone(&layer)));
     let front = pollers[0].assign(Box::new(front), spec(layer));
-    // As `PlacedQueue` does.
+    // As `QueueHandle` does.
     let front = front.unwrap().stop();
     [front, back.unwrap().stop()]
 }

@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 use flowstone_block::mutated;
 
 use super::Poller;
-use super::task::Task;
+use super::scheduled::Scheduled;
 use crate::histogram::add;
 use crate::poller::PollerCounters;
-use crate::queue_run::Work;
+use crate::task::Work;
 
 /// A cold queue gets one turn in this many passes.
 const COLD_STRIDE: u32 = 16;
@@ -115,7 +115,7 @@ impl Poller {
         if done.entered {
             for index in 0..count {
                 if self.tasks[index].has_turn {
-                    self.let_work(index, done, Task::complete);
+                    self.let_work(index, done, Scheduled::complete);
                 }
             }
         }
@@ -128,7 +128,7 @@ impl Poller {
         &mut self,
         index: usize,
         done: &mut Done,
-        work: impl FnOnce(&mut Task) -> Option<Work>,
+        work: impl FnOnce(&mut Scheduled) -> Option<Work>,
     ) {
         let (task, uses) = (&mut self.tasks[index], self.reactor.uses());
         if let Some(work) = work(task) {
@@ -163,7 +163,7 @@ impl Poller {
 
     fn end_tasks(&mut self) -> Option<Instant> {
         let now = Instant::now();
-        let over: Vec<Task> = self.tasks.extract_if(.., |task| task.is_over()).collect();
+        let over: Vec<Scheduled> = self.tasks.extract_if(.., |task| task.is_over()).collect();
         self.count_tasks();
         over.into_iter().for_each(|task| self.end(task, now));
         Some(now)

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use flowstone_block::mutated;
 
-use crate::batch::TURN;
+use crate::task::TURN;
 
 /// Bytes that a queue on a shared thread may take from its ring in one turn. Where a submission is
 /// a copy (files in memory), that is about a tenth of a millisecond.

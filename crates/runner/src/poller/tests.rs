@@ -17,10 +17,10 @@ use flowstone_testkit::wait_until;
 use super::*;
 use crate::PollMode;
 use crate::counters::QueueCounters;
-use crate::fake_guest::Unlimited;
-use crate::halves::{Whole, whole};
-use crate::queue_run::QueueSpec;
+use crate::fake_guest::{Unlimited, spec_of};
+use crate::queue::{Whole, whole};
 use crate::served_disk::{DiskConfig, QUEUES, Served, disk, layer_of, load, on_disk};
+use crate::task::QueueSpec;
 
 /// Calls of a queue that does not end and accounts nothing.
 macro_rules! does_not_end {
@@ -37,7 +37,7 @@ macro_rules! does_not_end {
 
         fn count_sleep(&self, _time: Duration) {}
 
-        fn finish(self: Box<Self>) -> Part {
+        fn finish(self: Box<Self>) -> Box<dyn Part> {
             unreachable!("it does not end")
         }
     };
@@ -73,7 +73,7 @@ mod passes;
 /// Running queues by disk and number, on pollers that all disks share.
 struct Shared {
     pollers: Vec<PollerThread>,
-    running: Mutex<HashMap<(u32, usize), RunningQueue>>,
+    running: Mutex<HashMap<(u32, usize), TaskHandle>>,
 }
 
 impl Shared {
@@ -111,11 +111,9 @@ struct Runner {
 impl QueueRunner<VirtQueue> for Runner {
     fn start(&mut self, index: usize, queue: VirtQueue) -> io::Result<()> {
         let spec = QueueSpec {
-            layer: Arc::clone(&self.layer),
             origin: Origin::Queue { disk: self.disk, queue: index as u16 },
             counters: Arc::clone(&self.counters),
-            poll: PollMode::Auto,
-            budget: None,
+            ..spec_of(Arc::clone(&self.layer), PollMode::Auto)
         };
         let queue = Box::new(Whole { queue, throttle: Arc::new(Unlimited) });
         let queue = self.shared.pollers[0].assign(queue, spec).map_err(|not_run| not_run.error)?;

@@ -10,11 +10,11 @@ use tracing::warn;
 
 use super::Poller;
 use super::activity::Activity;
-use super::handover::{Arrival, Cause, Inbox, NotRun, Orders, RunningQueue};
+use super::handover::{Arrival, Cause, Inbox, Orders, TaskHandle};
 use crate::CpuList;
 use crate::cpu_budget::ProcessBudget;
 use crate::cpus::{pin_this_thread, set_niceness_of_this_thread};
-use crate::queue_run::{Part, QueueSpec};
+use crate::task::{NotRun, Part, QueueSpec};
 
 /// Pollers do not recurse and keep nothing large on the stack.
 const STACK_BYTES: usize = 256 << 10;
@@ -78,31 +78,31 @@ impl PollerThread {
         &self.inbox
     }
 
-    /// Runs a queue on this thread; waits until it does.
-    pub fn assign(&self, queue: Part, spec: QueueSpec) -> Result<RunningQueue, NotRun<Part>> {
-        self.hand_over(queue, spec)?.wait()
+    /// Runs a part on this thread; waits until it does.
+    pub fn assign(&self, part: Box<dyn Part>, spec: QueueSpec) -> Result<TaskHandle, NotRun> {
+        self.hand_over(part, spec)?.wait()
     }
 
-    /// Hands a queue over to this thread; does not wait for it.
-    pub fn hand_over(&self, queue: Part, spec: QueueSpec) -> Result<StartingQueue, NotRun<Part>> {
+    /// Hands a part over to this thread; does not wait for it.
+    pub fn hand_over(&self, part: Box<dyn Part>, spec: QueueSpec) -> Result<StartingTask, NotRun> {
         let orders = Arc::new(Orders::new(Arc::clone(&self.inbox)));
         let (started, has_started) = sync_channel(1);
         let (ended, has_ended) = sync_channel(1);
         let cause = Cause::Start(started);
-        let arrival = Arrival { queue, spec, orders: Arc::clone(&orders), ended, cause };
+        let arrival = Arrival { part, spec, orders: Arc::clone(&orders), ended, cause };
         let posted = self.inbox.post(arrival);
-        posted.map_err(|back| NotRun { error: died(), queue: Some(back.queue) })?;
-        Ok(StartingQueue { running: RunningQueue { orders, ended: has_ended }, has_started })
+        posted.map_err(|back| NotRun { error: died(), part: Some(back.part) })?;
+        Ok(StartingTask { running: TaskHandle { orders, ended: has_ended }, has_started })
     }
 }
 
-/// A queue that has been handed over to a thread and may not run yet.
-pub struct StartingQueue {
-    running: RunningQueue,
-    has_started: Receiver<Result<(), NotRun<Part>>>,
+/// The handle of a part that has been handed over to a thread and may not run yet.
+pub struct StartingTask {
+    running: TaskHandle,
+    has_started: Receiver<Result<(), NotRun>>,
 }
 
-impl StartingQueue {
+impl StartingTask {
     /// Returns its orders, for moving it.
     pub fn orders(&self) -> &Arc<Orders> {
         self.running.orders()
@@ -110,8 +110,8 @@ impl StartingQueue {
 
     /// Waits until it runs or has failed, for as long as its thread and its disk take. The caller
     /// must hold no lock that others need.
-    pub fn wait(self) -> Result<RunningQueue, NotRun<Part>> {
-        let died = |_| Err(NotRun { error: died(), queue: None });
+    pub fn wait(self) -> Result<TaskHandle, NotRun> {
+        let died = |_| Err(NotRun { error: died(), part: None });
         self.has_started.recv().unwrap_or_else(died)?;
         Ok(self.running)
     }

@@ -13,8 +13,8 @@ use super::report::PollerReport;
 use crate::CpuList;
 use crate::counters::QueueCounters;
 use crate::numa::Topology;
-use crate::poller::{NotRun, Orders, PollerOptions, PollerThread, RunningQueue};
-use crate::queue_run::{Part, QueueSpec};
+use crate::poller::{Orders, PollerOptions, PollerThread, TaskHandle};
+use crate::task::{NotRun, Part, QueueSpec};
 
 /// Looks for which a queue that has moved stays: its load has to be measured anew.
 const STAY_LOOKS: u32 = 5;
@@ -108,21 +108,19 @@ impl Balancer {
         (cpus.len() > 1).then(|| cpus.iter().flat_map(CpuList::iter).collect())
     }
 
-    /// Runs a queue, or a half of one, on a poller; `home` is the NUMA node of its guest's memory,
-    /// if that matters. A half is never moved, and is placed beside its other half, `beside`, only
-    /// if no other poller is suitable.
+    /// Runs a part on a poller. A half is never moved, and is placed beside its other half,
+    /// `beside`, only if no other poller is suitable.
     pub fn run(
         &self,
-        part: Part,
+        part: Box<dyn Part>,
         spec: QueueSpec,
-        home: Option<u32>,
         beside: Option<&Arc<Orders>>,
-    ) -> Result<RunningQueue, NotRun<Part>> {
+    ) -> Result<TaskHandle, NotRun> {
         let (is_movable, work_ns) = (part.is_movable(), part.work_ns());
-        let counters = Arc::clone(&spec.counters);
+        let (counters, home) = (Arc::clone(&spec.counters), spec.home);
         let (mut state, poller) = match self.shared.place(home, beside) {
             Ok(placed) => placed,
-            Err(error) => return Err(NotRun { error, queue: Some(part) }),
+            Err(error) => return Err(NotRun { error, part: Some(part) }),
         };
         let starting = poller.hand_over(part, spec)?;
         let (orders, done_ns) = (Arc::downgrade(starting.orders()), work_ns(&counters));
@@ -295,7 +293,7 @@ mod tests {
         for _ in 0..3 {
             let (_guest, queue) = FakeGuest::new(Asks::Flush);
             let spec = spec_of(Arc::new(Null::new(SectorCount::new(1 << 12))), PollMode::Auto);
-            let running = balancer.run(Box::new(queue), spec, None, None).unwrap();
+            let running = balancer.run(Box::new(queue), spec, None).unwrap();
             assert_eq!(balancer.report().len(), 1);
             assert!(running.stop().is_some());
             balancer.shared.poller(0).unwrap().die_for_test();

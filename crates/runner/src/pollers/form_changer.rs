@@ -7,10 +7,10 @@ use std::thread::{Builder, JoinHandle};
 use flowstone_block::lock;
 use tracing::{debug, warn};
 
+use super::form::Form;
 use super::form_choice::{FormChoice, QueueLook};
 use super::load_watch::{LoadWatch, Look};
-use super::placed::Form;
-use super::placed_queue::Changeable;
+use super::running_queue::RunningQueue;
 use crate::counters::QueueCounters;
 use crate::idle_cpus::IdleCpus;
 use crate::poller::Activity;
@@ -33,7 +33,7 @@ pub(super) struct FormChanger {
 
 /// A queue whose form is chosen by load.
 pub(super) struct Watched {
-    queue: Weak<Changeable>,
+    queue: Weak<RunningQueue>,
     choice: FormChoice,
     before: Done,
     /// The form change in progress: its target and its thread.
@@ -57,7 +57,7 @@ impl Done {
 
 impl FormChanger {
     /// Adds a queue, which runs fused, to those whose form is chosen.
-    pub fn add(&self, queue: &Arc<Changeable>, activity: &Arc<Activity>) -> io::Result<()> {
+    pub fn add(&self, queue: &Arc<RunningQueue>, activity: &Arc<Activity>) -> io::Result<()> {
         lock(&self.queues).push(Watched::new(queue));
         let mut watch = lock(&self.watch);
         if watch.is_none() {
@@ -94,14 +94,14 @@ pub(super) fn look_at_all(queues: &Mutex<Vec<Watched>>, idle: &IdleCpus, look: L
         known.push(Arc::downgrade(&queue));
     }
     drop(all);
-    let is_stranded = |queue: Arc<Changeable>| queue.is_stranded();
+    let is_stranded = |queue: Arc<RunningQueue>| queue.is_stranded();
     let stranded = known.iter().filter_map(Weak::upgrade).map(is_stranded);
     // All of them, whatever the first one says.
     stranded.fold(load > IDLE || waits, |looks_again, is_stranded| looks_again | is_stranded)
 }
 
 impl Watched {
-    pub fn new(queue: &Arc<Changeable>) -> Self {
+    pub fn new(queue: &Arc<RunningQueue>) -> Self {
         let is_restless = cfg!(debug_assertions) && std::env::var_os(RESTLESS).is_some();
         let choice = if is_restless { FormChoice::restless } else { FormChoice::new };
         let (choice, before) = (choice(Form::Fused), Done::of(queue.counters()));
@@ -134,7 +134,7 @@ impl Watched {
         }
     }
 
-    fn measure(&mut self, queue: &Changeable, idle: &IdleCpus, look: Look) -> QueueLook {
+    fn measure(&mut self, queue: &RunningQueue, idle: &IdleCpus, look: Look) -> QueueLook {
         let done = Done::of(queue.counters());
         let before = std::mem::replace(&mut self.before, done);
         let seconds = look.time.as_secs_f64().max(1e-9);

@@ -6,7 +6,7 @@
 //! re-examined at intervals that grow while it stays the same, because guests change their
 //! behaviour.
 
-use super::placed::Form;
+use super::form::Form;
 
 /// Load above which a thread is full, in CPUs.
 const FULL: f64 = 0.8;

@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::balance::Spread;
 use super::balancer::Balancer;
-use super::placed::{Form, Placed};
+use super::form::{Form, QueueTasks};
 use super::report::PollerReport;
 use super::{POLLERS_MAX, PollerChoice, PollersConfig};
 use crate::CpuList;
 use crate::cpu_budget::ProcessBudget;
 use crate::numa::Topology;
-use crate::poller::{Activity, Inbox, NotRun, Orders, PollerOptions, PollerThread, RunningQueue};
-use crate::queue_run::{Part, QueueSpec};
+use crate::poller::{Activity, Inbox, Orders, PollerOptions, PollerThread, TaskHandle};
+use crate::task::{NotRun, Part, QueueSpec};
 
 /// The pollers that queues are placed on.
 pub(super) struct Places {
@@ -24,23 +24,6 @@ pub(super) struct Places {
     pub activity: Arc<Activity>,
     /// The live pollers that belong to one queue each, with their CPUs.
     known: Mutex<Vec<(CpuList, Weak<Inbox>)>>,
-}
-
-/// Settings for a queue with threads of its own.
-pub struct OwnThreads {
-    /// Name of the first thread.
-    pub name: String,
-    /// CPUs that they are pinned to, if configured: then the queue runs on no shared poller.
-    /// Otherwise those near the guest's memory.
-    pub cpus: [Option<usize>; 2],
-}
-
-/// A queue's settings for being placed.
-pub(super) struct Wanted<'a> {
-    pub spec: &'a QueueSpec,
-    pub own: &'a OwnThreads,
-    /// NUMA node of its guest's memory, if that matters.
-    pub home: Option<u32>,
 }
 
 impl Places {
@@ -66,32 +49,31 @@ impl Places {
         Ok(Self { common, shared, topology, activity, known: Mutex::default() })
     }
 
-    /// Runs a queue: on its own threads, as `wanted` says, or on shared ones. Returns it on
-    /// failure.
+    /// Runs a queue on its own threads or on shared ones. Returns it on failure.
     pub fn run(
         &self,
         form: Form,
-        queue: Part,
-        wanted: &Wanted<'_>,
-    ) -> Result<Placed, NotRun<Part>> {
+        queue: Box<dyn Part>,
+        spec: &QueueSpec,
+    ) -> Result<QueueTasks, NotRun> {
         let mut threads = Vec::new();
         if form == Form::Fused {
-            let queue = self.place(queue, wanted, None, &mut threads)?;
-            return Ok(Placed { queue, back: None, threads });
+            let first = self.place(queue, spec, None, &mut threads)?;
+            return Ok(QueueTasks { first, back: None, threads });
         }
         let [front, back] = queue.split().expect("a whole queue has halves");
         // The back first: the front hands its work to it.
-        let back = match self.place(back, wanted, None, &mut threads) {
+        let back = match self.place(back, spec, None, &mut threads) {
             Ok(back) => back,
-            Err(NotRun { error, queue }) => {
-                return Err(NotRun { error, queue: queue.and_then(|back| front.join(back)) });
+            Err(NotRun { error, part }) => {
+                return Err(NotRun { error, part: part.and_then(|back| front.join(back)) });
             }
         };
-        match self.place(front, wanted, Some(back.orders()), &mut threads) {
-            Ok(queue) => Ok(Placed { queue, back: Some(back), threads }),
-            Err(NotRun { error, queue }) => {
-                let halves = queue.zip(back.stop());
-                Err(NotRun { error, queue: halves.and_then(|(front, back)| front.join(back)) })
+        match self.place(front, spec, Some(back.orders()), &mut threads) {
+            Ok(first) => Ok(QueueTasks { first, back: Some(back), threads }),
+            Err(NotRun { error, part }) => {
+                let halves = part.zip(back.stop());
+                Err(NotRun { error, part: halves.and_then(|(front, back)| front.join(back)) })
             }
         }
     }
@@ -99,31 +81,30 @@ impl Places {
     /// Runs a part; `beside` is the other half, if that runs already.
     fn place(
         &self,
-        part: Part,
-        wanted: &Wanted<'_>,
+        part: Box<dyn Part>,
+        spec: &QueueSpec,
         beside: Option<&Arc<Orders>>,
         threads: &mut Vec<PollerThread>,
-    ) -> Result<RunningQueue, NotRun<Part>> {
-        let spec = wanted.spec.clone();
-        if let Some(shared) = self.shared_for(wanted) {
-            return shared.run(part, spec, wanted.home, beside);
+    ) -> Result<TaskHandle, NotRun> {
+        if let Some(shared) = self.shared_for(spec) {
+            return shared.run(part, spec.clone(), beside);
         }
-        let (number, own) = (threads.len(), wanted.own);
-        let cpus = own.cpus[number].map_or_else(|| self.near(wanted.home), CpuList::from);
+        let number = threads.len();
+        let cpus = spec.cpus[number].map_or_else(|| self.near(spec.home), CpuList::from);
         let options = PollerOptions { cpus: cpus.clone(), ..self.common.clone() };
-        let name = if number == 0 { own.name.clone() } else { format!("{}/front", own.name) };
+        let name = if number == 0 { spec.name.clone() } else { format!("{}/front", spec.name) };
         let thread = match PollerThread::spawn(name, options) {
             Ok(thread) => thread,
-            Err(error) => return Err(NotRun { error, queue: Some(part) }),
+            Err(error) => return Err(NotRun { error, part: Some(part) }),
         };
         self.remember(cpus, thread.inbox());
-        let queue = thread.assign(part, spec)?;
+        let queue = thread.assign(part, spec.clone())?;
         threads.push(thread);
         Ok(queue)
     }
 
-    fn shared_for(&self, wanted: &Wanted<'_>) -> Option<&Balancer> {
-        self.shared.as_ref().filter(|_| wanted.own.cpus[0].is_none())
+    fn shared_for(&self, spec: &QueueSpec) -> Option<&Balancer> {
+        self.shared.as_ref().filter(|_| spec.cpus[0].is_none())
     }
 
     fn near(&self, home: Option<u32>) -> CpuList {
@@ -132,14 +113,14 @@ impl Places {
 
     /// Returns the CPUs that a second thread of the queue could use, `None` if that is only the
     /// first one's: an empty list stands for all that the process may use.
-    pub fn cpus_of_second(&self, wanted: &Wanted<'_>) -> Option<CpuList> {
-        if let Some(shared) = self.shared_for(wanted) {
+    pub fn cpus_of_second(&self, spec: &QueueSpec) -> Option<CpuList> {
+        if let Some(shared) = self.shared_for(spec) {
             return shared.cpus_of_second();
         }
-        match wanted.own.cpus {
+        match spec.cpus {
             [first, Some(second)] if first == Some(second) => None,
             [_, Some(second)] => Some(second.into()),
-            [_, None] => Some(self.near(wanted.home)),
+            [_, None] => Some(self.near(spec.home)),
         }
     }
 

@@ -4,29 +4,21 @@ use flowstone_block::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use flowstone_block::{Origin, Reactor};
+use flowstone_block::Reactor;
 
-use super::placed::Placed;
+use super::form::QueueTasks;
 use super::*;
 use crate::PollMode;
-use crate::back_task::BackTask;
-use crate::chain_ring::RingBuffer;
-use crate::fake_guest::{Asks, FakeGuest};
-use crate::front_task::FrontTask;
-use crate::halves::split;
+use crate::fake_guest::{Asks, FakeGuest, spec_of};
 use crate::held_disk::Held;
 use crate::poller::{PollerOptions, PollerThread};
-use crate::queue_run::{QueueRun, TaskContext};
+use crate::queue::ring::RingBuffer;
+use crate::queue::split;
 use crate::spin::FOR_DRIVER;
+use crate::task::{Task, TaskContext};
 
 fn spec(disk: &Held) -> QueueSpec {
-    QueueSpec {
-        layer: Arc::new(disk.clone()),
-        origin: Origin::Queue { disk: 0, queue: 0 },
-        counters: Arc::default(),
-        poll: PollMode::Always,
-        budget: None,
-    }
+    spec_of(Arc::new(disk.clone()), PollMode::Always)
 }
 
 fn wait_until(holds: impl Fn() -> bool) {
@@ -49,7 +41,7 @@ fn a_queue_whose_front_has_panicked_stops_when_nothing_is_in_flight() {
     let back = threads[1].assign(Box::new(back), spec(&disk)).unwrap();
     let front = threads[0].assign(Box::new(front), spec(&disk)).unwrap();
     let orders = Arc::clone(front.orders());
-    let placed = Placed { queue: front, back: Some(back), threads: Vec::new() };
+    let tasks = QueueTasks { first: front, back: Some(back), threads: Vec::new() };
     guest.offer(0);
     wait_until(|| between.slots() == 1);
     assert!(starts.push(between.pop().unwrap()).is_ok());
@@ -57,9 +49,9 @@ fn a_queue_whose_front_has_panicked_stops_when_nothing_is_in_flight() {
     wait_until(|| disk.has_one.load(Ordering::Acquire));
     guest.offer(1);
     guest.offer(2);
-    // Its task is gone; the test and the placed queue hold the rest.
+    // Its task is gone; the test and its handle hold the rest.
     wait_until(|| Arc::strong_count(&orders) == 2);
-    let stop = thread::spawn(move || placed.stop().is_none());
+    let stop = thread::spawn(move || tasks.stop().is_none());
     thread::sleep(Duration::from_millis(100));
     let too_soon = stop.is_finished();
     disk.go_on();
@@ -76,9 +68,9 @@ fn a_half_that_others_wait_for_does_not_rest() {
         |leave| TaskContext { spec: &spec, reactor: &reactor, leave, patience: FOR_DRIVER };
     let its = context(Arc::default());
     let channel = its.channel(back.size).unwrap();
-    let back = BackTask::new(back, channel, &its);
+    let back = back.task(channel, &its);
     assert!(back.may_rest());
-    let front = FrontTask::new(front, &context(Arc::clone(&leave)));
+    let front = front.task(&context(Arc::clone(&leave)));
     assert!(front.may_rest() && back.may_rest());
     leave.store(true, Ordering::Release);
     assert!(!front.may_rest() && !back.may_rest());
@@ -98,8 +90,8 @@ fn halves_that_sleep_wake_each_other() {
     guest.offer(0);
     let front = threads[0].assign(Box::new(front), sleeps).unwrap();
     wait_until(|| disk.has_one.load(Ordering::Acquire));
-    let placed = Placed { queue: front, back: Some(back), threads: Vec::new() };
-    let stop = thread::spawn(move || placed.stop().is_some());
+    let tasks = QueueTasks { first: front, back: Some(back), threads: Vec::new() };
+    let stop = thread::spawn(move || tasks.stop().is_some());
     thread::sleep(Duration::from_millis(50));
     disk.go_on();
     wait_until(|| stop.is_finished());

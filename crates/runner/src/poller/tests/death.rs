@@ -4,7 +4,7 @@ use flowstone_testkit::{Client, ClientOptions};
 
 use super::fairness::{Fixture, later};
 use super::*;
-use crate::queue_run::{Part, QueueRun, Work};
+use crate::task::{Part, Task, Work};
 
 /// A queue that panics in the call of this name.
 struct Mistaken(&'static str);
@@ -15,7 +15,7 @@ impl Mistaken {
     }
 }
 
-impl QueueRun for Mistaken {
+impl Task for Mistaken {
     fn issue(&mut self, _bytes_max: u64) -> Option<Work> {
         None
     }
@@ -59,7 +59,7 @@ impl QueueRun for Mistaken {
         self.call("count_sleep");
     }
 
-    fn finish(self: Box<Self>) -> Part {
+    fn finish(self: Box<Self>) -> Box<dyn Part> {
         unreachable!("it does not end")
     }
 }

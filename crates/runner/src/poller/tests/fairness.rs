@@ -6,8 +6,9 @@ use flowstone_block::sync::mpsc::{Receiver, sync_channel};
 
 use super::*;
 use crate::cpu_budget::CpuBudget;
+use crate::fake_guest::spec_of;
 use crate::held_disk::Held;
-use crate::queue_run::{Part, QueueRun, QueueSpec, Work};
+use crate::task::{Part, QueueSpec, Task, Work};
 
 /// A queue with work in each turn, which it reports to have taken `time`.
 pub struct Busy {
@@ -17,7 +18,7 @@ pub struct Busy {
     pub turns: Arc<AtomicU32>,
 }
 
-impl QueueRun for Busy {
+impl Task for Busy {
     is_never_idle!();
 
     fn issue(&mut self, bytes_max: u64) -> Option<Work> {
@@ -30,16 +31,16 @@ impl QueueRun for Busy {
 
 /// Makes a task whose queue is notified at each sleep, and finds work in the turns that `finds`
 /// selects.
-fn notified(finds: impl Fn(u32) -> bool + 'static, budget: Option<&str>, at: Instant) -> Task {
+fn notified(finds: impl Fn(u32) -> bool + 'static, budget: Option<&str>, at: Instant) -> Scheduled {
     let budget = budget.map(|share| Arc::new(CpuBudget::new(share.parse().unwrap())));
     let spec = QueueSpec { budget, ..spec(0) };
     let orders = Arc::new(Orders::new(Arc::new(Inbox::new(0, Reactor::new().unwrap().waker()))));
     let queue = Box::new(Notified { finds: Box::new(finds), at, turns: 0 });
-    Task::new(queue, spec, orders, sync_channel(1).0)
+    Scheduled::new(queue, spec, orders, sync_channel(1).0)
 }
 
 /// Lets its thread sleep up to `at_most` times, until the task rests. Returns how often it slept.
-fn sleeps(task: &mut Task, at_most: u32, now: Instant) -> u32 {
+fn sleeps(task: &mut Scheduled, at_most: u32, now: Instant) -> u32 {
     let sleep = |_: &u32| {
         task.unpark();
         task.turn(u64::MAX);
@@ -106,7 +107,7 @@ fn polling_is_charged_to_the_disks_that_the_thread_polls_for() {
         fixture.poller.look_budget(now);
         fixture.poller.count_looking(Duration::from_millis(1), now);
     }
-    let rests = |task: &Task| task.rests.is_some();
+    let rests = |task: &Scheduled| task.rests.is_some();
     assert_eq!(fixture.poller.tasks.iter().map(rests).collect::<Vec<_>>(), [false, true, false]);
 }
 
@@ -124,7 +125,7 @@ fn wake_ups_for_nothing_are_charged_to_the_budget_of_the_disk() {
 /// A queue that has nothing to do, and is to be polled for this long.
 struct Idle(Duration);
 
-impl QueueRun for Idle {
+impl Task for Idle {
     does_not_end!();
 
     fn issue(&mut self, _bytes_max: u64) -> Option<Work> {
@@ -154,7 +155,7 @@ struct Notified {
     turns: u32,
 }
 
-impl QueueRun for Notified {
+impl Task for Notified {
     does_not_end!();
 
     fn issue(&mut self, bytes_max: u64) -> Option<Work> {
@@ -185,19 +186,14 @@ impl QueueRun for Notified {
 }
 
 fn spec(disk: u32) -> QueueSpec {
-    QueueSpec {
-        layer: Arc::new(Held::default()),
-        origin: Origin::Queue { disk, queue: 0 },
-        counters: Arc::default(),
-        poll: PollMode::Never,
-        budget: None,
-    }
+    let origin = Origin::Queue { disk, queue: 0 };
+    QueueSpec { origin, ..spec_of(Arc::new(Held::default()), PollMode::Never) }
 }
 
 pub struct Fixture {
     pub poller: Poller,
     turns: Vec<Arc<AtomicU32>>,
-    _ended: Vec<Receiver<Part>>,
+    _ended: Vec<Receiver<Box<dyn Part>>>,
 }
 
 impl Fixture {
@@ -214,10 +210,10 @@ impl Fixture {
         fixture
     }
 
-    pub fn add(&mut self, disk: u32, queue: Box<dyn QueueRun>) {
+    pub fn add(&mut self, disk: u32, queue: Box<dyn Task>) {
         let (ended, has_ended) = sync_channel(1);
         let orders = Arc::new(Orders::new(Arc::clone(&self.poller.inbox)));
-        self.poller.tasks.push(Task::new(queue, spec(disk), orders, ended));
+        self.poller.tasks.push(Scheduled::new(queue, spec(disk), orders, ended));
         self.poller.count_tasks();
         self._ended.push(has_ended);
     }

@@ -10,7 +10,7 @@ use super::fairness::{Busy, Fixture};
 use super::*;
 use crate::cpu_budget::CpuBudget;
 use crate::poller::pass::Done;
-use crate::queue_run::{Part, QueueRun, Work};
+use crate::task::{Part, Task, Work};
 
 /// A step of a queue, and whether it saw its completion in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl Ringed {
     }
 }
 
-impl QueueRun for Ringed {
+impl Task for Ringed {
     is_never_idle!();
 
     fn issue(&mut self, _bytes_max: u64) -> Option<Work> {

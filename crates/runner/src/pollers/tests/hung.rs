@@ -8,7 +8,6 @@ use flowstone_block::{
 };
 
 use super::*;
-use crate::pollers::places::Wanted;
 
 /// A disk whose channels have their own I/O in flight until it is released: a sync for others, a
 /// read-ahead. Dropping a channel waits for it.
@@ -88,13 +87,11 @@ impl Drop for HungChannel {
 }
 
 /// Runs a queue of a disk on shared pollers, in this form.
-fn run(places: &Places, disk: &Hung, form: Form) -> (FakeGuest, Placed) {
+fn run(places: &Places, disk: &Hung, form: Form) -> (FakeGuest, QueueTasks) {
     let (guest, queue) = FakeGuest::new(Asks::Flush);
     let spec = QueueSpec { layer: Arc::new(disk.clone()), ..spec(&Held::default()) };
-    let own = OwnThreads { name: "queue".into(), cpus: [None; 2] };
-    let wanted = Wanted { spec: &spec, own: &own, home: None };
-    let placed = places.run(form, Box::new(queue), &wanted);
-    (guest, placed.map_err(|not_run| not_run.error).unwrap())
+    let tasks = places.run(form, Box::new(queue), &spec);
+    (guest, tasks.map_err(|not_run| not_run.error).unwrap())
 }
 
 fn places(pollers: usize) -> Places {
@@ -110,14 +107,14 @@ fn a_queue_goes(answers: bool) {
         let hung = Hung { answers, ..Hung::default() };
         let healthy = Hung { answers: true, ..Hung::default() };
         healthy.go_on();
-        let (mut guest, placed) = run(&places, &hung, form);
+        let (mut guest, tasks) = run(&places, &hung, form);
         let (mut neighbour, its) = run(&places, &healthy, form);
         guest.offer(0);
         thread::scope(|scope| {
             let goes_on = GoesOn(&hung);
             let retires = || hung.retirements.load(Ordering::Relaxed) > 0;
             wait_until(|| if answers { guest.used() == 1 } else { retires() });
-            let stop = scope.spawn(|| placed.stop().is_some());
+            let stop = scope.spawn(|| tasks.stop().is_some());
             wait_until(retires);
             for chain in 0..3 {
                 neighbour.offer(chain);

@@ -10,14 +10,19 @@
 //! Otherwise the mark of a new request could be cleared with those of the old batch, and the
 //! request would be lost if the daemon were killed.
 
+mod back;
+mod front;
+pub mod ring;
+mod whole;
+
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
 
 use flowstone_block::sync::atomic::{AtomicBool, AtomicU16, Ordering, fence};
 use flowstone_block::{BackHalf, FrontHalf, GuestQueue, Request, Throttle, Waker, mutated};
 
-use crate::chain_ring::{Consumer, Producer, RingBuffer};
-use crate::queue_run::Part;
+use self::ring::{Consumer, Producer, RingBuffer};
+use crate::task::Part;
 
 /// State shared by both threads.
 #[derive(Default)]
@@ -74,7 +79,7 @@ pub struct Back<Q: GuestQueue> {
 }
 
 /// Downcasts a part to a whole queue of this type.
-pub fn whole<Q: GuestQueue, T: Throttle>(part: Part) -> Option<Box<Whole<Q, T>>> {
+pub fn whole<Q: GuestQueue, T: Throttle>(part: Box<dyn Part>) -> Option<Box<Whole<Q, T>>> {
     (part as Box<dyn Any>).downcast().ok()
 }
 

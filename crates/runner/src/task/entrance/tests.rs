@@ -8,10 +8,10 @@ use flowstone_qos::DiskLimits;
 use super::*;
 use crate::PollMode;
 use crate::fake_guest::{Asks, CHAINS, FakeGuest, spec_of};
-use crate::halves::{Whole, whole};
 use crate::held_disk::Held;
-use crate::queue_run::{Part, QueueRun};
+use crate::queue::{Whole, whole};
 use crate::spin::FOR_DRIVER;
+use crate::task::{Part, Task};
 
 /// A limit of one request a second, with a debt of `requests` requests.
 fn owing(reactor: &Reactor, requests: usize) -> Arc<DiskLimits> {
@@ -24,9 +24,9 @@ fn owing(reactor: &Reactor, requests: usize) -> Arc<DiskLimits> {
 }
 
 struct Run {
-    task: Box<dyn QueueRun>,
+    task: Box<dyn Task>,
     /// The back half of a split queue.
-    back: Option<Part>,
+    back: Option<Box<dyn Part>>,
     leave: Arc<AtomicBool>,
 }
 
@@ -35,14 +35,14 @@ fn run(queue: VirtQueue, limits: &Arc<DiskLimits>, reactor: &Reactor, is_split: 
     let spec = spec_of(Arc::new(Held::default()), PollMode::Auto);
     let told = Arc::clone(&leave);
     let context = TaskContext { spec: &spec, reactor, leave: told, patience: FOR_DRIVER };
-    let whole: Part = Box::new(Whole { queue, throttle });
+    let whole: Box<dyn Part> = Box::new(Whole { queue, throttle });
     let (part, back) = if is_split {
         let [front, back] = whole.split().unwrap();
         (front, Some(back))
     } else {
         (whole, None)
     };
-    let task = part.run(&context).map_err(|(_, error)| error).unwrap();
+    let task = part.run(&context).unwrap_or_else(|not_run| panic!("{}", not_run.error));
     Run { task, back, leave }
 }
 

@@ -7,8 +7,8 @@ use flowstone_frontend::vhost_user::{QueueFault, VirtQueue};
 use super::*;
 use crate::PollMode;
 use crate::fake_guest::{Asks, CHAINS, FakeGuest, SIZE, Unlimited, spec_of};
-use crate::halves::split;
 use crate::held_disk::Held;
+use crate::queue::split;
 use crate::spin::FOR_DRIVER;
 
 /// A driver whose chains need no disk, and a back half driven by the test.
@@ -27,7 +27,7 @@ impl Bench {
         let spec = spec_of(Arc::new(Held::default()), PollMode::Auto);
         let (told, patience) = (Arc::clone(&leave), FOR_DRIVER);
         let context = TaskContext { spec: &spec, reactor: &reactor, leave: told, patience };
-        let front = FrontTask::new(front, &context);
+        let front = front.task(&context);
         Self { guest, front, leave, back }
     }
 

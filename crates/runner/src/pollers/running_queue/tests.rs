@@ -18,13 +18,13 @@ use flowstone_testkit::{wait_for, wait_until};
 
 use super::*;
 use crate::PollMode;
-use crate::fake_guest::{Asks, FakeGuest, Unlimited};
-use crate::halves::{Whole, whole};
+use crate::fake_guest::{Asks, FakeGuest, Unlimited, spec_of};
 use crate::held_disk::Held;
 use crate::idle_cpus::IdleCpus;
 use crate::pollers::form_changer::{Watched, look_at_all};
 use crate::pollers::load_watch::Look;
 use crate::pollers::{PollerChoice, PollersConfig};
+use crate::queue::{Whole, whole};
 use crate::served_disk::{DiskConfig, QUEUES, Served, disk, layer_of, load, on_disk};
 
 fn places(choice: PollerChoice) -> Arc<Places> {
@@ -32,19 +32,14 @@ fn places(choice: PollerChoice) -> Arc<Places> {
 }
 
 fn spec(layer: Arc<dyn Layer>, disk: u32, queue: u16) -> QueueSpec {
-    let (counters, origin) = (Arc::default(), Origin::Queue { disk, queue });
-    QueueSpec { layer, origin, counters, poll: PollMode::Auto, budget: None }
+    QueueSpec { origin: Origin::Queue { disk, queue }, ..spec_of(layer, PollMode::Auto) }
 }
 
-fn own() -> OwnThreads {
-    OwnThreads { name: "queue".into(), cpus: [None; 2] }
-}
-
-fn stopped(queue: PlacedQueue) -> Option<VirtQueue> {
+fn stopped(queue: QueueHandle) -> Option<VirtQueue> {
     Some(whole::<VirtQueue, Unlimited>(queue.stop()?)?.queue)
 }
 
-type Running = Arc<Mutex<Vec<Option<PlacedQueue>>>>;
+type Running = Arc<Mutex<Vec<Option<QueueHandle>>>>;
 
 /// Runs a disk's queues so that the test can change their form.
 struct Runner {
@@ -58,7 +53,7 @@ impl QueueRunner<VirtQueue> for Runner {
         let spec = spec(Arc::clone(&self.layer), 0, index as u16);
         let places = Arc::clone(&self.places);
         let queue = Box::new(Whole { queue, throttle: Arc::new(Unlimited) });
-        let queue = PlacedQueue::run(places, Form::Fused, queue, spec, own())?;
+        let queue = QueueHandle::run(places, Form::Fused, queue, spec)?;
         self.running.lock().unwrap()[index] = Some(queue);
         Ok(())
     }
@@ -188,12 +183,12 @@ fn pollers_come_and_go_with_the_load() {
         let (guest, queue) = FakeGuest::new(Asks::Flush);
         let spec = QueueSpec { poll: PollMode::Never, ..spec(Arc::new(NULL), disk, 0) };
         let places = Arc::clone(&places);
-        (guest, PlacedQueue::run(places, Form::Fused, Box::new(queue), spec, own()).unwrap())
+        (guest, QueueHandle::run(places, Form::Fused, Box::new(queue), spec).unwrap())
     };
-    let queues: Vec<(FakeGuest, PlacedQueue)> = (0..4).map(run).collect();
+    let queues: Vec<(FakeGuest, QueueHandle)> = (0..4).map(run).collect();
     let in_use = || {
-        let place = |queue: &PlacedQueue| match &*queue.0.state() {
-            State::Runs(Placed { queue, back: None, .. }) => queue.orders().place(),
+        let place = |queue: &QueueHandle| match &*queue.0.state() {
+            State::Runs(QueueTasks { first, back: None, .. }) => first.orders().place(),
             _ => panic!("it runs on one thread"),
         };
         // A moving queue counts at its origin.
@@ -260,10 +255,10 @@ impl Layer for Makes {
 }
 
 /// Runs a queue on such a disk.
-fn run(choice: PollerChoice, form: Form, makes: &Arc<Makes>) -> (FakeGuest, PlacedQueue) {
+fn run(choice: PollerChoice, form: Form, makes: &Arc<Makes>) -> (FakeGuest, QueueHandle) {
     let (guest, queue) = FakeGuest::new(Asks::Flush);
     let (places, spec) = (places(choice), spec(Arc::clone(makes) as Arc<dyn Layer>, 0, 0));
-    (guest, PlacedQueue::run(places, form, Box::new(queue), spec, own()).unwrap())
+    (guest, QueueHandle::run(places, form, Box::new(queue), spec).unwrap())
 }
 
 #[test]
@@ -295,7 +290,7 @@ fn a_queue_that_nothing_holds_any_more_ends_and_does_not_come_back_to_life() {
 }
 
 /// Counts a look's worth of work for a queue that fills its thread.
-fn fill(queue: &PlacedQueue) {
+fn fill(queue: &QueueHandle) {
     queue.0.counters().submit.record(LOOK.time * 9 / 10);
     queue.0.counters().requests[0].fetch_add(1000, Ordering::Relaxed);
 }
@@ -355,16 +350,16 @@ fn eager(layer: Arc<dyn Layer>) -> QueueSpec {
     QueueSpec { poll: PollMode::Always, ..spec(layer, 0, 0) }
 }
 
-fn run_over(layer: Arc<dyn Layer>) -> (FakeGuest, PlacedQueue) {
+fn run_over(layer: Arc<dyn Layer>) -> (FakeGuest, QueueHandle) {
     let (guest, queue) = FakeGuest::new(Asks::Flush);
     let places = places(PollerChoice::PerQueue);
     let spec = eager(layer);
-    (guest, PlacedQueue::run(places, Form::Fused, Box::new(queue), spec, own()).unwrap())
+    (guest, QueueHandle::run(places, Form::Fused, Box::new(queue), spec).unwrap())
 }
 
 /// Runs queues of two disks that fill their threads; the first disk hangs while the form of its
 /// queue is about to change. Passes the second disk's queue and the watched queues to `then`.
-fn beside_a_hung_disk(then: impl FnOnce(PlacedQueue, &Mutex<Vec<Watched>>)) {
+fn beside_a_hung_disk(then: impl FnOnce(QueueHandle, &Mutex<Vec<Watched>>)) {
     let hangs = Held::default();
     let (mut hung_guest, hung) = run_over(Arc::new(hangs.clone()));
     let other = Arc::new(Makes(Mutex::new([true, true, true].into())));
@@ -428,8 +423,7 @@ fn many_changes_leave_no_thread_and_no_descriptor_behind() {
     for choice in [PollerChoice::PerQueue, PollerChoice::Count(2)] {
         let (mut guest, queue) = FakeGuest::new(Asks::Flush);
         let spec = eager(Arc::new(NULL));
-        let queue =
-            PlacedQueue::run(places(choice), Form::Fused, Box::new(queue), spec, own()).unwrap();
+        let queue = QueueHandle::run(places(choice), Form::Fused, Box::new(queue), spec).unwrap();
         let mut form = Form::Split;
         let mut round = |chain: u16| {
             guest.offer(chain % crate::fake_guest::CHAINS);
@@ -464,7 +458,7 @@ fn stays_broken(form: Form) -> bool {
     let (mut guest, queue) = FakeGuest::new(Asks::Flush);
     let spec = eager(Arc::new(NULL));
     let places = places(PollerChoice::PerQueue);
-    let queue = PlacedQueue::run(places, form, Box::new(queue), spec, own()).unwrap();
+    let queue = QueueHandle::run(places, form, Box::new(queue), spec).unwrap();
     guest.offer(0);
     wait_until("it runs", || queue.0.counters().all_requests() == 1);
     // An invalid descriptor.
@@ -519,7 +513,7 @@ fn a_queue_that_has_stopped_holds_its_disk_no_longer() {
             let (_guest, queue) = FakeGuest::new(Asks::Flush);
             let form = if round % 2 == 0 { Form::Fused } else { Form::Split };
             let (spec, queue) = (spec(Arc::clone(&layer) as _, 0, 0), Box::new(queue));
-            let queue = PlacedQueue::run(Arc::clone(&places), form, queue, spec, own()).unwrap();
+            let queue = QueueHandle::run(Arc::clone(&places), form, queue, spec).unwrap();
             assert!(queue.stop().is_some());
             assert_eq!(Arc::strong_count(&layer), 1, "{choice:?} {form:?} {round}");
         }
@@ -527,9 +521,9 @@ fn a_queue_that_has_stopped_holds_its_disk_no_longer() {
 }
 
 /// Returns the form by the number of its threads, not by the counters.
-fn form_of(queue: &PlacedQueue) -> Option<Form> {
+fn form_of(queue: &QueueHandle) -> Option<Form> {
     match &*queue.0.state() {
-        State::Runs(placed) if placed.back.is_some() => Some(Form::Split),
+        State::Runs(tasks) if tasks.back.is_some() => Some(Form::Split),
         State::Runs(_) => Some(Form::Fused),
         State::Over(_) => None,
     }
@@ -564,10 +558,10 @@ fn halves_run_on_two_shared_pollers_after_a_change() {
     let (choice, cpus) = (PollerChoice::Auto, "0,0".parse().unwrap());
     let config = PollersConfig { choice, cpus: Some(cpus), ..PollersConfig::default() };
     let (spec, places) = (eager(Arc::new(NULL)), Arc::new(Places::new(&config).unwrap()));
-    let queue = PlacedQueue::run(places, Form::Fused, Box::new(queue), spec, own()).unwrap();
+    let queue = QueueHandle::run(places, Form::Fused, Box::new(queue), spec).unwrap();
     for _ in 0..3 {
         assert!(queue.0.change(Form::Split));
-        if let State::Runs(Placed { queue: front, back: Some(back), .. }) = &*queue.0.state() {
+        if let State::Runs(QueueTasks { first: front, back: Some(back), .. }) = &*queue.0.state() {
             assert_ne!(front.orders().place().0, back.orders().place().0);
         }
         assert!(queue.0.change(Form::Fused));
@@ -611,9 +605,9 @@ fn a_queue_whose_threads_may_run_on_one_cpu_only_has_no_place_for_a_second_one()
         (PollerChoice::Count(1), [Some(0), Some(1)], true),
         (PollerChoice::Count(2), [Some(0), Some(0)], false),
     ] {
-        let own = OwnThreads { name: "queue".into(), cpus };
-        let (spec, queue) = (spec(Arc::new(NULL), 0, 0), FakeGuest::new(Asks::Flush).1);
-        let queue = PlacedQueue::run(places(choice), Form::Fused, Box::new(queue), spec, own);
+        let spec = QueueSpec { cpus, ..spec(Arc::new(NULL), 0, 0) };
+        let queue = FakeGuest::new(Asks::Flush).1;
+        let queue = QueueHandle::run(places(choice), Form::Fused, Box::new(queue), spec);
         let queue = queue.unwrap();
         assert_eq!(queue.0.cpus_of_second().is_some(), has_place, "{choice:?} {cpus:?}");
     }

@@ -1,9 +1,9 @@
-//! A queue that runs in one form, and the threads of its own.
+//! The forms of a queue, and its tasks in one of them.
 
 use flowstone_block::mutated;
 
-use crate::poller::{PollerThread, RunningQueue};
-use crate::queue_run::Part;
+use crate::poller::{PollerThread, TaskHandle};
+use crate::task::Part;
 
 /// The form of a queue: one thread or two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,35 +24,34 @@ impl Form {
     }
 }
 
-/// A running queue, and the threads of its own, if it has any.
-pub(super) struct Placed {
+/// The tasks of a running queue, and the threads of its own, if it has any.
+pub(super) struct QueueTasks {
     // Before the threads: these end when their queues have stopped.
     /// The whole queue, or its front half.
-    pub queue: RunningQueue,
+    pub first: TaskHandle,
     /// The back half of a split queue.
-    pub back: Option<RunningQueue>,
+    pub back: Option<TaskHandle>,
     pub threads: Vec<PollerThread>,
 }
 
-impl Placed {
+impl QueueTasks {
     /// Asks it to take nothing more; does not wait.
     pub fn begin_stop(&self) {
         // Only the front: the back is needed until all chains have been returned.
-        self.queue.begin_stop();
+        self.first.begin_stop();
     }
 
     /// Waits until nothing is in flight and returns the queue; `None` if it has panicked.
-    pub fn stop(self) -> Option<Part> {
-        let Self { queue, back, threads: _threads } = self;
-        let queue = queue.stop();
-        let Some(back) = back else { return queue };
+    pub fn stop(self) -> Option<Box<dyn Part>> {
+        let Self { first, back, threads: _threads } = self;
+        let first = first.stop();
+        let Some(back) = back else { return first };
         // Both, even if one has panicked: requests in flight use the guest's memory and ring.
-        let has_stopped = queue.is_some();
-        let stops = mutated("runner.pollers.stop-leaves-the-other-half", true, has_stopped);
+        let stops = mutated("runner.pollers.stop-leaves-the-other-half", true, first.is_some());
         if !stops {
             return None;
         }
         let back = back.stop();
-        queue?.join(back?)
+        first?.join(back?)
     }
 }

@@ -1,4 +1,4 @@
-//! A queue on its poller's thread: when it gets a turn, and how a panic in it is contained.
+//! A task in the schedule of its poller: when it gets a turn, and how a panic in it is contained.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use flowstone_block::{NextLook, Origin, mutated};
 use tracing::error;
 
 use super::handover::Orders;
-use crate::queue_run::{Part, QueueRun, QueueSpec, Work};
+use crate::task::{Part, QueueSpec, Task, Work};
 
 /// Turns without work after which a queue is cold and gets fewer turns. On a thread with many idle
 /// queues, visiting all of them takes longer than a busy queue's work.
@@ -32,12 +32,12 @@ const DEAF_DOUBLINGS_MAX: u32 = 6;
 /// time is not used: computing it may be what panicked.
 const DEAD_LOOK: Duration = Duration::from_millis(10);
 
-/// A queue on its poller's thread.
-pub(super) struct Task {
-    pub queue: Box<dyn QueueRun>,
+/// A task, and what its poller has to know of it.
+pub(super) struct Scheduled {
+    pub task: Box<dyn Task>,
     pub spec: QueueSpec,
     pub orders: Arc<Orders>,
-    pub ended: SyncSender<Part>,
+    pub ended: SyncSender<Box<dyn Part>>,
     /// Consecutive turns without work.
     empty_turns: u32,
     /// End of its rest: its disk has used its CPU budget.
@@ -68,19 +68,19 @@ pub(super) struct Task {
     pub lost: bool,
 }
 
-impl Task {
-    /// Makes a task that has done nothing yet.
+impl Scheduled {
+    /// Takes over a task that has done nothing yet.
     pub fn new(
-        queue: Box<dyn QueueRun>,
+        task: Box<dyn Task>,
         spec: QueueSpec,
         orders: Arc<Orders>,
-        ended: SyncSender<Part>,
+        ended: SyncSender<Box<dyn Part>>,
     ) -> Self {
         let (empty_turns, rests, thrift, share) = (0, None, Instant::now(), 0);
         let (is_notified, for_nothing, dead, lost) = (false, 0, false, false);
         let (has_turn, has_worked, bytes) = (false, false, 0);
         Self {
-            queue,
+            task,
             spec,
             orders,
             ended,
@@ -109,9 +109,9 @@ impl Task {
         }
     }
 
-    /// Calls its queue. A panic there ends this queue and no other.
-    fn guard<T>(&mut self, call: impl FnOnce(&mut dyn QueueRun) -> T) -> Option<T> {
-        let called = catch_unwind(AssertUnwindSafe(|| call(&mut *self.queue)));
+    /// Calls the task. A panic there ends this task and no other.
+    fn guard<T>(&mut self, call: impl FnOnce(&mut dyn Task) -> T) -> Option<T> {
+        let called = catch_unwind(AssertUnwindSafe(|| call(&mut *self.task)));
         if called.is_err() && !std::mem::replace(&mut self.dead, true) {
             error!(queue = ?self.spec.origin, "a queue has panicked; it takes no more requests");
         }
@@ -122,13 +122,13 @@ impl Task {
     /// not held up.
     pub fn is_over(&mut self) -> bool {
         if !self.dead {
-            return self.guard(|queue| queue.is_over()).unwrap_or(false);
+            return self.guard(|task| task.is_over()).unwrap_or(false);
         }
         let waits = mutated("runner.poller.drops-what-is-on-its-way", true, false);
         if !waits {
             return true;
         }
-        let retired = self.guard(|queue| queue.retire());
+        let retired = self.guard(|task| task.retire());
         self.lost |= retired.is_none();
         retired.unwrap_or(true)
     }
@@ -154,7 +154,7 @@ impl Task {
     }
 
     fn waits(&mut self, until: Instant) -> bool {
-        Instant::now() < until && self.guard(|queue| queue.may_rest()).unwrap_or(false)
+        Instant::now() < until && self.guard(|task| task.may_rest()).unwrap_or(false)
     }
 
     /// Returns whether it has caused too many spurious wake-ups. A queue that is to leave is never
@@ -166,7 +166,7 @@ impl Task {
         self.deaf.is_some()
     }
 
-    /// Gives the queue a turn; see [`QueueRun::turn`]. [`entered`](Self::entered) follows.
+    /// Gives the queue a turn; see [`Task::turn`]. [`entered`](Self::entered) follows.
     pub fn turn(&mut self, bytes_max: u64) -> Option<Work> {
         let was_dead = self.dead;
         let is_deaf = self.deaf.is_some() && self.is_deaf();
@@ -176,7 +176,7 @@ impl Task {
             return None;
         }
         let bytes_max = if is_deaf { 0 } else { bytes_max };
-        let work = self.guard(|queue| queue.turn(bytes_max)).flatten();
+        let work = self.guard(|task| task.turn(bytes_max)).flatten();
         let may_take = mutated("runner.task.grows-cold-unasked", bytes_max > 0, true);
         match work {
             Some(work) => self.worked(work),
@@ -188,9 +188,9 @@ impl Task {
         work
     }
 
-    /// Completes what the kernel has brought out since the turn; see [`QueueRun::complete`].
+    /// Completes what the kernel has brought out since the turn; see [`Task::complete`].
     pub fn complete(&mut self) -> Option<Work> {
-        let work = if self.dead { None } else { self.guard(|queue| queue.complete()).flatten() };
+        let work = if self.dead { None } else { self.guard(|task| task.complete()).flatten() };
         work.into_iter().for_each(|work| self.worked(work));
         work
     }
@@ -202,7 +202,7 @@ impl Task {
         self.charge(work.time, work.found + work.time);
     }
 
-    /// Charges time that its thread was in the kernel for it; see [`QueueRun::entered`].
+    /// Charges time that its thread was in the kernel for it; see [`Task::entered`].
     pub fn entered(&mut self, time: Duration, now: Instant) {
         (self.has_worked, self.bytes) = (false, 0);
         let charges = mutated("runner.pass.time-in-the-kernel-is-free", !time.is_zero(), false);
@@ -210,7 +210,7 @@ impl Task {
             self.charge(time, now);
         }
         if !self.dead {
-            self.guard(|queue| queue.entered(time));
+            self.guard(|task| task.entered(time));
         }
     }
 
@@ -231,7 +231,7 @@ impl Task {
     pub fn begin_idle(&mut self, now: Instant) -> Duration {
         self.looks_for = Duration::ZERO;
         if !self.dead {
-            let budget = self.guard(|queue| queue.begin_idle(now)).unwrap_or_default();
+            let budget = self.guard(|task| task.begin_idle(now)).unwrap_or_default();
             self.looks_for = if now < self.thrift { Duration::ZERO } else { budget };
         }
         self.looks_for
@@ -244,7 +244,7 @@ impl Task {
         }
         // Nothing is taken from a ring while its disk rests.
         let is_heard = !self.is_resting() && !self.is_deaf() && !self.dead;
-        is_heard && self.guard(|queue| queue.park()).unwrap_or(true)
+        is_heard && self.guard(|task| task.park()).unwrap_or(true)
     }
 
     /// A guest may notify as often as it likes, and a descriptor may stay readable for ever.
@@ -265,13 +265,13 @@ impl Task {
         if self.dead {
             return NextLook::At(Instant::now() + DEAD_LOOK);
         }
-        let look = self.guard(|queue| queue.next_look()).unwrap_or(NextLook::Now);
+        let look = self.guard(|task| task.next_look()).unwrap_or(NextLook::Now);
         // Now if a rest has ended meanwhile: the task was not parked.
         match (self.rests, self.deaf) {
             (None, None) => look,
             (Some(until), _) if self.is_resting() => NextLook::At(until),
             (_, Some(until)) if self.is_deaf() => {
-                let completion = self.guard(|queue| queue.next_completion());
+                let completion = self.guard(|task| task.next_completion());
                 NextLook::At(until).min(completion.unwrap_or(NextLook::Now))
             }
             _ => NextLook::Now,
@@ -282,7 +282,7 @@ impl Task {
     /// other one ends a sleep before.
     pub fn unpark(&mut self) {
         let hears = !self.dead && self.rests.is_none() && self.deaf.is_none();
-        if hears && self.guard(|queue| queue.unpark()) == Some(true) {
+        if hears && self.guard(|task| task.unpark()) == Some(true) {
             (self.empty_turns, self.is_notified) = (0, true);
         }
     }
@@ -291,20 +291,20 @@ impl Task {
     pub fn count_looking(&mut self, time: Duration) {
         self.looked = self.looked.saturating_add(time);
         if !self.dead {
-            self.guard(|queue| queue.count_looking(time));
+            self.guard(|task| task.count_looking(time));
         }
     }
 
     /// Counts time for which its thread has slept.
     pub fn count_sleep(&mut self, time: Duration) {
         if !self.dead {
-            self.guard(|queue| queue.count_sleep(time));
+            self.guard(|task| task.count_sleep(time));
         }
     }
 }
 
 #[cfg(test)]
-impl Task {
+impl Scheduled {
     /// Sets the number of consecutive turns without work.
     pub fn empty_turns_for_test(&mut self, turns: u32) {
         self.empty_turns = turns;

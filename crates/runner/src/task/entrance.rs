@@ -9,9 +9,9 @@ use flowstone_block::sync::atomic::{AtomicBool, Ordering};
 use flowstone_block::{FrontHalf, Intake, NextLook, Throttle};
 use flowstone_reactor::Watch;
 
+use super::TaskContext;
 use crate::counters::QueueCounters;
 use crate::histogram::add;
-use crate::queue_run::TaskContext;
 
 /// Polling time after which a task that does not sleep counts notifications: counting costs a
 /// system call.

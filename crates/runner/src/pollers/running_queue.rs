@@ -1,5 +1,5 @@
-//! The handle of a queue that the monitor's thread holds, to stop it. Another thread may change its
-//! form meanwhile.
+//! A queue that runs, in one form or the other. The thread that started it holds its handle, to
+//! stop it; another thread may change its form meanwhile.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,22 +8,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use flowstone_block::mutated;
 use tracing::{error, warn};
 
-use super::placed::{Form, Placed};
-use super::places::{OwnThreads, Places, Wanted};
+use super::form::{Form, QueueTasks};
+use super::places::Places;
 use crate::CpuList;
 use crate::counters::QueueCounters;
-use crate::poller::NotRun;
-use crate::queue_run::{Part, QueueSpec};
+use crate::task::{NotRun, Part, QueueSpec};
 
-/// A running queue. Dropped without [`stop`](Self::stop), it stops.
-pub struct PlacedQueue(pub(super) Arc<Changeable>);
+/// The handle of a running queue. Dropped without [`stop`](Self::stop), it stops.
+pub struct QueueHandle(pub(super) Arc<RunningQueue>);
 
-/// A queue whose form may change.
-pub(super) struct Changeable {
+/// A running queue, whose form may change.
+pub(super) struct RunningQueue {
     places: Arc<Places>,
     spec: QueueSpec,
-    own: OwnThreads,
-    home: Option<u32>,
     /// Locked while its form changes, until nothing is in flight and it runs again.
     state: Mutex<State>,
     /// Whether the monitor has asked it to stop: then it is not run again in any form.
@@ -31,29 +28,27 @@ pub(super) struct Changeable {
 }
 
 enum State {
-    Runs(Placed),
+    Runs(QueueTasks),
     /// Not running. Holds the queue if it can run in neither form for now; `None` if it has
     /// panicked or has been stopped.
-    Over(Option<Part>),
+    Over(Option<Box<dyn Part>>),
 }
 
-impl PlacedQueue {
+impl QueueHandle {
     pub(super) fn run(
         places: Arc<Places>,
         form: Form,
-        queue: Part,
-        spec: QueueSpec,
-        own: OwnThreads,
+        queue: Box<dyn Part>,
+        mut spec: QueueSpec,
     ) -> io::Result<Self> {
         let is_placed = places.topology.matters();
         let is_placed = mutated("runner.pollers.place-anywhere", is_placed, false);
-        let home = if is_placed { queue.home() } else { None };
-        let wanted = Wanted { spec: &spec, own: &own, home };
-        let placed = places.run(form, queue, &wanted).map_err(|not_run| not_run.error)?;
+        spec.home = if is_placed { queue.home() } else { None };
+        let tasks = places.run(form, queue, &spec).map_err(|not_run| not_run.error)?;
         spec.counters.runs_as(form == Form::Split);
-        let state = Mutex::new(State::Runs(placed));
+        let state = Mutex::new(State::Runs(tasks));
         let is_to_stop = AtomicBool::new(false);
-        Ok(Self(Arc::new(Changeable { places, spec, own, home, state, is_to_stop })))
+        Ok(Self(Arc::new(RunningQueue { places, spec, state, is_to_stop })))
     }
 
     /// Asks it to take nothing more; does not wait.
@@ -62,24 +57,24 @@ impl PlacedQueue {
         // A queue whose form changes takes nothing more already, and sees the flag before it runs
         // again.
         if let Ok(state) = self.0.state.try_lock()
-            && let State::Runs(placed) = &*state
+            && let State::Runs(tasks) = &*state
         {
-            placed.begin_stop();
+            tasks.begin_stop();
         }
     }
 
     /// Waits until nothing is in flight and returns the queue; `None` if it has panicked.
-    pub fn stop(self) -> Option<Part> {
+    pub fn stop(self) -> Option<Box<dyn Part>> {
         self.begin_stop();
         let state = std::mem::replace(&mut *self.0.state(), State::Over(None));
         match state {
-            State::Runs(placed) => placed.stop(),
+            State::Runs(tasks) => tasks.stop(),
             State::Over(queue) => queue,
         }
     }
 }
 
-impl Drop for PlacedQueue {
+impl Drop for QueueHandle {
     /// Stops the queue here, not when the form changer drops its last reference: this joins
     /// threads.
     fn drop(&mut self) {
@@ -89,7 +84,7 @@ impl Drop for PlacedQueue {
     }
 }
 
-impl Changeable {
+impl RunningQueue {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -98,30 +93,26 @@ impl Changeable {
         self.is_to_stop.load(Ordering::Acquire)
     }
 
-    fn wanted(&self) -> Wanted<'_> {
-        Wanted { spec: &self.spec, own: &self.own, home: self.home }
-    }
-
     pub fn counters(&self) -> &QueueCounters {
         &self.spec.counters
     }
 
     /// See [`Places::cpus_of_second`].
     pub fn cpus_of_second(&self) -> Option<CpuList> {
-        self.places.cpus_of_second(&self.wanted())
+        self.places.cpus_of_second(&self.spec)
     }
 
     /// Changes its form; waits until nothing is in flight. Returns whether it has that form now.
     pub fn change(&self, form: Form) -> bool {
         let mut state = self.state();
-        let placed = match std::mem::replace(&mut *state, State::Over(None)) {
-            State::Runs(placed) => placed,
+        let tasks = match std::mem::replace(&mut *state, State::Over(None)) {
+            State::Runs(tasks) => tasks,
             over => {
                 *state = over;
                 return false;
             }
         };
-        let Some(queue) = placed.stop() else {
+        let Some(queue) = tasks.stop() else {
             error!(queue = ?self.spec.origin, "a queue has panicked; its form does not change");
             return false;
         };
@@ -130,16 +121,16 @@ impl Changeable {
             *state = State::Over(Some(queue));
             return false;
         }
-        match self.places.run(form, queue, &self.wanted()) {
-            Ok(placed) => {
-                *state = State::Runs(placed);
+        match self.places.run(form, queue, &self.spec) {
+            Ok(tasks) => {
+                *state = State::Runs(tasks);
                 self.counters().runs_as(form == Form::Split);
                 self.counters().form_changed();
                 true
             }
-            Err(NotRun { error, queue }) => {
+            Err(NotRun { error, part }) => {
                 warn!(%error, "a queue cannot run in another form; it keeps the one it had");
-                let (back, error) = self.run_again(form.other(), queue);
+                let (back, error) = self.run_again(form.other(), part);
                 if let Some(error) = error {
                     error!(%error, queue = ?self.spec.origin, "a queue cannot run for now");
                 }
@@ -149,11 +140,11 @@ impl Changeable {
         }
     }
 
-    fn run_again(&self, form: Form, queue: Option<Part>) -> (State, Option<io::Error>) {
+    fn run_again(&self, form: Form, queue: Option<Box<dyn Part>>) -> (State, Option<io::Error>) {
         let Some(queue) = queue else { return (State::Over(None), None) };
-        match self.places.run(form, queue, &self.wanted()) {
-            Ok(placed) => (State::Runs(placed), None),
-            Err(NotRun { error, queue }) => (State::Over(queue), Some(error)),
+        match self.places.run(form, queue, &self.spec) {
+            Ok(tasks) => (State::Runs(tasks), None),
+            Err(NotRun { error, part }) => (State::Over(part), Some(error)),
         }
     }
 

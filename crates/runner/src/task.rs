@@ -1,4 +1,9 @@
-//! The interface between a poller and what it runs: a queue, or a half of one.
+//! A task, the unit that a poller runs: a queue, or a half of one, on a thread. A part is the same
+//! on its way to a thread.
+
+mod batch;
+mod disk;
+mod entrance;
 
 use std::any::Any;
 use std::io;
@@ -12,6 +17,10 @@ use crate::PollMode;
 use crate::counters::QueueCounters;
 use crate::cpu_budget::CpuBudget;
 
+pub use self::batch::{Batch, CHAIN_BYTES, TURN};
+pub use self::disk::{Chains, Disk, DiskTask};
+pub use self::entrance::Entrance;
+
 /// The work of one turn.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
@@ -19,7 +28,7 @@ pub struct Work {
     pub found: Instant,
     /// Time it took.
     pub time: Duration,
-    /// Bytes submitted, and [`CHAIN_BYTES`](crate::batch::CHAIN_BYTES) for each chain taken or
+    /// Bytes submitted, and [`CHAIN_BYTES`](crate::task::CHAIN_BYTES) for each chain taken or
     /// completed.
     pub bytes: u64,
 }
@@ -50,6 +59,13 @@ pub struct QueueSpec {
     pub poll: PollMode,
     /// CPU budget of its disk's queues, if limited.
     pub budget: Option<Arc<CpuBudget>>,
+    /// Name of its first thread, if it has threads of its own.
+    pub name: String,
+    /// CPUs that its threads are pinned to, if configured: then it runs on no shared poller.
+    /// Otherwise those near the guest's memory.
+    pub cpus: [Option<usize>; 2],
+    /// NUMA node of its guest's memory, if that matters.
+    pub home: Option<u32>,
 }
 
 /// The thread that a task is made on.
@@ -70,14 +86,23 @@ impl TaskContext<'_> {
     }
 }
 
+/// A part that could not be run.
+pub struct NotRun {
+    /// The reason.
+    pub error: io::Error,
+    /// The part, unless it was lost when the thread that was to run it died.
+    pub part: Option<Box<dyn Part>>,
+}
+
+#[cfg(test)]
+impl std::fmt::Debug for NotRun {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
 /// A queue, or a half of one, as it passes between threads; only its task knows its kind.
-pub type Part = Box<dyn QueuePart>;
-
-/// The task of a part, or the part and the error.
-pub type Made = Result<Box<dyn QueueRun>, (Part, io::Error)>;
-
-/// See [`Part`].
-pub trait QueuePart: Any + Send {
+pub trait Part: Any + Send {
     /// Returns whether it may be moved to another thread. A half is not movable.
     fn is_movable(&self) -> bool {
         false
@@ -94,21 +119,21 @@ pub trait QueuePart: Any + Send {
     }
 
     /// Makes its task, on the thread that is to run it. Returns the part on failure.
-    fn run(self: Box<Self>, context: &TaskContext<'_>) -> Made;
+    fn run(self: Box<Self>, context: &TaskContext<'_>) -> Result<Box<dyn Task>, NotRun>;
 
     /// Splits a whole queue into its halves, the front first.
-    fn split(self: Box<Self>) -> Option<[Part; 2]> {
+    fn split(self: Box<Self>) -> Option<[Box<dyn Part>; 2]> {
         None
     }
 
     /// Joins this front half with its back half; `None` if chains are still in flight between them.
-    fn join(self: Box<Self>, _back: Part) -> Option<Part> {
+    fn join(self: Box<Self>, _back: Box<dyn Part>) -> Option<Box<dyn Part>> {
         None
     }
 }
 
-/// A queue, or a half of one, running on its thread. It never blocks.
-pub trait QueueRun {
+/// A part at work on its thread. It never blocks.
+pub trait Task {
     /// First half of a turn: submits requests of about `bytes_max` bytes at most, none if that is
     /// 0: where a submission is a copy, other queues of the thread wait for it. Returns the work
     /// done, if any.
@@ -171,5 +196,5 @@ pub trait QueueRun {
     fn count_sleep(&self, time: Duration);
 
     /// Ends a task that is over. Returns its part.
-    fn finish(self: Box<Self>) -> Part;
+    fn finish(self: Box<Self>) -> Box<dyn Part>;
 }

@@ -11,14 +11,11 @@ use flowstone_block::{Channel, Completion, NextLook, Reactor, Request};
 use flowstone_frontend::vhost_user::VirtQueue;
 
 use crate::PollMode;
-use crate::back_task::BackTask;
 use crate::fake_guest::{Asks, CHAINS, FakeGuest, Unlimited, spec_of};
-use crate::front_task::FrontTask;
-use crate::halves::{Whole, split};
 use crate::held_disk::Held;
-use crate::queue_run::{QueueRun, TaskContext};
-use crate::queue_task::QueueTask;
+use crate::queue::{Whole, split};
 use crate::spin::FOR_DRIVER;
+use crate::task::{Task, TaskContext};
 
 type Hook = Box<dyn FnMut(usize, u16)>;
 type KickHook = Box<dyn FnMut(&VecDeque<Box<Request>>)>;
@@ -94,7 +91,7 @@ impl Channel for Corked {
 }
 
 struct Run {
-    tasks: Vec<Box<dyn QueueRun>>,
+    tasks: Vec<Box<dyn Task>>,
     leave: Arc<AtomicBool>,
 }
 
@@ -105,12 +102,12 @@ fn run(queue: VirtQueue, is_split: bool, leave: &Arc<AtomicBool>, channel: Corke
     let (told, patience) = (Arc::clone(&leave), FOR_DRIVER);
     let context = TaskContext { spec: &spec, reactor: &reactor, leave: told, patience };
     let channel = Box::new(channel);
-    let tasks: Vec<Box<dyn QueueRun>> = if is_split {
+    let tasks: Vec<Box<dyn Task>> = if is_split {
         let (front, back) = split(queue);
-        let front = FrontTask::new(front, &context);
-        vec![Box::new(front), Box::new(BackTask::new(back, channel, &context))]
+        let front = front.task(&context);
+        vec![Box::new(front), Box::new(back.task(channel, &context))]
     } else {
-        vec![Box::new(QueueTask::new(queue, channel, &context))]
+        vec![Box::new(queue.task(channel, &context))]
     };
     Run { tasks, leave }
 }

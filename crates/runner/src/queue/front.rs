@@ -7,13 +7,11 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::{FrontHalf, GuestQueue, Intake, NextLook, Op, Throttle, mutated};
 
-use crate::batch::CHAIN_BYTES;
+use super::{Back, Front, Return, join};
 use crate::counters::QueueCounters;
-use crate::entrance::Entrance;
-use crate::halves::{Back, Front, Return, join};
 use crate::histogram::{add, nanos};
-use crate::queue_run::{Made, Part, QueuePart, QueueRun, TaskContext, Work};
 use crate::spin::SpinBudget;
+use crate::task::{CHAIN_BYTES, Entrance, NotRun, Part, Task, TaskContext, Work};
 
 /// Chains handed over at once: small, so that the back thread gets work early.
 const HAND_OVER_MAX: u16 = 16;
@@ -31,36 +29,38 @@ pub struct FrontTask<Q: GuestQueue, T: Throttle> {
     idle: Option<Instant>,
 }
 
-impl<Q: GuestQueue, T: Throttle> QueuePart for Front<Q, T> {
+impl<Q: GuestQueue, T: Throttle> Part for Front<Q, T> {
     fn work_ns(&self) -> fn(&QueueCounters) -> u64 {
         QueueCounters::front_ns
     }
 
-    fn run(self: Box<Self>, context: &TaskContext<'_>) -> Made {
-        Ok(Box::new(FrontTask::new(*self, context)))
+    fn run(self: Box<Self>, context: &TaskContext<'_>) -> Result<Box<dyn Task>, NotRun> {
+        Ok(Box::new(self.task(context)))
     }
 
-    fn join(self: Box<Self>, back: Part) -> Option<Part> {
+    fn join(self: Box<Self>, back: Box<dyn Part>) -> Option<Box<dyn Part>> {
         let back = (back as Box<dyn Any>).downcast::<Back<Q>>().ok()?;
         Some(Box::new(join(*self, *back)?))
     }
 }
 
-impl<Q: GuestQueue, T: Throttle> FrontTask<Q, T> {
-    /// Makes the task on the thread of `context`.
-    pub fn new(half: Front<Q, T>, context: &TaskContext<'_>) -> Self {
-        let _ = half.link.front.set(context.reactor.waker());
-        let _ = half.link.front_leave.set(Arc::clone(&context.leave));
-        Self {
-            entrance: Entrance::new(&half.front, &half.throttle, context),
-            half,
+impl<Q: GuestQueue, T: Throttle> Front<Q, T> {
+    /// Makes its task on the thread of `context`.
+    pub fn task(self, context: &TaskContext<'_>) -> FrontTask<Q, T> {
+        let _ = self.link.front.set(context.reactor.waker());
+        let _ = self.link.front_leave.set(Arc::clone(&context.leave));
+        FrontTask {
+            entrance: Entrance::new(&self.front, &self.throttle, context),
+            half: self,
             returned: VecDeque::new(),
             counters: Arc::clone(&context.spec.counters),
             spin: SpinBudget::new(context.spec.poll, context.patience),
             idle: None,
         }
     }
+}
 
+impl<Q: GuestQueue, T: Throttle> FrontTask<Q, T> {
     fn take_returns(&mut self) {
         let Self { half, returned, .. } = self;
         while let Ok(done) = half.returns.pop() {
@@ -157,7 +157,7 @@ impl<Q: GuestQueue, T: Throttle> FrontTask<Q, T> {
     }
 }
 
-impl<Q: GuestQueue, T: Throttle> QueueRun for FrontTask<Q, T> {
+impl<Q: GuestQueue, T: Throttle> Task for FrontTask<Q, T> {
     fn issue(&mut self, bytes_max: u64) -> Option<Work> {
         if self.half.returns.slots() > 0 || !self.returned.is_empty() {
             self.take_returns();
@@ -237,7 +237,7 @@ impl<Q: GuestQueue, T: Throttle> QueueRun for FrontTask<Q, T> {
         add(&self.counters.front_sleeps, 1);
     }
 
-    fn finish(self: Box<Self>) -> Part {
+    fn finish(self: Box<Self>) -> Box<dyn Part> {
         Box::new(self.half)
     }
 }

@@ -7,30 +7,28 @@ use flowstone_block::{
     Throttle,
 };
 
-use crate::batch::Batch;
-use crate::disk_task::{Chains, Disk, DiskTask};
-use crate::entrance::Entrance;
-use crate::halves::{Whole, split};
-use crate::queue_run::{Made, Part, QueuePart, TaskContext};
-
-/// The task of a whole queue.
-pub type QueueTask<Q, T> = DiskTask<WholeQueue<Q, T>>;
+use super::{Whole, split};
+use crate::task::{Batch, Chains, Disk, DiskTask, Entrance, NotRun, Part, Task, TaskContext};
 
 /// A whole queue and its entrance.
-pub struct WholeQueue<Q, T: Throttle> {
+pub struct WholeChains<Q, T: Throttle> {
     entrance: Entrance<T::Intake>,
     whole: Whole<Q, T>,
 }
 
-impl<Q: GuestQueue, T: Throttle> QueueTask<Q, T> {
-    /// Makes the task; see [`DiskTask::with_chains`].
-    pub fn new(whole: Whole<Q, T>, channel: Box<dyn Channel>, context: &TaskContext<'_>) -> Self {
-        let entrance = Entrance::new(whole.queue.front(), &whole.throttle, context);
-        Self::with_chains(WholeQueue { entrance, whole }, channel, context)
+impl<Q: GuestQueue, T: Throttle> Whole<Q, T> {
+    /// Makes its task on the thread of `context`; see [`DiskTask::new`].
+    pub fn task(
+        self,
+        channel: Box<dyn Channel>,
+        context: &TaskContext<'_>,
+    ) -> DiskTask<WholeChains<Q, T>> {
+        let entrance = Entrance::new(self.queue.front(), &self.throttle, context);
+        DiskTask::new(WholeChains { entrance, whole: self }, channel, context)
     }
 }
 
-impl<Q: GuestQueue, T: Throttle> QueuePart for Whole<Q, T> {
+impl<Q: GuestQueue, T: Throttle> Part for Whole<Q, T> {
     fn is_movable(&self) -> bool {
         Q::IS_MOVABLE
     }
@@ -39,27 +37,27 @@ impl<Q: GuestQueue, T: Throttle> QueuePart for Whole<Q, T> {
         self.queue.home()
     }
 
-    fn run(self: Box<Self>, context: &TaskContext<'_>) -> Made {
+    fn run(self: Box<Self>, context: &TaskContext<'_>) -> Result<Box<dyn Task>, NotRun> {
         match context.channel(self.queue.front().size()) {
-            Ok(channel) => Ok(Box::new(QueueTask::new(*self, channel, context))),
-            Err(error) => Err((self, error)),
+            Ok(channel) => Ok(Box::new(self.task(channel, context))),
+            Err(error) => Err(NotRun { error, part: Some(self) }),
         }
     }
 
-    fn split(self: Box<Self>) -> Option<[Part; 2]> {
+    fn split(self: Box<Self>) -> Option<[Box<dyn Part>; 2]> {
         let (front, back) = split(*self);
         Some([Box::new(front), Box::new(back)])
     }
 }
 
-impl<Q: GuestQueue, T: Throttle> WholeQueue<Q, T> {
+impl<Q: GuestQueue, T: Throttle> WholeChains<Q, T> {
     /// Returns whether it takes only chains that an earlier daemon left undone.
     fn takes_undone(&self) -> bool {
         self.is_leaving() || self.has_undone()
     }
 }
 
-impl<Q: GuestQueue, T: Throttle> Chains for WholeQueue<Q, T> {
+impl<Q: GuestQueue, T: Throttle> Chains for WholeChains<Q, T> {
     fn is_leaving(&self) -> bool {
         self.entrance.is_leaving()
     }
@@ -145,7 +143,7 @@ impl<Q: GuestQueue, T: Throttle> Chains for WholeQueue<Q, T> {
         self.entrance.unpark(self.whole.queue.front())
     }
 
-    fn into_part(self) -> Part {
+    fn into_part(self) -> Box<dyn Part> {
         Box::new(self.whole)
     }
 }

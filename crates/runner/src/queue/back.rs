@@ -9,13 +9,8 @@ use flowstone_block::{
     mutated,
 };
 
-use crate::batch::Batch;
-use crate::disk_task::{Chains, Disk, DiskTask};
-use crate::halves::{Back, Return};
-use crate::queue_run::{Made, Part, QueuePart, TaskContext};
-
-/// The task of a [`Back`] half, on its poller.
-pub type BackTask<Q> = DiskTask<BackChains<Q>>;
+use super::{Back, Return};
+use crate::task::{Batch, Chains, Disk, DiskTask, NotRun, Part, Task, TaskContext};
 
 /// The back half of a queue, and the number of its chains in flight.
 pub struct BackChains<Q: GuestQueue> {
@@ -25,20 +20,24 @@ pub struct BackChains<Q: GuestQueue> {
     in_flight: usize,
 }
 
-impl<Q: GuestQueue> BackTask<Q> {
-    /// Makes the task on the thread of `context`; see [`DiskTask::with_chains`].
-    pub fn new(half: Back<Q>, channel: Box<dyn Channel>, context: &TaskContext<'_>) -> Self {
-        let _ = half.link.0.back.set(context.reactor.waker());
-        let chains = BackChains { half, leave: Arc::clone(&context.leave), in_flight: 0 };
-        Self::with_chains(chains, channel, context)
+impl<Q: GuestQueue> Back<Q> {
+    /// Makes its task on the thread of `context`; see [`DiskTask::new`].
+    pub fn task(
+        self,
+        channel: Box<dyn Channel>,
+        context: &TaskContext<'_>,
+    ) -> DiskTask<BackChains<Q>> {
+        let _ = self.link.0.back.set(context.reactor.waker());
+        let chains = BackChains { half: self, leave: Arc::clone(&context.leave), in_flight: 0 };
+        DiskTask::new(chains, channel, context)
     }
 }
 
-impl<Q: GuestQueue> QueuePart for Back<Q> {
-    fn run(self: Box<Self>, context: &TaskContext<'_>) -> Made {
+impl<Q: GuestQueue> Part for Back<Q> {
+    fn run(self: Box<Self>, context: &TaskContext<'_>) -> Result<Box<dyn Task>, NotRun> {
         match context.channel(self.size) {
-            Ok(channel) => Ok(Box::new(BackTask::new(*self, channel, context))),
-            Err(error) => Err((self, error)),
+            Ok(channel) => Ok(Box::new(self.task(channel, context))),
+            Err(error) => Err(NotRun { error, part: Some(self) }),
         }
     }
 }
@@ -129,7 +128,7 @@ impl<Q: GuestQueue> Chains for BackChains<Q> {
         self.has_available()
     }
 
-    fn into_part(self) -> Part {
+    fn into_part(self) -> Box<dyn Part> {
         Box::new(self.half)
     }
 }

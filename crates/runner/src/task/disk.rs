@@ -13,10 +13,10 @@ use flowstone_block::{
     Channel, Completion, NextLook, Origin, Outcome, Reactor, Request, Signal, Taken, mutated,
 };
 
-use crate::batch::{BATCH_FIRST, Batch, CHAIN_BYTES};
+use super::batch::{BATCH_FIRST, Batch, CHAIN_BYTES};
+use super::{Part, Task, TaskContext, Work};
 use crate::counters::QueueCounters;
 use crate::histogram::{add, nanos};
-use crate::queue_run::{Part, QueueRun, TaskContext, Work};
 use crate::spin::{FOR_DISK, SpinBudget};
 
 /// Source of the requests and sink of the completions of a [`DiskTask`]: a whole queue, or a back
@@ -25,7 +25,7 @@ pub trait Chains {
     /// Returns whether nothing more is to be taken.
     fn is_leaving(&self) -> bool;
 
-    /// See [`QueueRun::may_rest`].
+    /// See [`Task::may_rest`].
     fn may_rest(&self) -> bool {
         !self.is_leaving()
     }
@@ -68,17 +68,17 @@ pub trait Chains {
     /// Accounts `_time` spent polling for work.
     fn looked(&self, _time: Duration) {}
 
-    /// See [`QueueRun::park`].
+    /// See [`Task::park`].
     fn park(&mut self) -> bool;
 
-    /// See [`QueueRun::next_look`].
+    /// See [`Task::next_look`].
     fn next_look(&mut self) -> NextLook;
 
-    /// See [`QueueRun::unpark`].
+    /// See [`Task::unpark`].
     fn unpark(&mut self) -> bool;
 
     /// Turns this into a part for another thread.
-    fn into_part(self) -> Part;
+    fn into_part(self) -> Box<dyn Part>;
 }
 
 /// The disk's channel, with the submission times of what is in flight.
@@ -133,7 +133,7 @@ struct Idle {
 
 impl<C: Chains> DiskTask<C> {
     /// Joins chains and a channel to a task, on the thread of `context`.
-    pub fn with_chains(chains: C, channel: Box<dyn Channel>, context: &TaskContext<'_>) -> Self {
+    pub fn new(chains: C, channel: Box<dyn Channel>, context: &TaskContext<'_>) -> Self {
         let spec = context.spec;
         Self {
             disk: Disk {
@@ -242,7 +242,7 @@ impl<C: Chains> DiskTask<C> {
     }
 }
 
-impl<C: Chains> QueueRun for DiskTask<C> {
+impl<C: Chains> Task for DiskTask<C> {
     fn issue(&mut self, bytes_max: u64) -> Option<Work> {
         let work = self.submit_batch(bytes_max)?;
         self.worked(work);
@@ -327,7 +327,7 @@ impl<C: Chains> QueueRun for DiskTask<C> {
         add(&self.counters.sleep_ns, nanos(time));
     }
 
-    fn finish(self: Box<Self>) -> Part {
+    fn finish(self: Box<Self>) -> Box<dyn Part> {
         assert!(self.chains.in_flight() == 0, "a queue leaves its thread with requests in flight");
         let Self { disk, chains, .. } = *self;
         drop(disk);

@@ -10,13 +10,10 @@ use flowstone_block::{
 
 use super::*;
 use crate::PollMode;
-use crate::back_task::BackTask;
 use crate::fake_guest::{Asks, CHAINS, FakeGuest, SIZE, spec_of};
-use crate::front_task::FrontTask;
-use crate::halves::split;
-use crate::queue_run::{QueueRun, TaskContext};
-use crate::queue_task::QueueTask;
+use crate::queue::split;
 use crate::spin::FOR_DRIVER;
+use crate::task::{Task, TaskContext};
 
 mod corked;
 
@@ -76,12 +73,12 @@ fn seen_of_all_chains(is_split: bool) -> Vec<u16> {
     let (leave, patience) = (Arc::default(), FOR_DRIVER);
     let context = TaskContext { spec: &spec, reactor: &reactor, leave, patience };
     let channel = context.channel(SIZE).unwrap();
-    let mut run: Vec<Box<dyn QueueRun>> = if is_split {
+    let mut run: Vec<Box<dyn Task>> = if is_split {
         let (front, back) = split(queue);
-        let front = FrontTask::new(front, &context);
-        vec![Box::new(front), Box::new(BackTask::new(back, channel, &context))]
+        let front = front.task(&context);
+        vec![Box::new(front), Box::new(back.task(channel, &context))]
     } else {
-        vec![Box::new(QueueTask::new(queue, channel, &context))]
+        vec![Box::new(queue.task(channel, &context))]
     };
     // The front half hands over all chains first.
     for task in &mut run {
