@@ -8,6 +8,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use flowstone_block::mutant;
+
 /// Default size of the memory that all cleaners share.
 pub const COPY_MEMORY_DEFAULT: u64 = 64 << 20;
 /// One cleaner takes a quarter, or at least this: a run of 4 MiB, and the blocks sorted for it.
@@ -51,7 +53,10 @@ impl CopyMemory {
     pub fn lend(&self) -> Lent {
         let Budget { bytes, lent } = &*self.0;
         let wanted = (bytes / 4).max(ONE_TAKES);
-        let take = |lent: u64| wanted.min(bytes.saturating_sub(lent));
+        let take = |lent: u64| match mutant("log.copies.takes-memory-that-others-have") {
+            true => wanted.min(*bytes),
+            false => wanted.min(bytes.saturating_sub(lent)),
+        };
         let before = lent
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |lent| Some(lent + take(lent)))
             .unwrap_or_else(|lent| lent);

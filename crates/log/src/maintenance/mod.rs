@@ -30,6 +30,8 @@ use super::log::append::Health;
 use super::volume::Volume;
 
 #[cfg(test)]
+pub use self::cleaner::refusal;
+#[cfg(test)]
 pub use self::turns::QUIET_TIME;
 pub use self::writer::CheckpointKind;
 

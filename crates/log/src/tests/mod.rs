@@ -29,6 +29,7 @@ mod resize;
 mod resort;
 mod root;
 mod rot;
+mod runs;
 mod scheduler;
 mod soak;
 mod space;

@@ -185,7 +185,8 @@ impl Cleaner {
         let most = if stays { copies.pipe.records_most(shape) - 1 } else { 0 };
         let must_wait = |pipe: &mut Pipe| {
             let writes = pipe.writes.len();
-            writes > most || writes > 0 && !pipe.has_memory(shape)
+            let lacks_memory = writes > 0 && !pipe.has_memory(shape);
+            writes > most || lacks_memory && !mutant("log.copies.runs-on-without-memory")
         };
         while must_wait(&mut copies.pipe) {
             if copies.pipe.has_first_ended() || !self.survey_next(&writer.space, copies) {

@@ -4,6 +4,8 @@
 mod copying;
 mod pipe;
 mod read_ahead;
+#[cfg(test)]
+pub mod refusal;
 mod stage;
 mod survey;
 mod transfers;

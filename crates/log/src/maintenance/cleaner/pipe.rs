@@ -55,7 +55,7 @@ impl Pipe {
         };
         // Besides those in flight: one that is assembled, and one that is about to be.
         let records = (pipe.records_most(log.shape) + 2) * record_bytes(log.shape);
-        pipe.slab = Slab::new(ReadAhead::BYTES + records).ok();
+        pipe.slab = new_slab(ReadAhead::BYTES + records);
         pipe.ahead = ReadAhead::new(pipe.slab.as_mut());
         Ok(pipe)
     }
@@ -77,7 +77,7 @@ impl Pipe {
         if self.spare.is_empty() {
             let bytes = record_bytes(shape);
             let cut = self.slab.as_mut().and_then(|slab| slab.cut(bytes));
-            self.spare.extend(cut.or_else(|| AlignedBuf::try_zeroed(bytes)));
+            self.spare.extend(cut.or_else(|| new_buffer(bytes)));
         }
         !self.spare.is_empty()
     }
@@ -89,7 +89,7 @@ impl Pipe {
 
     fn buffer(&mut self, shape: Shape) -> AlignedBuf {
         self.has_memory(shape);
-        self.spare.pop().unwrap_or_else(|| AlignedBuf::zeroed(record_bytes(shape)))
+        self.spare.pop().unwrap_or_else(|| indispensable_buffer(record_bytes(shape)))
     }
 
     /// Takes back the memory of a builder.
@@ -128,6 +128,31 @@ impl Pipe {
     pub fn has_first_ended(&mut self) -> bool {
         self.writes.front().is_some_and(|(ticket, _)| self.transfers.has_ended(ticket))
     }
+}
+
+/// Asks the host for memory to cut buffers from.
+fn new_slab(bytes: usize) -> Option<Slab> {
+    #[cfg(test)]
+    if super::refusal::is_on() {
+        return None;
+    }
+    Slab::new(bytes).ok()
+}
+
+/// Asks the host for the memory of a record.
+fn new_buffer(bytes: usize) -> Option<AlignedBuf> {
+    #[cfg(test)]
+    if !super::refusal::takes_one() {
+        return None;
+    }
+    AlignedBuf::try_zeroed(bytes)
+}
+
+/// Takes memory without which nothing can be copied: two records of a cleaner.
+fn indispensable_buffer(bytes: usize) -> AlignedBuf {
+    #[cfg(test)]
+    assert!(!super::refusal::is_on(), "the host has refused this memory");
+    AlignedBuf::zeroed(bytes)
 }
 
 fn record_bytes(shape: Shape) -> usize {

@@ -236,6 +236,9 @@ impl Space {
                 // They stay free; only their host space is not deallocated.
                 let (name, count) = (&self.log.name, run.len());
                 warn!("{name}: cannot punch {count} segments from {} on: {errno}", run[0]);
+                if mutant("log.space.loses-what-cannot-be-punched") {
+                    return;
+                }
             }
         }
         for few in segments.chunks(LOOK_MOST) {
