@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 use super::address::{Address, BLOCK_BYTES, BLOCK_SECTORS};
 use super::erase_unit::EraseUnit;
@@ -107,10 +107,8 @@ impl Shape {
         let too_full = blocks.div_ceil(packed - u64::from(self.cleaning_gain_min()));
         let least = |segments| 1 + too_full + self.segments_besides_data(blocks, segments);
         // Twice, since the map's root names the segments.
-        let count = match mutant("log.shape.trusts-any-reserve") {
-            true => count,
-            false => count.max(least(least(count))),
-        };
+        let enough = count.max(least(least(count)));
+        let count = mutated("log.shape.trusts-any-reserve", enough, count);
         (count.checked_mul(segment)? <= 1 << 32).then_some(u32::try_from(count).ok()?)
     }
 

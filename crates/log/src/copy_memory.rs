@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use flowstone_block::mutant;
+use flowstone_block::mutated;
 
 /// Default size of the memory that all cleaners share.
 pub const COPY_MEMORY_DEFAULT: u64 = 64 << 20;
@@ -53,9 +53,10 @@ impl CopyMemory {
     pub fn lend(&self) -> Lent {
         let Budget { bytes, lent } = &*self.0;
         let wanted = (bytes / 4).max(ONE_TAKES);
-        let take = |lent: u64| match mutant("log.copies.takes-memory-that-others-have") {
-            true => wanted.min(*bytes),
-            false => wanted.min(bytes.saturating_sub(lent)),
+        let take = |lent: u64| {
+            let left = bytes.saturating_sub(lent);
+            let left = mutated("log.copies.takes-memory-that-others-have", left, *bytes);
+            wanted.min(left)
         };
         let before = lent
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |lent| Some(lent + take(lent)))

@@ -185,8 +185,11 @@ impl Cleaner {
         let most = if stays { copies.pipe.records_most(shape) - 1 } else { 0 };
         let must_wait = |pipe: &mut Pipe| {
             let writes = pipe.writes.len();
+            if writes > most {
+                return true;
+            }
             let lacks_memory = writes > 0 && !pipe.has_memory(shape);
-            writes > most || lacks_memory && !mutant("log.copies.runs-on-without-memory")
+            mutated("log.copies.runs-on-without-memory", lacks_memory, false)
         };
         while must_wait(&mut copies.pipe) {
             if copies.pipe.has_first_ended() || !self.survey_next(&writer.space, copies) {

@@ -236,7 +236,8 @@ impl Space {
                 // They stay free; only their host space is not deallocated.
                 let (name, count) = (&self.log.name, run.len());
                 warn!("{name}: cannot punch {count} segments from {} on: {errno}", run[0]);
-                if mutant("log.space.loses-what-cannot-be-punched") {
+                let goes_on = mutated("log.space.loses-what-cannot-be-punched", true, false);
+                if !goes_on {
                     return;
                 }
             }
