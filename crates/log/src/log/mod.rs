@@ -27,8 +27,8 @@ use crate::copy_memory::CopyMemory;
 use crate::volume::Volume;
 use crate::volume::map::BlockMap;
 
-/// The log of an open image: appends records, commits them to the map of a [`Volume`], and counts as
-/// live what that map names. The volume is handed in.
+/// The log of an open image: appends records, commits them to the map of a [`Volume`], and counts
+/// as live what that map names. The volume is handed in.
 pub struct Log {
     /// The image's path, for messages.
     pub name: String,
