@@ -7,6 +7,7 @@ mod anchors;
 mod calls;
 mod clocks;
 mod documents;
+mod doors;
 mod host_calls;
 mod imports;
 mod lists;
@@ -33,6 +34,7 @@ pub fn run(workspace: &Path) -> Result<()> {
         sizes::check_widths(&sources),
         host_calls::RULE.check(&sources, &list(host_calls::RULE.list)?),
         clocks::RULE.check(&sources, &list(clocks::RULE.list)?),
+        doors::check(&sources, &list(doors::LIST)?),
         stages::check_dependencies(workspace)?,
         stages::check_wiring(&sources),
         stages::check_fuse(&sources),
