@@ -201,7 +201,9 @@ fn serve_log(host: &Host, tell: Tell, steps: &[Step], end: End) {
     let mode = DiscardMode::Deallocate;
     let (image, mut upkeep) = LogImage::open_stepped("log".into(), file(host), mode, None).unwrap();
     let (resort, copy_memory) = (ResortLimit::Off, CopyMemory::default());
-    image.set_upkeep(UpkeepOptions { resort, tell, copy_memory, age_power: None });
+    let options =
+        UpkeepOptions { resort, tell, copy_memory, age_power: None, copy_lifetimes: None };
+    image.set_upkeep(options);
     serve(host, &image, &mut upkeep, steps);
     if end == End::Closed {
         close(host, &image, || upkeep.run());

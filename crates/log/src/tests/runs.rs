@@ -9,9 +9,9 @@ use flowstone_sim::{Call, Fate, Fault, Landed, Moment, Schedule};
 use super::crash::{Tell, crash_everywhere, go_on, recover, some_moments};
 use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup};
 use super::history_model::End;
-use crate::inspect::log_state;
 use crate::log::segments::{Segment, State};
 use crate::maintenance::refusal;
+use crate::state::LogState;
 
 const SEGMENTS: std::ops::Range<u64> = SEGMENT_BYTES..u64::MAX;
 /// Live blocks of a victim: copies of it are six or seven records, in flight at once.
@@ -66,10 +66,10 @@ fn live(fixture: &Fixture, segment: SegmentId) -> u32 {
 /// Overwrites what still lives in a segment, and its space if it is free then.
 fn use_up(fixture: &mut Fixture, segment: SegmentId) {
     let is_there = |lba: &u64| {
-        let entry = fixture.log.volume.map.get(*lba);
+        let entry = fixture.volume.map.get(*lba);
         entry.is_mapped() && fixture.log.shape.segment_of(entry.address()) == segment
     };
-    let lbas: Vec<u64> = (0..fixture.log.volume.blocks()).filter(is_there).collect();
+    let lbas: Vec<u64> = (0..fixture.volume.blocks()).filter(is_there).collect();
     for lba in lbas {
         fixture.write_blocks(lba..lba + 1).unwrap();
     }
@@ -157,7 +157,7 @@ fn a_host_that_refuses_memory_shortens_runs_and_stops_no_cleaner() {
         // Guests write, and make the cleaner work.
         fixture.guests().mix = Mix { blocks_max: 3, ..Mix::writes(0..480) };
         fixture.run(1500);
-        let cleaned = log_state(&fixture.log).costs.cleaned_segments;
+        let cleaned = LogState::of(&fixture.log, &fixture.volume).costs.cleaned_segments;
         assert!(cleaned > 10, "{cleaned}");
         drop(refused);
         fixture.check();
