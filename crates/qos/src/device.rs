@@ -11,5 +11,6 @@ mod share;
 mod vm;
 
 pub use file::SharedFile;
+pub use member::Presence;
 pub use share::{Devices, DiskShare};
 pub use vm::DeviceVm;

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::device::Presence;
 use crate::{DiskLimits, DiskShare, Group, Limit};
 
 /// Limit and weight of a disk, and their effects.
@@ -29,6 +30,11 @@ struct DeviceShareReport {
     held_back_s: f64,
     /// Syncs of its files.
     syncs: u64,
+    /// Requests in flight, and those that wait for their turn, now; 0 unless disks contend.
+    in_flight: usize,
+    waiting: usize,
+    /// The device's limit of requests in flight of all disks that contend.
+    depth: usize,
 }
 
 /// A group and its limit.
@@ -58,6 +64,7 @@ impl QosReport {
     pub fn of(limits: &DiskLimits, share: &DiskShare) -> Self {
         let (throttled, time) = limits.throttled();
         let (held_back, held_back_time) = share.held_back();
+        let Presence { in_flight, waiting, depth } = share.presence();
         Self {
             limit: LimitReport::of(limits.limit()),
             weight: limits.weight(),
@@ -71,6 +78,9 @@ impl QosReport {
                 held_back,
                 held_back_s: held_back_time.as_secs_f64(),
                 syncs: share.syncs(),
+                in_flight,
+                waiting,
+                depth,
             },
         }
     }

@@ -34,6 +34,7 @@ use flowstone_block::mutated;
 use self::depth::Depth;
 use self::patience::Patience;
 use self::state::{DiskState, EXPECTED_NS};
+use crate::device::member::Presence;
 use crate::fair_queue::{Kind, Rank, VmKey};
 use crate::{DeviceVm, DiskKey, FairQueue, QueueKey, Weight};
 
@@ -326,6 +327,14 @@ impl Scheduler {
     /// Returns the number of a queue's requests granted since the last call.
     pub fn take_granted(&mut self, queue: QueueKey) -> usize {
         self.fair.take_granted(queue)
+    }
+
+    /// Returns what a disk has at the device now. While disks do not contend nothing is counted.
+    pub fn presence(&self, disk: DiskKey) -> Presence {
+        let DiskState { on_their_way: in_flight, waiting, .. } = self.disks[disk.0];
+        let is_busy = self.is_contended() && self.slots > 0;
+        let depth = if is_busy { self.census.depth.all } else { 0 };
+        Presence { in_flight, waiting, depth }
     }
 
     /// Returns when a grant may become possible without a completion: to the queue, if it has

@@ -9,7 +9,7 @@ use flowstone_fileio::FileIo;
 
 use super::file::SharedFile;
 use super::host::Device;
-use super::member::{HeldBack, Member};
+use super::member::{HeldBack, Member, Presence};
 use super::vm::DeviceVm;
 use crate::Weight;
 use crate::nanoseconds::Nanoseconds;
@@ -128,6 +128,19 @@ impl DiskShare {
     /// waiting time.
     pub fn held_back(&self) -> (u64, Duration) {
         self.held_back.read()
+    }
+
+    /// Returns what it has at all its devices now.
+    pub fn presence(&self) -> Presence {
+        let state = lock(&self.state);
+        let mut all = Presence::default();
+        for member in state.members.values().filter_map(Weak::upgrade) {
+            let here = member.device.lock().scheduler.presence(member.key);
+            all.in_flight += here.in_flight;
+            all.waiting += here.waiting;
+            all.depth += here.depth;
+        }
+        all
     }
 
     /// Returns the number of syncs of its files.
