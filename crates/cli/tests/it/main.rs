@@ -40,6 +40,7 @@ mod record;
 mod reload;
 mod replay;
 mod serving;
+mod shares;
 mod sockets;
 mod space;
 mod survival;

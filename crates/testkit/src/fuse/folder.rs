@@ -12,6 +12,7 @@ use rustix::fs::{
     Uid, chmodat, chownat, fallocate, seek, statvfs, utimensat,
 };
 
+use super::holds::Holds;
 use super::unsynced::Unsynced;
 use super::wire::{Answer, Call, Message, WRITE_BYTES_MAX};
 
@@ -21,8 +22,6 @@ const ROOT: u64 = 1;
 const ASYNC_READ: u32 = 1;
 const BIG_WRITES: u32 = 1 << 5;
 const MAX_PAGES: u32 = 1 << 22;
-/// The kernel keeps cached pages of a reopened file.
-const KEEP_CACHE: u32 = 2;
 /// From linux/fuse.h: the attributes to be set.
 const SET_MODE: u32 = 1;
 const SET_UID: u32 = 1 << 1;
@@ -37,7 +36,7 @@ const SET_MTIME_NOW: u32 = 1 << 8;
 /// closed with their last open, so that a removed file is stale from then on.
 pub struct Folder {
     behind: PathBuf,
-    is_source: bool,
+    holds: Holds,
     nodes: BTreeMap<u64, Node>,
     next: u64,
     unsynced: Unsynced,
@@ -57,11 +56,10 @@ struct Node {
 type Outcome = io::Result<Answer>;
 
 impl Folder {
-    /// Serves the files in `behind`. A source of shared files has several users and writers:
-    /// created files belong to their creator, and an open uses no pages of an earlier one.
-    pub fn new(behind: PathBuf, is_source: bool) -> Self {
+    /// Serves the files in `behind`.
+    pub fn new(behind: PathBuf, holds: Holds) -> Self {
         let (nodes, unsynced) = (BTreeMap::new(), Unsynced::default());
-        Self { behind, is_source, nodes, next: ROOT + 1, unsynced }
+        Self { behind, holds, nodes, next: ROOT + 1, unsynced }
     }
 
     /// Undoes writes that were not synced.
@@ -114,6 +112,11 @@ impl Folder {
         let path = self.behind.join(&it.path);
         let is_same = path.symlink_metadata().is_ok_and(|seen| seen.ino() == it.inode);
         if is_same { Ok(path) } else { Err(stale()) }
+    }
+
+    /// Returns the path of a file behind the folder; empty if it is unknown or removed.
+    pub fn name(&self, node: u64) -> String {
+        self.nodes.get(&node).map(|it| it.path.clone()).unwrap_or_default()
     }
 
     /// Returns the path of a name in a folder, relative to the top one.
@@ -199,8 +202,7 @@ impl Folder {
             self.file(node)?;
             self.nodes.entry(node).and_modify(|it| it.opens += 1);
         }
-        let pages = if self.is_source { 0 } else { KEEP_CACHE };
-        Ok(Answer::default().u64s(&[node]).u32s(&[pages, 0]))
+        Ok(Answer::default().u64s(&[node]).u32s(&[self.holds.open_flags(), 0]))
     }
 
     fn release(&mut self, node: u64) -> Answer {
@@ -245,7 +247,7 @@ impl Folder {
 
     /// Sets owner and mode of a created file to those of its creator.
     fn belongs(&self, message: &Message, path: &PathBuf, mode: u32) -> io::Result<()> {
-        if !self.is_source {
+        if self.holds != Holds::Source {
             return Ok(());
         }
         chmodat(CWD, path, Mode::from_raw_mode(mode & 0o7777), AtFlags::empty())?;
@@ -336,7 +338,7 @@ impl Folder {
         let data = &message.rest(40)[..bytes as usize];
         let (node, offset) = (message.node, message.u64(8));
         let file = self.file(node)?.try_clone()?;
-        if self.is_source {
+        if self.holds == Holds::Source {
             self.unsynced.before_write(node, &file, offset, data.len())?;
         }
         file.write_all_at(data, offset)?;

@@ -1,12 +1,14 @@
 //! A host with simulated trouble: a FUSE file system over a folder, which can be stopped, slowed,
 //! and made to fail calls. A stopped file server answers nothing; every call on its files blocks.
 //!
-//! It holds images of disks ([`FuseHost::mount`]), or the files behind a guest's file cache
+//! It holds images of disks ([`FuseHost::mount`]), also as a device whose requests are noted in
+//! their order ([`FuseHost::mount_device`]), or the files behind a guest's file cache
 //! ([`FuseHost::mount_source`]): a file cache takes it for a network file system, like any of
 //! unknown type.
 
 mod failures;
 mod folder;
+mod holds;
 mod link;
 mod unsynced;
 mod wire;
@@ -27,6 +29,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use self::failures::Failures;
 use self::folder::Folder;
+use self::holds::Holds;
 use self::link::Link;
 pub use self::wire::Call;
 use self::wire::{Answer, HEAD_BYTES, Message, WRITE_BYTES_MAX};
@@ -61,6 +64,19 @@ struct State {
     keeps: Option<Call>,
     kept: Option<Vec<u8>>,
     given: Vec<Vec<u8>>,
+    /// Reads and writes of a device, in order of arrival.
+    arrivals: Vec<Arrival>,
+}
+
+/// A read or write that has arrived at a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// Whether it is a read or a write.
+    pub call: Call,
+    /// The file, as a path in the folder.
+    pub file: String,
+    /// Its first byte in the file.
+    pub offset: u64,
 }
 
 /// Statistics of requests so far.
@@ -76,20 +92,27 @@ impl FuseHost {
     /// Mounts the files of `behind` at `at`. Both folders must exist. Needs `/dev/fuse` and the
     /// right to mount.
     pub fn mount(at: &Path, behind: &Path) -> io::Result<Self> {
-        Self::mount_as(at, behind, false)
+        Self::mount_as(at, behind, Holds::Images)
     }
 
     /// The same for files shared by several users: each may use it, subject to file modes; created
     /// files belong to their creator; each open reads again what others may have written.
     pub fn mount_source(at: &Path, behind: &Path) -> io::Result<Self> {
-        Self::mount_as(at, behind, true)
+        Self::mount_as(at, behind, Holds::Source)
     }
 
-    fn mount_as(at: &Path, behind: &Path, is_source: bool) -> io::Result<Self> {
+    /// The same for images whose reads and writes arrive one by one, past the kernel's page cache,
+    /// and are [noted](Self::arrivals).
+    pub fn mount_device(at: &Path, behind: &Path) -> io::Result<Self> {
+        Self::mount_as(at, behind, Holds::Device)
+    }
+
+    fn mount_as(at: &Path, behind: &Path, holds: Holds) -> io::Result<Self> {
         let mut device = File::options();
         let device = device.read(true).write(true).custom_flags(libc::O_NONBLOCK);
         let device = device.open("/dev/fuse")?;
-        let shared = if is_source { ",allow_other,default_permissions" } else { "" };
+        let is_shared = holds == Holds::Source;
+        let shared = if is_shared { ",allow_other,default_permissions" } else { "" };
         let descriptor = device.as_raw_fd();
         let options = format!("fd={descriptor},rootmode=40000,user_id=0,group_id=0{shared}");
         let options = std::ffi::CString::new(options)?;
@@ -99,7 +122,8 @@ impl FuseHost {
         let state = Arc::<Mutex<State>>::default();
         let server = Server {
             device,
-            folder: Folder::new(behind.to_owned(), is_source),
+            folder: Folder::new(behind.to_owned(), holds),
+            notes_order: holds == Holds::Device,
             state: Arc::clone(&state),
             bell: Arc::clone(&bell),
             sent: Vec::new(),
@@ -169,6 +193,11 @@ impl FuseHost {
         self.state().counts.get(&call).copied().unwrap_or_default()
     }
 
+    /// Returns the reads and writes of a [device](Self::mount_device), without the first ones.
+    pub fn arrivals(&self, from: usize) -> Vec<Arrival> {
+        self.state().arrivals[from..].to_vec()
+    }
+
     /// Returns the number of all calls.
     pub fn calls(&self) -> u64 {
         self.state().counts.values().map(|it| it.calls).sum()
@@ -232,6 +261,7 @@ impl Drop for FuseHost {
 struct Server {
     device: File,
     folder: Folder,
+    notes_order: bool,
     state: Arc<Mutex<State>>,
     bell: Arc<OwnedFd>,
     /// Answers in flight, with their arrival times.
@@ -276,6 +306,10 @@ impl Server {
         }
         let mut state = self.lock();
         state.counts.entry(message.call).or_default().calls += 1;
+        if self.notes_order && matches!(message.call, Call::Read | Call::Write) {
+            let (call, file) = (message.call, self.folder.name(message.node));
+            state.arrivals.push(Arrival { call, file, offset: message.u64(8) });
+        }
         // The kernel sends nothing before the answer to INIT.
         if state.stopped.is_some() && message.call != Call::Init {
             return state.held.push(message);

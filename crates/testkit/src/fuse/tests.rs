@@ -182,3 +182,26 @@ fn a_source_loses_what_was_not_synced() {
     host.lose_unsynced();
     assert_eq!(std::fs::read(dir.path().join("behind/it")).unwrap(), b"first");
 }
+
+#[test]
+fn a_device_notes_each_read_and_write_in_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let [at, behind] = ["at", "behind"].map(|name| dir.path().join(name));
+    std::fs::create_dir(&at).unwrap();
+    std::fs::create_dir(&behind).unwrap();
+    let Some(host) = FuseHost::or_skip(FuseHost::mount_device(&at, &behind)) else { return };
+    let open = |name: &str| {
+        let file = File::options().read(true).write(true).create_new(true).open(at.join(name));
+        file.unwrap()
+    };
+    let [a, b] = ["a", "b"].map(open);
+    for _ in 0..2 {
+        a.write_all_at(&[1; 8192], 4096).unwrap();
+        b.write_all_at(&[2; 512], 0).unwrap();
+        a.read_exact_at(&mut [0; 512], 8192).unwrap();
+    }
+    let of = |call, file: &str, offset| Arrival { call, file: file.into(), offset };
+    let round = [of(Call::Write, "a", 4096), of(Call::Write, "b", 0), of(Call::Read, "a", 8192)];
+    assert_eq!(host.arrivals(0), [&round[..], &round].concat());
+    assert_eq!(host.arrivals(3), round);
+}
