@@ -155,6 +155,71 @@ fn disks_belong_to_vms_by_the_process_that_connects_and_by_the_configuration() {
     stop(daemon);
 }
 
+/// Reads a block until it comes from the cache. Returns the number of reads before that.
+fn reads_before_a_hit(place: &Place, client: &mut Client, disk: usize, sector: u64) -> u64 {
+    let hits = || number(&place.stats()["disks"][disk]["cache"], "hits");
+    let before = hits();
+    for reads in 0..64 {
+        read(client, sector, 4096);
+        if hits() > before {
+            return reads;
+        }
+    }
+    panic!("it is not kept");
+}
+
+/// The paper's rules: a block is kept from its Nth access on, not before, with room for all.
+#[test]
+fn a_block_is_kept_when_its_accesses_reach_the_threshold() {
+    let place = Place::new();
+    place.image("8M");
+    for (policy, threshold, reads) in [
+        ("multicache-count", &[][..], 2),
+        ("multicache-count", &["--freq-threshold", "1"], 1),
+        ("multicache-count", &["--freq-threshold", "5"], 5),
+        ("multicache-weight", &["--freq-threshold", "3"], 3),
+    ] {
+        let args = [&["--cache", "4M", "--cache-policy", policy], threshold, &["disk.raw"]];
+        let daemon = place.serve(&args.concat());
+        let mut client = place.client();
+        assert_eq!(
+            reads_before_a_hit(&place, &mut client, 0, 800),
+            reads,
+            "{policy} {threshold:?}"
+        );
+        let cache = place.stats()["disks"][0]["cache"].clone();
+        let counted = ["insertions", "refusals", "misses", "bytes"].map(|key| number(&cache, key));
+        assert_eq!(counted, [1, reads - 1, reads, 4096], "{policy} {threshold:?}");
+        drop(client);
+        stop(daemon);
+    }
+}
+
+/// By the paper's weight an access of one of two equal VMs counts a quarter.
+#[test]
+fn the_threshold_of_weights_counts_accesses_by_a_vms_part() {
+    let place = Place::new();
+    let disk = |name: &str| {
+        let socket = place.text(&format!("{name}.sock"));
+        let vm = format!("name={name},cpus=2,memory=64M");
+        format!("[[disk]]\nname = '{name}'\nbackend = 'mem:8M'\nsocket = '{socket}'\nvm = '{vm}'\n")
+    };
+    let disks = disk("a") + &disk("b");
+    for (threshold, reads) in [("", 8), ("freq-threshold = '0.5'\n", 2)] {
+        let head = format!("control = '{}'\ncache = '1M'\n", place.text("control.sock"));
+        let policy = "cache-policy = 'multicache-weight'\n";
+        fs::write(place.path("two.toml"), head + policy + threshold + &disks).unwrap();
+        let daemon = serve_file(&place, "two.toml");
+        let mut clients = ["a", "b"].map(|name| connect(&place, name));
+        wait_until("the cache hears of VMs", || place.stats()["cache"]["vms"] == 2);
+        for (disk, client) in clients.iter_mut().enumerate() {
+            assert_eq!(reads_before_a_hit(&place, client, disk, 800), reads, "{threshold}");
+        }
+        drop(clients);
+        stop(daemon);
+    }
+}
+
 #[test]
 fn a_cache_that_cannot_be_is_refused_with_what_to_do() {
     let place = Place::new();
