@@ -6,11 +6,12 @@ mod file;
 mod gate;
 mod host;
 mod member;
+mod presence;
 mod scheduler;
 mod share;
 mod vm;
 
 pub use file::SharedFile;
-pub use member::Presence;
+pub use presence::Presence;
 pub use share::{Devices, DiskShare};
 pub use vm::DeviceVm;

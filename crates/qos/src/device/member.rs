@@ -20,17 +20,6 @@ impl Drop for Member {
     }
 }
 
-/// A disk's requests at devices where disks contend, now.
-#[derive(Clone, Copy, Default)]
-pub struct Presence {
-    /// Requests in flight, without syncs.
-    pub in_flight: usize,
-    /// Requests and syncs that wait for their turn.
-    pub waiting: usize,
-    /// The limit of requests in flight of all disks.
-    pub depth: usize,
-}
-
 /// Counts of a disk's requests that waited for their turn, and of its syncs, at all devices.
 #[derive(Default)]
 pub struct HeldBack {

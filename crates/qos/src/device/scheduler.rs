@@ -34,7 +34,7 @@ use flowstone_block::mutated;
 use self::depth::Depth;
 use self::patience::Patience;
 use self::state::{DiskState, EXPECTED_NS};
-use crate::device::member::Presence;
+use crate::device::presence::Presence;
 use crate::fair_queue::{Kind, Rank, VmKey};
 use crate::{DeviceVm, DiskKey, FairQueue, QueueKey, Weight};
 

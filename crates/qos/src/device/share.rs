@@ -9,7 +9,8 @@ use flowstone_fileio::FileIo;
 
 use super::file::SharedFile;
 use super::host::Device;
-use super::member::{HeldBack, Member, Presence};
+use super::member::{HeldBack, Member};
+use super::presence::Presence;
 use super::vm::DeviceVm;
 use crate::Weight;
 use crate::nanoseconds::Nanoseconds;
