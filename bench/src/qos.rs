@@ -18,9 +18,10 @@ use clap::Args;
 use flowstone_experiment::{Experiment, Figures, figures};
 use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, LoadOptions, LoadReport};
+use serde_json::Value;
 use tempfile::{TempDir, tempdir_in};
 
-use crate::place::{TMPFS, drive, remove, serve_all, socket_of, stop, timed};
+use crate::place::{TMPFS, drive, remove, serve_all, socket_of, stats, stop, timed};
 use crate::point::selected;
 use crate::raw_file::fill;
 use crate::run::Base;
@@ -41,6 +42,8 @@ pub struct QosArgs {
 
 /// Factor of rounds: differences of a percent need more.
 const OVERHEAD_ROUNDS: usize = 3;
+/// The control socket beside the sockets of the disks.
+const CONTROL: &str = "control";
 /// Queue depth of the greedy neighbour.
 const HOG_DEPTH: u16 = 128;
 
@@ -114,6 +117,10 @@ impl Served {
         socket_of(self.dir.path(), name)
     }
 
+    fn stats(&self, program: &Path) -> Result<Value> {
+        stats(program, &self.dir.path().join(CONTROL))
+    }
+
     fn end(mut self) -> Result<()> {
         stop(&mut self.daemon)
     }
@@ -126,7 +133,8 @@ impl Bench<'_> {
         dir: TempDir,
         disks: &[(Name, String)],
     ) -> Result<Served> {
-        let command = serve_all(program, dir.path(), "", disks)?;
+        let keys = format!("control = {:?}", std::path::absolute(dir.path().join(CONTROL))?);
+        let command = serve_all(program, dir.path(), &keys, disks)?;
         Ok(Served { daemon: command.cpus(&[self.args.base.place.server_cpu]).spawn()?, dir })
     }
 

@@ -3,14 +3,17 @@
 //! The device is that of `--dir`. If it is too fast to be the bottleneck, run this in a cgroup that
 //! throttles it (`blkio.throttle.read_iops_device`, `write_iops_device`).
 
+use std::thread;
 use std::time::Duration;
 
-use anyhow::Result;
-use flowstone_experiment::{Experiment, IOPS, P99_US, table};
+use anyhow::{Context, Result};
+use flowstone_experiment::command::number;
+use flowstone_experiment::{Experiment, IOPS, P99_US, median, table};
 use flowstone_testkit::load::{LoadOptions, LoadReport};
+use serde_json::Value;
 use tempfile::tempdir_in;
 
-use super::{Bench, HOG_DEPTH, together};
+use super::{Bench, HOG_DEPTH, Served, together};
 use crate::place::seconds;
 
 /// Queue depth of each disk where the device is overloaded.
@@ -21,6 +24,10 @@ const OTHER_IOPS: &str = "other_iops";
 const SHARES: &str = " of the light one";
 const BESIDE: &str = "beside a VM at QD128, ";
 const SYNCED: &str = "writes, each synced";
+const IN_FLIGHT: &str = "in_flight";
+const DEPTH_LIMIT: &str = "depth";
+/// Looks at the requests in flight during a run.
+const SAMPLES: u32 = 9;
 /// The daemon recognises VMs after half a second.
 const KNOWN_AFTER: Duration = Duration::from_millis(750);
 
@@ -48,6 +55,25 @@ impl Loaded {
     }
 }
 
+/// Requests in flight at a moment.
+struct InFlight {
+    heavy: f64,
+    light: f64,
+    /// The scheduler's limit for both.
+    depth: f64,
+}
+
+impl InFlight {
+    /// Reads the statistics of a daemon whose first disk is the heavy VM's.
+    fn of(stats: &Value) -> Result<Self> {
+        let disks = stats["disks"].as_array().context("a list of disks")?;
+        let of_disks = |key| disks.iter().map(move |disk| number(&disk["device_share"], key));
+        let in_flight: Vec<f64> = of_disks("in_flight").collect::<Result<_>>()?;
+        let depth = of_disks("depth").next().context("a disk")??;
+        Ok(Self { heavy: in_flight[0], light: in_flight[1..].iter().sum(), depth })
+    }
+}
+
 impl Bench<'_> {
     /// Measures the shares of VMs of weights 4 : 1, and the effect of a light VM on a heavy one.
     pub(super) fn vms(&self, experiment: &mut Experiment) -> Result<()> {
@@ -60,10 +86,20 @@ impl Bench<'_> {
             loads.extend((0..disks).map(|number| Loaded::light(number, DEPTH)));
             loads.iter_mut().for_each(|load| load.is_cached = is_cached);
             for _ in 0..self.args.base.run.rounds {
-                let reports = self.loaded(&loads, rw)?;
+                let (reports, seen) = self.watched(&loads, rw)?;
                 let light = reports[1..].iter().map(|report| report.iops).sum::<f64>();
-                experiment.add(&point, "heavy", &[(IOPS, reports[0].iops)]);
-                experiment.add(&point, "light", &[(IOPS, light)]);
+                let middle = |of: fn(&InFlight) -> f64| {
+                    median(seen.iter().map(of).collect()).unwrap_or(f64::NAN)
+                };
+                let of_heavy = [(IOPS, reports[0].iops), (IN_FLIGHT, middle(|it| it.heavy))];
+                experiment.add(&point, "heavy", &of_heavy);
+                let of_light = [(IOPS, light), (IN_FLIGHT, middle(|it| it.light))];
+                experiment.add(&point, "light", &of_light);
+                let of_both = [
+                    (IN_FLIGHT, middle(|it| it.heavy + it.light)),
+                    (DEPTH_LIMIT, middle(|it| it.depth)),
+                ];
+                experiment.add(&point, "both", &of_both);
             }
         }
         self.protection(experiment)
@@ -95,6 +131,31 @@ impl Bench<'_> {
 
     /// Runs all loads at once.
     fn loaded(&self, loads: &[Loaded], rw: &str) -> Result<Vec<LoadReport>> {
+        self.beside_loads(loads, rw, |_| Ok(())).map(|(reports, ())| reports)
+    }
+
+    /// Runs all loads at once, of which the first is the heavy VM's. Returns samples of what the
+    /// VMs have in flight meanwhile.
+    fn watched(&self, loads: &[Loaded], rw: &str) -> Result<(Vec<LoadReport>, Vec<InFlight>)> {
+        self.beside_loads(loads, rw, |served| {
+            thread::sleep(KNOWN_AFTER);
+            // None of them after the end of the loads.
+            let pause = Duration::from_secs_f64(self.args.base.runtime) / (SAMPLES + 1);
+            let look = |_| {
+                thread::sleep(pause);
+                InFlight::of(&served.stats(&self.program)?)
+            };
+            (0..SAMPLES).map(look).collect()
+        })
+    }
+
+    /// Runs all loads at once, and `watch` beside them.
+    fn beside_loads<T: Send>(
+        &self,
+        loads: &[Loaded],
+        rw: &str,
+        watch: impl FnOnce(&Served) -> Result<T> + Send,
+    ) -> Result<(Vec<LoadReport>, T)> {
         let keys = |load: &Loaded| -> Result<(String, String)> {
             let image = std::path::absolute(self.image(&load.name)?)?;
             let vm = format!("name={},weight={}", load.vm, load.weight);
@@ -110,9 +171,14 @@ impl Bench<'_> {
             limit: seconds(KNOWN_AFTER, self.args.base.runtime),
             ..self.load(&served.socket(&load.name), rw, load.depth, 1)
         };
-        let reports = together(&loads.iter().map(options).collect::<Vec<_>>());
+        let options: Vec<_> = loads.iter().map(options).collect();
+        let (reports, seen) = thread::scope(|scope| {
+            let watch = scope.spawn(|| watch(&served));
+            let reports = together(&options);
+            (reports, watch.join().expect("it returns its errors"))
+        });
         served.end()?;
-        reports
+        Ok((reports?, seen?))
     }
 }
 
@@ -121,8 +187,12 @@ pub fn render(experiment: &Experiment) -> String {
     let points = || experiment.points().into_iter();
     let shares = points().filter_map(|point| {
         point.strip_suffix(SHARES)?;
-        let [heavy, light] = ["heavy", "light"].map(|vm| experiment.at(point, vm));
-        Some(vec![point.to_owned(), heavy.count(IOPS), light.count(IOPS), heavy.ratio(light, IOPS)])
+        let [heavy, light, both] =
+            ["heavy", "light", "both"].map(|vm| experiment.at(point, vm));
+        let rates = [heavy.count(IOPS), light.count(IOPS), heavy.ratio(light, IOPS)];
+        let there = [heavy, light, both].map(|it| it.cell(IN_FLIGHT, 1));
+        let limit = [both.cell(DEPTH_LIMIT, 0)];
+        Some([&[point.to_owned()][..], &rates, &there, &limit].concat())
     });
     let beside = points().filter_map(|point| Some((point.strip_prefix(BESIDE)?, point)));
     let beside = beside.flat_map(|(what, point)| {
@@ -145,7 +215,7 @@ pub fn render(experiment: &Experiment) -> String {
         })
     });
     let titles = "4 KiB, raw images, VMs of weights 4 : 1 | heavy, requests/s | light, requests/s | \
-                  heavy : light, by rounds";
+                  heavy : light, by rounds | heavy: in flight | light | both | D";
     let titles_beside = "beside a VM at QD128 | p99 at QD1, us | of alone | p99 of the sync, us | \
                          of alone | the other's requests/s";
     table(titles, shares) + "\n" + &table(titles_beside, beside)
