@@ -187,8 +187,7 @@ pub fn render(experiment: &Experiment) -> String {
     let points = || experiment.points().into_iter();
     let shares = points().filter_map(|point| {
         point.strip_suffix(SHARES)?;
-        let [heavy, light, both] =
-            ["heavy", "light", "both"].map(|vm| experiment.at(point, vm));
+        let [heavy, light, both] = ["heavy", "light", "both"].map(|vm| experiment.at(point, vm));
         let rates = [heavy.count(IOPS), light.count(IOPS), heavy.ratio(light, IOPS)];
         let there = [heavy, light, both].map(|it| it.cell(IN_FLIGHT, 1));
         let limit = [both.cell(DEPTH_LIMIT, 0)];

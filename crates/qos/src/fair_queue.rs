@@ -5,8 +5,10 @@
 //! the smallest tag is next, and of its disks the one with the smallest tag; both tags advance by
 //! the cost of the request divided by the weight of the VM, and of the disk. A VM or disk that
 //! becomes backlogged starts at the virtual time of the last grant, so it gets its part from then
-//! on, and nothing for the time before. Queues of a disk take turns, a request each; queues of rank
-//! `First` precede all others of their disk, and are charged like them.
+//! on, and nothing for the time before. A grant ahead of turn advances virtual time only to the tag
+//! of the VM whose turn it was; otherwise a VM with a few requests, all of them granted, would
+//! start again behind all that another one has gone ahead. Queues of a disk take turns, a request
+//! each; queues of rank `First` precede all others of their disk, and are charged like them.
 //!
 //! It stores only descriptions of requests. The requests themselves wait with their owners, in the
 //! same order, and each owner takes as many as have been granted to its queue.
@@ -21,6 +23,9 @@ use slab::Slab;
 pub use self::level::Kind;
 use self::level::{Kinds, Level, Place, Share};
 use crate::Weight;
+
+/// Maximum cost by which a VM goes ahead of its turn.
+pub const AHEAD_MOST: u64 = 256 << 10;
 
 /// A VM in a [`FairQueue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,11 +170,19 @@ impl<T> FairQueue<T> {
         result
     }
 
-    /// Charges a grant or payment of a disk at its tag.
-    fn charge(&mut self, at: usize, cost: u64, change: impl FnOnce(&mut Disk)) {
-        let Disk { vm, share, .. } = &self.disks[at];
-        self.top.gone(self.vms[*vm].share.tag);
-        self.vms[*vm].level.gone(share.tag);
+    /// Charges a grant or payment of a disk at its tag, in the turn of another one or its own.
+    fn charge(&mut self, at: usize, turn: DiskKey, cost: u64, change: impl FnOnce(&mut Disk)) {
+        let Self { vms, disks, top, .. } = self;
+        let (vm, turns_vm) = (disks[at].vm, disks[turn.0].vm);
+        let turns_share = vms[turns_vm].share;
+        let Vm { share, level } = &mut vms[vm];
+        if vm != turns_vm {
+            share.goes_ahead(turns_share, AHEAD_MOST);
+        } else if top.contends() {
+            share.ahead = 0;
+        }
+        top.gone(*share);
+        level.gone(disks[at].share);
         self.change(at, |disk, vm| {
             change(disk);
             disk.share.charge(cost);
@@ -258,19 +271,24 @@ impl<T> FairQueue<T> {
         self.vms[disk.vm].share.lead(self.vms[other.vm].share)
     }
 
-    /// Grants the next request of a disk, which must have one waiting. Returns its queue and
-    /// description.
+    /// Grants the next request of a disk, which must have one waiting, in the turn of another one
+    /// or its own. Returns its queue and description.
     ///
     /// # Panics
     /// If the disk has no waiting request.
-    pub fn grant(&mut self, disk: DiskKey, cost: impl FnOnce(&T) -> u64) -> (QueueKey, T) {
+    pub fn grant(
+        &mut self,
+        disk: DiskKey,
+        turn: DiskKey,
+        cost: impl FnOnce(&T) -> u64,
+    ) -> (QueueKey, T) {
         let mut turns = self.disks[disk.0].turns.iter().filter_map(VecDeque::front);
         let key = *turns.next().expect("the caller has asked for a disk that waits");
         let queue = &mut self.queues[key];
         let request = queue.waiting.pop_front().expect("a queue in turn has a request");
         queue.granted += 1;
         let (waits, rank) = (!queue.waiting.is_empty(), queue.rank as usize);
-        self.charge(disk.0, cost(&request), |disk| {
+        self.charge(disk.0, turn, cost(&request), |disk| {
             disk.turns[rank].pop_front();
             if waits {
                 disk.turns[rank].push_back(key);
@@ -282,7 +300,7 @@ impl<T> FairQueue<T> {
     /// Uses the disk's turn to pay this much of its debt.
     pub fn pay(&mut self, disk: DiskKey, cost: u64) {
         // A disk that had to wait for a limit of its own may be behind.
-        self.charge(disk.0, cost, |_| ());
+        self.charge(disk.0, disk, cost, |_| ());
     }
 
     /// Returns part of the cost of a disk's grants.

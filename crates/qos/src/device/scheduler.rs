@@ -35,13 +35,13 @@ use self::depth::Depth;
 use self::patience::Patience;
 use self::state::{DiskState, EXPECTED_NS};
 use crate::device::presence::Presence;
-use crate::fair_queue::{Kind, Rank, VmKey};
+use crate::fair_queue::{AHEAD_MOST, Kind, Rank, VmKey};
 use crate::{DeviceVm, DiskKey, FairQueue, QueueKey, Weight};
 
 /// Cost of a request besides its bytes: a device takes about as long for it as for this many bytes.
 const REQUEST_BYTES: u64 = 16 << 10;
 /// Cost by which a disk or VM may be ahead of its part.
-const LEAD: u64 = depth::DEPTH_LEAST as u64 * REQUEST_BYTES;
+const LEAD: u64 = AHEAD_MOST;
 /// Greatest age of a [`Census`]: what it counts changes a thousand times more slowly.
 const CENSUS_NS: u64 = 200_000;
 /// The same for each disk, if that is more, since a census looks at all disks; and the most.
@@ -287,8 +287,8 @@ impl Scheduler {
     }
 
     fn grant_all(&mut self, now: u64, granted: &mut impl FnMut(QueueKey)) {
-        while let Some(disk) = self.next() {
-            let (queue, request) = self.fair.grant(disk, |request| request.cost);
+        while let Some((disk, turn)) = self.next() {
+            let (queue, request) = self.fair.grant(disk, turn, |request| request.cost);
             self.disks[disk.0].waiting -= 1;
             let has_slot = mutated("qos.scheduler.syncs-have-slots", !request.is_sync, true);
             if has_slot {
@@ -299,11 +299,11 @@ impl Scheduler {
         }
     }
 
-    /// Returns the disk whose request is granted next.
-    fn next(&self) -> Option<DiskKey> {
+    /// Returns the disk whose request is granted next, and the one whose turn it is.
+    fn next(&self) -> Option<(DiskKey, DiskKey)> {
         let Self { fair, disks, .. } = self;
         if !self.is_contended() {
-            return fair.next(Kind::Waiting, |_| true);
+            return fair.next(Kind::Waiting, |_| true).map(|disk| (disk, disk));
         }
         let is_alive = |disk: DiskKey| !disks[disk.0].is_stalled;
         let turn = fair.next(Kind::Waiting, is_alive)?;
@@ -317,11 +317,12 @@ impl Scheduler {
             let first = fair.next(Kind::First, first);
             let first = mutated("qos.scheduler.commits-wait-for-their-turn", first, None);
             if let Some(disk) = first.or_else(|| fair.next(Kind::Waiting, may_go)) {
-                return Some(disk);
+                return Some((disk, turn));
             }
         }
         // A disk with nothing in flight needs no slot.
-        fair.next(Kind::Apart, |disk| is_in_time(disk) && self.is_level(disk))
+        let apart = fair.next(Kind::Apart, |disk| is_in_time(disk) && self.is_level(disk));
+        apart.map(|disk| (disk, turn))
     }
 
     /// Returns the number of a queue's requests granted since the last call.

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use flowstone_block::mutated;
+
 /// Virtual time of a cost of 1 at weight 1. Much more than the largest weight, so that a cost
 /// divided by a weight is not rounded away.
 const SCALE: u128 = 1 << 40;
@@ -42,11 +44,13 @@ impl Kinds {
 pub struct Share {
     pub weight: u32,
     pub tag: u128,
+    /// Part of `tag` that it has gone ahead of others which waited, until they have caught up.
+    pub ahead: u128,
 }
 
 impl Share {
     pub const fn new(weight: u32) -> Self {
-        Self { weight, tag: 0 }
+        Self { weight, tag: 0, ahead: 0 }
     }
 
     fn tags_of(self, cost: u64) -> u128 {
@@ -59,6 +63,13 @@ impl Share {
 
     pub fn refund(&mut self, cost: u64) {
         self.tag = self.tag.saturating_sub(self.tags_of(cost));
+    }
+
+    /// Notes that it goes ahead of another one that waits, by at most `most`.
+    pub fn goes_ahead(&mut self, turn: Self, most: u64) {
+        let ahead = self.tag.saturating_sub(turn.tag).min(self.tags_of(most));
+        let ahead = mutated("qos.fair.vms-that-go-ahead-take-time-along", ahead, 0);
+        self.ahead = ahead;
     }
 
     /// Returns the cost by which it is ahead of another one.
@@ -80,7 +91,7 @@ type Turn = (u128, usize);
 /// The members of one level, ordered by tag.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Level {
-    /// Tag of the last grant; never decreases.
+    /// Tag of the last grant, without what that had gone ahead; never decreases.
     pub virtual_time: u128,
     /// Sorted. A grant moves a member from the front towards the back: among equal weights a deque
     /// moves few others for that.
@@ -125,12 +136,17 @@ impl Level {
         self.turns[kind as usize].iter().map(|(_, key)| *key)
     }
 
+    /// Returns whether more than one member waits.
+    pub fn contends(&self) -> bool {
+        self.turns[Kind::Waiting as usize].len() > 1
+    }
+
     pub const fn weights(&self) -> u64 {
         self.weights
     }
 
     /// Advances virtual time to the tag of a grant.
-    pub fn gone(&mut self, tag: u128) {
-        self.virtual_time = self.virtual_time.max(tag);
+    pub fn gone(&mut self, share: Share) {
+        self.virtual_time = self.virtual_time.max(share.tag - share.ahead);
     }
 }

@@ -24,7 +24,7 @@ fn pop(fair: &mut FairQueue<u64>) -> Option<(DiskKey, QueueKey, u64)> {
         (fair.top.virtual_time, vm.level.virtual_time)
     };
     let before = times(fair);
-    let (queue, cost) = fair.grant(disk, |cost| *cost);
+    let (queue, cost) = fair.grant(disk, disk, |cost| *cost);
     let after = times(fair);
     assert!(after.0 >= before.0 && after.1 >= before.1, "virtual time went back");
     Some((disk, queue, cost))
@@ -176,7 +176,7 @@ fn virtual_time_never_goes_back_and_nothing_waits_for_ever() {
         };
         let vm = fair.vm_of(disk).place();
         let before = fair.vms[vm].level.virtual_time;
-        fair.grant(disk, |cost| *cost);
+        fair.grant(disk, disk, |cost| *cost);
         assert!(fair.vms[vm].level.virtual_time >= before);
         waiting[disk.0] -= 1;
         for (other, passed) in passed_by.iter_mut().enumerate() {

@@ -175,7 +175,7 @@ impl Line {
             if owed.is_zero() {
                 // Without a limit on the group, the cost does not matter for turns: each request
                 // counts 1.
-                let (queue, cost) = fair.grant(key, |cost| group.time_of(*cost).max(1));
+                let (queue, cost) = fair.grant(key, key, |cost| group.time_of(*cost).max(1));
                 group.take(cost, if owes { at } else { now });
                 budget.take(cost, now);
                 let granted = &mut queues[queue.0].granted;
