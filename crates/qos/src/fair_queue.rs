@@ -24,7 +24,7 @@ pub use self::level::Kind;
 use self::level::{Kinds, Level, Place, Share};
 use crate::Weight;
 
-/// Maximum cost by which a VM goes ahead of its turn.
+/// Maximum cost that is remembered of what a VM has gone ahead of its turn.
 pub const AHEAD_MOST: u64 = 256 << 10;
 
 /// A VM in a [`FairQueue`].
@@ -176,10 +176,11 @@ impl<T> FairQueue<T> {
         let (vm, turns_vm) = (disks[at].vm, disks[turn.0].vm);
         let turns_share = vms[turns_vm].share;
         let Vm { share, level } = &mut vms[vm];
-        if vm != turns_vm {
+        if vm == turns_vm {
+            // Those that it passed may have been granted as much since.
+            share.ahead = share.ahead.min(share.tag.saturating_sub(top.virtual_time));
+        } else {
             share.goes_ahead(turns_share, AHEAD_MOST);
-        } else if top.contends() {
-            share.ahead = 0;
         }
         top.gone(*share);
         level.gone(disks[at].share);

@@ -136,17 +136,12 @@ impl Level {
         self.turns[kind as usize].iter().map(|(_, key)| *key)
     }
 
-    /// Returns whether more than one member waits.
-    pub fn contends(&self) -> bool {
-        self.turns[Kind::Waiting as usize].len() > 1
-    }
-
     pub const fn weights(&self) -> u64 {
         self.weights
     }
 
     /// Advances virtual time to the tag of a grant.
     pub fn gone(&mut self, share: Share) {
-        self.virtual_time = self.virtual_time.max(share.tag - share.ahead);
+        self.virtual_time = self.virtual_time.max(share.tag.saturating_sub(share.ahead));
     }
 }

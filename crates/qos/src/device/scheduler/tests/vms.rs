@@ -240,31 +240,36 @@ fn a_guest_that_calls_everything_a_commit_gets_its_weight_and_no_more() {
 }
 
 /// A VM with few requests often has none that waits, since all are in flight. It must not lose then
-/// what the commits have gone ahead.
+/// what the commits of others have gone ahead.
 #[test]
-fn a_guest_that_calls_everything_a_commit_gets_its_weight_beside_few_requests() {
+fn guests_that_call_everything_a_commit_get_their_weight_beside_few_requests() {
     const ROUNDS: usize = 4000;
-    let [as_commits, as_usual] = [true, false].map(|are_commits| {
-        let mut scheduler = Scheduler::default();
-        let (modest, _, rest) = two_ranks(&mut scheduler, vm(1));
-        let (greedy, commits, usual) = two_ranks(&mut scheduler, vm(2));
-        let all = if are_commits { commits } else { usual };
-        scheduler.touch(modest, SECOND);
-        scheduler.touch(greedy, SECOND);
-        (0..8).for_each(|_| scheduler.push(rest, Pending::of_bytes(4096)));
-        (0..32).for_each(|_| scheduler.push(all, Pending::of_bytes(4096)));
-        let mut device = Device::default();
-        device.go(&mut scheduler, 1);
-        let mut got = 0;
-        for _ in 0..ROUNDS {
-            let done = device.order[device.back];
+    for (guests, depth) in [(1, 8), (2, 4), (3, 4)] {
+        // Returns how many requests of the modest VM have been completed.
+        let [beside_commits, beside_usual] = [true, false].map(|are_commits| {
+            let mut scheduler = Scheduler::default();
+            let (modest, _, rest) = two_ranks(&mut scheduler, vm(0));
+            scheduler.touch(modest, SECOND);
+            (0..depth).for_each(|_| scheduler.push(rest, Pending::of_bytes(4096)));
+            for number in 1..=guests {
+                let (greedy, commits, usual) = two_ranks(&mut scheduler, vm(number));
+                scheduler.touch(greedy, SECOND);
+                let all = if are_commits { commits } else { usual };
+                (0..32).for_each(|_| scheduler.push(all, Pending::of_bytes(4096)));
+            }
+            let mut device = Device::default();
             device.go(&mut scheduler, 1);
-            // Its guest has seen the completion.
-            scheduler.push(done, Pending::of_bytes(4096));
-            got += usize::from(done == all);
-        }
-        got
-    });
-    assert!(as_commits <= as_usual + (LEAD / REQUEST_BYTES) as usize, "{as_commits}, {as_usual}");
-    assert!(as_commits * 100 <= ROUNDS * 55, "{as_commits} of {ROUNDS}");
+            let mut got = 0;
+            for _ in 0..ROUNDS {
+                let done = device.order[device.back];
+                device.go(&mut scheduler, 1);
+                // Its guest has seen the completion.
+                scheduler.push(done, Pending::of_bytes(4096));
+                got += usize::from(done == rest);
+            }
+            got
+        });
+        let gets_its_part = beside_commits * 5 >= beside_usual * 4;
+        assert!(gets_its_part, "{guests} guests: {beside_commits}, {beside_usual} otherwise");
+    }
 }
