@@ -140,8 +140,10 @@ impl Scheduled {
 
     /// Returns whether it gets turns now.
     pub fn has_turns(&mut self) -> bool {
+        let has_rested = self.rests.is_none() || !self.is_resting();
+        // The look may have found that it panics.
         let is_alive = mutated("runner.poller.panicked-queue-gets-turns", !self.dead, true);
-        (self.rests.is_none() || !self.is_resting()) && is_alive
+        has_rested && is_alive
     }
 
     /// Returns whether its disk has used its CPU budget. A queue that is to leave does not rest.
