@@ -100,8 +100,6 @@ impl LogState {
         let state = log.append_state();
         let (segments, accounting) = (state.segments(), state.accounting());
         let totals = accounting.totals();
-        let not_of_data =
-            segments.open_for_data() + segments.used_for_maps() + segments.dead_count();
         Self {
             live_bytes: volume.live_bytes(),
             map_memory_bytes,
@@ -109,7 +107,7 @@ impl LogState {
             segments_used: segments.used() + 1,
             segments_ready: segments.ready(),
             segments_dead: segments.dead_count(),
-            segments_of_data: segments.used().saturating_sub(not_of_data),
+            segments_of_data: segments.closed_of_data(),
             guest_blocks: accounting.clock(),
             appended_blocks: totals.appended_blocks,
             relocated_blocks: totals.relocated_blocks,

@@ -112,7 +112,7 @@ impl SegmentTable {
         }
     }
 
-    /// Every change of a segment goes through here, except those of its live blocks and its death.
+    /// Changes a segment. What a commit changes does not go through here: live blocks, seals, deaths.
     fn change(&mut self, number: SegmentId, change: impl FnOnce(&mut Segment)) {
         let segment = self.segments.get_mut(number);
         let before = *segment;
@@ -137,7 +137,7 @@ impl SegmentTable {
 
     /// Changes the number of live blocks.
     fn change_live(&mut self, number: SegmentId, change: impl FnOnce(u32) -> u32) -> u32 {
-        let segment = self.segments.live_mut(number);
+        let segment = self.segments.of_commit(number);
         let before = *segment;
         segment.live = change(before.live);
         let after = *segment;
@@ -216,12 +216,14 @@ impl SegmentTable {
 
     /// Seals a segment of copies of blocks that guests had written by `birth`, on average.
     pub fn seal_copies(&mut self, number: SegmentId, clock: u64, birth: u64) {
-        let is_open = self.get(number).state == State::Open;
+        let segment = self.segments.of_commit(number);
+        let before = *segment;
+        let is_open = before.state == State::Open;
         assert!(number > SegmentId::SUPERBLOCKS && is_open, "only an open segment is sealed");
-        self.change(number, |segment| {
-            (segment.birth, segment.sealed) = (birth, clock);
-            segment.state = State::Sealed;
-        });
+        (segment.birth, segment.sealed) = (birth, clock);
+        segment.state = State::Sealed;
+        let sealed = *segment;
+        self.note_change(number, &before, &sealed);
         self.bury(number);
     }
 
@@ -290,6 +292,11 @@ impl SegmentTable {
     /// records.
     pub fn garbage_blocks(&self) -> u64 {
         u64::from(self.tally.closed) * u64::from(self.shape.segment_blocks) - self.tally.closed_live
+    }
+
+    /// Returns the number of closed segments with blocks of the disk.
+    pub fn closed_of_data(&self) -> u32 {
+        self.tally.closed_of_data
     }
 
     /// Returns the number of segments that hold parts of the map.

@@ -14,7 +14,7 @@ use super::cleaner::Cleaner;
 use super::writer::{CheckpointKind, Move, Writer, moves_most, next_moves};
 use crate::log::Log;
 use crate::log::reserve::SLACK_SEGMENTS;
-use crate::log::segments::Kind;
+use crate::log::segments::{Kind, LOOK_MOST};
 use crate::resort::{Budget, GuestLoad};
 use crate::volume::Volume;
 
@@ -256,7 +256,9 @@ fn free_sources(writer: &mut Writer) -> Outcome {
     let checkpoints = mutated("log.resort.frees-without-checkpoint", true, false);
     if !checkpoints {
         let closed = writer.log.append_state().segments_mut().take_pinned();
-        writer.log.append_state().segments_mut().unpin(&closed);
+        for few in closed.chunks(LOOK_MOST) {
+            writer.log.append_state().segments_mut().unpin(few);
+        }
         return writer.release_freeable();
     }
     writer.checkpoint(CheckpointKind::Running)

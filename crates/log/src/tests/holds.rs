@@ -80,3 +80,25 @@ fn no_hold_of_the_lock_looks_at_many_segments_however_many_are_in_use() {
     clean(&mut fixture);
     fixture.audit();
 }
+
+/// Each record of the sorted blocks has some of a hundred segments.
+#[test]
+fn no_hold_of_the_lock_looks_at_many_segments_while_blocks_are_sorted() {
+    const COUNT: u64 = 100;
+    const SCATTERED: u64 = 2000;
+    const FILLING: u64 = 1000;
+    let blocks = SCATTERED + COUNT * FILLING;
+    let mut fixture = Setup { blocks, segment_bytes: 4 << 20, ..Setup::default() }.fixture(1);
+    for number in 0..COUNT {
+        for block in (number..SCATTERED).step_by(COUNT as usize) {
+            fixture.write_blocks(block..block + 1).unwrap();
+        }
+        let first = SCATTERED + number * FILLING;
+        for first in (first..first + FILLING).step_by(100) {
+            fixture.write_blocks(first..first + 100).unwrap();
+        }
+    }
+    assert!(fixture.log.append_state().segments().used() > COUNT as u32);
+    fixture.maintenance(|it| it.compact()).unwrap();
+    fixture.audit();
+}

@@ -165,6 +165,26 @@ fn a_host_that_refuses_memory_shortens_runs_and_stops_no_cleaner() {
     }
 }
 
+/// Without memory for two records nothing is copied, and nothing else goes wrong; the cleaner goes
+/// on when there is some.
+#[test]
+fn a_host_without_memory_for_two_records_is_asked_again() {
+    let (mut fixture, victims) = with_victims(1);
+    fixture.maintenance.cleaner.release_memory();
+    let refused = refusal::give(1);
+    for victim in &victims {
+        assert_eq!(clean(&mut fixture, *victim), Err(Errno::NOMEM));
+        assert!(live(&fixture, *victim) > 0);
+    }
+    drop(refused);
+    fixture.check();
+    for victim in victims {
+        clean(&mut fixture, victim).unwrap();
+        assert_eq!(live(&fixture, victim), 0);
+    }
+    go_on(fixture, 30);
+}
+
 /// The host does not take back what is freed, for a while or for ever. Those segments are free all
 /// the same, and are written again.
 #[test]

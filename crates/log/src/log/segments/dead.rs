@@ -56,11 +56,11 @@ impl DeadSegments {
 impl SegmentTable {
     /// Buries a segment that is sealed and has no live blocks.
     pub(super) fn bury(&mut self, number: SegmentId) {
-        let segment = *self.segments.live_mut(number);
+        let segment = *self.segments.of_commit(number);
         if segment.live == 0 && segment.state == State::Sealed {
             self.deaths += 1;
             let dead = Segment { state: State::Dead, died: self.deaths, ..segment };
-            *self.segments.live_mut(number) = dead;
+            *self.segments.of_commit(number) = dead;
             self.note_change(number, &segment, &dead);
             self.dead.add(number, &dead);
         }

@@ -57,9 +57,9 @@ impl Slots {
         &mut self.all[number.index()]
     }
 
-    /// Returns a segment, for a change of its live blocks. This is not a look: a record is
-    /// committed in one hold, whatever segments its blocks lived in.
-    pub fn live_mut(&mut self, number: SegmentId) -> &mut Segment {
+    /// Returns a segment, for what a commit changes. This is not a look: a record is committed in
+    /// one hold, whatever segments its blocks lived in, and so are all that waited for it.
+    pub fn of_commit(&mut self, number: SegmentId) -> &mut Segment {
         &mut self.all[number.index()]
     }
 

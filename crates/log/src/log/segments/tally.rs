@@ -15,6 +15,8 @@ pub struct Tally {
     pub open_for_data: u32,
     /// Segments that nothing is appended to.
     pub closed: u32,
+    /// Of those: the ones with live blocks of the disk.
+    pub closed_of_data: u32,
     /// Live blocks of the closed segments.
     pub closed_live: u64,
 }
@@ -30,6 +32,7 @@ impl Tally {
             maps: u32::from(of_map && (open || segment.state == State::Sealed)),
             open_for_data: u32::from(open && !of_map),
             closed: u32::from(closed),
+            closed_of_data: u32::from(segment.state == State::Sealed && !of_map),
             closed_live: if closed { u64::from(segment.live) } else { 0 },
         }
     }
@@ -41,6 +44,7 @@ impl Tally {
         self.maps = self.maps + to.maps - from.maps;
         self.open_for_data = self.open_for_data + to.open_for_data - from.open_for_data;
         self.closed = self.closed + to.closed - from.closed;
+        self.closed_of_data = self.closed_of_data + to.closed_of_data - from.closed_of_data;
         self.closed_live = self.closed_live + to.closed_live - from.closed_live;
     }
 

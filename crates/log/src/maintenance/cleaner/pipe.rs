@@ -39,6 +39,8 @@ pub struct CopyRecord {
 }
 
 impl Pipe {
+    /// Takes memory for at least the records and the read without which nothing can be copied: the
+    /// host may have none later.
     pub fn new(log: &Log) -> Result<Self, Errno> {
         let transfers = Transfers::new(&log.store)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
@@ -56,7 +58,11 @@ impl Pipe {
         // Besides those in flight: one that is assembled, and one that is about to be.
         let records = (pipe.records_most(log.shape) + 2) * record_bytes(log.shape);
         pipe.slab = new_slab(ReadAhead::BYTES + records);
-        pipe.ahead = ReadAhead::new(pipe.slab.as_mut());
+        pipe.ahead = ReadAhead::new(pipe.slab.as_mut()).ok_or(Errno::NOMEM)?;
+        for _ in 0..RECORDS_LEAST {
+            let buffer = pipe.new_buffer(log.shape).ok_or(Errno::NOMEM)?;
+            pipe.spare.push(buffer);
+        }
         Ok(pipe)
     }
 
@@ -75,11 +81,16 @@ impl Pipe {
     /// shorter.
     pub fn has_memory(&mut self, shape: Shape) -> bool {
         if self.spare.is_empty() {
-            let bytes = record_bytes(shape);
-            let cut = self.slab.as_mut().and_then(|slab| slab.cut(bytes));
-            self.spare.extend(cut.or_else(|| new_buffer(bytes)));
+            let buffer = self.new_buffer(shape);
+            self.spare.extend(buffer);
         }
         !self.spare.is_empty()
+    }
+
+    fn new_buffer(&mut self, shape: Shape) -> Option<AlignedBuf> {
+        let bytes = record_bytes(shape);
+        let cut = self.slab.as_mut().and_then(|slab| slab.cut(bytes));
+        cut.or_else(|| new_buffer(bytes))
     }
 
     /// Returns an empty builder, to be [taken back](Self::take_back).
@@ -89,7 +100,7 @@ impl Pipe {
 
     fn buffer(&mut self, shape: Shape) -> AlignedBuf {
         self.has_memory(shape);
-        self.spare.pop().unwrap_or_else(|| indispensable_buffer(record_bytes(shape)))
+        self.spare.pop().expect("one is assembled and, without memory for more, none is in flight")
     }
 
     /// Takes back the memory of a builder.
@@ -146,13 +157,6 @@ fn new_buffer(bytes: usize) -> Option<AlignedBuf> {
         return None;
     }
     AlignedBuf::try_zeroed(bytes)
-}
-
-/// Takes memory without which nothing can be copied: two records of a cleaner.
-fn indispensable_buffer(bytes: usize) -> AlignedBuf {
-    #[cfg(test)]
-    assert!(!super::refusal::is_on(), "the host has refused this memory");
-    AlignedBuf::zeroed(bytes)
 }
 
 fn record_bytes(shape: Shape) -> usize {

@@ -45,10 +45,15 @@ impl ReadAhead {
     /// Size of its memory.
     pub const BYTES: usize = PIECES_MOST * PIECE_BYTES;
 
-    /// Takes its memory from a slab, as far as there is some.
-    pub fn new(slab: Option<&mut Slab>) -> Self {
+    /// Takes its memory from a slab, as far as there is some; `None` if the host has none even for
+    /// one piece.
+    pub fn new(slab: Option<&mut Slab>) -> Option<Self> {
         let cut = |slab: &mut Slab| (0..PIECES_MOST).map_while(|_| slab.cut(PIECE_BYTES)).collect();
-        Self { spare: slab.map(cut).unwrap_or_default(), ..Self::default() }
+        let mut spare: Vec<AlignedBuf> = slab.map(cut).unwrap_or_default();
+        if spare.is_empty() {
+            spare.push(AlignedBuf::try_zeroed(PIECE_BYTES)?);
+        }
+        Some(Self { spare, ..Self::default() })
     }
 
     /// Starts to read a victim from its start, unless already done.
@@ -122,10 +127,11 @@ impl ReadAhead {
             && self.pieces.len() < PIECES_MOST
             && self.next < shape.segment_blocks
         {
+            // One is always there: while no piece is in memory, it is spare.
+            let new = || AlignedBuf::try_zeroed(PIECE_BYTES);
+            let Some(buffer) = self.spare.pop().or_else(new) else { return };
             coming += 1;
             let (first, blocks) = (self.next, PIECE_BLOCKS.min(shape.segment_blocks - self.next));
-            let new = || AlignedBuf::zeroed(PIECE_BYTES);
-            let buffer = self.spare.pop().unwrap_or_else(new);
             let from = shape.address(segment, first);
             let ticket = transfers.read(from, buffer, blocks as usize * BLOCK_BYTES);
             self.pieces.push_back(Piece { first, blocks, content: Content::Coming(ticket) });

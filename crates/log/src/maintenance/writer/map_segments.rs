@@ -4,6 +4,7 @@ use flowstone_block::{Errno, Outcome};
 use flowstone_log_format::SegmentId;
 
 use super::{CheckpointKind, Writer};
+use crate::log::segments::LOOK_MOST;
 
 /// Maximum number of checkpoints to make the map take a segment less.
 const MAP_ATTEMPTS: u32 = 3;
@@ -33,11 +34,13 @@ impl Writer {
     /// changed, so it writes them elsewhere.
     pub fn checkpoint_without(&mut self, victims: &[SegmentId]) -> Outcome {
         self.checkpoint(CheckpointKind::Running)?;
-        let mut state = self.log.append_state();
-        for victim in victims {
-            if state.segments().get(*victim).live > 0 {
-                // The image was tampered with: the victim must not be retried for ever.
-                state.segments_mut().mark_damaged(*victim);
+        for few in victims.chunks(LOOK_MOST) {
+            let mut state = self.log.append_state();
+            for victim in few {
+                if state.segments().get(*victim).live > 0 {
+                    // The image was tampered with: the victim must not be retried for ever.
+                    state.segments_mut().mark_damaged(*victim);
+                }
             }
         }
         Ok(())

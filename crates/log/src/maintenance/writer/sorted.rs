@@ -1,9 +1,12 @@
 //! Copies of live blocks from any segments, in LBA order.
 
+use std::collections::BTreeSet;
+
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutated};
 use flowstone_log_format::{BLOCK_BYTES, Entry, Kind, LIFETIME_SORTED, RecordBuilder, SegmentId};
 
 use super::{CheckpointKind, Move, Writer};
+use crate::log::segments::LOOK_MOST;
 use crate::volume::Volume;
 
 /// Aligned group of blocks that is copied into one record: a request of 128 KiB reads them from one
@@ -87,8 +90,9 @@ impl Writer {
         if moves.is_empty() {
             return Ok(());
         }
-        let sources: Vec<SegmentId> =
+        let sources: BTreeSet<SegmentId> =
             moves.iter().map(|it| self.log.shape.segment_of(it.old.address())).collect();
+        let sources = Vec::from_iter(sources);
         let header = match self.append(LIFETIME_SORTED, Kind::Relocated, 0, builder) {
             Err(Errno::NOSPC) => {
                 self.checkpoint(CheckpointKind::Running)?;
@@ -96,13 +100,12 @@ impl Writer {
             }
             other => other?,
         };
-        let mut state = self.log.append_state();
         let pins = mutated("log.compact.does-not-pin-sources", true, false);
-        if pins {
-            sources.into_iter().for_each(|segment| state.segments_mut().pin(segment));
+        for few in sources.chunks(LOOK_MOST).filter(|_| pins) {
+            let mut state = self.log.append_state();
+            few.iter().for_each(|segment| state.segments_mut().pin(*segment));
         }
-        let birth = state.accounting().clock();
-        drop(state);
+        let birth = self.log.append_state().accounting().clock();
         self.streams.apply_moves(LIFETIME_SORTED, header, moves, birth);
         moves.clear();
         builder.clear();
