@@ -145,9 +145,12 @@ pub fn results(args: &ResultsArgs) -> Result<()> {
         require_commit(Path::new(&file))?;
         eprintln!("{name}: {command}, about {minutes} min");
         let mut measure = Command::new(std::env::current_exe()?);
-        let measured = measure.args(command.split(' ')).args(["--json", &file]).status()?;
-        if !measured.success() {
-            failures.push(format!("{name} ended with {measured}"));
+        // A run that fails leaves the table as it was.
+        let fresh = format!("target/{name}.json");
+        let measured = measure.args(command.split(' ')).args(["--json", &fresh]).status()?;
+        match measured.success() {
+            true => std::fs::rename(&fresh, &file)?,
+            false => failures.push(format!("{name} ended with {measured}")),
         }
     }
     if !args.list {

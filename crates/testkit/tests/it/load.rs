@@ -77,7 +77,9 @@ fn a_queue_that_commits_is_counted_apart() {
     assert_eq!((report.errors, report.ops), (0, 2000), "{:?}", report.first_error);
     let commits = report.commit.count;
     assert!((1..2000).contains(&commits), "{commits} beside others in the only queue");
-    assert_eq!((report.flush.count, report.write.count), (commits, 2000));
+    // The run may end between the last write of a commit and its sync.
+    assert!((commits - 1..=commits).contains(&report.flush.count), "{commits}");
+    assert_eq!(report.write.count, 2000);
     options.aside = Some(Aside::Commits(DISK..DISK + 4096));
     assert!(matches!(run(&options), Err(Error::Misuse(_))), "behind the end");
 }
