@@ -112,7 +112,7 @@ impl SegmentTable {
         }
     }
 
-    /// Changes a segment. What a commit changes, as live blocks and seals, does not go through here.
+    /// Changes a segment; not what a commit changes, live blocks, seals and deaths.
     fn change(&mut self, number: SegmentId, change: impl FnOnce(&mut Segment)) {
         let segment = self.segments.get_mut(number);
         let before = *segment;
