@@ -1,5 +1,5 @@
 //! The store below the log: two superblock slots, and segments that are read, appended to,
-//! allocated, freed and synced.
+//! allocated, freed and synced; [`segments`] knows which of them are in use.
 //!
 //! Today it is one file with a segment after the other; an [`Address`] is a block of it. Only this
 //! crate makes requests of the file, so the log itself does not depend on what its segments are
@@ -7,6 +7,7 @@
 
 mod queue;
 mod reader;
+pub mod segments;
 mod window;
 
 use std::io;

@@ -14,8 +14,8 @@ use flowstone_log_format::{
 };
 
 use flowstone_log_store::Reader;
+use flowstone_log_store::segments::{Segment, SegmentTable, State};
 
-use super::log::segments::{Segment, SegmentTable, State};
 use super::lost_tail::segments_of;
 use super::refusal::{LoadError, damaged, damaged_at};
 use super::replay::{Medium, Replay, replay};

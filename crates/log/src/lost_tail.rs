@@ -14,8 +14,8 @@ use flowstone_log_format::{
     Superblock,
 };
 use flowstone_log_store::Window;
+use flowstone_log_store::segments::SegmentTable;
 
-use super::log::segments::SegmentTable;
 use super::replay::{Medium, Replay};
 
 /// Number of segments read together.

@@ -17,10 +17,10 @@ use flowstone_log_format::{
     LIFETIME_GUEST_MAX, MapEntry, STREAMS_MAX, SegmentId, Sequence, Shape, Superblock,
     blocks_of_sectors,
 };
+use flowstone_log_store::segments::{Segment, SegmentTable, State};
 use flowstone_log_store::{Reader, Window};
 
 use super::log::append::commit::apply_entries;
-use super::log::segments::{Segment, SegmentTable, State};
 use super::refusal::LoadError;
 use super::volume::map::BlockMap;
 

@@ -23,12 +23,12 @@ use flowstone_log_format::{
     newest,
 };
 use flowstone_log_store::Reader;
+use flowstone_log_store::segments::State;
 
 use self::claims::Claims;
 use self::scan::Evidence;
 use self::walk::Walk;
 use super::load::{Loaded, load_from};
-use super::log::segments::State;
 use super::refusal::LoadError;
 use super::slots::read_slots;
 use super::volume::map::LEAF_BLOCKS;

@@ -16,11 +16,11 @@ use flowstone_fileio::FileIo;
 use flowstone_image::{CheckProgress, CheckReport};
 use flowstone_log_format::{SegmentId, Shape};
 use flowstone_log_store::BlockingStore;
+use flowstone_log_store::segments::{Segment, SegmentTable, State};
 
 use super::Examination;
 use crate::load::Loaded;
 use crate::log::Log;
-use crate::log::segments::{Segment, SegmentTable, State};
 use crate::session::of_loaded;
 
 /// Checks an image, repairs it where possible, and checks it again.

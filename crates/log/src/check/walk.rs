@@ -76,7 +76,7 @@ impl Walk<'_, '_> {
 
     fn cursors(&self) -> Vec<SegmentCursor> {
         let shape = self.loaded.shape;
-        let cursor = |(segment, known): (SegmentId, crate::log::segments::Segment)| {
+        let cursor = |(segment, known): (SegmentId, flowstone_log_store::segments::Segment)| {
             let addresses = self.addresses(segment);
             let claims = &self.claims.blocks[self.claims.blocks_in(addresses.clone())];
             let missing = claims.chunk_by(|a, b| a.address == b.address).count()

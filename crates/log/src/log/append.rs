@@ -17,6 +17,7 @@ use flowstone_image::runtime::wakers::QueueWaker;
 use flowstone_log_format::{
     Entry, HeadPlace, Kind, MapEntry, Placed, STREAMS_MAX, SegmentId, Sequence, Shape, Stamp,
 };
+use flowstone_log_store::segments::SegmentTable;
 
 use self::commit::CommitOrder;
 pub use self::heads::Head;
@@ -25,7 +26,6 @@ pub use self::room::{FULL_RETRY, Full};
 use super::accounting::Accounting;
 use super::rate::CleaningRate;
 use super::reserve::Opener;
-use super::segments::SegmentTable;
 use crate::volume::Volume;
 
 /// Whether records can be placed.

@@ -3,10 +3,10 @@
 use std::ops::{Deref, DerefMut};
 
 use flowstone_block::sync::MutexGuard;
+#[cfg(debug_assertions)]
+use flowstone_log_store::segments::LOOK_MOST;
 
 use super::append::AppendState;
-#[cfg(debug_assertions)]
-use super::segments::LOOK_MOST;
 
 /// The state of the log while its lock is held. At its end, debug builds check that few segments
 /// were looked at.

@@ -5,7 +5,6 @@ pub mod append;
 mod hold;
 pub mod rate;
 pub mod reserve;
-pub mod segments;
 
 use std::sync::{Arc, OnceLock, PoisonError};
 

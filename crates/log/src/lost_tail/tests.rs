@@ -2,12 +2,12 @@
 
 use flowstone_log_format::{Codec, Incarnation};
 use flowstone_log_store::Reader;
+use flowstone_log_store::segments::Segment;
 use flowstone_sim::{Call, Fault, SimDisk};
 
 use super::*;
 use crate::corrupter::Corrupter;
 use crate::fuzzing::{Left, small_image};
-use crate::log::segments::Segment;
 
 const SHAPE: Shape = Shape { segment_blocks: 64, reserve_percent: 20, streams: 1 };
 const SEGMENTS: u32 = 8;

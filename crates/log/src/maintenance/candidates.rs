@@ -1,9 +1,9 @@
 //! Segments that may be cleaned.
 
 use flowstone_log_format::SegmentId;
+use flowstone_log_store::segments::{Kind, Segment};
 
 use crate::log::Log;
-use crate::log::segments::{Kind, Segment};
 
 /// A segment, and its state when it was chosen. It may change at once, but only this thread frees
 /// it.

@@ -8,13 +8,13 @@ use std::time::Instant;
 
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutated};
 use flowstone_log_format::{BLOCK_BYTES, LIFETIME_SORTED, Sequence};
+use flowstone_log_store::segments::{Kind, LOOK_MOST};
 
 use super::candidates::emptiest;
 use super::cleaner::Cleaner;
 use super::writer::{CheckpointKind, Move, Writer, moves_most, next_moves};
 use crate::log::Log;
 use crate::log::reserve::SLACK_SEGMENTS;
-use crate::log::segments::{Kind, LOOK_MOST};
 use crate::resort::{Budget, GuestLoad};
 use crate::volume::Volume;
 

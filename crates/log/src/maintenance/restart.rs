@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use flowstone_block::{Errno, Outcome, mutated};
 use flowstone_log_format::HeadPlace;
+use flowstone_log_store::segments::State;
 use tracing::{error, info, warn};
 
 use super::Progress;
@@ -12,7 +13,6 @@ use super::writer::{CheckpointKind, Writer};
 use crate::log::Log;
 use crate::log::append::{FULL_RETRY, Full, Head, Health};
 use crate::log::reserve::Opener;
-use crate::log::segments::State;
 use crate::volume::Volume;
 
 /// See the module.

@@ -7,11 +7,11 @@ use flowstone_block::Errno;
 use flowstone_log_format::{
     BLOCK_BYTES, LEAF_ON_DISK_BLOCKS, LIFETIME_MAP, STREAMS_MAX, SegmentId,
 };
+use flowstone_log_store::segments::{LOOK_MOST, SegmentTable, State};
 use flowstone_sim::{Call, Fault};
 
 use super::fixture::{Fixture, SEGMENT_BYTES, Setup};
 use crate::load::load;
-use crate::log::segments::{LOOK_MOST, SegmentTable, State};
 use crate::maintenance::CheckpointKind;
 use crate::volume::map::LEAF_BLOCKS;
 

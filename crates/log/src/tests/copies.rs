@@ -4,13 +4,13 @@
 
 use flowstone_block::{Errno, Outcome};
 use flowstone_log_format::{LIFETIME_CLEANED, LIFETIME_MAP, SegmentId};
+use flowstone_log_store::segments::{Segment, State};
 use flowstone_sim::{Call, Fate, Fault, Landed, Moment, Schedule};
 
 use super::crash::{Tell, go_on, look, recover};
 use super::fixture::{BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup};
 use super::history_model::{End, HistoryModel};
 use super::resize::resize_alone;
-use crate::log::segments::{Segment, State};
 use crate::maintenance::{CheckpointKind, Maintenance};
 
 const SEGMENTS: std::ops::Range<u64> = SEGMENT_BYTES..u64::MAX;

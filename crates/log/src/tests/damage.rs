@@ -3,6 +3,7 @@
 
 use flowstone_fileio::FileOffset;
 use flowstone_log_format::{Kind, SLOTS, SegmentId, Sequence};
+use flowstone_log_store::segments::State;
 use flowstone_sim::{Call, Fate, Fault, SimDisk};
 
 use super::crash::Tell;
@@ -11,7 +12,6 @@ use super::fixture::{
 };
 use super::history_model::{HistoryModel, Stamp};
 use crate::load::load;
-use crate::log::segments::State;
 use crate::session::load_for;
 
 /// Result of opening a damaged image.

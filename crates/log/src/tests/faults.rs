@@ -5,13 +5,13 @@ use std::sync::Arc;
 use flowstone_block::{Errno, OpKind, Reactor};
 use flowstone_image::runtime::wakers::QueueWaker;
 use flowstone_log_format::{Entry, Sequence};
+use flowstone_log_store::segments::State;
 use flowstone_sim::{Call, Fate, Fault, Landed, Schedule};
 
 use super::crash::{Tell, recover, some_moments};
 use super::fixture::{BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup, contents_read_only};
 use super::history_model::End;
 use crate::log::append::Draft;
-use crate::log::segments::State;
 use crate::maintenance::CheckpointKind;
 
 /// The bytes of all segments.

@@ -20,6 +20,7 @@ use flowstone_block::{
 use flowstone_fileio::FileIo;
 use flowstone_image::Wait;
 use flowstone_log_format::{Address, LIFETIME_MAP, LIFETIMES, SUPERBLOCK_AREA_BYTES, SegmentId};
+use flowstone_log_store::segments::{Segment, State};
 use flowstone_sim::{Moment, SimDisk};
 
 use super::history_model::{HistoryModel, SECTOR, Stamp, read_stamps, stamp};
@@ -27,7 +28,6 @@ use super::scheduler::{scheduled, with_hook};
 use crate::channel::LogChannel;
 use crate::create::{LogOptions, create};
 use crate::log::Log;
-use crate::log::segments::{Segment, State};
 use crate::maintenance::{CheckpointKind, Maintenance, Progress};
 use crate::session::load_for;
 use crate::streams::Streams;

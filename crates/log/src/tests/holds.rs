@@ -2,13 +2,13 @@
 //! end of each, in all tests, that it has looked at 64 of them at most.
 
 use flowstone_log_format::BLOCK_BYTES;
+use flowstone_log_store::segments::LOOK_MOST;
 use flowstone_sim::Fate;
 
 use super::crash::recover;
 use super::fixture::{BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup};
 use super::history_model::End;
 use super::resize::resize_alone;
-use crate::log::segments::LOOK_MOST;
 
 const SEGMENTS: u64 = 2000;
 const SEGMENT_BLOCKS: u64 = SEGMENT_BYTES / BLOCK_BYTES as u64;

@@ -6,6 +6,7 @@ use flowstone_block::Errno;
 use flowstone_block::sync::atomic::Ordering;
 use flowstone_fileio::{BlockingFile, FileIo, FileOp};
 use flowstone_log_format::SegmentId;
+use flowstone_log_store::segments::State;
 use flowstone_sim::{Call, Fate, Fault};
 
 use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup, begin};
@@ -13,7 +14,6 @@ use super::history_model::HistoryModel;
 use crate::copy_memory::CopyMemory;
 use crate::log::append::FULL_RETRY;
 use crate::log::reserve::{FREED_TOGETHER, told_from};
-use crate::log::segments::State;
 use crate::maintenance::Progress;
 use crate::state::LogState;
 

@@ -6,6 +6,7 @@
 use flowstone_block::{Errno, SectorCount};
 use flowstone_fileio::FileIo;
 use flowstone_log_format::SegmentId;
+use flowstone_log_store::segments::State;
 use flowstone_sim::{Call, Fate, Fault, Landed, Schedule, SimDisk};
 
 use super::crash::{Tell, go_on, recover, some_moments};
@@ -14,7 +15,6 @@ use super::history_model::{End, HistoryModel};
 use crate::check::{check, repair};
 use crate::command::Command;
 use crate::load::load;
-use crate::log::segments::State;
 use crate::maintenance::Maintenance;
 
 const SUPERBLOCKS: std::ops::Range<u64> = 0..SEGMENT_BYTES;

@@ -3,6 +3,7 @@
 
 use flowstone_fileio::FileIo;
 use flowstone_log_format::Kind;
+use flowstone_log_store::segments::State;
 use flowstone_sim::{Fate, SimDisk};
 
 use super::crash::{Tell, recover};
@@ -11,7 +12,6 @@ use super::fixture::{BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup};
 use super::history_model::{End, HistoryModel};
 use super::resize::resize_alone;
 use crate::corrupter::Corrupter;
-use crate::log::segments::State;
 
 /// Segments beyond today's limit.
 const BEYOND: u32 = 9;

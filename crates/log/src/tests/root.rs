@@ -3,12 +3,12 @@
 use std::rc::Rc;
 
 use flowstone_log_format::{BLOCK_BYTES, LIFETIME_MAP, root_blocks};
+use flowstone_log_store::segments::LOOK_MOST;
 
 use super::crash::{Tell, crash_everywhere, three_fates};
 use super::fixture::{BLOCK_SECTORS, Fixture, SEGMENT_BYTES, Setup};
 use super::scheduler::with_hook;
 use crate::load::load;
-use crate::log::segments::LOOK_MOST;
 use crate::maintenance::CheckpointKind;
 
 const SEGMENT_BLOCKS: u64 = SEGMENT_BYTES / BLOCK_BYTES as u64;

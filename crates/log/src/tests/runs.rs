@@ -4,12 +4,12 @@
 use flowstone_block::sync::atomic::Ordering;
 use flowstone_block::{Errno, Outcome};
 use flowstone_log_format::{LIFETIME_CLEANED, SegmentId};
+use flowstone_log_store::segments::{Segment, State};
 use flowstone_sim::{Call, Fate, Fault, Landed, Moment, Schedule};
 
 use super::crash::{Tell, crash_everywhere, go_on, recover, some_moments};
 use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup};
 use super::history_model::End;
-use crate::log::segments::{Segment, State};
 use crate::maintenance::refusal;
 use crate::state::LogState;
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use flowstone_block::{BlockingDisk, Errno, Sector};
 use flowstone_fileio::{Access, FileIo};
 use flowstone_image::DiscardMode;
+use flowstone_log_store::segments::State;
 use flowstone_sim::{Call, Fate, Fault, Schedule};
 
 use super::crash::{Tell, recover, some_moments};
@@ -15,7 +16,6 @@ use super::fixture::{BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup, contents
 use super::history_model::{End, HistoryModel};
 use super::scheduler::with_hook;
 use crate::disk::LogImage;
-use crate::log::segments::State;
 use crate::maintenance::CheckpointKind;
 
 /// Longer than the tenth of a second after which the maintenance worker tries a full host again.

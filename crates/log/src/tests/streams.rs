@@ -4,12 +4,12 @@
 use flowstone_block::ErrorKind;
 use flowstone_fileio::FileIo;
 use flowstone_log_format::SegmentId;
+use flowstone_log_store::segments::State;
 use flowstone_sim::{Call, Fault, Moment, Schedule, SimDisk};
 
 use super::crash::{Tell, crash_everywhere, three_fates};
 use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup, begin, without_history};
 use super::history_model::HistoryModel;
-use crate::log::segments::State;
 use crate::session::load_for;
 use crate::slots::read_superblock;
 use crate::streams::Streams;

@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 
 use flowstone_block::Errno;
 use flowstone_log_format::{BLOCK_BYTES, Kind, SegmentId};
+use flowstone_log_store::segments::State;
 use flowstone_sim::{Call, Fate, Fault, SimDisk};
 
 use super::crash::Tell;
 use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup, contents_read_only, readable_contents};
 use super::history_model::{HistoryModel, Stamp};
 use crate::load::load;
-use crate::log::segments::State;
 use crate::session::load_for;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;

@@ -2,10 +2,10 @@
 
 use flowstone_block::mutated;
 use flowstone_log_format::{HeadPlace, STREAMS_MAX, SegmentId};
+use flowstone_log_store::segments::State;
 
 use super::AppendState;
 use crate::log::reserve::Opener;
-use crate::log::segments::State;
 use crate::volume::Volume;
 
 /// The place where a stream is appended to.

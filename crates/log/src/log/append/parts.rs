@@ -2,12 +2,12 @@
 
 use flowstone_block::Clock;
 use flowstone_log_format::{STREAMS_MAX, Sequence, Shape};
+use flowstone_log_store::segments::SegmentTable;
 
 use super::heads::Head;
 use super::{AppendState, Health};
 use crate::log::accounting::Accounting;
 use crate::log::rate::CleaningRate;
-use crate::log::segments::SegmentTable;
 
 impl AppendState {
     /// Takes the time from this clock from now on.

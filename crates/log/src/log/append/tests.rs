@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use flowstone_block::{Reactor, SectorCount};
 use flowstone_log_format::{BLOCK_SECTORS, Header};
+use flowstone_log_store::segments::{Segment, State};
 
 use super::*;
 use crate::log::reserve::{Demand, Reserve};
-use crate::log::segments::{Segment, State};
 use crate::volume::map::{BlockMap, LEAF_BLOCKS};
 
 /// The host was full just now.

@@ -14,10 +14,10 @@ use flowstone_log_format::{
     Address, BLOCK_SECTORS, Entry, HeadPlace, Incarnation, LEAF_ON_DISK_BLOCKS, LIFETIME_CLEANED,
     LIFETIME_COLD, LIFETIME_MAP, LIFETIMES, MapEntry, STREAMS_MAX, SegmentId, Sequence,
 };
+use flowstone_log_store::segments::{Segment, SegmentTable, State};
 
 use super::*;
 use crate::log::append::{AppendState, Draft, Effects, Head, PlaceError};
-use crate::log::segments::{Segment, SegmentTable, State};
 use crate::volume::Volume;
 use crate::volume::map::BlockMap;
 

@@ -2,12 +2,12 @@
 
 use flowstone_block::mutated;
 use flowstone_log_format::{Entry, Header, SegmentId};
+use flowstone_log_store::segments::Segment;
 
 use super::Cleaner;
 use super::pipe::Pipe;
 use super::stage::Stage;
 use crate::log::Log;
-use crate::log::segments::Segment;
 use crate::maintenance::writer::Move;
 
 /// Blocks read between two credits for guests.

@@ -1,9 +1,9 @@
 //! Selection of segments to clean.
 
 use flowstone_log_format::SegmentId;
+use flowstone_log_store::segments::Kind;
 
 use super::Cleaner;
-use crate::log::segments::Kind;
 use crate::maintenance::candidates::{Chosen, emptiest};
 use crate::policy::{AGE_POWER, Candidate};
 
@@ -30,9 +30,9 @@ impl Cleaner {
     }
 
     /// Returns the victim with the best score, excluding the one being cleaned. The best score is
-    /// exact as [`search`](crate::log::segments::SegmentTable::search) says; the best of those that
-    /// belong in the stream is the best of those that it looks at, which has the oldest of each
-    /// bucket.
+    /// exact as far as [`search`](flowstone_log_store::segments::SegmentTable::search) says; the
+    /// best of those that belong in the stream is the best of those that it looks at, which has the
+    /// oldest of each bucket.
     pub fn choose_victim_but(&self, except: Option<SegmentId>) -> Option<Chosen> {
         let blocks = self.log.shape.data_blocks_most();
         let age_power = *self.log.age_power.get().unwrap_or(&AGE_POWER);

@@ -8,12 +8,12 @@ use flowstone_log_format::{
     LIFETIME_COLD, LIFETIME_MAP, LeafPlace, RecordBuilder, Root, RootPlace, SegmentId, SegmentNote,
     Superblock, blocks_of_sectors, root_blocks,
 };
+use flowstone_log_store::segments::{LOOK_MOST, Segment, State};
 use tracing::error;
 
 use super::Writer;
 use crate::log::append::Health;
 use crate::log::reserve::View;
-use crate::log::segments::{LOOK_MOST, Segment, State};
 use crate::maintenance::Progress;
 use crate::volume::map::LEAF_BLOCKS;
 

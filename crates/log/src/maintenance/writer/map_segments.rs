@@ -2,9 +2,9 @@
 
 use flowstone_block::{Errno, Outcome};
 use flowstone_log_format::SegmentId;
+use flowstone_log_store::segments::LOOK_MOST;
 
 use super::{CheckpointKind, Writer};
-use crate::log::segments::LOOK_MOST;
 
 /// Maximum number of checkpoints to make the map take a segment less.
 const MAP_ATTEMPTS: u32 = 3;

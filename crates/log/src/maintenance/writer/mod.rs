@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use flowstone_block::{Outcome, mutated};
 use flowstone_log_format::{Address, RootPlace, SegmentId, Superblock};
+use flowstone_log_store::segments::LOOK_MOST;
 
 use super::Progress;
 use crate::load::LeafPlaces;
 use crate::log::Log;
-use crate::log::segments::LOOK_MOST;
 use crate::volume::Volume;
 
 pub use self::checkpoint::CheckpointKind;

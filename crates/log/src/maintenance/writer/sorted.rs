@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutated};
 use flowstone_log_format::{BLOCK_BYTES, Entry, Kind, LIFETIME_SORTED, RecordBuilder, SegmentId};
+use flowstone_log_store::segments::LOOK_MOST;
 
 use super::{CheckpointKind, Move, Writer};
-use crate::log::segments::LOOK_MOST;
 use crate::volume::Volume;
 
 /// Aligned group of blocks that is copied into one record: a request of 128 KiB reads them from one

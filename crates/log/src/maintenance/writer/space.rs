@@ -13,12 +13,12 @@ use flowstone_block::sync::atomic::Ordering;
 use flowstone_block::{Errno, Outcome, mutated};
 use flowstone_log_format::{Incarnation, SegmentId, Sequence};
 use flowstone_log_store::BlockingStore;
+use flowstone_log_store::segments::LOOK_MOST;
 use tracing::warn;
 
 use crate::log::Log;
 use crate::log::append::{AppendState, FULL_RETRY};
 use crate::log::reserve::{SLACK_SEGMENTS, View, told_from};
-use crate::log::segments::LOOK_MOST;
 use crate::maintenance::Progress;
 use crate::volume::Volume;
 

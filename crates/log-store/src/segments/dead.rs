@@ -16,7 +16,7 @@ pub struct DeadSegments {
 }
 
 impl DeadSegments {
-    pub fn count(&self) -> u32 {
+    pub(super) fn count(&self) -> u32 {
         (self.freeable.len() + self.pinned.len()) as u32
     }
 
@@ -27,7 +27,7 @@ impl DeadSegments {
         all.into_iter().map(|(_, number)| number).collect()
     }
 
-    pub fn add(&mut self, number: SegmentId, segment: &Segment) {
+    pub(super) fn add(&mut self, number: SegmentId, segment: &Segment) {
         let list = if segment.pinned { &mut self.pinned } else { &mut self.freeable };
         list.insert((segment.died, number));
     }
@@ -42,7 +42,7 @@ impl DeadSegments {
     }
 
     /// Checks that these are the dead segments of a table, apart from those taken.
-    pub fn audit(&self, get: impl Fn(SegmentId) -> Segment) {
+    pub(super) fn audit(&self, get: impl Fn(SegmentId) -> Segment) {
         for (list, pinned) in [(&self.freeable, false), (&self.pinned, true)] {
             for (died, number) in list {
                 let segment = get(*number);

@@ -19,7 +19,7 @@ use flowstone_log_format::{Address, Incarnation, SegmentId, Shape};
 
 use self::buckets::Buckets;
 pub use self::buckets::Kind;
-use self::dead::DeadSegments;
+pub use self::dead::DeadSegments;
 use self::free::FreeSegments;
 use self::ready::ReadySegments;
 pub use self::segment::{Segment, State};
@@ -48,6 +48,8 @@ pub struct SegmentTable {
 }
 
 impl SegmentTable {
+    /// The table of an image that may use `limit` segments, in a session, of which none has been
+    /// used.
     pub fn new(shape: Shape, limit: u32, session: u64) -> Self {
         Self {
             shape,
@@ -67,6 +69,7 @@ impl SegmentTable {
         }
     }
 
+    /// Returns a segment.
     pub fn get(&self, segment: SegmentId) -> Segment {
         self.segments.get(segment)
     }
@@ -149,6 +152,7 @@ impl SegmentTable {
         after.live
     }
 
+    /// Returns the number of segments that the image may use, including segment 0.
     pub fn limit(&self) -> u32 {
         self.limit
     }
@@ -244,6 +248,7 @@ impl SegmentTable {
         }
     }
 
+    /// Notes that a block of the segment could not be read.
     pub fn mark_damaged(&mut self, number: SegmentId) {
         self.change(number, |segment| segment.damaged = true);
     }

@@ -21,8 +21,9 @@ pub enum State {
 /// One segment.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Segment {
+    /// Its state.
     pub state: State,
-    /// Lifetime class of its blocks; see `policy`.
+    /// Lifetime class of its blocks.
     pub lifetime: u8,
     /// A block in it could not be read: it stays in this segment.
     pub damaged: bool,
